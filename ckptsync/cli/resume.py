@@ -22,6 +22,7 @@ from ckptsync.resume.arguments import (
     TRAINERS,
     Resumed,
     check_command,
+    check_nodes_of_command,
     command_for,
     environment_for,
 )
@@ -124,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     attempt = read_attempt(
         os.environ, upload.node, secrets.token_hex(8), name=args.attempt, nnodes=args.nnodes
     )
+    check_nodes_of_command(command, attempt.nnodes)
     options = PrepareOptions(
         upload.store if has_store else None,
         upload.run.name,

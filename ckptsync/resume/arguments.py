@@ -17,6 +17,7 @@ CHECKPOINT, STEP = "{checkpoint}", "{step}"
 RESUME_FROM = "CKPTSYNC_RESUME_FROM"
 """The variable that names the checkpoint to the training; not set where there is none."""
 _PLAIN_IN_HYDRA = re.compile(r"[A-Za-z0-9_/.:%+@-]+")
+_NODES = re.compile(r"--(?:nnodes|num[-_]machines|num[-_]nodes)(?:=(.*))?")
 _CONFIGS = (".yaml", ".yml", ".json")
 
 
@@ -46,6 +47,21 @@ def check_command(command: Sequence[str], trainer: str = "") -> None:
             f' ${{{RESUME_FROM}:+--resume_from_checkpoint "${RESUME_FROM}"}}'
         )
         raise ConfigError(why, hint=hint)
+
+
+def check_nodes_of_command(command: Sequence[str], nnodes: int) -> None:
+    """Raise ConfigError where a launcher is told of another number of nodes than ``nnodes``.
+
+    Each node would choose a checkpoint for itself.
+    """
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        match = _NODES.fullmatch(word)
+        count = (match[1] if match[1] is not None else after) if match else ""
+        if count.isascii() and count.isdecimal() and int(count) != nnodes:
+            raise ConfigError(
+                f"{word}: the training is to run on {count} nodes, and this attempt has {nnodes}",
+                hint=f"say it before the `--`, too: --nnodes {count} --attempt NAME",
+            )
 
 
 def command_for(command: Sequence[str], resumed: Resumed | None, trainer: str = "") -> list[str]:

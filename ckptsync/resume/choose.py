@@ -44,11 +44,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What one node could begin with, the oldest save first, when it joined an attempt."""
+    """What one node could begin with, the oldest save first, when it joined an attempt.
+
+    ``unverified``: the newest checkpoint that is complete and has not been verified, where only
+    verified ones count and there is none; else empty.
+    """
 
     node: str
     nnodes: Count
     candidates: tuple[Candidate, ...]
+    unverified: str = ""
     format: FormatNumber = FORMAT
 
 
@@ -89,6 +94,12 @@ def list_candidates(
     ]
     ordered = oldest_first(saves, lambda one: one[1])
     return tuple(candidate for candidate, _ in ordered)[-MOST:]
+
+
+def find_unverified(summaries: Sequence[Summary]) -> str:
+    """Return the newest checkpoint of a run that `--trust complete` would begin with, if any."""
+    candidates = list_candidates(summaries, [], is_verified=False)
+    return candidates[-1].checkpoint if candidates else ""
 
 
 def check_nodes(records: Mapping[str, NodeRecord], nnodes: int) -> None:

@@ -47,8 +47,8 @@ class DrainedSave:
 
     ``stored``: the store has these files, or gave them up; ``unsent``: whole, and not uploaded yet;
     ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn, aside, perhaps
-    not the final model, or damaged in the store, and no waiting helps.  ``still``: seconds for which
-    nothing has changed, as far as this process saw it.  ``path``: what to push.
+    not the final model, or damaged in the store, where no waiting helps.  ``still``: seconds for
+    which nothing has changed, as far as this process saw it.  ``path``: what to push.
     """
 
     checkpoint: str
@@ -146,12 +146,11 @@ class LocalSaves:
         save = DrainedSave(seen.checkpoint, where.step, "stored", path=path)
         manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
         if manifest is not None and self._view.known.is_damaged(manifest.location):
-            name = f"{self.run.name}/{manifest.location}"
-            reason = f"damaged in the store; this disk may have the good bytes: `ckptsync repair {name}`"
+            command = f"`ckptsync repair {self.run.name}/{manifest.location}`"
             return replace(
                 save,
                 status="refused",
-                reason=reason,
+                reason=f"damaged in the store; this disk may have the good bytes: {command}",
                 location=manifest.location,
                 still=now - self._unchanged_since(seen, now),
             )

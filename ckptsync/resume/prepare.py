@@ -31,6 +31,7 @@ from ckptsync.resume.choose import (
     NodeRecord,
     check_nodes,
     choose,
+    find_unverified,
     list_candidates,
     save_id,
     why_chosen,
@@ -160,7 +161,7 @@ class _Preparation:
         self._look()
         records = {self._attempt.node: self._own_record()}
         choice = choose(records)
-        self._check_required(choice)
+        self._check_required(choice, records)
         got = self._get(choice)
         self._apply(got, self._list_aside(choice))
         return self._start(choice, got, records)
@@ -175,7 +176,7 @@ class _Preparation:
             state = self._join(records)
             self._nodes = set(state.nodes)
             choice = choose(state.nodes)
-            self._check_required(choice)
+            self._check_required(choice, state.nodes)
             with self._signs(records):
                 got = self._get(choice)
             aside = self._wait_until_ready(records, choice)
@@ -207,19 +208,45 @@ class _Preparation:
         self._here = judge_output_dir(self._out, self._attempt.node)
 
     def _own_record(self) -> NodeRecord:
+        """Return what this node could begin with.
+
+        Where all that is complete waits to be verified, look again for half of ``wait``: a verifier
+        may be at it.
+        """
+        until, waited_for = time.monotonic() + self._options.wait / 2, ""
+        record = self._read_own()
+        while record.unverified and time.monotonic() < until:
+            if record.unverified != waited_for:
+                waited_for = record.unverified
+                self._options.say(f"waits until {waited_for}, which is complete, is verified")
+            time.sleep(min(self._options.poll * _SLOWEST, self._options.wait / 8))
+            record = self._read_own()
+        return record
+
+    def _read_own(self) -> NodeRecord:
+        """Return what this node could begin with now."""
         store, run = self._options.store, self._options.run
         summaries = read_catalogue(store, run=run).summaries if store is not None else ()
-        candidates = list_candidates(
-            [one for one in summaries if one.run == run],
-            [one.save for one in self._here if one.is_whole],
-            is_verified=self._options.trust == "verified",
-        )
-        return NodeRecord(self._attempt.node, self._attempt.nnodes, candidates)
+        own = [one for one in summaries if one.run == run]
+        local = [one.save for one in self._here if one.is_whole]
+        is_verified = self._options.trust == "verified"
+        candidates = list_candidates(own, local, is_verified=is_verified)
+        unverified = "" if candidates else find_unverified(own)
+        return NodeRecord(self._attempt.node, self._attempt.nnodes, candidates, unverified)
 
-    def _check_required(self, choice: Candidate | None) -> None:
-        if choice is None and self._options.require:
+    def _check_required(self, choice: Candidate | None, records: Mapping[str, NodeRecord]) -> None:
+        """Raise Incomplete where there must be a checkpoint, and there is none to begin with."""
+        if choice is not None:
+            return
+        name = self._options.run or self._out
+        if unverified := next((r.unverified for r in records.values() if r.unverified), ""):
             raise Incomplete(
-                f"{self._options.run or self._out}: there is no checkpoint to begin with",
+                f"{name}: no checkpoint is verified, and {unverified} is complete",
+                hint="begin again when a verifier has read it, or trust it: --trust complete",
+            )
+        if self._options.require:
+            raise Incomplete(
+                f"{name}: there is no checkpoint to begin with",
                 hint="without --require the training begins from the beginning",
             )
 
@@ -249,7 +276,7 @@ class _Preparation:
     def _newer_than(self, state: AttemptState) -> str:
         """Say that an attempt's name was used before, where more could be chosen by now."""
         ids = {one.id for one in state.nodes[self._attempt.node].candidates}
-        new = [one.checkpoint for one in self._own_record().candidates if one.id not in ids]
+        new = [one.checkpoint for one in self._read_own().candidates if one.id not in ids]
         begun = f"attempt {self._attempt.name} was begun before"
         hint = "give each start of a training its own --attempt"
         return f"{begun} {new[-1]} was saved, and does not choose it: {hint}" if new else ""

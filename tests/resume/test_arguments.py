@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from ckptsync.errors import ConfigError
@@ -9,6 +11,7 @@ from ckptsync.resume.arguments import (
     RESUME_FROM,
     Resumed,
     check_command,
+    check_nodes_of_command,
     command_for,
     environment_for,
 )
@@ -110,3 +113,22 @@ def test_the_variable_is_set_only_where_there_is_a_checkpoint() -> None:
     before = {"A": "b", RESUME_FROM: "of an earlier attempt"}
     assert environment_for(before, RESUMED) == {"A": "b", RESUME_FROM: PATH}
     assert environment_for(before, None) == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("command", "nnodes", "is_right"),
+    [
+        ("torchrun --nnodes 2 train.py", 2, True),
+        ("torchrun --nnodes 2 train.py", 1, False),
+        ("torchrun --nnodes=2 train.py", 1, False),
+        ("torchrun --nnodes=1:4 train.py", 1, True),
+        ("accelerate launch --num_machines 3 train.py", 2, False),
+        ("deepspeed --num_nodes=2 train.py", 2, True),
+        ("python train.py --nnodes", 1, True),
+    ],
+)
+def test_a_launcher_of_another_number_of_nodes_is_refused(
+    command: str, nnodes: int, *, is_right: bool
+) -> None:
+    with contextlib.nullcontext() if is_right else pytest.raises(ConfigError, match="nodes"):
+        check_nodes_of_command(command.split(), nnodes)

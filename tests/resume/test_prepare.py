@@ -134,6 +134,42 @@ def check_nothing_is_gone(before: list[bytes], folder: Path) -> None:
 # One node.
 
 
+def take_reports(url: str) -> dict[Path, bytes]:
+    """Delete the reports of a store; return them."""
+    paths = Path(url).rglob("report-*.json")
+    reports = {path: path.read_bytes() for path in [*paths]}
+    for path in reports:
+        path.unlink()
+    return reports
+
+
+def test_a_training_waits_for_the_verifier_before_it_begins_from_the_beginning(
+    url: str, tmp_path: Path
+) -> None:
+    reports = take_reports(url)
+    sentences: list[str] = []
+
+    def say(text: str) -> None:
+        sentences.append(text)
+        for path, content in reports.items():
+            path.write_bytes(content)
+
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url), say=say))
+    assert start.step == 5
+    assert sentences[0] == "waits until checkpoint-5, which is complete, is verified"
+
+
+def test_a_training_does_not_begin_from_the_beginning_where_complete_saves_wait_to_be_verified(
+    url: str, tmp_path: Path
+) -> None:
+    take_reports(url)
+    out, alone = tmp_path / "out", Attempt("a", 1, "n")
+    with pytest.raises(Incomplete, match="no checkpoint is verified, and checkpoint-5") as error:
+        prepare(out, alone, options(open_store(url), wait=0.2))
+    assert "--trust complete" in error.value.hint
+    assert prepare(out, alone, options(open_store(url), trust="complete")).step == 5
+
+
 def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside(
     url: str, tmp_path: Path
 ) -> None:

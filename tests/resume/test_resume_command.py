@@ -320,6 +320,22 @@ while not log.exists() or '"sent"' not in log.read_text():
     assert stored.exists() == has_logs
 
 
+def test_a_save_that_is_damaged_in_the_store_keeps_the_machine_on(place: Place) -> None:
+    assert ran(place.resume(1, "exit:0")).returncode == 0
+    stored = max(
+        (path for path in (place.store / "out" / "checkpoint-1").rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
+    content = bytearray(stored.read_bytes())
+    content[-1] ^= 1
+    stored.write_bytes(content)
+    assert ran(place.command("verify", "--store", str(place.store))).returncode == 10
+    code, document = place.drain()
+    assert (code, document["may_shut_down"]) == (3, False)
+    assert statuses(document)["checkpoint-1"] == "refused"
+    assert "damaged" in json.dumps(document["saves"])
+
+
 def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> None:
     place.out.mkdir()
     code, document = place.drain()
