@@ -71,7 +71,7 @@ def add_output_dir(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Wait, and print what is stored and what is not."""
     wait = option_value("--wait", parse_duration, args.wait)
-    if not os.path.lexists(args.output_dir):  # what a disk has that is not mounted is not stored
+    if not Path(args.output_dir).exists():  # what a disk has that is not mounted is not stored
         hint = "check the path, and mount the file system"
         raise ConfigError(f"{args.output_dir}: no such directory", hint=hint)
     upload = upload_of(args)

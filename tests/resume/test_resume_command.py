@@ -343,8 +343,9 @@ def test_drain_without_anything_saved_has_nothing_to_wait_for(place: Place) -> N
     assert list(place.out.iterdir()) == []
 
 
-@pytest.mark.parametrize("out", ["missing", "worker.yaml"])
+@pytest.mark.parametrize("out", ["missing", "dangling", "worker.yaml"])
 def test_drain_does_not_call_a_path_stored_that_is_no_directory(place: Place, out: str) -> None:
+    place.out.with_name("dangling").symlink_to("nowhere")
     path = place.out.with_name(out)
     done = ran(place.command("drain", str(path), "-c", str(place.config), "--wait", "0"))
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
