@@ -163,7 +163,7 @@ def watch_lines(
 ) -> list[str]:
     """Return the same as lines of at most ``width`` columns: alarms, what nodes do, the table.
 
-    Rows of a run that ``--sort`` does not sort begin with what is on its way, then the newest.
+    Rows that ``--sort`` does not sort begin with what is on its way, then the newest.
     """
     found, running = seen.overlay.catalogue, seen.overlay.running
     heading: Sequence[str] = HEADING
@@ -173,7 +173,7 @@ def watch_lines(
     listed = list(zip(seen.shown, lines, strict=True))
     if not is_sorted:
         moving = {(e.run, e.location) for e in running}
-        listed = listed[::-1] if seen.rows else listed
+        listed = listed[::-1] if seen.rows else sorted(listed, key=lambda pair: -pair[0].arrived)
         listed.sort(key=lambda pair: (pair[0].run, pair[0].location) not in moving)
     told = {(e.run, e.location) for e in running[:FEW]}
     rows = [

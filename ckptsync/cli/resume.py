@@ -193,14 +193,13 @@ class _Front:
 
         def look(pid: int) -> None:
             nonlocal mark, looked_at
-            if (now := time.monotonic()) - looked_at < _LOOK_EVERY:
-                return
-            looked_at = now
-            self._serve()
             if mark is None and has_entries(self.upload.run.path):
                 mark = TrainingMark(self.upload.run.path, attempt.name, pid, began)
                 with contextlib.suppress(OSError, CkptsyncError):  # then the files decide
                     mark.begin()
+            if (now := time.monotonic()) - looked_at >= _LOOK_EVERY:
+                looked_at = now
+                self._serve()
 
         began = time.time()
         status = self.signals.run(command, environment_for(os.environ, resumed), look)

@@ -78,9 +78,12 @@ def _read(item: object, command: Callable[[object], tuple[str, ...]]) -> Definit
         what = "letters, digits, '_', '.', '-', at most 64"
         raise ValueError(f"{name!r:.80} is not the name of an event ({what})")
     try:
-        return Definition(**dict(_values(item, command)))
+        definition = Definition(**dict(_values(item, command)))
     except ValueError as e:
         raise ValueError(f"{name}: {e}") from e
+    if "complete" in definition.on and any("{model}" in word for word in definition.command):
+        raise ValueError(f"{name}: on: there is no {{model}} yet when a save is complete")
+    return definition
 
 
 def _values(

@@ -27,9 +27,11 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NONE = "NONE"
 _POLL = 0.1  # seconds
 _BEGIN = """import ctypes, os, signal, sys
-parent, program, *words = sys.argv[1:]
+parent, ignored, program, *words = sys.argv[1:]
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores them, and programs inherit that
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+for number in map(int, filter(None, ignored.split(","))):
+    signal.signal(number, signal.SIG_IGN)
 try:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 except (OSError, AttributeError):
@@ -133,10 +135,13 @@ class Signals:
     ) -> int:
         """Run a training to its end; return its exit code, negative of a signal that killed it.
 
-        ``look`` is called every now and then meanwhile, with its process id.  Raises OSError if no
-        process can be made.
+        ``look`` is called every now and then meanwhile, and at its end, with its process id.
+        Raises OSError if no process can be made.
         """
-        words = [str(os.getpid()), find_program(command[0]), *command]
+        # a scheduler may send it to every process: what gets another one instead must not die of it
+        mapped = (n for n, passed in self._signals.items() if passed not in (0, n))
+        ignored = ",".join(map(str, mapped))
+        words = [str(os.getpid()), ignored, find_program(command[0]), *command]
         process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
             [sys.executable, "-I", "-S", "-c", _BEGIN, *words], env=dict(environment)
         )
@@ -147,6 +152,7 @@ class Signals:
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             look(process.pid)
             time.sleep(_POLL)
+        look(process.pid)  # of a short one, for the first time
         self._pid = 0
         return process.wait()
 

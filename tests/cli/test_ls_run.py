@@ -262,7 +262,10 @@ def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
     run, odd = "a-run-with-a-long-name", f"checkpoint-5~{'b' * 32}"
     names = [f"checkpoint-{n}" for n in range(1, 40)]
     shown = [
-        *(Summary(run, n, n, int(n[11:]), "CONSOLIDATED", size=10**8, ended=1e9) for n in names),
+        *(
+            Summary(run, n, n, step, "CONSOLIDATED", size=10**8, ended=1e9, arrived=1e6 + step)
+            for step, n in enumerate(names, 1)
+        ),
         Summary(run, "checkpoint-5", odd, 5, "INCOMPLETE", evidence=("w" * 200,), ended=1e9),
     ]
     entry = Running(
@@ -281,6 +284,8 @@ def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
     assert all("CONSOLIDATED" in row or "INCOMPLETE" in row for row in table[:-1])
     if is_of_run:
         assert (table[0][0], table[2][0], table[3][0]) == ("3", "39", "38")
+    else:
+        assert [row[1] for row in table[:3]] == [names[2], names[38], names[37]]
     sorted_lines = watch_lines(store, "utf-8", listing, width, is_sorted=True)
     assert names[0][11:] in sorted_lines[heading + 1]
 

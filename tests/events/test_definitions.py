@@ -42,6 +42,7 @@ def test_what_is_read() -> None:
             "'verifed' is not one of complete, .*(did you mean verified?)",
         ),
         (EVAL | {"on": []}, "on: is empty"),
+        (EVAL | {"on": ["complete", "verified"]}, "there is no {model} yet"),
         ({"name": "eval", "command": ["/x"]}, "`on` is missing"),
         (EVAL | {"on": None}, "`on` is missing"),
         (EVAL | {"comand": ["/x"]}, "'comand' is not a key of an event (did you mean command?)"),

@@ -191,6 +191,16 @@ def test_signals_go_to_the_training(
     assert last == 7, "a training that somebody ended is not started again"
 
 
+@pytest.mark.parametrize(("mapped", "is_ignored"), [("USR1=TERM", 1), ("USR1=NONE", 0)])
+def test_a_signal_that_is_replaced_does_not_end_the_training(
+    place: Place, mapped: str, is_ignored: int
+) -> None:
+    """A scheduler may send it to every process of a step."""
+    program = "import signal, sys; sys.exit(signal.getsignal(10) == signal.SIG_IGN)"
+    words = ("resume", str(place.out), "--signal-map", mapped, "--", sys.executable, "-c", program)
+    assert ran(place.command(*words)).returncode == is_ignored
+
+
 def test_a_terminals_interrupt_reaches_the_training_once(place: Place) -> None:
     command = [sys.executable, "-c", ON_ITS_TERMINAL, *place.resume(0, "signals:1", store=False)]
     with on_terminal(command, ("stdin", "stdout", "stderr"), env=CLEAN, cwd=ROOT) as (
@@ -297,6 +307,20 @@ def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_e
     done = ran(place.command("drain", str(place.out), "-c", str(place.config), "--wait", "0"))
     assert "not stored: final: perhaps not the final model" in done.stdout
     assert f"ckptsync push {place.out} --store" in done.stdout
+
+
+def test_the_final_model_of_a_training_of_a_moment_is_stored_with_it(place: Place) -> None:
+    script = (
+        "import shutil, sys; out, source, *names = sys.argv[1:];"
+        "[shutil.copyfile(source + '/' + name, out + '/' + name) for name in names]"
+    )
+    place.out.mkdir()
+    names = ("model.safetensors", "config.json")
+    words = ("resume", str(place.out), "-c", str(place.config), "--trust", "complete", "--")
+    files = (str(place.out), str(source()), *names)
+    done = ran(place.command(*words, sys.executable, "-c", script, *files))
+    assert done.returncode == 0, done.stderr
+    assert place.stored() == {"final"}, done.stderr
 
 
 @pytest.mark.parametrize("has_logs", [True, False])
