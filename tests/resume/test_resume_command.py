@@ -315,6 +315,7 @@ def test_the_final_model_of_a_training_of_a_moment_is_stored_with_it(place: Plac
         "[shutil.copyfile(source + '/' + name, out + '/' + name) for name in names]"
     )
     place.out.mkdir()
+    place.config.write_text(place.config.read_text().replace("unmarked: 1s", "unmarked: 1h"))
     names = ("model.safetensors", "config.json")
     words = ("resume", str(place.out), "-c", str(place.config), "--trust", "complete", "--")
     files = (str(place.out), str(source()), *names)
