@@ -295,13 +295,19 @@ class _Preparation:
             nodes = ", ".join(sorted(state.nodes.keys() - state.ready.keys()))
             return f"without a sign for {self._options.wait:.0f} s: {nodes}"
 
+        checkpoint = choice.checkpoint if choice else ""
         try:
             self._wait(records, is_over, missing)
-            checkpoint = choice.checkpoint if choice else ""
             end = records.close(End(self._attempt.node, checkpoint=checkpoint))
         except CkptsyncError as e:
             end = self._close(records, e)  # another node may have seen all ready before
         end.raise_error()
+        if end.checkpoint != checkpoint:
+            raise ConfigError(
+                f"{end.node} begins with {end.checkpoint or 'nothing'}, and this node was to begin"
+                f" with {checkpoint or 'nothing'}",
+                hint="have the same ckptsync on all nodes, and begin another attempt",
+            )
         return own.aside
 
     def _wait(
