@@ -35,7 +35,9 @@ from ckptsync.resume.training import (
     find_program,
     read_signal_map,
 )
+from ckptsync.spool.markers import write_log
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.walk import SPOOL
 
 FIRST, LONGEST = 10.0, 300.0  # seconds between a failure and the next try
 _LOOK_EVERY, _POLL = 1.0, 0.2  # seconds
@@ -197,17 +199,29 @@ class _Front:
                 mark = TrainingMark(self.upload.run.path, attempt.name, pid, began)
                 with contextlib.suppress(OSError, CkptsyncError):  # then the files decide
                     mark.begin()
+                    self._log(f"attempt {attempt.name} {start.text}")
             if (now := time.monotonic()) - looked_at >= _LOOK_EVERY:
                 looked_at = now
                 self._serve()
 
         began = time.time()
         status = self.signals.run(command, environment_for(os.environ, resumed), look)
-        if status == 0 and mark is not None:
-            with contextlib.suppress(OSError, CkptsyncError):
+        end = f"the training {describe_end(status)} (attempt {attempt.name})"
+        with contextlib.suppress(OSError, CkptsyncError):
+            if status == 0 and mark is not None:
                 mark.end()
-        note(f"the training {describe_end(status)} (attempt {attempt.name})")
+            if mark is not None:
+                self._log(end)
+        note(end)
         return status
+
+    def _log(self, text: str) -> None:
+        """Add a line to the log of which the worker shows the last lines in `status`.
+
+        Raises OSError, CkptsyncError.
+        """
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_log(self.upload.run.path / SPOOL, f"{at} resume: {text}")
 
     def _drain(self, longest: float) -> DrainResult:
         """Wait for the store, as long as that is wanted; ``longest`` as of `is_over`."""
