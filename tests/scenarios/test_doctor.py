@@ -14,7 +14,7 @@ import pytest
 
 from tests.scenarios.stores import Directory
 from tests.scenarios.world import Command, Done, World
-from tests.support.ports import free_port
+from tests.support.ports import unused_port
 
 path_only = pytest.mark.stores("path")
 VARIABLES = (
@@ -31,7 +31,7 @@ SOUND = {
     "NNODES": "2",
     "NPROC_PER_NODE": "1",
     "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": str(free_port()),
+    "MASTER_PORT": str(unused_port()),
     "CUDA_VISIBLE_DEVICES": "",
 }
 LONG, SHORT = "90s", "3s"
@@ -173,9 +173,11 @@ def test_how_many_nodes_there_are_may_be_said_and_must_be_known(world: World) ->
 
 @path_only
 def test_two_trainings_in_one_store_are_told_apart_by_their_job(world: World) -> None:
+    # each of them listens on its port for a moment, to see whether it is free
+    ports = {job: str(unused_port()) for job in ("a", "b")}
     nodes = [
-        waiting(world, rank, "--job", job, node=f"{job}{rank}")
-        for job in ("a", "b")
+        waiting(world, rank, "--job", job, node=f"{job}{rank}", MASTER_PORT=port)
+        for job, port in ports.items()
         for rank in (0, 1)
     ]
     done = [node.end() for node in nodes]
