@@ -21,7 +21,7 @@ from ckptsync.stores.opening import create_store
 from tests.cli.test_store_errors import FSDP
 from tests.support.fault_proxy import HttpProxy
 from tests.support.network_faults import DOWN, HEADLESS, STALL, Answer, Break, always
-from tests.support.ports import free_port
+from tests.support.ports import unused_port
 from tests.support.refused_commands import refused
 from tests.support.seaweedfs import weed
 from tests.support.sshd import sshd
@@ -117,7 +117,7 @@ def test_no_credentials_at_all(bucket: str, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_down(bucket: str, tmp_path: Path) -> None:
-    at = f"127.0.0.1:{free_port()}"
+    at = f"127.0.0.1:{unused_port()}"
     options, url = weed().options(endpoint=f"http://{at}"), f"s3://{bucket}/store"
     said = refused_at(url, "push", tmp_path, options, 4, f"{at} refuses connections")
     assert f"{HINT}check that the server runs, and endpoint_url" in said
@@ -217,7 +217,7 @@ def test_a_user_whom_the_server_lets_not_in(root: Path, other_key: Path, tmp_pat
 
 
 def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
-    url = sshd().url(root).replace(f":{sshd().port}/", f":{free_port()}/")
+    url = sshd().url(root).replace(f":{sshd().port}/", f":{unused_port()}/")
     assert HINT in refused_at(url, "push", tmp_path, sshd().options, 4, "refused")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ckptsync.events.definitions import Definition
 from ckptsync.events.programs import ProgramEnd, post, read_metrics, run_command
-from tests.support.ports import free_port
+from tests.support.ports import unused_port
 from tests.support.waiting import until
 from tests.support.webhook_server import hook
 
@@ -126,7 +126,7 @@ def test_a_post_is_done_by_2xx_alone_and_no_redirection_is_followed() -> None:
             path, headers, document = server.taken.get(timeout=60)
             assert (path, document) == ("/x?token=hidden", {"x": 1})
             assert {k.lower(): v for k, v in headers.items()}["content-type"] == "application/json"
-    said = ask(f"http://127.0.0.1:{free_port()}/hidden")
+    said = ask(f"http://127.0.0.1:{unused_port()}/hidden")
     assert said.startswith("no answer")
     assert "hidden" not in said
 
