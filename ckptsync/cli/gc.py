@@ -59,8 +59,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--keep-best",
         metavar="METRIC:N",
-        help="keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest),"
-        " max:eval_accuracy:2",
+        help="keep the best N by a metric in trainer_state.json, or of an event: eval_loss:2"
+        " (lowest), max:eval_accuracy:2",
     )
     text = "delete checkpoints that no rule keeps and that are older, for example 30d"
     add("--max-age", metavar="TIME", help=text)
