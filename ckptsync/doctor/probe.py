@@ -109,7 +109,11 @@ def gather(
         "variables": passed,
         "interfaces": _interfaces(),
         "addresses": _addresses(socket.gethostname()),
-        **_master(passed.get("MASTER_ADDR", ""), passed.get("MASTER_PORT", "")),
+        **_master(
+            passed.get("MASTER_ADDR", ""),
+            passed.get("MASTER_PORT", ""),
+            is_first=passed.get("NODE_RANK", "0") == "0",
+        ),
         "limits": _limits(),
         "output_dirs": {
             path: {"nonce": nonces.get(path, ""), "seen": _seen(path)} for path in output_dirs
@@ -317,17 +321,19 @@ def _addresses(host: str) -> list[str]:
     return list(found)
 
 
-def _master(address: str, port: str) -> dict[str, Any]:
+def _master(address: str, port: str, *, is_first: bool) -> dict[str, Any]:
     """Return the addresses of MASTER_ADDR, whether they are this machine's, and its port's state.
 
-    ``port``: free or taken on its own machine; elsewhere answers, refused, silent or unreachable.
+    ``is_first``: this node is, or may be, the one that listens there.  ``port``: free or taken for
+    that node on its own machine; else answers, refused, silent or unreachable.  Only that node
+    binds the port: two nodes of one machine that try at once would each find it taken.
     """
     found = _addresses(address) if address else []
     ours = [one for one in found if _binds(one, 0) == "free"]
     state = ""
     if found and port.isdecimal() and 0 < int(port) < 65536:
         number = int(port)
-        state = _binds(ours[0], number) if ours else ""
+        state = _binds(ours[0], number) if ours and is_first else ""
         state = state or min((_answers(one, number) for one in found), key=_BEST.index)
     return {"master": found, "is_master": bool(ours) if address else None, "port": state}
 

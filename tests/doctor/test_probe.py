@@ -148,6 +148,8 @@ def test_the_masters_port_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
         assert master() == (["127.0.0.1"], True, "taken")
     assert master() == (["127.0.0.1"], True, "free")
+    monkeypatch.setenv("NODE_RANK", "1")  # which does not listen there, and so does not try
+    assert master() == (["127.0.0.1"], True, "refused")
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     assert master() == ([], False, "")
 
