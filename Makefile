@@ -128,7 +128,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 # Tests start programs a thousand times, so Python must keep what it compiled.
 # Tests of one file run in one process and share its servers; an idle process steals tests.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
@@ -157,7 +157,7 @@ s3-versions: $(VENV)/.installed-test
 	test "$$tested" || { echo "no version of botocore could be installed, so none was tested"; exit 1; }
 
 test-web: $(VENV)/.installed-web
-	CKPTSYNC_TEST_BROWSER=1 $(BIN)/python -m pytest -rs tests/web/browser
+	CKPTSYNC_TEST_BROWSER=1 $(BIN)/python -m tests.support.run_again -rs tests/web/browser
 
 pictures: $(VENV)/.installed-web
 	$(BIN)/python -m tests.web.browser.pictures docs/pictures
@@ -275,10 +275,10 @@ crash-states: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)
 
 nspawn: $(VENV)/.installed-test
-	CKPTSYNC_TEST_NSPAWN=1 $(BIN)/python -m pytest -rs tests/nspawn
+	CKPTSYNC_TEST_NSPAWN=1 $(BIN)/python -m tests.support.run_again -rs tests/nspawn
 
 slurm: $(VENV)/.installed-test
-	CKPTSYNC_TEST_SLURM=1 $(BIN)/python -m pytest -rs tests/slurm
+	CKPTSYNC_TEST_SLURM=1 $(BIN)/python -m tests.support.run_again -rs tests/slurm
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) build/bench
