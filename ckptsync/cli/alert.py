@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             if error and error.hint:
                 output.say(f"  hint: {error.hint}")
     if not rows:
-        hint = "see alerts.urls and alerts.command in `ckptsync config example head`"
+        hint = "set alerts.urls or alerts.command: `ckptsync help configuration`"
         raise ConfigError(f"{args.config}: no channel is configured", hint=hint)
     code = StoreError.exit_code if any(row["error"] for row in rows) else 0
     if args.json:

@@ -106,6 +106,10 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         ),
     },
     "the service": {
+        "init": Entry(
+            "write a short configuration of the service, and check it",
+            ("init", "init head.yaml --role head --store s3://bucket/checkpoints"),
+        ),
         "run": Entry(
             "run the service with the roles of its configuration (worker, head, verifier)",
             ("run -c worker.yaml", "run -c worker.yaml --until-gone 4711"),
@@ -148,8 +152,8 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             ("demo", "demo --dir /tmp/ckptsync-demo"),
         ),
         "config": Entry(
-            "print an example of a configuration",
-            ("config example", "config example worker"),
+            "check a configuration, show the value of each key, or print an example",
+            ("config check worker.yaml", "config example worker"),
         ),
         "help": Entry(
             "print the help of a command, or a page of the documents",

@@ -30,7 +30,6 @@ from ckptsync.doctor.findings import exit_code, refusal
 from ckptsync.doctor.published_facts import Arrived
 from ckptsync.doctor.store_checks import StoreTarget
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.head.retention_rules import Rules
 from ckptsync.stores.urls import located
 from ckptsync.worker.node_identity import node_id
 
@@ -132,11 +131,19 @@ def run(args: argparse.Namespace) -> int:
     found = _diagnose(args, wait, fresh)
     code = exit_code(found.findings) or int(args.strict and bool(found.findings))
     if args.json:
-        output.print_json(_document(found, code))
+        output.print_json(document(found, code))
     else:
-        for line in _lines(found):
+        for line in lines(found):
             output.say(line)
     return code
+
+
+def examine(path: Path) -> tuple[Diagnosis, int]:
+    """Return what `ckptsync doctor -c PATH` finds, and its exit code.  Raises ConfigError."""
+    command = argparse.ArgumentParser()
+    add_arguments(command)
+    found = _diagnose(command.parse_args(["-c", str(path)]), 0.0, 0.0)
+    return found, exit_code(found.findings)
 
 
 def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
@@ -222,8 +229,8 @@ def _configured(path: Path) -> tuple[Config, StoreTarget, list[str]]:
     except OSError as e:
         what = f"worker.runs: {e.filename}: {(e.strerror or str(e)).lower()}"
         raise ConfigError(what, hint="run the worker, and doctor, as the user who trains") from e
-    has_rules = config.retention.of("") != Rules() or bool(config.retention.runs)
-    limits, deletes = loading.limits_of(config.limits), "head" in config.roles and has_rules
+    limits = loading.limits_of(config.limits)
+    deletes = "head" in config.roles and config.retention.has_rules
     return config, StoreTarget(url, config.store.options, limits, deletes=deletes), output_dirs
 
 
@@ -243,7 +250,8 @@ def _nnodes(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _document(found: Diagnosis, code: int) -> dict[str, Any]:
+def document(found: Diagnosis, code: int) -> dict[str, Any]:
+    """Return what ``--json`` prints of a diagnosis."""
     levels = [finding.level for finding in found.findings]
     return {
         "store": found.store,
@@ -260,7 +268,8 @@ def _document(found: Diagnosis, code: int) -> dict[str, Any]:
     }
 
 
-def _lines(found: Diagnosis) -> Iterator[str]:
+def lines(found: Diagnosis) -> Iterator[str]:
+    """Yield what people read of a diagnosis."""
     for finding in found.findings:
         yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
         yield f"      why: {finding.why}"
@@ -280,6 +289,10 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"checked: {'; '.join(found.checked)}"
     if found.unchecked:
         yield f"not checked: {'; '.join(found.unchecked)}"
-    nothing = "nothing found in what was checked" if found.unchecked else "nothing found"
-    result = ", ".join(counts) if found.findings else nothing
-    yield f"{result}: {', '.join(found.nodes) or 'no node'}"
+    nodes = ", ".join(found.nodes) or "no node"
+    if found.findings:
+        yield f"{', '.join(counts)}: {nodes}"
+    elif not found.checked:
+        yield f"nothing was checked: {nodes}"
+    else:
+        yield f"no problems found on {nodes}{' in what was checked' if found.unchecked else ''}"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsync.config.schema import KEYS, SECTIONS, Config, LimitsConfig, variable_of
 from ckptsync.config.value_parsers import APPRISE_FORM, is_local
@@ -42,6 +42,12 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     A file that a hook wrote into a spool is read only if it is this user's alone.  Raises
     ConfigError with every problem.
     """
+    config = read(_text_of(path), str(path), environment)
+    return replace(config, file=os.path.abspath(path))  # noqa: PTH100 - links stay
+
+
+def _text_of(path: Path) -> str:
+    """Return a file's text.  Raises ConfigError."""
     try:
         if split(path)[1]:
             content = folders.read(path)
@@ -49,15 +55,13 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
                 raise FileNotFoundError(errno.ENOENT, "no file of this user's", str(path))
         else:
             content = read_named(path, LIMIT)
-        text = content.decode()
+        return content.decode()
     except UnsafeSpool:
         raise
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
-        example = "`ckptsync config example worker` prints one, also head and both"
-        hint = f"give a configuration file with -c; {example}"
+        hint = "`ckptsync init FILE` writes one; -c names it"
         raise ConfigError(f"{path}: cannot be read: {reason}", hint=hint) from e
-    return replace(read(text, str(path), environment), file=os.path.abspath(path))  # noqa: PTH100 - links stay
 
 
 def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
@@ -73,7 +77,7 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     # of a value that could not be read nothing else is a problem
     problems += [text for key, text in _conflicts(values, name, given) if key not in refused]
     if problems:
-        hint = "`ckptsync config example worker` prints every key, also head and both"
+        hint = "`ckptsync help configuration` lists every key"
         raise ConfigError(_all(name, problems), hint=hint)
     overridden = []
     for key in (key for key in in_file if key in overrides):
@@ -84,6 +88,39 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
     top = {key: values[key] for key in ("node", "roles", "events")}
     return Config(**top, **sections, overridden=tuple(overridden))
+
+
+class Setting(NamedTuple):
+    """A key, its value as it is written (a secret hidden), and the file's line or the variable.
+
+    ``source`` is ``default`` where neither gives it.
+    """
+
+    key: str
+    value: object
+    source: str
+
+
+def settings(path: Path, environment: Mapping[str, str] = os.environ) -> list[Setting]:
+    """Return every key of a configuration, in the order of the schema.
+
+    Raises ConfigError, as `load` does.
+    """
+    load(path, environment)
+    name, unread = str(path), list[str]()
+    in_file = _known(parse(_text_of(path), name), name, unread)
+    given = in_file | _overrides(environment, unread)
+    listed = []
+    for key in KEYS:
+        source, value = given.get(key, ("default", None))
+        if value is None:
+            source, value = "default", KEYS[key].default
+        source = source.removesuffix(f": {key}")
+        hidden = KEYS[key].is_secret and value != KEYS[key].default
+        listed.append(
+            Setting(key, _shown(key, value) if hidden or key == "store.url" else value, source)
+        )
+    return listed
 
 
 def from_environment(

@@ -2,7 +2,8 @@
 
 A section is a frozen dataclass; each of its fields is a key.  A default is written as a person
 would write it, and passes the key's own reader. The environment variable of ``worker.quiet`` is
-``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.  ``configs/`` explains the keys.
+``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.  The texts are those of
+``docs/configuration.md``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Key:
 
     read: Callable[[object], Any]
     default: object
+    text: str
     variable: str | None = None
     is_secret: bool = False
 
@@ -39,12 +41,13 @@ class Key:
 def _key(
     read: Callable[[object], Any],
     default: object,
+    text: str,
     *,
     variable: str | None = None,
     is_secret: bool = False,
 ) -> Any:
     """Return a field of a section."""
-    about = Key(read, default, variable, is_secret)
+    about = Key(read, default, text, variable, is_secret)
     return field(default_factory=lambda: read(default), repr=not is_secret, metadata={"key": about})
 
 
@@ -52,10 +55,22 @@ def _key(
 class StoreConfig:
     """Where checkpoints are gathered."""
 
-    url: str = _key(value_parsers.location, "", variable="CKPTSYNC_STORE")
-    # of the store's client, as s3fs and fsspec call them; they may hold keys
+    url: str = _key(
+        value_parsers.location,
+        "",
+        "The store, the same on every machine: an absolute path (a mounted NFS share too), "
+        "`s3://bucket/prefix`, `sftp://host/path`, or a URL of another scheme that fsspec"
+        " has.",
+        variable="CKPTSYNC_STORE",
+    )
     options: Mapping[str, object] = _key(
-        value_parsers.storage_options, {}, variable="CKPTSYNC_STORAGE_OPTIONS", is_secret=True
+        value_parsers.storage_options,
+        {},
+        "Options of the store's client, by the names that s3fs and fsspec give them. No keys "
+        "here: S3 finds them in `AWS_PROFILE`, `~/.aws`, `AWS_ACCESS_KEY_ID` or the "
+        "instance's role, SSH in its agent or `~/.ssh`. The variable takes JSON.",
+        variable="CKPTSYNC_STORAGE_OPTIONS",
+        is_secret=True,
     )
 
 
@@ -63,86 +78,271 @@ class StoreConfig:
 class LimitsConfig:
     """What transfers may take, all of a process together: see `ckptsync.stores.limits.Limits`."""
 
-    bandwidth: Schedule | None = _key(value_parsers.bandwidth, "off")
-    threads: int = _key(value_parsers.some, 4)
-    memory: int = _key(value_parsers.size, "96MiB")
-    patience: float = _key(value_parsers.duration, "2m")
-    stall: float = _key(value_parsers.period, "60s")
+    bandwidth: Schedule | None = _key(
+        value_parsers.bandwidth,
+        "off",
+        "Bytes a second of all transfers together: a rate (`50MB/s`), or a timetable in "
+        "rclone's notation (`08:00,50M 19:00,off`, `Mon-08:00,10M Sat-00:00,off`).",
+    )
+    threads: int = _key(
+        value_parsers.some,
+        4,
+        "Parts of files on their way at once.",
+    )
+    memory: int = _key(
+        value_parsers.size,
+        "96MiB",
+        "The memory that these parts may hold.",
+    )
+    patience: float = _key(
+        value_parsers.duration,
+        "2m",
+        "For how long what fails for a moment (a reset, a 503) is tried again.",
+    )
+    stall: float = _key(
+        value_parsers.period,
+        "60s",
+        "After how long without a byte a transfer is broken off, and tried again.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """When a checkpoint is finished, what to upload and in which order, what to keep."""
 
-    runs: tuple[RunConfig, ...] = _key(value_parsers.runs, [], variable="")
-    quiet: float = _key(value_parsers.duration, "10s")
-    # `quiet` of a checkpoint without a sign that it is finished
-    unmarked: float = _key(value_parsers.duration, "60s")
-    scan_every: float = _key(value_parsers.period, "30s")
-    keep_pins: int = _key(value_parsers.count, 2)
-    order: Literal["oldest", "newest"] = _key(one_of("oldest", "newest"), "oldest")
-    # whether a save that a newer one overtook is uploaded
-    superseded: Literal["keep", "drop"] = _key(one_of("keep", "drop"), "keep")
+    runs: tuple[RunConfig, ...] = _key(
+        value_parsers.runs,
+        [],
+        "Output directories of trainings, each `path: DIR` with an optional `name: RUN`. "
+        "A path may be a glob; new directories are seen as they appear. Without a name the "
+        "run is called as the directory, or as what the wildcards before it matched. "
+        "Directories of other users, or that all may write to, are left out of a glob; "
+        "`ckptsync status` says why.",
+        variable="",
+    )
+    quiet: float = _key(
+        value_parsers.duration,
+        "10s",
+        "A checkpoint that says it is finished is uploaded when nothing in it has changed for"
+        " this long.",
+    )
+    unmarked: float = _key(
+        value_parsers.duration,
+        "60s",
+        "The same for one without such a sign (a node that holds only shards).",
+    )
+    scan_every: float = _key(
+        value_parsers.period,
+        "30s",
+        "How often to scan a directory, and to ask the store: half as often each time nothing"
+        " has changed, up to five minutes. An event, or a new name, starts a scan earlier. "
+        "For 1,000 output directories: 5m.",
+    )
+    keep_pins: int = _key(
+        value_parsers.count,
+        2,
+        "How many verified checkpoints stay pinned on this node (hard links in "
+        "`OUT/_ckptsync`), to repair the store from.",
+    )
+    order: Literal["oldest", "newest"] = _key(
+        one_of("oldest", "newest"),
+        "oldest",
+        "Which finished checkpoint is uploaded first: oldest or newest.",
+    )
+    superseded: Literal["keep", "drop"] = _key(
+        one_of("keep", "drop"),
+        "keep",
+        "keep: each save is uploaded. drop: not one that a newer one overtook.",
+    )
     send: Literal["all", "no-optimizer", "weights"] = _key(
-        one_of("all", "no-optimizer", "weights"), "all"
+        one_of("all", "no-optimizer", "weights"),
+        "all",
+        "all; no-optimizer (training cannot resume from the store); weights (the model and "
+        "what describes it).",
     )
     include: tuple[str, ...] = _key(
-        value_parsers.globs, []
-    )  # of files in a checkpoint, after `send`
-    exclude: tuple[str, ...] = _key(value_parsers.globs, [])
+        value_parsers.globs,
+        [],
+        'Of that, globs of files in a checkpoint, such as `["*.safetensors", "*.json"]`; '
+        "`[]` is every file. The small files that a merge needs are always uploaded.",
+    )
+    exclude: tuple[str, ...] = _key(
+        value_parsers.globs,
+        [],
+        'Globs of files that are not uploaded, such as `["rng_state*"]`.',
+    )
     spool_budget: int = _key(
-        value_parsers.or_off(value_parsers.size), "off"
-    )  # 0 where the free space decides
-    spool_full: str = _key(value_parsers.spool_full, "oldest")  # or wait, or every:N
-    clean: Literal["off", "verified"] = _key(one_of("off", "verified"), "off")
-    keep_local: int = _key(value_parsers.some, 2)  # the newest checkpoints that cleaning leaves
-    logs: bool = _key(value_parsers.yes_or_no, default=True)  # small files beside the checkpoints
+        value_parsers.or_off(value_parsers.size),
+        "off",
+        "What pins may hold that the trainer has deleted already: a size, or off (what the "
+        "next save needs stays free).",
+    )
+    spool_full: str = _key(
+        value_parsers.spool_full,
+        "oldest",
+        "What goes when that is full: oldest (the oldest that is not uploaded), every:N (all "
+        "but the newest and each Nth), wait (nothing, and nothing new is pinned).",
+    )
+    clean: Literal["off", "verified"] = _key(
+        one_of("off", "verified"),
+        "off",
+        "verified: delete local checkpoints that the store holds and has verified, but for "
+        "the newest `keep_local`.",
+    )
+    keep_local: int = _key(
+        value_parsers.some,
+        2,
+        "See `clean`.",
+    )
+    logs: bool = _key(
+        value_parsers.yes_or_no,
+        default=True,
+        text="Whether logs (`trainer_log.jsonl`, TensorBoard's files, results, YAML; at most 64 "
+        "MB a run) go to `<run>/logs/<node>/`, too.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
     """How often to look for work, and how models are made."""
 
-    every: float = _key(value_parsers.period, "30s")
-    dtype: DType = _key(one_of(*DTYPES), "auto")
-    max_shard_size: int = _key(value_parsers.size, "5GB")
-    # run (or *) → where config and tokenizer lie
-    config_from: Mapping[str, str] = _key(value_parsers.directories, {}, variable="")
-    # models get code out of checkpoints, too
-    allow_code: bool = _key(value_parsers.yes_or_no, default=False)
-    jobs: int = _key(value_parsers.some, 1)  # child processes at once
-    threads: int = _key(value_parsers.some, 2)  # of one merge
-    engine: Literal["local", "ray"] = _key(one_of("local", "ray"), "local")
-    # models get a record of their tensors' norms, NaNs and the like
-    statistics: bool = _key(value_parsers.yes_or_no, default=True)
-    # of silence, after which a node counts as lost
-    patience_node: float = _key(value_parsers.period, "10m")
+    every: float = _key(
+        value_parsers.period,
+        "30s",
+        "How often to look for work: complete checkpoints to consolidate, models to repair.",
+    )
+    dtype: DType = _key(
+        one_of(*DTYPES),
+        "auto",
+        "auto (each tensor as the model has it), keep (the most precise copy stored), bf16, "
+        "fp16 or fp32.",
+    )
+    max_shard_size: int = _key(
+        value_parsers.size,
+        "5GB",
+        "The largest size of a file of weights.",
+    )
+    config_from: Mapping[str, str] = _key(
+        value_parsers.directories,
+        {},
+        "Where config and tokenizer lie for runs whose checkpoints have none (FSDP): run, or "
+        '`"*"` for all: directory.',
+        variable="",
+    )
+    allow_code: bool = _key(
+        value_parsers.yes_or_no,
+        default=False,
+        text="Whether code in a checkpoint (`modeling_*.py`, `auto_map`) is copied into its "
+        "model. Whoever can write to the store can put it there. Code in `config_from` is "
+        "copied anyway.",
+    )
+    jobs: int = _key(
+        value_parsers.some,
+        1,
+        "Merges and verifications at once, each in a process of its own.",
+    )
+    threads: int = _key(
+        value_parsers.some,
+        2,
+        "Threads of one merge.",
+    )
+    engine: Literal["local", "ray"] = _key(
+        one_of("local", "ray"),
+        "local",
+        "Where models are made: local, or ray (on a cluster).",
+    )
+    statistics: bool = _key(
+        value_parsers.yes_or_no,
+        default=True,
+        text="Whether norms, NaNs, infinities and zeros of each tensor are counted: `ckptsync "
+        "ls` and the page show them.",
+    )
+    patience_node: float = _key(
+        value_parsers.period,
+        "10m",
+        "After how long without a sign of life a node counts as lost, and what only it could "
+        "upload as never to come.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyConfig:
     """How stores are read again."""
 
-    level: Level = _key(checked_level, "digest")
-    period: float = _key(value_parsers.period, "7d")  # within which every byte is read again
-    tick: float = _key(value_parsers.period, "1m")  # how often to look what is due
+    level: Level = _key(
+        checked_level,
+        "digest",
+        "stat (names and sizes), digest (every byte), parse (and every header) or load (and "
+        "every tensor, in a child process; wants torch).",
+    )
+    period: float = _key(
+        value_parsers.period,
+        "7d",
+        "Every byte is read again within this time, a little at each scan.",
+    )
+    tick: float = _key(
+        value_parsers.period,
+        "1m",
+        "How often to look for what is due.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionConfig(Rules):
-    """What is kept of every run: the rules of `Rules`."""
+    """What is kept of every run.
 
-    keep_last: int = _key(value_parsers.RULES["keep_last"], "off")
-    keep_every: int = _key(value_parsers.RULES["keep_every"], "off")
-    keep_best: Best | None = _key(value_parsers.RULES["keep_best"], "")
-    max_age: float = _key(value_parsers.RULES["max_age"], "off")
-    max_size: int = _key(value_parsers.RULES["max_size"], "off")
-    shards: int | None = _key(value_parsers.RULES["shards"], "keep")
-    grace: float = _key(value_parsers.duration, "1d")  # how long a tombstone stands before
-    # runs, or globs of their names → the rules that hold for them instead
-    runs: Mapping[str, Mapping[str, int | float | Best | None]] = _key(
-        value_parsers.by_run, {}, variable=""
+    Nothing is deleted until there is a rule; what any rule keeps stays, and so does the last
+    verified checkpoint.
+    """
+
+    keep_last: int = _key(
+        value_parsers.RULES["keep_last"],
+        "off",
+        "Keep the newest N.",
     )
+    keep_every: int = _key(
+        value_parsers.RULES["keep_every"],
+        "off",
+        "Keep every step that is a multiple of N.",
+    )
+    keep_best: Best | None = _key(
+        value_parsers.RULES["keep_best"],
+        "",
+        "Keep the best N by a metric of `trainer_state.json` or of an event: "
+        "`eval_loss:2` (the lowest) or `max:eval_accuracy:2`.",
+    )
+    max_age: float = _key(
+        value_parsers.RULES["max_age"],
+        "off",
+        "Delete what is older.",
+    )
+    max_size: int = _key(
+        value_parsers.RULES["max_size"],
+        "off",
+        "Delete the oldest while a run takes more.",
+    )
+    shards: int | None = _key(
+        value_parsers.RULES["shards"],
+        "keep",
+        "keep, or drop-after:N: the trainer's own files are deleted while the consolidated "
+        "model stays, but for the newest N.",
+    )
+    grace: float = _key(
+        value_parsers.duration,
+        "1d",
+        "How long a checkpoint that is to be deleted is only marked.",
+    )
+    runs: Mapping[str, Mapping[str, int | float | Best | None]] = _key(
+        value_parsers.by_run,
+        {},
+        'Other rules for some runs, by name or glob: `{"exp-*": {keep_last: 5, shards: keep}}`.',
+        variable="",
+    )
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything is ever deleted."""
+        return any(self.of(run) != Rules() for run in ("", *self.runs))
 
     def of(self, run: str) -> Rules:
         """Return the rules of one run: those of its own name, or of the first glob it matches."""
@@ -156,34 +356,74 @@ class RetentionConfig(Rules):
 class AlertsConfig:
     """Whom to tell of which alarms, and after how many seconds again."""
 
-    urls: tuple[str, ...] = _key(value_parsers.apprise_urls, [], is_secret=True)
-    command: tuple[str, ...] = _key(value_parsers.command, [], is_secret=True)
-    on: tuple[str, ...] = _key(value_parsers.alarms, list(KINDS))
-    repeat: float = _key(value_parsers.period, "6h")
+    urls: tuple[str, ...] = _key(
+        value_parsers.apprise_urls,
+        [],
+        "Apprise URLs, such as `slack://…`, `mailto://…`, `jsons://host/path`; spaces "
+        "between them in the variable.",
+        is_secret=True,
+    )
+    command: tuple[str, ...] = _key(
+        value_parsers.command,
+        [],
+        "A command that gets the alarm as JSON on its standard input.",
+        is_secret=True,
+    )
+    on: tuple[str, ...] = _key(
+        value_parsers.alarms,
+        list(KINDS),
+        "Of which alarms to tell.",
+    )
+    repeat: float = _key(
+        value_parsers.period,
+        "6h",
+        "After how long an alarm that stays is told again.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """Where Prometheus asks."""
 
-    listen: str = _key(value_parsers.listen, "")  # host and port, or nothing
+    listen: str = _key(
+        value_parsers.listen,
+        "",
+        "Where Prometheus reads `/metrics`, and anybody `/healthz`: `127.0.0.1:9464`.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
     """Where a head, or a verifier, shows the page of its store, and who may see it."""
 
-    listen: str = _key(value_parsers.listen_or_path, "")  # host and port, unix:/path, or nothing
-    token: str = _key(value_parsers.token, "", is_secret=True)
+    listen: str = _key(
+        value_parsers.listen_or_path,
+        "",
+        "Where a head or a verifier shows the page of its store: `127.0.0.1:8265`, or "
+        "`unix:/path`. An address that other machines reach needs a token.",
+    )
+    token: str = _key(
+        value_parsers.token,
+        "",
+        "What a browser must give to see the page.",
+        is_secret=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """What is logged, and how."""
 
-    level: str = _key(one_of("debug", "info", "warning", "error"), "info")
-    # text: sentences on a terminal, else logfmt; auto: sentences on a terminal, else JSON
-    format: str = _key(one_of("auto", "text", "json"), "auto")
+    level: str = _key(
+        one_of("debug", "info", "warning", "error"),
+        "info",
+        "debug, info, warning or error.",
+    )
+    format: str = _key(
+        one_of("auto", "text", "json"),
+        "auto",
+        "json, text (`key=value`) or auto (json). On a terminal text and auto are sentences.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +434,17 @@ class Config:
     line holds a secret.  ``file``: the absolute path that it was read from.
     """
 
-    node: str = _key(value_parsers.node, "")
-    roles: tuple[Role, ...] = _key(value_parsers.roles, ["worker"])
+    node: str = _key(
+        value_parsers.node,
+        "",
+        "The node's id in the store: letters, digits, `_`, `.`, `-`. Empty: computed "
+        "from the host name and the machine id.",
+    )
+    roles: tuple[Role, ...] = _key(
+        value_parsers.roles,
+        ["worker"],
+        "What this machine does: worker, head, verifier.",
+    )
     store: StoreConfig = field(default_factory=StoreConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
@@ -207,9 +456,28 @@ class Config:
     web: WebConfig = field(default_factory=WebConfig)
     log: LogConfig = field(default_factory=LogConfig)
     # what happens to checkpoints starts commands, or calls URLs; they may hold tokens
-    events: tuple[Definition, ...] = _key(value_parsers.events, [], variable="", is_secret=True)
+    events: tuple[Definition, ...] = _key(
+        value_parsers.events,
+        [],
+        "What happens to checkpoints starts commands, or calls URLs; only where a head runs. "
+        "See [events.md](events.md).",
+        variable="",
+        is_secret=True,
+    )
     overridden: tuple[str, ...] = field(default=(), compare=False)
     file: str = field(default="", compare=False)
+
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """What a head does not do by default, although it may be expected: a sentence for each."""
+        if "head" not in self.roles:
+            return ()
+        off = []
+        if not self.retention.has_rules:
+            off.append("retention is off: nothing is deleted from the store")
+        if not (self.alerts.urls or self.alerts.command):
+            off.append("alerts are off: damage shows in `ckptsync status` and the log alone")
+        return tuple(off)
 
 
 SECTIONS: dict[str, Callable[..., Any]] = {

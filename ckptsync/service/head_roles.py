@@ -18,10 +18,9 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
-from ckptsync.config.schema import Config, RetentionConfig
+from ckptsync.config.schema import Config
 from ckptsync.events.due import TRIES, DueEvent, Since, due_events
 from ckptsync.events.handling import first_seen
-from ckptsync.head.retention_rules import Rules
 from ckptsync.head.schedule import (
     ANY_RUN,
     Job,
@@ -69,7 +68,7 @@ class HeadRoles:
         if "verifier" in config.roles:
             self._hinted.append(Task("verifier", config.verify.tick, self.verify, fatal))
         self.tasks = list(self._hinted)
-        if "head" in config.roles and has_rules(config.retention):
+        if "head" in config.roles and config.retention.has_rules:
             self.tasks.append(Task("retention", RETAIN_EVERY, self.retain, fatal))
         self.tasks.append(Task("overview", config.head.every, self.monitor.check, fatal))
 
@@ -207,11 +206,6 @@ def repeated(tasks: Iterable[Task]) -> Iterator[None]:
         yield
     finally:
         scheduler.shutdown(wait=False)
-
-
-def has_rules(config: RetentionConfig) -> bool:
-    """Return whether any rule of retention is configured."""
-    return any(config.of(run) != Rules() for run in ("", *config.runs))
 
 
 def catalogue_lines(found: Catalogue) -> Iterator[Line]:

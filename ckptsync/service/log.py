@@ -31,6 +31,7 @@ SENTENCES: Mapping[str, str] = {
     "starting": "starts",
     "started": "runs",
     "stopped": "has stopped",
+    "off": "not configured",
     "no-match": "nothing to watch yet",
     "waiting": "waits",
     "sending": "upload begins",

@@ -88,6 +88,8 @@ def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin 
     what = {"roles": ",".join(config.roles), "store": shown_url(url), "outputs": outputs}
     level = logging.WARNING if config.overridden else logging.INFO
     log.log(level, "%s", pairs(phase="starting", **what, overridden="; ".join(config.overridden)))
+    for line in config.switched_off:
+        log.info("%s", pairs(phase="off", detail=line))
     for line in list_unmatched(runs):
         log.warning("%s", pairs(phase="no-match", detail=line))
     with stopping() as stop:

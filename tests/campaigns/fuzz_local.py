@@ -5,6 +5,7 @@ files that may be lost (caches, what alerts told, baselines).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 from ckptsync.cli.commands import COMMANDS
 from ckptsync.cli.main import parser
 from ckptsync.config.loading import from_environment, load
-from ckptsync.config.schema import KEYS
+from ckptsync.config.schema import KEYS, SECTIONS
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.spool import markers, pins
 from ckptsync.stores.contract import read_all
@@ -49,8 +50,24 @@ _YAML = (
 )  # fmt: skip
 
 
+_SET = {"store.url": "url: /mnt/x", "worker.runs": "runs: [{path: /data/out}]"}
+
+
+def _every_key() -> list[str]:
+    """Return the lines of a file that loads; the other keys are commented out."""
+    lines = []
+    for section in ("", *SECTIONS):
+        lines += [f"{section}:"] if section else []
+        for name in (name for name in KEYS if name.rpartition(".")[0] == section):
+            default = f"# {name.rpartition('.')[2]}: {json.dumps(KEYS[name].default)}"
+            lines.append(f"{'  ' if section else ''}{_SET.get(name, default)}")
+    return lines
+
+
 def _make_configuration(dice: random.Random) -> Case:
     lines = dice.choice(sorted(_CONFIGS.glob("*.yaml"))).read_text().splitlines()
+    if dice.randrange(2):
+        lines = _every_key()
     lines = [
         (
             line.replace("# ", "", 1)
@@ -132,7 +149,7 @@ _LIKELY: Mapping[str, Sequence[str]] = {
     "USER": ("root",),
 }  # fmt: skip
 # what does not end, runs a command or leaves a worker, and what changes the Python that it runs in
-_LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain", "events")
+_LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain", "events", "init")
 # what does not end, asks systemd, writes the file that it names, or is to be run
 _NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch

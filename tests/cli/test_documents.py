@@ -63,7 +63,7 @@ def test_every_command_that_a_text_names_works_and_no_text_names_a_file_of_the_r
     assert {"service", "cli", "trainers", "hook", "monitoring", "sftp"} <= {
         name for command, name in hinted if command == "help"
     }
-    assert ("config example", "worker") in hinted
+    assert ("config example", "both") in hinted
     for command, name in sorted(hinted):
         assert main([*command.split(), name]) == 0, (command, name)
         assert len(capsys.readouterr().out) > 300

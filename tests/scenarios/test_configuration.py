@@ -35,6 +35,41 @@ def test_a_variable_that_beats_the_file_is_told_without_its_secrets(world: World
     assert "geheim" not in done.err + service.text()
 
 
+def test_init_writes_a_configuration_with_which_a_service_runs(world: World) -> None:
+    save = world.save("sft")
+    options = ["--role", "both", "--store", world.store.url, "--output-dir", save.parent]
+    done = world.run("init", "new.yaml", *options)
+    assert "next: ckptsync run -c new.yaml" in done.out
+    assert "retention is off" in done.out
+    text = (world.home / "new.yaml").read_text()
+    assert 6 <= len(text.splitlines()) <= 12
+    assert "valid: worker, head, verifier" in world.run("config", "check", "new.yaml").out
+    shown = world.run("config", "show", "new.yaml", "--json").json["keys"]
+    assert shown["store.url"] == {"value": world.store.url, "source": "new.yaml:4"}
+    assert shown["worker.quiet"] == {"value": "10s", "source": "default"}
+    world.run("init", "new.yaml", *options, code=2)
+    assert (world.home / "new.yaml").read_text() == text, "it was overwritten"
+    service = world.start("run", "-c", "new.yaml", environment={"CKPTSYNC_WORKER_QUIET": "1s"})
+    try:
+        world.until(lambda: any("sft/checkpoint" in name for name in world.store.names()), "upload")
+    finally:
+        service.kill()
+
+
+@pytest.mark.stores("path")
+def test_init_refuses_what_it_cannot_know_and_what_no_service_could_read(world: World) -> None:
+    for options in (
+        ["--store", world.store.url],
+        ["--role", "head"],
+        ["--role", "worker", "--store", world.store.url],
+        ["--role", "head", "--store", "s3:/bucket"],
+        ["--role", "head", "--store", "s3://key:secret@bucket"],
+    ):
+        done = world.run("init", "new.yaml", *options, code=2)
+        assert "secret" not in done.err
+        assert not (world.home / "new.yaml").exists()
+
+
 @pytest.mark.stores("path", "sftp")
 def test_a_mistyped_store_is_not_made_and_a_new_one_is_said(world: World) -> None:
     save = world.save("sft")
@@ -68,8 +103,9 @@ def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status
 def test_the_commands_that_hints_name_print_what_they_say(world: World) -> None:
     hint = world.run("run", "-c", world.home / "nowhere.yaml", "--json", code=2).error["hint"]
     command = next(part for part in hint.split("`") if part.startswith("ckptsync "))
-    example = yaml.safe_load(world.run(*shlex.split(command)[1:]).out)
-    assert example["store"]["url"]
+    words = [*shlex.split(command)[1:], "--role", "head", "--store", world.store.url]
+    world.run(*words)
+    assert yaml.safe_load((world.home / "FILE").read_text())["store"]["url"] == world.store.url
     assert "CKPTSYNC_STORE" in world.run("help", "cli").out
 
 

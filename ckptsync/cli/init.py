@@ -1,0 +1,144 @@
+"""``ckptsync init``: write a short configuration that works, and check it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from ckptsync.cli import doctor, output
+from ckptsync.cli.arguments import shown_store
+from ckptsync.errors import ConfigError
+
+ROLES = {
+    "worker": "worker",
+    "head": "head, verifier",
+    "both": "worker, head, verifier",
+}
+DETAILS = (
+    "What is not given is asked for on a terminal. Nothing is overwritten. It ends as `ckptsync"
+    " doctor` does, which tries the configuration."
+)
+_PLAIN = re.compile(r"[A-Za-z/][\w./:*@+=?-]*[\w*/]")  # text that YAML reads as itself
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default="ckptsync.yaml",
+        help="the file to write (default: ckptsync.yaml)",
+    )
+    add(
+        "--role",
+        choices=tuple(ROLES),
+        help="worker: this machine trains; head: it merges and verifies; both",
+    )
+    add(
+        "--store", metavar="URL", dest="url", help="where checkpoints are gathered: a path or a URL"
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="where trainings write, or a glob of it, of a worker; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file, run the doctor, and say the next command; return the doctor's exit code.
+
+    Raises ConfigError for an answer that is missing or wrong, and for a file that is there.
+    """
+    from ckptsync.config import loading
+    from ckptsync.stores.urls import located
+
+    path = Path(args.file)
+    if os.path.lexists(path):
+        hint = f"`ckptsync config check {shlex.quote(args.file)}` reads it; or name another FILE"
+        raise ConfigError(f"{path}: exists already", hint=hint)
+    role = args.role or _asked("--role", "worker (it trains), head (it merges), or both", "both")
+    if role not in ROLES:
+        raise ConfigError(f"role: {role!r} is none of {', '.join(ROLES)}")
+    url = args.url or _asked("--store", "the store: a directory that all machines reach, or a URL")
+    url = _absolute(url)
+    located(url)
+    output_dirs = args.output_dir
+    if role != "head" and not output_dirs:
+        question = "output directories of trainings, globs allowed, with spaces between"
+        output_dirs = shlex.split(_asked("--output-dir", question))
+    text = text_of(role, url, [_absolute(each) for each in output_dirs])
+    config = loading.read(text, args.file, {})
+    _write(path, text)
+    examined, code = doctor.examine(path)
+    following = [f"ckptsync run -c {shlex.quote(args.file)}"]
+    if role == "worker":
+        following.append("ckptsync init --role head, on one machine, which merges and verifies")
+    if args.json:
+        document = {"file": str(path), "text": text, "off": config.switched_off}
+        output.print_json(
+            {**document, "doctor": doctor.document(examined, code), "next": following}, code
+        )
+        return code
+    output.say(f"written: {path}: {', '.join(config.roles)}; store {shown_store(config.store.url)}")
+    for line in doctor.lines(examined):
+        output.say(line)
+    for line in config.switched_off:
+        output.say(f"note: {line}")
+    output.say(f"next: {'; then '.join(following)}")
+    return code
+
+
+def text_of(role: str, url: str, output_dirs: list[str]) -> str:
+    """Return the file: the keys that have no default, and where the others are listed."""
+    lines = [
+        "# All keys and their defaults: `ckptsync help configuration`.",
+        f"roles: [{ROLES[role]}]",
+        "store:",
+        f"  url: {_scalar(url)}",
+    ]
+    if role != "head":
+        lines += ["worker:", "  runs:", *(f"    - path: {_scalar(each)}" for each in output_dirs)]
+    if role != "worker":
+        lines += ["retention:", "  # keep_last: 5    # nothing is deleted until a rule says so"]
+        lines += ["alerts:", "  # urls: []        # nobody is told of damage until one is set"]
+    return "\n".join([*lines, ""])
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML has it."""
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _absolute(place: str) -> str:
+    """Return a path from the root, `~` replaced; a URL as it is."""
+    is_url = re.match(r"[a-z0-9+]+:", place)
+    return place if is_url else str(Path(place).expanduser().absolute())
+
+
+def _asked(option: str, question: str, default: str = "") -> str:
+    """Return the answer of whoever sits at the terminal.  Raises ConfigError if there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{option} is needed where nobody can be asked", hint=question)
+    shown = f" [{default}]" if default else ""
+    print(f"{question}{shown}: ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline().strip() or default
+    if not answer:
+        raise ConfigError(f"{option}: no answer", hint=question)
+    return answer
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is new.  Raises ConfigError."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be written: {e.strerror}") from e
