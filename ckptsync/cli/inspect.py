@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,15 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import access_of
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import file_names, registry
-from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge.completeness import DOUBT
-from ckptsync.merge.inputs import check_one_save
-from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.layouts import registry
+from ckptsync.merge.inspection import inspect_checkpoint
 from ckptsync.merge.readers import open_reader
 from ckptsync.near_names import near_names
 from ckptsync.quantities import show_size
 from ckptsync.stores import file_sources
-from ckptsync.stores.checkpoint_files import FileTree, Overlay
+from ckptsync.stores.checkpoint_files import Overlay
 from ckptsync.stores.urls import located
-from ckptsync.tensors import Demands, Files, Tensor
+from ckptsync.tensors import Files
 
 FIRST = 8  # tensors shown without --tensors
 
@@ -56,12 +53,13 @@ def run(args: argparse.Namespace) -> int:
         raise Corrupt(f"{conflicts[0]}: has another size in each directory", hint=hint)
     nearest = _nearest_inside(args.targets, overlay)
     try:
-        result = inspect_checkpoint(open_reader(overlay, found), found)
+        inspection = inspect_checkpoint(open_reader(overlay, found), found)
     except (Unsupported, Incomplete) as e:
         e.hint = nearest or e.hint
         raise
-    if nearest and result["preferred"] is None:
-        result["notes"].append(nearest)
+    if nearest and inspection.preferred is None:
+        inspection = replace(inspection, notes=(*inspection.notes, nearest))
+    result = asdict(inspection)
     if args.json:
         output.print_json({"targets": args.targets, **result})
     else:
@@ -86,85 +84,6 @@ def _nearest_inside(targets: Sequence[str], files: Files) -> str:
         return ""
     last = max(inner, key=lambda name: ([int(n) for n in re.findall(r"[0-9]+", name)], name))
     return f"did you mean {targets[0].rstrip('/')}/{last}?"
-
-
-def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> dict[str, Any]:
-    """Return everything that is known of a checkpoint.
-
-    ``locations``: the directories that it lies in, whose files' times say whether they are of one
-    save.  Raises Unsupported or Incomplete where it has no weights.
-    """
-    found = registry.sources(files)
-    if not found:
-        raise registry.no_weights(files)
-    sources = [_source(files, one, locations) for one in found]
-    codes = [source["exit_code"] for source in sources]
-    demands, preferred, notes = Demands(), None, []
-    try:
-        demands = registry.demands(files)
-    except (Corrupt, Unsupported) as e:
-        notes.append(f"cannot tell which files are missing: {e}")
-        codes.append(e.exit_code)
-    try:
-        preferred = str(registry.choose(files, None))
-    except Unsupported as e:  # several sources are equally good
-        notes.append(f"{e}: {e.hint}")
-    return {
-        "sources": sources,
-        "preferred": preferred,
-        "world_size": demands.world,
-        "ranks": list(file_names.ranks(files.sizes())),
-        "missing": _missing(files, demands.model),
-        "missing_for_resume": _missing(files, demands.resume),
-        "notes": notes,
-        "files": len(files.sizes()),
-        "bytes": sum(files.sizes().values()),
-        "exit_code": Corrupt.exit_code if Corrupt.exit_code in codes else codes[0],
-    }
-
-
-def _missing(files: Files, demanded: dict[str, int | None]) -> list[str]:
-    """Return the demanded names that are not there, then those of another size."""
-    sizes = files.sizes()
-    absent = [name for name in sorted(demanded) if name not in sizes]
-    return absent + [
-        f"{name} ({sizes[name]} bytes, expected {size})"
-        for name, size in sorted(demanded.items())
-        if name in sizes and size is not None and sizes[name] != size
-    ]
-
-
-def _source(files: Files, source: WeightsSource, locations: Sequence[FileTree]) -> dict[str, Any]:
-    """Return one source of weights: its tensors, and whether it can be merged.
-
-    A merge is planned to the last byte.
-    """
-    state, detail, code, tensors, writes = "complete", "", 0, tuple[Tensor, ...](), ""
-    try:
-        tensors = registry.tensors(files, source)
-        job = prepare(files, MergeOptions("keep", source=str(source)))
-        check_one_save(locations, job)
-        writes = "adapter" if job.is_adapter else "model"
-        detail = "; ".join(note for note in job.notes if note.startswith(DOUBT))
-    except (Incomplete, Corrupt, Unsupported) as e:
-        state, detail, code = type(e).__name__.lower(), str(e), e.exit_code
-    return {
-        "source": str(source),
-        "state": state,
-        "detail": detail,
-        "exit_code": code,
-        "writes": writes,
-        "tensors": [
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "stored": sorted({copy.dtype for copy in tensor.copies}),
-                "tied": tensor.tied,
-            }
-            for tensor in tensors
-        ],
-    }
 
 
 def _show(result: dict[str, Any], first: int | None) -> None:

@@ -9,4 +9,6 @@
    `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
 4. Publish: `destination` is a new directory or a store.
+
+`inspection` says of each set of weights what a merge would.
 """

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from ckptsync.cli.inspect import inspect_checkpoint
+from ckptsync.merge.inspection import inspect_checkpoint
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from tests.campaigns.damaged import Patient
@@ -175,7 +175,7 @@ def _make_pickle(dice: random.Random) -> Case:
 def _run_pickle(case: Case, home: Path) -> str:
     root = home / "in"
     write_files(root, pickles.PLACES[case["place"]](case["pickle"]))
-    code = int(inspect_checkpoint(DirectoryFiles(str(root)))["exit_code"])
+    code = inspect_checkpoint(DirectoryFiles(str(root))).exit_code
     if code not in (0, 3, 5, 10):
         raise Wrong(f"inspect: exit code {code}")
     merge_local([root], home / "out" / "new", MergeOptions())

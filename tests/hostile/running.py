@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ckptsync.cli.inspect import inspect_checkpoint
 from ckptsync.errors import CkptsyncError
+from ckptsync.merge.inspection import inspect_checkpoint
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.verify.verification import VerifyOptions, verify_directory
@@ -33,7 +33,7 @@ SECONDS = 2
 
 
 def inspect(root: Path, _: Path) -> int:
-    return int(inspect_checkpoint(DirectoryFiles(str(root)))["exit_code"])
+    return inspect_checkpoint(DirectoryFiles(str(root))).exit_code
 
 
 def merge(root: Path, destination: Path) -> int:

@@ -1,0 +1,373 @@
+"""The commands as functions: they return dataclasses, and raise `ckptsync.errors`.
+
+`ckptsync` has them by name, imported when they are called. A place is a path or a URL; the options
+of a store's client are those of ``store.options``, and its keys are found as the commands find
+them. ``progress`` is called with the bytes that are done, and the bytes in all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.location_summary import Summary, by_age
+from ckptsync.catalogue.uncached import not_found
+from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.merge.destination import check_free
+from ckptsync.merge.destination import merge as write_merge
+from ckptsync.merge.inputs import MergeRequest, open_sources, show_path
+from ckptsync.merge.inspection import Inspection, inspect_checkpoint
+from ckptsync.merge.plan import DType, MergeOptions, MergeResources, check_dtype
+from ckptsync.merge.readers import open_reader
+from ckptsync.pull.download import Download
+from ckptsync.pull.find import PullRequest, check_outside, find
+from ckptsync.quantities import parse_size
+from ckptsync.records.model_record import ModelFile
+from ckptsync.records.report import Level, Report, checked_level
+from ckptsync.stores import file_sources
+from ckptsync.stores.checkpoint_files import Overlay
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import Access, create_store, open_store
+from ckptsync.stores.urls import Remote, located
+from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target
+from ckptsync.verify.verification import verify as read_and_verify
+from ckptsync.verify.write_reports import write_report
+from ckptsync.worker.file_selection import Selection
+from ckptsync.worker.node_identity import node_id
+from ckptsync.worker.options import checked_run
+from ckptsync.worker.push import find_offer, plan_push
+from ckptsync.worker.push import push as send
+from ckptsync.worker.results import UploadProgress
+
+Place = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+Send = Literal["all", "no-optimizer", "weights"]
+_MOST_JOBS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MergedModel:
+    """A model that `merge` wrote: its files, tensors and bytes, and notes for people."""
+
+    destination: str
+    source: str
+    files: tuple[ModelFile, ...]
+    tensors: int
+    bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PulledCheckpoint:
+    """A checkpoint that `pull` downloaded to ``directory``, with the status that it has there."""
+
+    run: str
+    location: str
+    status: str
+    directory: Path
+    files: int
+    bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint of a store, as `ckptsync ls` lists it.
+
+    ``evidence``: why its ``status`` is no better.  ``model``, ``resume``: whether the store has all
+    that a model, and that a training which resumes, needs.  ``bytes``: of its own files.
+    """
+
+    run: str
+    checkpoint: str
+    location: str
+    step: int | None
+    status: str
+    evidence: tuple[str, ...]
+    nodes: tuple[str, ...]
+    model: bool
+    resume: bool
+    bytes: int
+
+
+def merge(
+    sources: Place | Sequence[Place],
+    destination: Place,
+    *,
+    dtype: DType = "auto",
+    max_shard_size: int | str = "5GB",
+    source: str | None = None,
+    config_from: Place | None = None,
+    base: Place | None = None,
+    allow_code: bool = False,
+    jobs: int | None = None,
+    options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> MergedModel:
+    """Merge a checkpoint into safetensors, as ``ckptsync merge``; return what was written.
+
+    Args:
+        sources: the checkpoint; several where each node wrote its own part.
+        destination: a new directory, which appears whole or not at all; or a URL.
+        dtype: auto, keep, bf16, fp16 or fp32.
+        max_shard_size: bytes, or a size such as ``"5GB"``.
+        source: which weights, where a checkpoint holds several.
+        config_from: a directory with the config and tokenizer files.
+        base: the model that was trained, to compare with.
+        allow_code: copy code that lies in the checkpoint.
+        jobs: threads; one for each core, at most 8.
+        options: of the stores' clients.
+        progress: gets bytes done and in all.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+
+    """
+    size = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
+    chosen = MergeOptions(check_dtype(dtype), size, source, allow_code)
+    access = Access(options or {})
+    request = MergeRequest(
+        [located(os.fspath(place)) for place in _several(sources)],
+        located(os.fspath(destination)),
+        chosen,
+        located(os.fspath(config_from)) if config_from else None,
+        located(os.fspath(base)) if base else None,
+    )
+    check_free(request, access)
+    prepared = open_sources(request, access)
+    work = MergeResources(jobs or min(_MOST_JOBS, os.cpu_count() or 1), tensor_digests=False)
+    merged = write_merge(prepared, access, progress, work)
+    return MergedModel(
+        show_path(request.destination),
+        merged.source,
+        merged.files,
+        len(merged.tensors),
+        sum(file.size for file in merged.files),
+        merged.notes,
+    )
+
+
+def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Inspection:
+    """Return what is known of a checkpoint, as ``ckptsync inspect``: several places are one save.
+
+    Raises ConfigError, Unsupported or Incomplete where it has no weights, Corrupt where the places
+    hold different saves, StoreError.
+    """
+    access = Access(options or {})
+    trees = [file_sources.tree(located(os.fspath(place)), access) for place in places]
+    overlay = Overlay(trees)
+    if conflicts := overlay.conflicts():
+        raise Corrupt(f"{conflicts[0]}: has another size in each directory")
+    return inspect_checkpoint(open_reader(overlay, trees), trees)
+
+
+def verify(
+    place: Place,
+    *,
+    level: Level | None = None,
+    options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Report, ...]:
+    """Check every byte of a store, a run or a checkpoint in it, or a directory; return reports.
+
+    What is new of a store is recorded in it, as ``ckptsync verify`` does.  A report's ``verdict``
+    is ok, damaged or incomplete.
+
+    Raises ConfigError, Unsupported, StoreError.
+    """
+    where = resolve_target(os.fspath(place), Access(options or {}))
+    is_store = isinstance(where, InStore)
+    chosen = checked_level(level) if level else "digest" if is_store else "parse"
+    counted, read, total = progress or (lambda _done, _all: None), 0, 0
+
+    def add(size: int) -> None:
+        nonlocal read
+        read += size
+        counted(read, max(read, total))
+
+    def expect(size: int) -> None:
+        nonlocal total
+        total += size
+
+    how = VerifyOptions(chosen, time.time(), progress=add, expect=expect)
+    reports = []
+    for verified in read_and_verify(where, how):
+        reports.append(verified.report)
+        if verified.news and isinstance(where, InStore):
+            write_report(where.store, verified.news)
+    return tuple(reports)
+
+
+def push(
+    directory: Place,
+    store: Place,
+    *,
+    run: str | None = None,
+    node: str | None = None,
+    name: str = "",
+    send_files: Send = "all",
+    options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> tuple[UploadProgress, ...]:
+    """Upload a checkpoint, or all of an output directory; return what became of each save.
+
+    What the store has already is not uploaded again.
+
+    Args:
+        directory: the checkpoint, or the directory that holds checkpoints.
+        store: made if it is not there.
+        run: the run's name in the store; the output directory's.
+        node: this node's id in the store; computed.
+        name: upload all of ``directory`` as one checkpoint of this name.
+        send_files: all; no-optimizer; weights.
+        options: of the store's client.
+        progress: gets bytes done and in all.
+
+    Raises ConfigError, Incomplete (it is being written), Corrupt, StoreError.
+
+    """
+    url, path = os.fspath(store), Path(directory)
+    offer = find_offer(path, (), name, url)
+    offer = replace(offer, run=checked_run(run or offer.run))
+    own, selection = node or node_id(), Selection(send_files)
+    total = sum(save.size for save in plan_push(offer, own, selection)) if progress else 0
+    done = 0
+
+    def add(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress:
+            progress(max(0, min(done, total)), total)
+
+    opened = create_store(url, _options_for(url, options))
+    return send(offer, opened, own, add, selection=selection)
+
+
+def pull(
+    target: str,
+    destination: Place,
+    store: Place,
+    *,
+    node: str = "",
+    consolidated: bool = False,
+    unverified: bool = False,
+    options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> PulledCheckpoint:
+    """Download a checkpoint, or its consolidated model; every byte is checked; say where it is.
+
+    Args:
+        target: ``RUN`` (its newest VERIFIED checkpoint) or ``RUN/CHECKPOINT``.
+        destination: an output directory, in which the checkpoint appears whole or not at all; the
+            model's own directory, where ``consolidated``.
+        store: where it is.
+        node: only what that node needs to resume.
+        consolidated: the model instead.
+        unverified: allow what is not VERIFIED.
+        options: of the store's client.
+        progress: gets bytes done and in all.
+
+    Raises ConfigError, Incomplete, StoreError; Corrupt if a file is damaged.
+
+    """
+    opened, directory = _opened(store, options), Path(destination).absolute()
+    check_outside(opened, directory)
+    trust: Literal["any", "verified"] = "any" if unverified else "verified"
+    chosen = find(opened, PullRequest(target, trust, node, consolidated))
+    download = Download(directory, chosen.plan)
+    if consolidated:
+        download = Download(directory.parent, replace(chosen.plan, name=directory.name))
+    done = download.run(opened, progress)
+    for error in done.failed.values():
+        raise error
+    return PulledCheckpoint(
+        chosen.run,
+        chosen.location,
+        chosen.status,
+        done.directory,
+        done.files,
+        done.size,
+        (*chosen.plan.notes, *chosen.plan.missing),
+    )
+
+
+def list_checkpoints(
+    store: Place, run: str = "", *, options: Mapping[str, object] | None = None
+) -> tuple[StoredCheckpoint, ...]:
+    """Return the checkpoints of a store by run, or of one run, the oldest first.
+
+    Raises ConfigError if there is no such store or run, StoreError; Corrupt or Unsupported where a
+    record cannot be read.
+    """
+    return tuple(_described(summary) for summary in _summaries(_opened(store, options), run))
+
+
+def resume_step(
+    store: Place,
+    run: str,
+    *,
+    trust: Literal["verified", "complete"] = "verified",
+    options: Mapping[str, object] | None = None,
+) -> int | None:
+    """Return the step of the newest checkpoint that a training can resume from; None without one.
+
+    ``trust``: verified, or complete, which the store has whole and nobody has read again.
+
+    Raises ConfigError if there is no such store, StoreError.
+    """
+    opened = _opened(store, options)
+    try:
+        summaries = _summaries(opened, run)
+    except ConfigError:
+        return None  # the run has no checkpoint yet
+    statuses = {"VERIFIED"} if trust == "verified" else {"COMPLETE", "CONSOLIDATED", "VERIFIED"}
+    whole = [s for s in summaries if s.resume and s.status in statuses and s.step is not None]
+    return max((s.step for s in whole if s.step is not None), default=None)
+
+
+def _several(places: Place | Sequence[Place]) -> Sequence[Place]:
+    return [places] if isinstance(places, (str, os.PathLike)) else places
+
+
+def _options_for(url: str, options: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Return the options of a URL's scheme."""
+    where = located(url)
+    return Access(options or {}).options_of(where) if isinstance(where, Remote) else {}
+
+
+def _opened(store: Place, options: Mapping[str, object] | None) -> Store:
+    url = os.fspath(store)
+    return open_store(url, _options_for(url, options))
+
+
+def _summaries(store: Store, run: str) -> Sequence[Summary]:
+    """Return the checkpoints of a store, or of a run.  Raises as `list_checkpoints` does."""
+    catalogue = read_catalogue(store, run=run)
+    for fault in catalogue.faults:
+        raise fault.error
+    by_run: dict[str, list[Summary]] = {}
+    for summary in catalogue.summaries:
+        by_run.setdefault(summary.run, []).append(summary)
+    if run and run not in by_run:
+        raise not_found(store, run)
+    chosen = [run] if run else sorted(by_run)
+    return [summary for name in chosen for summary in by_age(by_run[name])]
+
+
+def _described(summary: Summary) -> StoredCheckpoint:
+    return StoredCheckpoint(
+        summary.run,
+        summary.checkpoint,
+        summary.location,
+        summary.step,
+        summary.status,
+        summary.evidence,
+        summary.nodes,
+        summary.model,
+        summary.resume,
+        summary.whole or summary.size,
+    )

@@ -1,0 +1,60 @@
+"""The commands as functions: what a program gets back, and what is raised."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync import api
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from tests.support.small_store import DATA, SHARD, flip, make
+
+ROOT = Path(__file__).parents[1]
+NODES = [DATA / f"fsdp2/node{n}/checkpoint-4" for n in (0, 1)]
+
+
+def test_the_example_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in ("node0", "node1"):
+        shutil.copytree(DATA / "fsdp2" / node, tmp_path / node)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["step"] == 4
+    assert (tmp_path / "merged/model.safetensors").exists()
+    assert (tmp_path / "out/checkpoint-4").is_dir()
+
+
+def test_a_merge_tells_its_progress_and_says_what_it_wrote(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    model = api.merge(
+        NODES, tmp_path / "m", progress=lambda done, total: told.append((done, total))
+    )
+    assert 0 < told[-1][0] <= told[-1][1]
+    sizes = {file.path: (tmp_path / "m" / file.path).stat().st_size for file in model.files}
+    assert model.bytes == sum(sizes.values())
+    assert model.tensors == len(api.inspect(tmp_path / "m").sources[0].tensors)
+
+
+def test_what_is_wrong_is_raised_as_the_command_ends(tmp_path: Path) -> None:
+    with pytest.raises(Incomplete):
+        api.merge(NODES[0], tmp_path / "m")
+    with pytest.raises(ConfigError):
+        api.list_checkpoints(tmp_path / "nowhere")
+    store = make(tmp_path / "store")
+    with pytest.raises(ConfigError):
+        api.list_checkpoints(store, "nobody")
+    assert api.resume_step(store, "nobody") is None
+    before = api.resume_step(store, "fsdp2")
+    flip(store / "fsdp2" / SHARD)
+    told: list[tuple[int, int]] = []
+    reports = api.verify(store, progress=lambda done, total: told.append((done, total)))
+    assert [r.verdict for r in reports if r.run == "fsdp2"] == ["damaged"]
+    assert told[-1][0] > 0
+    assert {c.status for c in api.list_checkpoints(store, "fsdp2")} == {"DAMAGED"}
+    assert api.resume_step(store, "fsdp2", trust="complete") is None, before
+    with pytest.raises(Corrupt):
+        api.pull("fsdp2/checkpoint-4", tmp_path / "out", store, unverified=True)
