@@ -22,6 +22,7 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import add_command, add_dry_run
 from ckptsync.doctor.training_facts import check_is_ours
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.installation import install_self
 
 NAME = "ckptsync-autoload.pth"
 _PATIENCE = 60.0  # seconds for a Python to start
@@ -101,9 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _install(python: str, path: Path, why: str, *, is_dry: bool) -> str:
     if why:
-        raise ConfigError(
-            f"{python}: has no ckptsync: {why}", hint=f"{python} -m pip install ckptsync"
-        )
+        raise ConfigError(f"{python}: has no ckptsync: {why}", hint=install_self(python))
     line = resources.files("ckptsync").joinpath("hooks/autoload.pth").read_bytes()
     before = None
     with contextlib.suppress(OSError):  # absent, or no file

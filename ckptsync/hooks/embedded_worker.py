@@ -33,6 +33,7 @@ from pathlib import Path
 
 import ckptsync
 from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.installation import install_extra
 from ckptsync.quantities import parse_duration
 from ckptsync.spool import folders, markers, pins
 from ckptsync.walk import SPOOL
@@ -221,9 +222,7 @@ def log_problem(spool: Path) -> str:
             hints.insert(0, f"; hint: {line.removeprefix(_HINT)}")
         elif not line.startswith(" "):
             if line.startswith("ModuleNotFoundError: "):
-                hints.append(
-                    f"; hint: {sys.executable} -m pip install ckptsync brings what it needs"
-                )
+                hints.append(f"; hint: {install_extra('')}")
             return line.removeprefix(_ERROR) + "".join(hints)
     return ""
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
+from ckptsync.installation import install_extra
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import (
@@ -170,7 +171,7 @@ def connected(address: str) -> Iterator[Any]:
         import ray  # noqa: PLC0415 - it need not be installed
         import ray.exceptions  # noqa: PLC0415
     except ImportError as e:
-        hint = "pip install 'ckptsync[ray]', on every node"
+        hint = f"{install_extra('ray')}, on every node"
         raise ConfigError("the engine ray: Ray is not installed here", hint=hint) from e
     if ray.is_initialized():
         yield ray

@@ -32,6 +32,7 @@ from ckptsync.child import ENVIRONMENT, PACKAGES, PARENT, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
+from ckptsync.installation import install_extra
 from ckptsync.quantities import backoff
 from ckptsync.service.tasks import Fatal
 from ckptsync.status.alarms import (
@@ -225,7 +226,7 @@ _TYPES = {"critical": "failure", "warning": "warning", "resolved": "success", "t
 def _check_urls(urls: Sequence[str]) -> None:
     """Raise ConfigError for URLs that Apprise does not take."""
     if find_spec("apprise") is None:
-        hint = "pip install 'ckptsync[alerts]'"
+        hint = install_extra("alerts")
         raise ConfigError("alerts.urls: apprise is not installed", hint=hint)
     refusals = zip(range(1, len(urls) + 1), _ask_apprise(urls, None), strict=True)
     if lines := [f"number {number}: {reason}" for number, reason in refusals if reason]:

@@ -34,6 +34,7 @@ from ckptsync.errors import (
     Transient,
     Unsupported,
 )
+from ckptsync.installation import install, install_extra
 from ckptsync.near_names import near_names
 from ckptsync.safe_names import RECORDS, checked_path
 from ckptsync.stores import progress_signs
@@ -329,7 +330,7 @@ def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
     except ImportError as e:
         raise ConfigError(
             f"{remote.url}: a package that it needs is not installed: {e.name}",
-            hint=f"pip install {e.name}",
+            hint=install(e.name or ""),
         ) from e
     except TypeError as e:
         raise ConfigError(
@@ -351,7 +352,7 @@ def _class_of(remote: Remote) -> Any:
         from fsspec.registry import get_filesystem_class, known_implementations  # noqa: PLC0415
     except ImportError as e:
         raise ConfigError(
-            f"{remote.url}: fsspec is not installed", hint="pip install 'ckptsync[fsspec]'"
+            f"{remote.url}: fsspec is not installed", hint=install_extra("fsspec")
         ) from e
     known = known_implementations.get(remote.scheme, {})
     try:
@@ -366,7 +367,7 @@ def _class_of(remote: Remote) -> Any:
         ) from e
     except ImportError as e:
         package = str(known.get("class", "")).partition(".")[0]
-        line = str(known.get("err", "")) if package in ("", "fsspec") else f"pip install {package}"
+        line = str(known.get("err", "")) if package in ("", "fsspec") else install(package)
         raise ConfigError(
             f"{remote.url}: the package for {remote.scheme}:// is not installed", hint=line
         ) from e

@@ -22,6 +22,7 @@ from typing import IO, Any
 from ckptsync import safe_open
 from ckptsync.child import TO_DIE, Child, describe_end
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, StoreError, Unsupported
+from ckptsync.installation import install_extra
 from ckptsync.layouts.file_names import DCP_SHARD, SAFETENSORS, TORCH
 from ckptsync.plain_json import parse
 from ckptsync.records.report import Level, Reading, VerifyFinding
@@ -44,7 +45,6 @@ Answer = Mapping[str, Any]
 """What `load_child` answers."""
 LIBRARIES = ("safetensors", "torch")
 LOAD_CHILD = "ckptsync.verify.load_child"
-LOAD_HINT = "pip install 'ckptsync[load]'"
 STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
 _SLICE = 1.0  # seconds between two calls of `progress`
 _GRACE = 5.0  # seconds beyond a request's time: the child's alarm comes first, and says more
@@ -165,7 +165,9 @@ def require(level: Level) -> None:
     """Raise Unsupported, before anything is read, where level load's libraries are missing."""
     for library in LIBRARIES if level == "load" else ():
         if find_spec(library) is None:
-            raise Unsupported(f"level load: {library} is not installed here", hint=LOAD_HINT)
+            raise Unsupported(
+                f"level load: {library} is not installed here", hint=install_extra("load")
+            )
 
 
 class Died(Exception):
@@ -211,7 +213,7 @@ class LoaderProcess:
             return child
         code, last = self._bury(child, TO_DIE if line is not None else 0.0)
         if code == MISSING:
-            raise Unsupported(last, hint=LOAD_HINT)
+            raise Unsupported(last, hint=install_extra("load"))
         how = f"was not ready in {STARTING:.0f} s" if line is None else f"ended with status {code}"
         why = f"{LOAD_CHILD}: the child process {how}: {last}"
         raise CkptsyncError(why, hint="check the installation of torch")

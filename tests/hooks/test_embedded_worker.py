@@ -23,6 +23,7 @@ from ckptsync.hooks.embedded_worker import (
     parse_wait,
 )
 from ckptsync.hooks.trainer_saves import TrainerSaves
+from ckptsync.installation import install_extra
 from ckptsync.records.store_paths import checked_node
 from ckptsync.service.process_control import Locks
 from ckptsync.spool import markers
@@ -122,8 +123,7 @@ SAID = {
     "ckptsync: error: no such store\nckptsync: hint: make it\n": "no such store; hint: make it",
     "ckptsync: error: of the one before\nckptsync: hint: no\nTraceback (most recent call last):\n "
     " File\nModuleNotFoundError: No module named 'msgspec'\n": (
-        f"ModuleNotFoundError: No module named 'msgspec'; hint: {sys.executable} -m pip install"
-        " ckptsync brings what it needs"
+        f"ModuleNotFoundError: No module named 'msgspec'; hint: {install_extra('')}"
     ),
     "ckptsync: error: two problems\n  this\n  that\n": "two problems",
     (

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -434,7 +435,7 @@ def test_the_last_line_says_what_to_install_and_the_push_that_sends_what_is_left
     assert last.startswith(
         "ckptsync: not uploaded: checkpoint-1, checkpoint-2, checkpoint-3, final: "
     )
-    assert "gs:// is not installed; hint: pip install gcsfs" in last
+    assert f"gs:// is not installed; hint: {sys.executable} -m pip install gcsfs" in last
     assert last.endswith(f"ckptsync push '{out}' --store {store} --run sft")
     *words, _, _, _ = shlex.split(last.partition("to upload the rest: ")[2])
     sent = ran("-m", *words, str(tmp_path / "store"), path=(ROOT,))

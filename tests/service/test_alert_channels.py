@@ -17,6 +17,7 @@ import pytest
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import ConfigError, StoreError
+from ckptsync.installation import install_extra
 from ckptsync.service import alert_channels
 from ckptsync.service.alert_channels import (
     FIRST,
@@ -305,7 +306,7 @@ def test_without_apprise_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch) -
     config = read(f"{ALERTS}{{urls: [json://h/x]}}\n", "c", {})
     with pytest.raises(ConfigError, match="apprise is not installed") as caught:
         open_channels(config, "boss", faults.append)
-    assert caught.value.hint == "pip install 'ckptsync[alerts]'"
+    assert caught.value.hint == install_extra("alerts")
 
 
 def test_each_url_is_a_channel_with_a_memory_of_its_own(web: Hook, cache: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, Unsupported
+from ckptsync.installation import install_extra
 from ckptsync.verify import level_load
 from ckptsync.verify.level_load import Died, LoaderProcess
 
@@ -98,7 +99,7 @@ def test_without_its_libraries_it_is_unsupported_and_says_what_to_install(tmp_pa
         pytest.raises(Unsupported, match="nothing here") as raised,
     ):
         asked.ask(REQUEST)
-    assert raised.value.hint == level_load.LOAD_HINT
+    assert raised.value.hint == install_extra("load")
 
 
 def test_a_large_request_and_a_large_answer_pass(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
+from ckptsync.installation import install_extra
 from ckptsync.safe_names import checked_path
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3 import transport
@@ -35,7 +36,7 @@ try:
     from botocore import UNSIGNED
 except ImportError as e:
     raise ConfigError(
-        f"s3:// stores need a library that is not here: {e}", hint="pip install 'ckptsync[s3]'"
+        f"s3:// stores need a library that is not here: {e}", hint=install_extra("s3")
     ) from e
 
 SEARCH_EVERY = 5.0  # seconds between two searches for credentials
