@@ -462,7 +462,7 @@ def _consolidated(
     sizes: Mapping[str, int],
 ) -> Condition:
     if model_record is None:
-        return Condition(holds=False, evidence=("it has not been consolidated",))
+        return Condition(holds=False, evidence=("no head has merged it yet",))
     prefix = consolidated_prefix(model_record.run, model_record.location)
     lacking = tuple(
         f"consolidated {f.path}: {f.size} bytes were written, {_there(sizes.get(prefix + f.path))}"

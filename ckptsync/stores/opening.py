@@ -23,7 +23,7 @@ from ckptsync.typed_json import format_number
 
 FORMAT = 1
 _NO_PATH = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG})
-_ABSENT = "a worker or `ckptsync push` makes a store; check the path, and mount the file system"
+_MADE_BY = "a worker or `ckptsync push` makes a store; check"
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,13 @@ def open_store(
     Raises ConfigError if there is none, Unsupported if it is newer than this program.
     """
     target = located(url)
+    is_path = isinstance(target, Path)
+    absent = f"{_MADE_BY} {'the path, and mount the file system' if is_path else 'the URL'}"
     is_there = not isinstance(target, Path) or target.is_dir()
     store = bare(url, storage_options, limits) if is_there else None
     if store is None or not has_root(store):
-        raise ConfigError(f"{url}: no such directory, a store expected", hint=_ABSENT)
-    _check_format(store, _ABSENT)
+        raise ConfigError(f"{url}: no such directory, a store expected", hint=absent)
+    _check_format(store, absent)
     return _local(target, STORE_FILE, limits) if isinstance(target, Path) else store
 
 

@@ -134,7 +134,7 @@ def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -
     half = location(
         "run/checkpoint-1", "INCOMPLETE", lost=("rank 1",), awaited=("n0",), nodes=("n9",)
     )
-    whole = location("run/checkpoint-2", "COMPLETE", evidence=("it has not been consolidated",))
+    whole = location("run/checkpoint-2", "COMPLETE", evidence=("no head has merged it yet",))
     seen = shown(
         heart(running=sent), heart("h", ("head",), running=merges), locations=[half, whole]
     )
