@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays, list_checkpoint
+from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, list_checkpoint
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.drain import TrainingMark
-from ckptsync.resume.local import ASIDE, judge_output_dir
+from ckptsync.resume.local import judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
 from ckptsync.spool.markers import PinNotes
