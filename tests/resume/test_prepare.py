@@ -134,19 +134,21 @@ def check_nothing_is_gone(before: list[bytes], folder: Path) -> None:
 # One node.
 
 
-def take_reports(url: str) -> dict[Path, bytes]:
-    """Delete the reports of a store; return them."""
-    paths = Path(url).rglob("report-*.json")
+def take_reports(url: str, checkpoint: str = "*") -> dict[Path, bytes]:
+    """Delete the reports of a store, or of one checkpoint; return them."""
+    paths = Path(url).rglob(f"{checkpoint}/report-*.json")
     reports = {path: path.read_bytes() for path in [*paths]}
     for path in reports:
         path.unlink()
     return reports
 
 
-def test_a_training_waits_for_the_verifier_before_it_begins_from_the_beginning(
-    url: str, tmp_path: Path
+@pytest.mark.parametrize("unverified", ["*", "checkpoint-5"])
+def test_a_training_waits_for_the_verifier_before_it_begins_with_less(
+    url: str, tmp_path: Path, unverified: str
 ) -> None:
-    reports = take_reports(url)
+    reports = take_reports(url, unverified)
+    assert reports
     sentences: list[str] = []
 
     def say(text: str) -> None:
@@ -168,6 +170,15 @@ def test_a_training_does_not_begin_from_the_beginning_where_complete_saves_wait_
         prepare(out, alone, options(open_store(url), wait=0.2))
     assert "--trust complete" in error.value.hint
     assert prepare(out, alone, options(open_store(url), trust="complete")).step == 5
+
+
+def test_a_training_begins_with_an_older_checkpoint_where_no_verifier_comes(
+    url: str, tmp_path: Path
+) -> None:
+    take_reports(url, "checkpoint-5")
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url), wait=0.2))
+    assert start.step == 4
+    assert "checkpoint-5 is newer and complete, but no verifier has read it" in start.text
 
 
 def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside(
