@@ -5,10 +5,10 @@ hold.
     [--hook]
 
 It runs in a Python that has transformers, accelerate, for ZeRO DeepSpeed, and for LoRA peft, and
-knows nothing of the rest of this project but its hook. In ``--truth``, a directory of each node: ``checkpoint-N/``
-as the trainer had written it, copied when every rank had gone on to the next step's gradients (so
-every rank had written all of it) and before rotation takes it; on the node of rank 0
-``model-N.safetensors``, the weights as the framework gathered them at the end of step N;
+knows nothing of the rest of this project but its hook. In ``--truth``, a directory of each node:
+``checkpoint-N/`` as the trainer had written it, copied when every rank had gone on to the next
+step's gradients (so every rank had written all of it) and before rotation takes it; on the node of
+rank 0 ``model-N.safetensors``, the weights as the framework gathered them at the end of step N;
 ``events-R.jsonl``: what happened when; ``root/``: the files that lay beside the checkpoints in the
 end.
 """
