@@ -99,8 +99,9 @@ def list_candidates(
 def find_unverified(
     summaries: Sequence[Summary], local: Sequence[LocalSave], verified: Sequence[Candidate]
 ) -> str:
-    """Return the checkpoint that `--trust complete` would begin with, where that is none of
-    ``verified``, which `list_candidates` gave; else empty.
+    """Return the checkpoint that `--trust complete` would begin with; empty if it is verified.
+
+    ``verified``: what `list_candidates` gave.
     """
     candidates = list_candidates(summaries, local, is_verified=False)
     return candidates[-1].checkpoint if candidates and candidates[-1] not in verified else ""

@@ -226,7 +226,7 @@ class _Preparation:
         return record
 
     def _read_own(self) -> tuple[NodeRecord, str]:
-        """Return what this node could begin with now, and what is newer and waits for a verifier."""
+        """Return what this node could begin with now; and what is newer, but not verified yet."""
         store, run = self._options.store, self._options.run
         summaries = read_catalogue(store, run=run).summaries if store is not None else ()
         own = [one for one in summaries if one.run == run]
