@@ -426,17 +426,24 @@ class _Preparation:
         """Download into the output directory, or beside it where another save has the name."""
         final = self._home(plan.name) / plan.name
         staging = staging_of(self._out, choice.id)
-        tries = 0
+        tries, size, until = 0, -1, 0.0
         while True:
+            download = Download(final.parent, plan)
             try:
                 if inode(staging / plan.name) is None:
                     with contextlib.suppress(_OtherBytes):
-                        return self._run(Download(final.parent, plan), store, final)
+                        return self._run(download, store, final)
                 other, near = inode(final), final if final.is_dir() else None
-                got = self._run(Download(staging, plan, near), store, final)
-                return replace(got, other=other)
-            except Busy:  # a node that shares this directory is at it
-                self._options.say(f"waits for another download of {plan.name}")
+                download = Download(staging, plan, near)
+                return replace(self._run(download, store, final), other=other)
+            except Busy as e:  # a node that shares this directory is at it
+                if size < 0:
+                    self._options.say(f"waits for another download of {plan.name}")
+                if (now_there := download.bytes_there()) != size:
+                    size, until = now_there, time.monotonic() + self._options.wait
+                elif time.monotonic() > until:
+                    text = f"it has got nothing for {self._options.wait:.0f} s"
+                    raise Incomplete(f"{e}: {text}", hint="stop the other download") from e
             except ConfigError:
                 tries += 1
                 if tries == _MOST_TRIES:  # else another node has put it there meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, list_checkpoint
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.pull.find import PullRequest, find
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.drain import TrainingMark
@@ -29,7 +31,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.retry import Persistence, Retrying
-from ckptsync.walk import SPOOL
+from ckptsync.walk import SPOOL, opened_directory
 from ckptsync.worker.observation import fingerprint
 from tests.resume.trainer import source
 from tests.support import small_store
@@ -438,6 +440,20 @@ def test_nodes_that_share_their_output_directory_share_a_download(url: str, tmp_
         }
     )
     assert steps(outcomes) == [8, 8]
+
+
+def test_another_download_that_gets_nothing_is_not_waited_for_for_ever(
+    url: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plan = find(open_store(url), PullRequest(f"{RUN}/checkpoint-5")).plan
+    hidden = out / f".{plan.name}.pull-{plan.key}"
+    hidden.mkdir(parents=True)
+    with opened_directory(hidden) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(Incomplete, match="it has got nothing for") as error:
+            prepare(out, Attempt("a", 1, "n"), options(open_store(url), wait=0.2))
+        assert "stop the other download" in error.value.hint
 
 
 def test_two_saves_of_one_step_are_not_mixed(url: str, tmp_path: Path) -> None:
