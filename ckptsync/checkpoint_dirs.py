@@ -25,6 +25,8 @@ from ckptsync.walk import SPOOL, Stat, walk
 
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
 FINAL = "final"  # the model that a trainer leaves beside its checkpoints when it is done
+ASIDE = "_ckptsync-aside"
+"""The directory of an output directory into which `ckptsync resume` moves checkpoints aside."""
 # accelerate's projects, torchtitan's dump folder, Lightning under most loggers
 NESTED = ("checkpoints", "checkpoint")
 # of a rank's own; of its experts; of a pipeline's layers: a node may hold those of one kind alone
@@ -60,6 +62,7 @@ _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
 _STEP_OF_LIGHTNING = re.compile(r"step-([0-9]{1,18})")
+_SECOND = re.compile(r"\.\d+$")  # of another one of the same name, aside
 _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
 # a spool, and the records of a store that somebody copied by hand
 _NO_CHECKPOINT = (SPOOL, RECORDS)
@@ -138,6 +141,18 @@ def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
         below.partial,
         below.others,
     )
+
+
+def list_aside(output_dir: Path) -> dict[str, tuple[str, tuple[Stat, ...]]]:
+    """Return what was moved aside: by its name there the checkpoint's name, and its files.
+
+    Files' paths are below the checkpoint.  Raises ConfigError where they may not be listed.
+    """
+    files: dict[str, list[Stat]] = {}
+    for file in walk(output_dir / ASIDE).files:
+        name, _, rest = file.path.partition("/")
+        files.setdefault(name, []).append(replace(file, path=rest or name))
+    return {name: (_SECOND.sub("", name), tuple(its)) for name, its in files.items()}
 
 
 def find_checkpoint_dirs(output_dir: Path) -> tuple[CheckpointDir, ...]:

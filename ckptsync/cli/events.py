@@ -148,7 +148,9 @@ def describe(store: Store, s: Summary) -> dict[str, Any]:
     curves = read_newest(store, [s]) if s.manifests else {}
     return {
         "format": output.FORMAT,
+        "exit_code": 0,
         "store": store.url,
+        "unreadable": [],
         "locations": [{**plain, **describe_progress(s, curves)}],
     }
 

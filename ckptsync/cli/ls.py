@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from ckptsync.cli.screen import (
     MOST,
     Screen,
     alarms_of,
+    cut,
     more,
     narrowed,
     running_lines,
@@ -144,7 +146,11 @@ def _show(args: argparse.Namespace, store: Store, seen: Listing, *, in_full: boo
             output.print_lines(full_lines(store.url, row, details, seen.now))
     elif seen.rows:
         output.print_lines(curve_line(seen.curves, sys.stdout.encoding))
-        output.print_table(*list_rows_of_run(seen.rows, seen.now))
+        heading, rows = list_rows_of_run(seen.rows, seen.now)
+        # what is read by a program, or in a file, is whole
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        lines = output.aligned([heading, *rows])
+        output.print_lines(cut(line, width) if width else line for line in lines)
     elif seen.shown:
         output.print_table(HEADING, list_rows(store, seen.shown, running, seen.now))
     elif not faults:

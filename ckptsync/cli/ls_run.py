@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import TOKENIZER, Summary
 from ckptsync.cli import output
-from ckptsync.cli.screen import MOST, cut, more
+from ckptsync.cli.screen import MOST, more
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.location_status import STATUSES
 from ckptsync.records.save_groups import Sibling
@@ -19,7 +19,6 @@ from ckptsync.status.location_details import describe_progress
 from ckptsync.status.locations import model_url, newer_saves
 from ckptsync.status.overlay import Running, by_location, describe
 
-REASON = 60  # columns of a reason
 METRICS = 3  # columns of metrics that events measured
 CELLS = 60  # columns of a sparkline
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -156,7 +155,7 @@ def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[l
 
 
 def list_row(row: Row, now: float) -> list[str]:
-    """Return a location under `RUN_HEADING`, with the first of its reasons, cut."""
+    """Return a location under `RUN_HEADING`, with the first of its reasons."""
     s = row.summary
     return [
         _step(s),
@@ -169,7 +168,7 @@ def list_row(row: Row, now: float) -> list[str]:
         _model(s),
         _resume(s),
         "yes" if s.kept else NONE,
-        output.first_of([cut(line, REASON) for line in row.reasons]),
+        output.first_of(row.reasons),
     ]
 
 

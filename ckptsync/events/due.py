@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ckptsync.catalogue.location_summary import Handled, Summary, by_age
-from ckptsync.checkpoint_dirs import family_of
+from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.events.definitions import Definition
 from ckptsync.records.event_record import Event
 
@@ -74,7 +74,7 @@ def happened(s: Summary) -> Iterator[Happened]:
         yield Happened("damaged", _base(s.proof.damage[0]), s.proof.damaged_at)
     elif s.proof.answered:
         yield Happened("repaired", _base(s.proof.answered), s.proof.answered_at)
-    if is_verified and family_of(s.checkpoint) == "final":
+    if is_verified and s.checkpoint == FINAL:
         yield Happened("trained", _base(s.model_record), s.proof.first)
     if s.retired:
         yield Happened("retired", _base(s.mark), s.marked_at)
@@ -94,14 +94,20 @@ def due_events(
     now: list[DueEvent] = []
     given_up: list[DueEvent] = []
     for run, its in runs.items():
-        for definition in (d for d in definitions if fnmatchcase(run, d.runs)):
-            open_ = {s.location: [*_open(definition, s, since)] for s in its}
-            waiting = [s for s in its if open_[s.location]]
+        ours = [d for d in definitions if fnmatchcase(run, d.runs)]
+        open_: dict[str, list[tuple[Summary, list[DueEvent]]]] = {d.name: [] for d in ours}
+        for s in its if ours else ():
+            events = [*happened(s)]
+            for definition in ours:
+                if due := [*_open(definition, s, events, since)]:
+                    open_[definition.name].append((s, due))
+        for waiting in open_.values():
             if len(waiting) > 1:  # the order is that of all of the run's
-                waiting = [s for s in by_age(its) if open_[s.location]]
-            events = [event for s in waiting for event in open_[s.location]]
-            given_up += [event for event in events if event.failures >= TRIES]
-            now += [event for event in events if event.failures < TRIES][:1]
+                order = {s.location: n for n, s in enumerate(by_age(its))}
+                waiting.sort(key=lambda pair: order[pair[0].location])
+            in_order = [event for _, each in waiting for event in each]
+            given_up += [event for event in in_order if event.failures >= TRIES]
+            now += [event for event in in_order if event.failures < TRIES][:1]
     return DueEvents(tuple(now), tuple(given_up))
 
 
@@ -117,11 +123,15 @@ def _tries(definition: Definition, s: Summary, event: Happened) -> list[Handled]
     return [h for h in s.handled if (h.name, h.event, h.of) == key]
 
 
-def _open(definition: Definition, s: Summary, since: Since) -> Iterator[DueEvent]:
-    """Yield what happened to a location and was not done, the first first."""
-    for event in happened(s):
+def _open(
+    definition: Definition, s: Summary, events: Iterable[Happened], since: Since
+) -> Iterator[DueEvent]:
+    """Yield which of ``events``, that happened to a location, were not done, the first first."""
+    for event in events:
+        if event.event not in definition.on:
+            continue
         start = since.get((definition.name, event.event))
-        if event.event not in definition.on or start is None or event.at < start:
+        if start is None or event.at < start:
             continue
         its = _tries(definition, s, event)
         if not any(h.done for h in its):

@@ -3,14 +3,15 @@
 Two heads can have the same events.  Whoever begins one writes a claim, an exclusive file that it
 writes again each `REFRESH` seconds, and looks whether a record says that the event is done; so it
 is done once, but where a process dies between its command and its record, or where a store cannot
-create exclusively.  A claim that nobody has written for `STALE` seconds, or that this node wrote,
-counts for nothing.
+create exclusively.  A claim that nobody has written for `STALE` seconds counts for nothing, nor one
+of a process of this node that has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,12 +28,14 @@ from ckptsync.records.io import append_record
 from ckptsync.records.location_status import record_names
 from ckptsync.records.store_paths import consolidated_prefix, records_prefix
 from ckptsync.safe_names import RECORDS
+from ckptsync.spool.markers import began
 from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import directory_of
 
 REFRESH, STALE = 20.0, 120.0
 _PREFIX = f"{RECORDS}/events/"
+_SINCE = b"a head has this event since the time of this file\n"
 Describe = Callable[[Summary], Mapping[str, Any]]
 """Returns the JSON of a location."""
 
@@ -76,10 +79,16 @@ def first_seen(store: Store, definitions: Iterable[Definition]) -> Since:
     """
     names = {f"{_PREFIX}{d.name}/{e}.since": (d.name, e) for d in definitions for e in d.on}
     listed = _mtimes(store) if names else {}
+    if [name for name in names if listed.get(name, 0.0) > time.time()]:
+        now = store_now(store)
+        # the store's clock was ahead then, and is right now: else nothing would be due for long
+        for name in (name for name in names if listed.get(name, 0.0) > now):
+            store.write(name, [_SINCE])
+        listed = _mtimes(store)
     if new := names.keys() - listed.keys():
         for name in new:
             with contextlib.suppress(Exists):
-                store.create(name, [b"a head has this event since the time of this file\n"])
+                store.create(name, [_SINCE])
         listed = _mtimes(store)
     return {event: listed[name] for name, event in names.items() if name in listed}
 
@@ -158,9 +167,9 @@ def _find(store: Store, request: Request) -> tuple[Summary, Happened]:
 def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]:
     """Hold a claim within the block; give the function that writes it again in time.
 
-    Raises Elsewhere where another node holds it.
+    Raises Elsewhere where another process holds it.
     """
-    mine = f"{node}\n".encode()
+    mine = f"{node} {os.getpid()} {began(os.getpid())}\n".encode()
     try:
         store.create(name, [mine])
     except Exists:
@@ -168,8 +177,8 @@ def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]
         with contextlib.suppress(NotFound):  # released meanwhile
             owner = read_all(store, name, 1 << 10)
         at = next((e.mtime for e in store.names(_PREFIX) if e.name == name), 0.0)
-        if owner not in (b"", mine) and store_now(store) - at < STALE:
-            who = owner.decode("utf-8", "replace").strip()
+        who, is_over = _holder(owner, node)
+        if not is_over and owner != mine and store_now(store) - at < STALE:
             hint = "wait until it has ended"
             raise Elsewhere(f"{name.removeprefix(_PREFIX)}: {who} does it", hint=hint) from None
         store.write(name, [mine])
@@ -187,6 +196,15 @@ def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]
     finally:
         with contextlib.suppress(StoreError):  # it counts for nothing soon
             store.delete(name)
+
+
+def _holder(owner: bytes, node: str) -> tuple[str, bool]:
+    """Return which node wrote a claim, and whether it was a process of ``node`` that has ended."""
+    words = owner.decode("utf-8", "replace").strip().rsplit(" ", 2)
+    if len(words) < 3 or not words[1].isdecimal():
+        return " ".join(words), words in ([""], [node])
+    who, pid, since = words
+    return who, who == node and began(int(pid)) != since
 
 
 def _run(

@@ -339,22 +339,29 @@ def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
     return True
 
 
-def claim_node(node: str, store: str, spool: Path) -> str:
+def claim_node(node: str, store: str, spool: Path, patience: float = RESTART) -> str:
     """Return ``node``, or an id of this output directory if another training here has that one.
 
     Two trainings of one machine may send to one store at the same time, and a node's id is one
-    worker's there.  The id is held until this process ends, whatever program it becomes.
+    worker's there.  The id is held until this process ends, whatever program it becomes.  A worker
+    that served ``spool`` under it may be about to end: then it is tried for ``patience`` seconds,
+    since under another id its pins are another's for minutes.
     """
     # without a file: it goes with its process, and all containers of a network see it
     with socket.socket(socket.AF_UNIX) as holder:
-        try:
-            holder.bind(f"\0ckptsync {_short(f'{node} {store}')}")
-        except OSError as e:
-            if e.errno == errno.EADDRINUSE:
-                return own_node(node, spool)
-            # no such sockets here; the store tells two workers of one id apart, and the second one
-            # ends
-            return node
+        until = time.monotonic() + patience
+        while True:
+            try:
+                holder.bind(f"\0ckptsync {_short(f'{node} {store}')}")
+                break
+            except OSError as e:
+                if e.errno != errno.EADDRINUSE:
+                    # no such sockets here; the store tells two workers of one id apart, and the
+                    # second one ends
+                    return node
+                if time.monotonic() >= until or not (spool / f"worker-{node}.lock").exists():
+                    return own_node(node, spool)
+            time.sleep(_POLL)
         os.set_inheritable(holder.detach(), True)  # noqa: FBT003  # the standard library's own
     return node
 

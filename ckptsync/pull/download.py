@@ -31,6 +31,7 @@ from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import has_same_bytes
 from ckptsync.threads import ThreadPool
+from ckptsync.walk import walk
 
 Progress = Callable[[int, int], None]
 _OTHER_FILES = (
@@ -163,6 +164,11 @@ class Download:
             f"{self._final}: exists, but {count} differ from the store's: {found}{more}",
             hint=_OTHER_FILES,
         )
+
+    def bytes_there(self) -> int:
+        """Return how many bytes of it whoever downloads it has, of unfinished files, too."""
+        seen = walk(self._hidden)
+        return sum(file.size for file in (*seen.files, *seen.partial))
 
     def _left(self) -> list[StoredFile]:
         """Return the files that an earlier try has downloaded, by names and sizes."""

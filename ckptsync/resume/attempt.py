@@ -37,6 +37,17 @@ _NO_NAME = (
     "name each start of the training alike on all of its nodes, and otherwise each time:"
     " --attempt NAME"
 )
+# what tells one start from another, where the variables do not
+_NAMING = {
+    "TORCHELASTIC_RUN_ID": "call it in front of torchrun, which counts a restart on one node only;"
+    " each start needs a name of its own, the same on all nodes: --attempt NAME",
+    "SKYPILOT_TASK_ID": "the task's id stays after a recovery, the nodes' addresses do not:"
+    ' --attempt "$(echo "$SKYPILOT_TASK_ID $SKYPILOT_NODE_IPS" | sha256sum | cut -c 1-16)"',
+    "RAY_JOB_ID": "the job's id stays where Ray tries a task again: have the driver make a name for"
+    " each try, --attempt NAME",
+    "KUBERNETES_SERVICE_HOST": "the Job's UID names it, if each restart makes another Job;"
+    " `ckptsync config example kubernetes/train` shows how: --attempt=$(JOB_UID)",
+}
 _NO_COUNT = "say how many nodes train together: --nnodes N"
 _ONCE = "call `ckptsync resume` once on each node, in front of the launcher (torchrun, srun -n1)"
 
@@ -82,7 +93,7 @@ def read_attempt(
     if not named and count > 1:
         raise ConfigError(
             f"{count} nodes train together, and no variable of a scheduler names this attempt",
-            hint=_NO_NAME,
+            hint=next((hint for name, hint in _NAMING.items() if name in environment), _NO_NAME),
         )
     return Attempt(_plain(named) if named else fresh, count, node)
 
@@ -166,14 +177,7 @@ def _of_slurm(environment: Mapping[str, str]) -> str:
     return f"slurm-{job}.{restart}{f'.{step}' if step else ''}" if job else ""
 
 
-def _of_torchrun(environment: Mapping[str, str]) -> str:
-    """Return rendezvous and restart; a launch without a rendezvous is called ``none``."""
-    run = environment.get("TORCHELASTIC_RUN_ID", "")
-    restart = environment.get("TORCHELASTIC_RESTART_COUNT") or "0"
-    return f"{run}.{restart}" if run not in ("", "none") else ""
-
-
-_NAMES: tuple[Callable[[Mapping[str, str]], str], ...] = (_of_mpi, _of_slurm, _of_torchrun)
+_NAMES: tuple[Callable[[Mapping[str, str]], str], ...] = (_of_mpi, _of_slurm)
 
 
 def _plain(name: str) -> str:

@@ -96,10 +96,15 @@ def list_candidates(
     return tuple(candidate for candidate, _ in ordered)[-MOST:]
 
 
-def find_unverified(summaries: Sequence[Summary]) -> str:
-    """Return the newest checkpoint of a run that `--trust complete` would begin with, if any."""
-    candidates = list_candidates(summaries, [], is_verified=False)
-    return candidates[-1].checkpoint if candidates else ""
+def find_unverified(
+    summaries: Sequence[Summary], local: Sequence[LocalSave], verified: Sequence[Candidate]
+) -> str:
+    """Return the checkpoint that `--trust complete` would begin with; empty if it is verified.
+
+    ``verified``: what `list_candidates` gave.
+    """
+    candidates = list_candidates(summaries, local, is_verified=False)
+    return candidates[-1].checkpoint if candidates and candidates[-1] not in verified else ""
 
 
 def check_nodes(records: Mapping[str, NodeRecord], nnodes: int) -> None:

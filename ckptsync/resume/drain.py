@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -19,10 +18,9 @@ from typing import Literal
 
 from ckptsync import checkpoint_dirs
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.resume.local import ASIDE
 from ckptsync.spool import folders, markers
 from ckptsync.spool.pins import list_pins
-from ckptsync.walk import SPOOL, Stat, walk
+from ckptsync.walk import SPOOL, Stat
 from ckptsync.worker.finished import Rule, is_lost, judge, may_be_alone
 from ckptsync.worker.local_save import LocalSave
 from ckptsync.worker.observation import (
@@ -37,7 +35,6 @@ from ckptsync.worker.store_view import StoreView
 
 SaveStatus = Literal["stored", "unsent", "waiting", "refused"]
 _POLL = 1.0  # seconds
-_NUMBER = re.compile(r"\.\d+$")  # of a second one of the same name, aside
 _PROCESS = "resume-"  # begins the names of marks
 
 
@@ -123,20 +120,16 @@ class LocalSaves:
         self._view.refresh()
         around = find_surroundings(path, saves, {save.checkpoint for save in saves})
         drained = (self._drained(save, around, now) for save in saves)
-        aside = self._read_aside(path / ASIDE)
+        aside = self._read_aside(path)
         return (*(save for save in drained if save is not None), *aside)
 
-    def _read_aside(self, aside: Path) -> list[DrainedSave]:
+    def _read_aside(self, output_dir: Path) -> list[DrainedSave]:
         """Return what was moved aside and is not in the store, as far as files and names tell."""
-        held: dict[str, list[Stat]] = {}
-        for file in walk(aside).files:
-            name, _, rest = file.path.partition("/")
-            held.setdefault(name, []).append(replace(file, path=rest or name))
         reason = "moved aside by an earlier start, and not uploaded"
         return [
-            DrainedSave(f"{ASIDE}/{name}", None, "refused", reason, still=math.inf)
-            for name, files in held.items()
-            if self._view.find_save(files, _NUMBER.sub("", name), self._view.selection) is None
+            DrainedSave(f"{checkpoint_dirs.ASIDE}/{name}", None, "refused", reason, still=math.inf)
+            for name, (checkpoint, files) in checkpoint_dirs.list_aside(output_dir).items()
+            if self._view.find_save(files, checkpoint, self._view.selection) is None
         ]
 
     def _drained(self, seen: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.checkpoint_dirs import (
+    ASIDE,
     FINAL,
     CheckpointDir,
     find_checkpoint_dirs,
@@ -38,8 +39,6 @@ from ckptsync.worker.observation import (
 )
 from ckptsync.worker.push import Offer, offered_saves
 
-ASIDE = "_ckptsync-aside"
-"""The directory of an output directory into which checkpoints are moved aside."""
 STAGING = ".ckptsync-resume"
 """The directory of checkpoints that were downloaded, and take their place once all are ready."""
 _RULE = Rule()

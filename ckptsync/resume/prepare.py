@@ -210,29 +210,34 @@ class _Preparation:
     def _own_record(self) -> NodeRecord:
         """Return what this node could begin with.
 
-        Where all that is complete waits to be verified, look again for half of ``wait``: a verifier
-        may be at it.
+        Where what it would begin with, if it were verified, waits for that, look again for half of
+        ``wait``: a verifier may be at it.
         """
         until, waited_for = time.monotonic() + self._options.wait / 2, ""
-        record = self._read_own()
-        while record.unverified and time.monotonic() < until:
-            if record.unverified != waited_for:
-                waited_for = record.unverified
+        record, unverified = self._read_own()
+        while unverified and time.monotonic() < until:
+            if unverified != waited_for:
+                waited_for = unverified
                 self._options.say(f"waits until {waited_for}, which is complete, is verified")
             time.sleep(min(self._options.poll * _SLOWEST, self._options.wait / 8))
-            record = self._read_own()
+            record, unverified = self._read_own()
+        if unverified and record.candidates:
+            self._notes.append(f"{unverified} is newer and complete, but no verifier has read it")
         return record
 
-    def _read_own(self) -> NodeRecord:
-        """Return what this node could begin with now."""
+    def _read_own(self) -> tuple[NodeRecord, str]:
+        """Return what this node could begin with now; and what is newer, but not verified yet."""
         store, run = self._options.store, self._options.run
         summaries = read_catalogue(store, run=run).summaries if store is not None else ()
         own = [one for one in summaries if one.run == run]
         local = [one.save for one in self._here if one.is_whole]
         is_verified = self._options.trust == "verified"
         candidates = list_candidates(own, local, is_verified=is_verified)
-        unverified = "" if candidates else find_unverified(own)
-        return NodeRecord(self._attempt.node, self._attempt.nnodes, candidates, unverified)
+        unverified = find_unverified(own, local, candidates)
+        of_record = "" if candidates else unverified
+        return NodeRecord(
+            self._attempt.node, self._attempt.nnodes, candidates, of_record
+        ), unverified
 
     def _check_required(self, choice: Candidate | None, records: Mapping[str, NodeRecord]) -> None:
         """Raise Incomplete where there must be a checkpoint, and there is none to begin with."""
@@ -276,7 +281,7 @@ class _Preparation:
     def _newer_than(self, state: AttemptState) -> str:
         """Say that an attempt's name was used before, where more could be chosen by now."""
         ids = {one.id for one in state.nodes[self._attempt.node].candidates}
-        new = [one.checkpoint for one in self._read_own().candidates if one.id not in ids]
+        new = [one.checkpoint for one in self._read_own()[0].candidates if one.id not in ids]
         begun = f"attempt {self._attempt.name} was begun before"
         hint = "give each start of a training its own --attempt"
         return f"{begun} {new[-1]} was saved, and does not choose it: {hint}" if new else ""
@@ -421,17 +426,24 @@ class _Preparation:
         """Download into the output directory, or beside it where another save has the name."""
         final = self._home(plan.name) / plan.name
         staging = staging_of(self._out, choice.id)
-        tries = 0
+        tries, size, until = 0, -1, 0.0
         while True:
+            download = Download(final.parent, plan)
             try:
                 if inode(staging / plan.name) is None:
                     with contextlib.suppress(_OtherBytes):
-                        return self._run(Download(final.parent, plan), store, final)
+                        return self._run(download, store, final)
                 other, near = inode(final), final if final.is_dir() else None
-                got = self._run(Download(staging, plan, near), store, final)
-                return replace(got, other=other)
-            except Busy:  # a node that shares this directory is at it
-                self._options.say(f"waits for another download of {plan.name}")
+                download = Download(staging, plan, near)
+                return replace(self._run(download, store, final), other=other)
+            except Busy as e:  # a node that shares this directory is at it
+                if size < 0:
+                    self._options.say(f"waits for another download of {plan.name}")
+                if (now_there := download.bytes_there()) != size:
+                    size, until = now_there, time.monotonic() + self._options.wait
+                elif time.monotonic() > until:
+                    text = f"it has got nothing for {self._options.wait:.0f} s"
+                    raise Incomplete(f"{e}: {text}", hint="stop the other download") from e
             except ConfigError:
                 tries += 1
                 if tries == _MOST_TRIES:  # else another node has put it there meanwhile

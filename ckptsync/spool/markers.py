@@ -168,6 +168,15 @@ def begun(spool: Path) -> tuple[Begun, ...]:
     return tuple(sorted(processes, key=lambda b: (b.at, b.rank)))
 
 
+def ranks_at(spool: Path, at: float) -> int | None:
+    """Return how many ranks trained here ``at`` that time, by the mark of the last that began.
+
+    None if no hook has marked any.
+    """
+    worlds = [mark.world for mark in begun(spool) if mark.at <= at]
+    return worlds[-1] if worlds else None
+
+
 def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing."""
     saves = folders.children(spool / "saves")

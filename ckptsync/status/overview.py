@@ -92,8 +92,13 @@ def overview(
         catalogue=catalogue,
         running=seen_now.running,
     )
+    # what a node does for another run is no alarm of this one
+    ours = tuple(
+        replace(n, running=tuple(p for p in n.running if not run or p.run in ("", run)))
+        for n in nodes
+    )
     alarms = sorted(
-        _find_alarms(seen, patience),
+        _find_alarms(replace(seen, nodes=ours), patience),
         key=lambda a: (SEVERITIES.index(a.severity), a.since or now, a.key),
     )
     return replace(seen, alarms=tuple(alarms))

@@ -5,6 +5,8 @@ trainer calls its best, never what a process has open, and nothing of which the 
 that lies here: sizes and times can be kept while bytes change, so a file is read again unless its
 inode and ctime are those that were uploaded.  A checkpoint goes by one rename, so that no trainer
 sees half of one; if it changed in that moment, it comes back by another.
+
+What `ckptsync resume` has moved aside goes, too, once a later checkpoint is here and VERIFIED.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.checkpoint_dirs import CheckpointDir
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
+from ckptsync.checkpoint_dirs import ASIDE, CheckpointDir, list_aside, series_and_step
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.plain_json import parse
 from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
@@ -194,6 +196,22 @@ def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -
     )
 
 
+def is_superseded(aside: Local, there: Iterable[Local]) -> bool:
+    """Return whether a later checkpoint is VERIFIED than one that was moved aside.  Pure.
+
+    Later: of the same series, with a greater step, and written after it.
+    """
+    series, step = series_and_step(aside.name)
+    return step is not None and any(
+        one.is_verified
+        and not one.is_busy
+        and series_and_step(one.name)[0] == series
+        and one.age[0] > step
+        and one.age[1] > aside.age[1]
+        for one in there
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _CleanUp:
     """What the removal of checkpoints needs; ``wrong`` gets what could not go."""
@@ -230,6 +248,7 @@ def _clean_checkpoints(
         is_verified = not files.others and _holder(name, files.stats, to.view) is not None
         finished = one.seen.pin.notes.finished if one.seen.pin else 0
         there.append(Local(name, age, is_verified, is_busy, finished))
+    yield from _clean_aside(to, there)
     for name in choose_cleanable(there, best, keep):
         try:
             size = _remove_checkpoint(to, here[name].seen.checkpoint_dir)
@@ -241,6 +260,28 @@ def _clean_checkpoints(
             yield UploadProgress(
                 run.name, name, 0, "cleaned", "the store has it, VERIFIED", size=size
             )
+
+
+def _clean_aside(to: _CleanUp, there: Sequence[Local]) -> Iterator[UploadProgress]:
+    """Remove what was moved aside, where that is superseded; yield what is gone."""
+    folder = to.run.path / ASIDE
+    for name, (checkpoint, files) in list_aside(to.run.path).items():
+        age = (0, max(f.mtime for f in files))
+        if not is_superseded(Local(checkpoint, age, is_verified=False, is_busy=False), there):
+            continue
+        try:
+            if is_open(folder if files[0].path == name else folder / name, files):
+                continue
+            with refusals(folder), opened_directory(folder) as fd:
+                # by one rename, so that nobody takes back a half of it
+                os.rename(name, f"{_GONE}{name}", src_dir_fd=fd, dst_dir_fd=fd)
+                remove_in(fd, f"{_GONE}{name}")
+        except (ConfigError, Incomplete, StoreError) as e:
+            to.wrong.append(failure(to.run.name, f"{ASIDE}/{name}", e))
+            continue
+        why = "moved aside before; a later checkpoint is VERIFIED"
+        size = sum(f.size for f in files)
+        yield UploadProgress(to.run.name, f"{ASIDE}/{name}", 0, "cleaned", why, size=size)
 
 
 def _remove_checkpoint(to: _CleanUp, checkpoint_dir: CheckpointDir) -> int | None:
@@ -271,7 +312,7 @@ def _remove_checkpoint(to: _CleanUp, checkpoint_dir: CheckpointDir) -> int | Non
 
 def remove_leftovers(output_dir: Path) -> None:
     """Remove what a worker that was killed had moved out of the way to remove."""
-    for folder in (output_dir / SPOOL, output_dir):
+    for folder in (output_dir / SPOOL, output_dir / ASIDE, output_dir):
         with contextlib.suppress(Incomplete), refusals(folder), opened_directory(folder) as fd:
             left = [name for name in names_in(fd) if name.startswith(_GONE)]
             if left and folder == output_dir:

@@ -28,7 +28,7 @@ from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.safe_names import checked_path, find_alike
 from ckptsync.spool import folders
 from ckptsync.spool.folders import refusals
-from ckptsync.spool.markers import PinNotes
+from ckptsync.spool.markers import PinNotes, ranks_at
 from ckptsync.spool.pins import Pin
 from ckptsync.stores import progress_signs
 from ckptsync.stores.stream import chunk_room
@@ -348,24 +348,29 @@ def draft_manifest(
     *,
     clock_offset: int,
     gone: tuple[str, ...] = (),
+    spool: Path | None = None,
 ) -> tuple[Manifest, tuple[str, ...]]:
     """Return the manifest of a whole save, and notes on its layout.  Reads metadata only.
 
     Its location and its number are still open, and so are the digests of files that are not in
     ``read``.  ``noted``: times and id of the save; ``gone``: the node's lost manifests of its name.
     They are candidates: the draft supersedes all, and `upload.upload` leaves out those of other
-    saves.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot
-    be stored.
+    saves.  ``spool``: its marks say how many ranks trained, where the training was killed before
+    the hook marked the save itself.  Raises Incomplete if anything changed meanwhile, Corrupt where
+    a file's name cannot be stored.
     """
     files = seen.files
     commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    # what the hook adds is as old as the training
+    times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
     if read.layout is None:
-        layout = _read_layout(files, min(commit.world, file_names.MOST_RANKS) if commit else None)
+        ranks = commit.world if commit else None
+        if commit is None and spool is not None:
+            ranks = ranks_at(spool, max(times, default=0) / 1e9)
+        layout = _read_layout(files, None if ranks is None else min(ranks, file_names.MOST_RANKS))
         check_unchanged(files)
         read.layout = layout
     demands, sources, notes = read.layout
-    # what the hook adds is as old as the training
-    times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
     trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
     manifest = Manifest(
         seen.run,

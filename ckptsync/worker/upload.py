@@ -50,6 +50,7 @@ from ckptsync.records.upload_decision import (
 from ckptsync.spool.markers import PinNotes
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
+from ckptsync.walk import SPOOL
 from ckptsync.worker.local_save import (
     AGAIN,
     AfterChunk,
@@ -157,8 +158,9 @@ def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFil
     ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
     """
     gone = to.view.known.lost_of(to.node, seen.checkpoint)
+    spool = to.output_dir / SPOOL if to.output_dir else None
     draft, notes = draft_manifest(
-        seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone
+        seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone, spool=spool
     )
     sent = upload(draft, seen.files, to, read.entries)
     location = correct_location(to.node, sent.location, seen.files, to)

@@ -4,11 +4,11 @@ hold.
     torchrun ... hf_training.py MODE --out DIR --truth DIR --base DIR [--steps N] [--pause SECONDS]
     [--hook]
 
-It runs in a Python that has transformers, accelerate and, for ZeRO, DeepSpeed, and knows nothing of
-the rest of this project but its hook. In ``--truth``, a directory of each node: ``checkpoint-N/``
-as the trainer had written it, copied when every rank had gone on to the next step's gradients (so
-every rank had written all of it) and before rotation takes it; on the node of rank 0
-``model-N.safetensors``, the weights as the framework gathered them at the end of step N;
+It runs in a Python that has transformers, accelerate, for ZeRO DeepSpeed, and for LoRA peft, and
+knows nothing of the rest of this project but its hook. In ``--truth``, a directory of each node:
+``checkpoint-N/`` as the trainer had written it, copied when every rank had gone on to the next
+step's gradients (so every rank had written all of it) and before rotation takes it; on the node of
+rank 0 ``model-N.safetensors``, the weights as the framework gathered them at the end of step N;
 ``events-R.jsonl``: what happened when; ``root/``: the files that lay beside the checkpoints in the
 end.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
-MODES = ("ddp", "fsdp2", "zero2", "zero3")
+MODES = ("ddp", "fsdp2", "zero2", "zero3", "lora")
 RANK, LOCAL = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -84,7 +84,7 @@ def allow_fsdp_on_cpu() -> None:
     accelerate.state.PartialState.set_device = set_device
 
 
-if OPTIONS.mode != "ddp":
+if OPTIONS.mode not in ("ddp", "lora"):
     allow_fsdp_on_cpu()  # before transformers looks at the state
 
 from safetensors.torch import save_file  # noqa: E402
@@ -104,7 +104,7 @@ WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was",
 
 def strategy(mode: str) -> dict[str, Any]:
     """What TrainingArguments is told about sharding."""
-    if mode == "ddp":
+    if mode in ("ddp", "lora"):
         return {"use_cpu": True}
     if mode == "fsdp2":
         wrapped = {
@@ -272,7 +272,12 @@ def trained() -> None:
 
 
 def model() -> Any:
-    """The base, or one as wide as asked."""
+    """The base, one as wide as asked, or the base with an adapter."""
+    if OPTIONS.mode == "lora":
+        peft = importlib.import_module("peft")
+        base = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
+        adapter = peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
+        return peft.get_peft_model(base, adapter)
     if not OPTIONS.hidden:
         return AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
     config = AutoConfig.from_pretrained(OPTIONS.base)

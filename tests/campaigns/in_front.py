@@ -1,14 +1,15 @@
 """Trainings with ``ckptsync resume`` in front of them, killed again and again: the losses are those
 of a training that was never interrupted.
 
-    python -m tests.campaigns.in_front --modes ddp fsdp2 zero3 --chains 2
+    python -m tests.campaigns.in_front --modes ddp fsdp2 zero3 lora --chains 2
 
 A real training (Hugging Face's Trainer) is trained once to its end, without anything of ckptsync.
 Then the same training runs on two nodes that share no disk, ``ckptsync resume`` before it on each,
 and is killed at random moments: its processes on one node or on both, ``resume`` itself, or all
 that a node runs, with its disk.  Saves are slow, so that many kills leave a torn one.  A node may
-come back under another name, and the store may be away as an attempt begins.  Attempts follow each
-other until one ends by itself.
+come back under another name, and the store may be away as an attempt begins.  A worker that
+``resume`` runs is killed alone, and so is the head (it is started again); each time the training
+goes on, or is killed later.  Attempts follow each other until one ends by itself.
 
 Every step of every attempt must have the loss and the norm of the gradients that it has in the
 training that was not interrupted, bit for bit; the last weights must be the same; both nodes of an
@@ -36,10 +37,12 @@ from typing import Any
 import yaml
 
 from ckptsync.digest import digest
+from ckptsync.walk import SPOOL
 from tests.campaigns.campaign import CKPTSYNC, end_by_signal, flags, verdict, working
 from tests.campaigns.cluster import Service
 from tests.campaigns.nodes import below, is_alive, kill_tree, start
 from tests.campaigns.two_nodes import (
+    MODES,
     NODES,
     SCRIPT,
     START,
@@ -53,7 +56,8 @@ from tests.support.vector import ROOT
 from tests.support.waiting import until
 
 WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
-SCOPES = ("trainings", "training", "resume", "disk", "node", "all", "name", "store")
+SERVICES = ("worker", "head")  # of which no training needs to know
+SCOPES = ("trainings", "training", "resume", "disk", "node", "all", "name", "store", *SERVICES)
 MOST_ATTEMPTS = 30
 AWAY = 30.0  # seconds in which the store cannot be reached
 DRAIN = "8m"
@@ -69,15 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             working("in-front", args.home) as home,
             on_two_nodes(home / mode, args.store, args.python, **WORKER) as nodes,
-            _head(nodes, is_wanted=args.trust == "verified"),
+            _head(nodes, is_wanted=args.trust == "verified") as head,
         ):
-            campaign = Campaign(nodes, mode, args)
+            campaign = Campaign(nodes, head, mode, args)
             wrong += verdict([*campaign.run()])
     return 1 if wrong else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = training_arguments(__doc__, default=("ddp", "fsdp2"))
+    parser = training_arguments(__doc__, modes=(*MODES, "lora"), default=("ddp", "fsdp2"))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
     parser.add_argument("--kills", type=int, default=4, help="of each training")
@@ -88,10 +92,10 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def _head(nodes: TwoNodes, *, is_wanted: bool) -> Iterator[None]:
+def _head(nodes: TwoNodes, *, is_wanted: bool) -> Iterator[Service | None]:
     """A head beside the nodes, so that checkpoints are verified."""
     if not is_wanted:
-        yield
+        yield None
         return
     rules = {"every": "1s", "config_from": {"*": str(ROOT / "base")}}
     verify = {"level": "digest", "period": "1h", "tick": "1s"}
@@ -99,7 +103,7 @@ def _head(nodes: TwoNodes, *, is_wanted: bool) -> Iterator[None]:
     head = Service(nodes.home, "head", "head", "verifier", store=store, head=rules, verify=verify)
     head.start()
     try:
-        yield
+        yield head
     finally:
         head.kill()
 
@@ -107,13 +111,17 @@ def _head(nodes: TwoNodes, *, is_wanted: bool) -> Iterator[None]:
 class Campaign:
     """All trainings of one mode."""
 
-    def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
-        self._nodes, self._mode, self._args = nodes, mode, args
+    def __init__(
+        self, nodes: TwoNodes, head: Service | None, mode: str, args: argparse.Namespace
+    ) -> None:
+        self._nodes, self._head, self._mode, self._args = nodes, head, mode, args
         self._dice = random.Random(f"{args.seed} {mode}")
         self._scopes = [*args.scopes]
         if "store" in self._scopes and (not nodes.network or args.store == "posix"):
             self._scopes.remove("store")
             print(f"{mode}: no link leads to this store: it is not cut", flush=True)
+        if "head" in self._scopes and head is None:
+            self._scopes.remove("head")
 
     def run(self) -> Iterator[str]:
         """Train; yield what is wrong."""
@@ -162,21 +170,27 @@ class Campaign:
         """One start on both nodes, and its end; return the nodes without a disk, and the codes."""
         lost: set[int] = set()
         node = self._dice.randrange(NODES)
+        # without its worker, or the head, a training goes on, or is killed itself
+        is_killed = scope not in ("", *SERVICES) or (scope != "" and self._dice.random() < 0.6)
         with (
             self._store_away(is_wanted=scope == "store"),
+            self._without_head(is_wanted=scope == "head"),
             self._trainings(run, attempt, resume="{checkpoint}") as fronts,
         ):
             if scope:
                 self._wait_for_step(run, attempt, fronts)
+                if scope == "worker":
+                    _kill_worker(self._nodes.node(node) / "out" / run)
                 # mostly before its last step
                 last = self._args.steps - 1
                 until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
-                self._kill(scope, node, fronts)
+                if is_killed:
+                    self._kill(scope, node, fronts)
             codes = _finished(fronts)
             if None in codes:
                 yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
-            if not scope and any(codes):
-                yield f"{run} {attempt}: not killed, and ended with {codes}"
+            if not is_killed and any(codes):
+                yield f"{run} {attempt}: {scope or 'not killed'}, and ended with {codes}"
         if scope == "disk":
             shutil.rmtree(self._nodes.node(node) / "out" / run, ignore_errors=True)
             lost.add(node)
@@ -248,7 +262,7 @@ class Campaign:
             time.sleep(1)
             _kill_session(fronts[node])
             return
-        if scope in ("trainings", "training", "store"):
+        if scope in ("trainings", "training", "store", *SERVICES):
             for front in [fronts[node]] if scope == "training" else fronts:
                 for pid in _trainers(front.pid):
                     with contextlib.suppress(ProcessLookupError):
@@ -280,6 +294,20 @@ class Campaign:
             timer.cancel()
             timer.join()
             mend()
+
+    @contextlib.contextmanager
+    def _without_head(self, *, is_wanted: bool) -> Iterator[None]:
+        """Kill the head, and start it again after a while."""
+        if not is_wanted or self._head is None:
+            yield
+            return
+        self._head.kill()
+        timer = threading.Timer(self._dice.uniform(0, AWAY), self._head.start)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
 
     def _rename(self, n: int, name: str) -> None:
         """Have a node come back under another name, with its disk."""
@@ -377,6 +405,15 @@ def _kill_trainers(out: Path) -> None:
             if all(word in told for word in words) and b"ckptsync\0resume" not in told:
                 os.kill(int(path.name), signal.SIGKILL)
                 until(lambda pid=int(path.name): not is_alive(pid))  # type: ignore[misc]
+
+
+def _kill_worker(out: Path) -> None:
+    """Kill the worker that `resume` runs for an output directory, at whatever it is."""
+    config = f"{out}/{SPOOL}/embedded-"
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if config.encode() in (path / "cmdline").read_bytes():
+                os.kill(int(path.name), signal.SIGKILL)
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

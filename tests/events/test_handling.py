@@ -1,6 +1,9 @@
 """One event is done and remembered in the store; a claim keeps another head from it."""
 
+import json
+import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +12,13 @@ import pytest
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.cli.events import describe
+from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.events.definitions import Definition
 from ckptsync.events.due import due_events
 from ckptsync.events.handling import Elsewhere, HandledEvent, Request, first_seen, handle
 from ckptsync.head.gc import TrainerMetrics
+from ckptsync.spool.markers import began
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from tests.support.small_store import make
@@ -64,6 +69,16 @@ def test_it_is_done_once_and_again_by_hand(store: Store, tmp_path: Path) -> None
     [handled] = here(store).handled
     assert (handled.name, handled.done, handled.failures) == ("eval", True, 0)
     assert here(store).metrics == (("eval/acc", 0.5),)
+
+
+def test_a_command_is_told_what_ls_prints(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    do(store, event(f"cat >{tmp_path}/told"))
+    told = json.loads((tmp_path / "told").read_text())
+    capsys.readouterr()
+    assert main(["ls", MODEL, "--store", str(tmp_path / "store"), "--json"]) == 0
+    assert told.keys() == json.loads(capsys.readouterr().out).keys() | {"event", "name"}
 
 
 def test_arguments_say_where_it_lies(store: Store, tmp_path: Path) -> None:
@@ -126,18 +141,31 @@ def test_a_live_claim_of_another_head_is_left_to_it(
     assert not here(store).handled
     monkeypatch.setattr("ckptsync.events.handling.STALE", 0.0)  # its head is dead
     assert not do(store, definition).was_done
-    store.write(claim, [b"n\n"])  # of this node, which was killed
     monkeypatch.undo()
+    for killed in (b"n\n", b"n 999999999 7\n"):  # of this node
+        store.write(claim, [killed])
+        assert do(store, definition).was_done
+    # another process of this node is at it: the one that has started this one
+    parent = os.getppid()
+    store.write(claim, [f"n {parent} {began(parent)}\n".encode()])
+    with pytest.raises(Elsewhere, match="n does it"):
+        do(store, definition)
+    store.delete(claim)
     assert do(store, definition).was_done
     assert not list(store.names(".ckptsync/events/"))
     assert not (tmp_path / "store" / claim).exists()
 
 
-def test_a_head_remembers_since_when_it_has_an_event(store: Store) -> None:
+def test_a_head_remembers_since_when_it_has_an_event(store: Store, tmp_path: Path) -> None:
     definition = event("exit 0")
     since = first_seen(store, [definition])
     assert first_seen(store, [definition]) == since
     assert not due_events([definition], read_catalogue(store).summaries, since).now
+    # a clock that was ahead as it was written, and is right now
+    [name] = [entry.name for entry in store.names(".ckptsync/events/")]
+    later = time.time() + 9e6
+    os.utime(tmp_path / "store" / name, (later, later))
+    assert abs(first_seen(store, [definition])["eval", "verified"] - time.time()) < 1e6
     before = dict.fromkeys(since, 0.0)
     [due] = due_events([definition], read_catalogue(store).summaries, before).now
     assert (due.location, due.happened.at) == ("checkpoint-4", here(store).proof.first)

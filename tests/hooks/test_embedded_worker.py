@@ -289,8 +289,13 @@ def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id_in_one_sto
     assert claim_node("node", f"{tmp_path}/other", Path("/b/_ckptsync")) == "node"
     assert claim_node("n" * 100, str(tmp_path), Path("/b/_ckptsync")) == "n" * 100
     assert checked_node(claim_node("n" * 100, str(tmp_path), Path("/b/_ckptsync")))
-    holder.communicate()
-    assert claim_node("node", str(tmp_path), Path("/b/_ckptsync")) == "node"
+    # a worker of this very directory that is about to end is waited for
+    (tmp_path / "worker-node.lock").touch()
+    assert claim_node("node", str(tmp_path), tmp_path, 0.0) != "node"
+    ending = threading.Timer(1.0, holder.communicate)
+    ending.start()
+    assert claim_node("node", str(tmp_path), tmp_path, 600.0) == "node"
+    ending.join()
 
 
 # --- the wait for the store

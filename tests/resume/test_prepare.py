@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -16,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.checkpoint_dirs import find_checkpoint_dirs, find_strays, list_checkpoint
+from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, list_checkpoint
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.pull.find import PullRequest, find
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.drain import TrainingMark
-from ckptsync.resume.local import ASIDE, judge_output_dir
+from ckptsync.resume.local import judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
 from ckptsync.spool.markers import PinNotes
@@ -29,7 +31,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.retry import Persistence, Retrying
-from ckptsync.walk import SPOOL
+from ckptsync.walk import SPOOL, opened_directory
 from ckptsync.worker.observation import fingerprint
 from tests.resume.trainer import source
 from tests.support import small_store
@@ -134,19 +136,21 @@ def check_nothing_is_gone(before: list[bytes], folder: Path) -> None:
 # One node.
 
 
-def take_reports(url: str) -> dict[Path, bytes]:
-    """Delete the reports of a store; return them."""
-    paths = Path(url).rglob("report-*.json")
+def take_reports(url: str, checkpoint: str = "*") -> dict[Path, bytes]:
+    """Delete the reports of a store, or of one checkpoint; return them."""
+    paths = Path(url).rglob(f"{checkpoint}/report-*.json")
     reports = {path: path.read_bytes() for path in [*paths]}
     for path in reports:
         path.unlink()
     return reports
 
 
-def test_a_training_waits_for_the_verifier_before_it_begins_from_the_beginning(
-    url: str, tmp_path: Path
+@pytest.mark.parametrize("unverified", ["*", "checkpoint-5"])
+def test_a_training_waits_for_the_verifier_before_it_begins_with_less(
+    url: str, tmp_path: Path, unverified: str
 ) -> None:
-    reports = take_reports(url)
+    reports = take_reports(url, unverified)
+    assert reports
     sentences: list[str] = []
 
     def say(text: str) -> None:
@@ -168,6 +172,15 @@ def test_a_training_does_not_begin_from_the_beginning_where_complete_saves_wait_
         prepare(out, alone, options(open_store(url), wait=0.2))
     assert "--trust complete" in error.value.hint
     assert prepare(out, alone, options(open_store(url), trust="complete")).step == 5
+
+
+def test_a_training_begins_with_an_older_checkpoint_where_no_verifier_comes(
+    url: str, tmp_path: Path
+) -> None:
+    take_reports(url, "checkpoint-5")
+    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url), wait=0.2))
+    assert start.step == 4
+    assert "checkpoint-5 is newer and complete, but no verifier has read it" in start.text
 
 
 def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside(
@@ -427,6 +440,20 @@ def test_nodes_that_share_their_output_directory_share_a_download(url: str, tmp_
         }
     )
     assert steps(outcomes) == [8, 8]
+
+
+def test_another_download_that_gets_nothing_is_not_waited_for_for_ever(
+    url: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    plan = find(open_store(url), PullRequest(f"{RUN}/checkpoint-5")).plan
+    hidden = out / f".{plan.name}.pull-{plan.key}"
+    hidden.mkdir(parents=True)
+    with opened_directory(hidden) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(Incomplete, match="it has got nothing for") as error:
+            prepare(out, Attempt("a", 1, "n"), options(open_store(url), wait=0.2))
+        assert "stop the other download" in error.value.hint
 
 
 def test_two_saves_of_one_step_are_not_mixed(url: str, tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_a_queue_waits_for_too_long_after_an_hour_and_says_the_nodes_error() -> 
     assert alarm.since == NOW - 5 - HOUR - 1
 
 
+def test_what_a_node_does_for_another_run_is_no_alarm_of_a_run() -> None:
+    late = heart(queue=("run/checkpoint-1", "other/checkpoint-1"), oldest=HOUR + 1)
+    assert "2 in the upload queue" in raised(late)["waiting n0"].text
+    assert "1 in the upload queue" in raised(late, run="run")["waiting n0"].text
+    assert not raised(late, run="third")
+    lost = heart(ago=601, queue=("other/checkpoint-1",))
+    assert raised(lost, run="run")["node-lost n0"].severity == "warning"
+
+
 def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
     assert not raised(heart(), fact(offset=9.0))
     assert "10m ahead of the store's" in raised(heart(), fact(offset=600.0))["clock n0"].text

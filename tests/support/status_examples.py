@@ -92,11 +92,18 @@ def shown(
     faults: tuple[Fault, ...] = (),
     room: Room | None = None,
     now: float = NOW,
+    run: str = "",
 ) -> Overview:
     """What is to be seen of a store of these."""
     files = NodeFiles({k.entry.name: k for k in known})
     return overview(
-        "/store", Catalogue(tuple(locations), faults), files, now, room=room, patience=Patience()
+        "/store",
+        Catalogue(tuple(locations), faults),
+        files,
+        now,
+        room=room,
+        patience=Patience(),
+        run=run,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.checkpoint_dirs import checkpoint_dir_at
+from ckptsync.checkpoint_dirs import ASIDE, checkpoint_dir_at
 from ckptsync.errors import CkptsyncError, Corrupt, StoreError, Unsupported
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
@@ -296,6 +296,38 @@ def test_what_a_killed_worker_had_put_aside_is_removed(tmp_path: Path) -> None:
     )
     tick(w, 1000.0)
     assert not (tmp_path / "_ckptsync" / ".gone-cleaned-checkpoint-0").exists()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_was_moved_aside_goes_once_a_later_checkpoint_is_verified(
+    tmp_path: Path, *, clean: bool
+) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store, clean=clean)
+    weights = {"w": b"torn"}
+    (tmp_path / ASIDE).mkdir()
+
+    def aside() -> list[str]:
+        return sorted(path.name for path in (tmp_path / ASIDE).iterdir())
+
+    for name in ("2", "2.2", "1", "3", "4"):
+        lay(tmp_path / "x", weights, 9.0 if name == "1" else 1.5).rename(
+            tmp_path / ASIDE / f"checkpoint-{name}"
+        )
+    (tmp_path / ASIDE / "mine").write_bytes(b"mine")
+    everything = aside()
+    tick(w, 1000.0)
+    assert aside() == everything, "nothing is verified"
+    verify(store, "checkpoint-3")
+    with (tmp_path / ASIDE / "checkpoint-2.2" / "w").open("rb"):
+        found = tick(w, 1001.0)
+        assert ("checkpoint-2" in aside()) is not clean
+    # written after it, of its step or an earlier one, or of no series: these stay
+    gone = [p.checkpoint for p in found.progress if p.phase == "cleaned"]
+    assert gone == ([f"{ASIDE}/checkpoint-2"] if clean else [])
+    tick(w, 1002.0)
+    left = ["checkpoint-1", "checkpoint-3", "checkpoint-4", "mine"]
+    assert aside() == (left if clean else everything)
 
 
 def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:

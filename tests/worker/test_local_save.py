@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from ckptsync.checkpoint_dirs import CheckpointDir, find_checkpoint_dirs, list_c
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.layouts import registry
 from ckptsync.records.manifest import Manifest
-from ckptsync.spool.markers import PinNotes
+from ckptsync.spool.markers import Begun, PinNotes, begun_path, write_mark
 from ckptsync.spool.pins import grow, list_pins, open_pin
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.walk import stat_open, walk
+from ckptsync.walk import SPOOL, stat_open, walk
 from ckptsync.worker.local_save import (
     LATER,
     Changed,
@@ -30,10 +31,11 @@ from ckptsync.worker.local_save import (
     local_save,
 )
 from ckptsync.worker.store_view import StoreView
-from ckptsync.worker.upload import UploadContext, upload
+from ckptsync.worker.upload import UploadContext, send_save, upload
 from ckptsync.worker.upload_sources import UploadSource
+from tests.support.files_in_memory import safetensors_file
 from tests.support.vector import vector
-from tests.support.worker_in_process import draft_of
+from tests.support.worker_in_process import T, context, draft_of, lay, manifests, seen
 
 
 def held(path: Path) -> LocalFiles:
@@ -45,6 +47,22 @@ def drafted(path: Path, read: ReadFiles | None = None) -> tuple[Manifest, tuple[
     (checkpoint_dir,) = find_checkpoint_dirs(path)
     seen = LocalSave("run", checkpoint_dir, held(path), None)
     return draft_manifest(seen, "n0", PinNotes(), read or ReadFiles(), clock_offset=0)
+
+
+def test_without_a_mark_of_the_save_the_trainings_says_how_many_ranks_have_random_states(
+    tmp_path: Path,
+) -> None:
+    states = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state_0.pth")
+    model = safetensors_file({"w": ("U8", (1,), b"x")})
+    lay(tmp_path, {"model.safetensors": model, **dict.fromkeys(states, b"{}")}, at=50.0)
+    for name, began, world in (("hook", 40.0, 4), ("later", 60.0, 8), ("resume-7-8", 30.0, 1)):
+        mark = Begun("t", 0, world, 1, "h", 1, "1", "b", T / 1e9 + began)
+        write_mark(begun_path(tmp_path / SPOOL, name), mark)
+    store = MemoryStore()
+    send_save(seen(tmp_path), PinNotes(), replace(context(store), output_dir=tmp_path), ReadFiles())
+    [known] = manifests(store)
+    assert {f"rng_state_{rank}.pth" for rank in range(4)} <= known.manifest.demands.resume.keys()
+    assert "rng_state_4.pth" not in known.manifest.demands.resume
 
 
 def sent(path: Path, hold: LocalFiles) -> Manifest:
