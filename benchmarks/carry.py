@@ -2,9 +2,8 @@
 
 ``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
 
-HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what
-`ckptsync push` has sent, each file's digest compared with its manifest's), ``boto3`` (upload_file
-and download_file, eight files at once) or ``s3fs`` (put and get).
+HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``boto3`` (upload_file and
+download_file, eight files at once) or ``s3fs`` (put and get).
 """
 
 # ruff: noqa: PLC0415  each process imports what it needs alone
@@ -27,9 +26,7 @@ AT_ONCE = 8
 def main() -> None:
     """Carry, and say nothing."""
     how, direction, directory, url = sys.argv[1:]
-    {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](
-        direction, Path(directory), url
-    )
+    {"store": _store, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url)
 
 
 def _store(direction: str, directory: Path, url: str) -> None:
@@ -54,36 +51,6 @@ def _store(direction: str, directory: Path, url: str) -> None:
         )
 
     _each((path for path in sorted(directory.rglob("*")) if path.is_file()), send)
-
-
-def _fetch(_direction: str, directory: Path, url: str) -> None:
-    from ckptsync.digest import FileDigest
-    from ckptsync.records.io import decode
-    from ckptsync.records.manifest import FileEntry, Manifest
-    from ckptsync.records.store_paths import file_name, parse_record_name
-    from ckptsync.stores.contract import read_all
-    from ckptsync.stores.opening import open_store
-    from ckptsync.stores.parallel_download import StoredFile, download
-    from ckptsync.stores.posix.store import PosixStore
-
-    there = open_store(url, _options())
-    directory.mkdir()
-    parsed = {
-        e.name: found
-        for e in there.names("")
-        if (found := parse_record_name(e.name)) and found.kind == "manifest"
-    }
-    manifests = [decode(name, read_all(there, name)) for name, found in parsed.items()]
-
-    def wanted(m: Manifest, f: FileEntry) -> StoredFile:
-        digest = FileDigest(f.size, f.digest, f.block_size, f.blocks)
-        return StoredFile(file_name(m.run, m.location, f.path), f.path, f.size, digest)
-
-    download(
-        there,
-        PosixStore(str(directory)),
-        [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files],
-    )
 
 
 def _boto3(direction: str, directory: Path, url: str) -> None:

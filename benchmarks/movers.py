@@ -20,7 +20,7 @@ Command = Callable[[Path, Place], list[str]]
 class Mover:
     """``up`` sends the files of a directory, to below `HERE` in the place.
 
-    ``down`` brings them back into a directory that is not there yet.
+    ``down`` brings them back into a directory that is not there yet, or below it as `CHECKPOINT`.
 
     ``program`` has to be on the path, or in Python's own directory; ``module`` installed.
     """
@@ -67,7 +67,11 @@ def _pushed(directory: Path, place: Place) -> list[str]:
     ]
 
 
-CKPTSYNC = Mover("ckptsync", _pushed, lambda d, p: _carry("fetch", "down", d, p.url))
+def _pulled(directory: Path, place: Place) -> list[str]:
+    return [sys.executable, "-m", "ckptsync", "pull", HERE, str(directory), "--store", place.url]
+
+
+CKPTSYNC = Mover("ckptsync", _pushed, _pulled)
 STORE = Mover(
     "ckptsync's store alone",
     lambda d, p: _carry("store", "up", d, p.url),

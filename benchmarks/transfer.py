@@ -26,7 +26,7 @@ from typing import Literal
 from benchmarks.contest import Contest
 from benchmarks.machine import file_system
 from benchmarks.measure import Run
-from benchmarks.movers import CKPTSYNC, HERE, OVER_S3, OVER_SFTP, Mover
+from benchmarks.movers import CHECKPOINT, CKPTSYNC, HERE, OVER_S3, OVER_SFTP, Mover
 from benchmarks.places import Digests, Place, digests, s3, sftp
 from benchmarks.running import held, measured
 from benchmarks.transfer_merge import OURS, THEIRS, Merge
@@ -220,7 +220,8 @@ class _Down:
         try:
             assert mover.down
             run = measured(mover.down(target, self._place), self._place, self._work / "log")
-            return run, _compared(digests(target), wanted)
+            below = target / CHECKPOINT
+            return run, _compared(digests(below if below.is_dir() else target), wanted)
         finally:
             shutil.rmtree(target, ignore_errors=True)
 

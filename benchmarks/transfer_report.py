@@ -33,8 +33,8 @@ was there
 afterwards, by the BLAKE3 of every file, after every run.
 
 `ckptsync` is `ckptsync push`: it scans, digests everything, and ends with a manifest; downwards \
-it reads all that a manifest names and compares each file's
-digest. *ckptsync's store alone* is the same code below, without scan, manifest and digests.
+it is `ckptsync pull`, which compares each file's digest, and syncs all
+to the disk. *ckptsync's store alone* is the same code below, without scan, manifest and digests.
 
 ## The machine
 

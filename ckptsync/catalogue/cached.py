@@ -263,7 +263,7 @@ def read_catalogue(
     """
     cache = cache or Cache()
     now = time.time() if now is None else now
-    runs = [run] if run else sorted(found for found in store.dirs("") if found != RECORDS)
+    runs = [run] if run else sorted(name for name in store.dirs("") if name != RECORDS)
     sending: dict[Name, dict[str, float]] = {}
     keys: dict[str, str] = {}
     changed: dict[Name, list[Entry]] = {}
@@ -286,23 +286,25 @@ def read_catalogue(
                     sending.update(senders(entries, now))
                 keys[listed] = listing_key(records)
                 changed |= _list_changed(cache, listed, entries, keys[listed], sending)
-        for name, (found, wrong, is_final) in zip(changed, pool.map(renew, changed), strict=True):
+        for name, (checkpoint, wrong, is_final) in zip(
+            changed, pool.map(renew, changed), strict=True
+        ):
             checkpoints = cache.run(name[0]).checkpoints
             if not is_final:
-                unreadable[name] = found
-            elif found is not checkpoints.get(name[1]):
-                checkpoints[name[1]], cache.is_new = found, True
+                unreadable[name] = checkpoint
+            elif checkpoint is not checkpoints.get(name[1]):
+                checkpoints[name[1]], cache.is_new = checkpoint, True
             faults += wrong
     finally:
         pool.shutdown(cancel_futures=True)  # after an error only running requests end
     if not run:
         cache.forget_others(runs)
-    known: list[Checkpoint] = []
+    all_checkpoints: list[Checkpoint] = []
     for listed, key in keys.items():
-        its = {name: found for (of, name), found in unreadable.items() if of == listed}
-        known += _finish_run(cache, listed, key, its)
-    summaries = [s for found in known for s in found.summaries]
-    clock = max([clock, *(found.newest for found in known)])
+        its = {name: checkpoint for (of, name), checkpoint in unreadable.items() if of == listed}
+        all_checkpoints += _finish_run(cache, listed, key, its)
+    summaries = [s for checkpoint in all_checkpoints for s in checkpoint.summaries]
+    clock = max([clock, *(checkpoint.newest for checkpoint in all_checkpoints)])
     uploading = [
         replace(s, status="UPLOADING", uploading=tuple(sorted(sending[s.run, s.checkpoint])))
         if s.status == "INCOMPLETE" and (s.run, s.checkpoint) in sending
@@ -387,24 +389,24 @@ def _finish_run(
     """
     cached = cache.run(run)
     if cached.key != key or unreadable:
-        found = {**cached.checkpoints, **unreadable}
-        found = {name: found[name] for name in sorted(found, key=partial(reading_order, run))}
-        cached.checkpoints = {name: its for name, its in found.items() if name not in unreadable}
+        ordered = {**cached.checkpoints, **unreadable}
+        ordered = {name: ordered[name] for name in sorted(ordered, key=partial(reading_order, run))}
+        cached.checkpoints = {name: its for name, its in ordered.items() if name not in unreadable}
         cached.key = "" if unreadable else key
         cache.is_new |= bool(cached.checkpoints)
-        return found.values()
+        return ordered.values()
     return cached.checkpoints.values()
 
 
 def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
     """Return what lies below a run's records, by checkpoint, without announcements of uploads."""
-    found: dict[Name, list[Entry]] = {}
+    groups: dict[Name, list[Entry]] = {}
     start = len(f"{run}/{RECORDS}/")
     for entry in entries:
         location, _, rest = entry.name[start:].partition("/")
         if rest and not rest.startswith("sending/"):
-            found.setdefault((run, checkpoint_of(location)), []).append(entry)
-    return found
+            groups.setdefault((run, checkpoint_of(location)), []).append(entry)
+    return groups
 
 
 def listing_key(entries: Iterable[Entry]) -> str:
@@ -437,8 +439,8 @@ def _renewed(
     )
     data = listing_key(e for e in files if e.name.startswith(open_))
     newest = max((e.mtime for e in files), default=0.0)
-    found = Checkpoint(key, tuple(summarize(s, mtimes) for s in seen), open_, data, newest)
-    return found, faults, not faults and len(records) == len(names)
+    checkpoint = Checkpoint(key, tuple(summarize(s, mtimes) for s in seen), open_, data, newest)
+    return checkpoint, faults, not faults and len(records) == len(names)
 
 
 def waits(seen: LocationState) -> bool:
@@ -459,9 +461,9 @@ def _without_listing(
     sizes = {name: size for seen in likely for name, size in seen.named_files().items()}
     judged = list_locations(records, sizes, hidden) if sizes else bare
     finished = {s.location: s.named_files() for s in judged if s.status in UNLISTED}
-    found = {name: size for files in finished.values() for name, size in files.items()}
+    finished_sizes = {name: size for files in finished.values() for name, size in files.items()}
     others = [seen for seen in bare if seen.location not in finished]
-    return found, tuple(prefix for seen in others for prefix in _prefixes(seen))
+    return finished_sizes, tuple(prefix for seen in others for prefix in _prefixes(seen))
 
 
 def _prefixes(seen: LocationState) -> Iterator[str]:

@@ -159,7 +159,7 @@ class DirectoryFiles(FileTree):
 
     def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
         try:
-            found = list(safe_open.files_below(self.root, "", is_no_content, self._pass_over))
+            files = list(safe_open.files_below(self.root, "", is_no_content, self._pass_over))
         except OSError as e:
             if not safe_open.is_absence(e):
                 raise _refused(str(Path(self.root, str(e.filename or ""))), e) from e
@@ -173,7 +173,7 @@ class DirectoryFiles(FileTree):
             raise ConfigError(
                 f"{self.root}: {fault}, a checkpoint's directory expected", hint=hint
             ) from e
-        return {name: _stamp(stat) for name, stat in found}
+        return {name: _stamp(stat) for name, stat in files}
 
     def _now(self, name: str) -> tuple[int, float, int] | None:
         try:
@@ -234,16 +234,16 @@ class ListedFiles(FileTree):
                 f"{self.root}: no such directory, a checkpoint's directory expected",
                 hint="check the path",
             )
-        found = list(
+        entries = list(
             store.names_reporting(self._pass_over) if isinstance(store, Rooted) else store.names("")
         )
-        if not found and "link" not in self._odd:
+        if not entries and "link" not in self._odd:
             raise ConfigError(
                 f"{self.root}: nothing found, a checkpoint's directory expected",
                 hint="check the URL",
             )
-        self._all = frozenset(entry.name for entry in found)
-        content = (entry for entry in found if not any(map(is_no_content, entry.name.split("/"))))
+        self._all = frozenset(entry.name for entry in entries)
+        content = (entry for entry in entries if not any(map(is_no_content, entry.name.split("/"))))
         return {entry.name: (entry.size, entry.mtime, 0) for entry in content}
 
     def _merging(self) -> bytes:

@@ -40,19 +40,19 @@ def measure_offset(store: Store, name: str, farthest: float = DAY) -> int:
     before = time.time()
     store.write(name, [b"?"], About(1))
     after = time.time()
-    found = _time_of(store, name)
-    return 0 if found is None or found == last else offset_of(before, after, found, farthest)
+    mtime = _time_of(store, name)
+    return 0 if mtime is None or mtime == last else offset_of(before, after, mtime, farthest)
 
 
-def offset_of(before: float, after: float, found: float, farthest: float = DAY) -> int:
+def offset_of(before: float, after: float, mtime: float, farthest: float = DAY) -> int:
     """Return this machine's clock minus the store's in ns, by the time of one file.
 
     ``before``, ``after``: our clock before and after the file was written, in seconds.
-    ``found``: its time in the store; one without a fraction was cut to the second. A store that is
+    ``mtime``: its time in the store; one without a fraction was cut to the second. A store that is
     ``farthest`` off has no clock.
     """
-    grain = 1.0 if found == int(found) else 0.0
-    offset = (before + after) / 2 - (found + grain / 2)
+    grain = 1.0 if mtime == int(mtime) else 0.0
+    offset = (before + after) / 2 - (mtime + grain / 2)
     error = (after - before) / 2 + grain / 2 + 0.02  # file systems tick by 4 ms, some by 10
     return 0 if abs(offset) <= error or abs(offset) > farthest else int(offset * 100) * 10**7
 

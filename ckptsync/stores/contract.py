@@ -298,12 +298,12 @@ def slices(store: Store, prefix: str, cuts: Sequence[str]) -> list[Callable[[], 
 
 
 def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> list[Entry]:
-    found = []
+    entries = []
     for entry in store.names_after(prefix, after):
-        found.append(entry)
+        entries.append(entry)
         if entry.name in ends:
             break
-    return found
+    return entries
 
 
 def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:

@@ -83,8 +83,8 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
     with ThreadPool(_AT_ONCE // 2) as pool:
         return next(
             (
-                found
-                for found, is_one in zip(above, pool.map(has_store, above), strict=True)
+                place
+                for place, is_one in zip(above, pool.map(has_store, above), strict=True)
                 if is_one
             ),
             None,

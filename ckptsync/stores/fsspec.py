@@ -87,18 +87,18 @@ class GenericStore:
         self._has_warned = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        found = self._listed(prefix, "file", lambda fs, at: fs.find(at, detail=True).values())
+        infos = self._listed(prefix, "file", lambda fs, at: fs.find(at, detail=True).values())
         yield from sorted(
             Entry(name, int(info["size"]), mtime_of(info))
-            for name, info in found
+            for name, info in infos
             if name.startswith(prefix) and not name.startswith(_UNFINISHED)
         )
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        found = self._listed(prefix, "directory", lambda fs, at: fs.ls(at, detail=True))
+        infos = self._listed(prefix, "directory", lambda fs, at: fs.ls(at, detail=True))
         names = {
             name.removeprefix(prefix)
-            for name, _ in found
+            for name, _ in infos
             if name.startswith(prefix + start) and not f"{name}/".startswith(_UNFINISHED)
         }
         return sorted(name for name in names if "/" not in name)
@@ -181,13 +181,13 @@ class GenericStore:
                 raise
             raise error_for(f"{self.url}/{name}", e) from e
         try:
-            found = self.size(name)
+            size = self.size(name)
         except NotFound as e:
             # somebody else is replacing it, or the back end has swallowed an error
             raise Transient(f"{self.url}/{name}: not found after it was written") from e
-        if found != pieces.size:
+        if size != pieces.size:
             raise StoreError(
-                f"{self.url}/{name}: the store has {found} bytes, {pieces.size} were uploaded",
+                f"{self.url}/{name}: the store has {size} bytes, {pieces.size} were uploaded",
                 hint="check that no other program writes to this store",
             )
 
@@ -354,20 +354,20 @@ def _class_of(remote: Remote) -> Any:
         raise ConfigError(
             f"{remote.url}: fsspec is not installed", hint=install_extra("fsspec")
         ) from e
-    known = known_implementations.get(remote.scheme, {})
+    info = known_implementations.get(remote.scheme, {})
     try:
         return get_filesystem_class(remote.scheme)
     except ValueError as e:
         near = near_names(remote.scheme, [*SCHEME_NAMES, "file", *known_implementations], 3)
-        guess = f"did you mean {' or '.join(f'{one}://' for one in near)}?  " if near else ""
+        guess = f"did you mean {' or '.join(f'{scheme}://' for scheme in near)}?  " if near else ""
         ours = ", ".join(f"{name}://" for name in SCHEME_NAMES)
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
             hint=(f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az:// …)"),
         ) from e
     except ImportError as e:
-        package = str(known.get("class", "")).partition(".")[0]
-        line = str(known.get("err", "")) if package in ("", "fsspec") else install(package)
+        package = str(info.get("class", "")).partition(".")[0]
+        line = str(info.get("err", "")) if package in ("", "fsspec") else install(package)
         raise ConfigError(
             f"{remote.url}: the package for {remote.scheme}:// is not installed", hint=line
         ) from e
@@ -390,7 +390,7 @@ def error_for(where: str, e: Exception) -> StoreError:
     codes = (getattr(e, key, None) for key in ("status_code", "status", "code"))
     status = next((code for code in codes if isinstance(code, int) and 100 <= code < 600), None)
     # the operating system's words, or the name of the class alone
-    what = (
+    reason = (
         e.strerror.lower()
         if isinstance(e, OSError) and isinstance(e.strerror, str)
         else f"failed with {type(e).__name__}"
@@ -420,8 +420,8 @@ def error_for(where: str, e: Exception) -> StoreError:
     if isinstance(e, OSError) and e.errno in _FINAL:
         return StoreError(f"{where}: {(e.strerror or '').lower()}", hint=HINTS.get(e.errno, ""))
     if isinstance(e, (OSError, TimeoutError, EOFError)) or names & _PASSING:
-        return Transient(f"{where}: {what}")
-    return StoreError(f"{where}: {what}" + (f" (HTTP {status})" if status else ""))
+        return Transient(f"{where}: {reason}")
+    return StoreError(f"{where}: {reason}" + (f" (HTTP {status})" if status else ""))
 
 
 _KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")

@@ -138,14 +138,14 @@ def parse_schedule(text: str) -> Schedule:
         )
     if len(words) == 1 and "," not in words[0]:
         return Schedule((0,), (_rate(words[0]),))
-    found: dict[int, float | None] = {}
+    rates: dict[int, float | None] = {}
     for word in words:
         starts, rate = _slot(word)
         for start in starts:
-            if start in found:
+            if start in rates:
                 raise ValueError(f"{word!r}: this time is given twice")
-            found[start] = rate
-    return Schedule(tuple(sorted(found)), tuple(found[start] for start in sorted(found)))
+            rates[start] = rate
+    return Schedule(tuple(sorted(rates)), tuple(rates[start] for start in sorted(rates)))
 
 
 def _slot(word: str) -> tuple[list[int], float | None]:

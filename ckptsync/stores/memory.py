@@ -49,7 +49,7 @@ class MemoryStore:
                 name.removeprefix(prefix) for name in self._files if name.startswith(prefix + start)
             ]
         return sorted(
-            {found for found, slash, _ in (name.partition("/") for name in below) if slash}
+            {directory for directory, slash, _ in (name.partition("/") for name in below) if slash}
         )
 
     def size(self, name: str) -> int:

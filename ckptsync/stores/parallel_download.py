@@ -53,12 +53,12 @@ class StoredFile:
                 (start, min(start + RANGE, self.size))
                 for start in range(0, max(1, self.size), RANGE)
             ]
-        found, begun = [], 0
+        spans, begun = [], 0
         for _, end, _ in digested_ranges(self.digest, 0, self.size):
             if end - begun >= RANGE:
-                found.append((begun, end))
+                spans.append((begun, end))
                 begun = end
-        return [*found, (begun, self.size)] if begun < self.size or not found else found
+        return [*spans, (begun, self.size)] if begun < self.size or not spans else spans
 
 
 def download(
@@ -82,12 +82,12 @@ def download(
 
     def next_range() -> tuple[_Download, tuple[int, int]] | None:
         with lock:
-            found = None if stopped else next(ranges, None)
-            if found is None:
+            following = None if stopped else next(ranges, None)
+            if following is None:
                 return None
-            if not begun or begun[-1].file is not found[0]:
-                begun.append(_Download(source, target, found[0], count))
-            return begun[-1], found[1]
+            if not begun or begun[-1].file is not following[0]:
+                begun.append(_Download(source, target, following[0], count))
+            return begun[-1], following[1]
 
     def count(size: int) -> None:
         if stopped:
@@ -97,8 +97,8 @@ def download(
     def work() -> None:
         buffer = chunk_room(BUFFER)
         try:
-            while found := next_range():
-                found[0].fetch(found[1], buffer)
+            while task := next_range():
+                task[0].fetch(task[1], buffer)
         except BaseException as e:  # noqa: BLE001 - `download` raises it
             stopped.append(e)
 
@@ -110,11 +110,17 @@ def download(
             raise
         finally:
             pool.shutdown()
-            for one in begun:
-                one.give_up(one.error or (stopped[0] if stopped else _Stopped()))
+            for file_download in begun:
+                file_download.give_up(
+                    file_download.error or (stopped[0] if stopped else _Stopped())
+                )
     if stopped:
         raise stopped[0]
-    return {one.file.under: one.error for one in begun if one.error}
+    return {
+        file_download.file.under: file_download.error
+        for file_download in begun
+        if file_download.error
+    }
 
 
 class _Download:

@@ -133,10 +133,10 @@ class PrefetchedFiles:
         name, start, end = extent.file, extent.start, extent.start + extent.size
         starts = self._starts.setdefault(name, [])
         at = bisect_right(starts, start)
-        for found in reversed(starts[max(0, at - 2) : at]):
-            piece = self._held[name, found]
+        for first in reversed(starts[max(0, at - 2) : at]):
+            piece = self._held[name, first]
             if end <= piece.end:
-                self._held.move_to_end((name, found))
+                self._held.move_to_end((name, first))
                 return piece, False
         piece = new(extent)
         if (name, piece.start) in self._held:

@@ -111,13 +111,13 @@ def verified(
 
     So a write of them never succeeds with other bytes.
     """
-    found = blake3()
+    hasher = blake3()
     for chunk in chunks:
-        found.update(chunk)
+        hasher.update(chunk)
         yield chunk
-    if found.hexdigest() != digest:
+    if hasher.hexdigest() != digest:
         raise error or Corrupt(
-            f"{name}: checksum {found.hexdigest()[:16]}…, recorded {digest[:16]}…"
+            f"{name}: checksum {hasher.hexdigest()[:16]}…, recorded {digest[:16]}…"
         )
 
 
@@ -143,10 +143,10 @@ class StoredCopy:
 
 def digest_of(chunks: Iterable[Chunk]) -> str:
     """Return the BLAKE3 of all chunks together, 64 hex digits."""
-    found = blake3()
+    hasher = blake3()
     for chunk in chunks:
-        found.update(chunk)
-    return found.hexdigest()
+        hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def stored_digest(source: Reads, name: str, size: int) -> str:
@@ -168,15 +168,15 @@ def has_same_bytes(
     try:
         if store.size(name) != size:
             return False
-        found = blake3()
+        hasher = blake3()
         for chunk in read_ahead(store, name, size, _COMPARED, 1):
-            found.update(chunk)
+            hasher.update(chunk)
             progress(len(chunk))
     except NotFound:
         return None
     except Corrupt:  # it became shorter: somebody is writing it
         return False
-    return found.hexdigest() == digest
+    return hasher.hexdigest() == digest
 
 
 def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> bool:

@@ -62,8 +62,8 @@ def located(url: str) -> Path | Remote:
     """
     if not url or "\0" in url:
         raise ConfigError(f"{url!r}: a path or a URL of a store expected")
-    if found := _SCHEME.fullmatch(url):
-        scheme, rest = found[1].lower(), found[2]
+    if matched := _SCHEME.fullmatch(url):
+        scheme, rest = matched[1].lower(), matched[2]
         return _path_of_file_url(url, rest) if scheme == "file" else _remote(url, scheme, rest)
     if _ALMOST_URL.match(url) and not Path(url).exists():
         raise ConfigError(

@@ -83,18 +83,18 @@ class Draft:
         self._last = name.rpartition("/")[2]
         self._at = os.dup(at)
         try:
-            found = None
+            handle = None
             if origin:
                 self.part = part_of(self._last, origin)
-                found = _locked(at, self.part)
-            self.may_stay = found is not None
-            if found is None:
+                handle = _locked(at, self.part)
+            self.may_stay = handle is not None
+            if handle is None:
                 self.part = f".ckptsync-{secrets.token_hex(8)}.part"
-                found = os.open(self.part, _NEW, 0o666, dir_fd=at), 0
+                handle = os.open(self.part, _NEW, 0o666, dir_fd=at), 0
         except BaseException:
             safe_open.close_quietly(self._at)
             raise
-        self._fd, size = found
+        self._fd, size = handle
         # another descriptor of the file, for writing past the page cache; opened when needed
         self._direct: int | None = None
         self._lock = threading.Lock()
@@ -272,7 +272,7 @@ def clear(at: int, last: str, origin: str) -> None:
     """
     part = part_of(last, origin)
     with contextlib.suppress(FileNotFoundError):
-        left, named = (os.stat(one, dir_fd=at, follow_symlinks=False) for one in (part, last))
+        left, named = (os.stat(name, dir_fd=at, follow_symlinks=False) for name in (part, last))
         if os.path.samestat(left, named):
             os.unlink(part, dir_fd=at)
 
@@ -318,9 +318,9 @@ def _locked(at: int, part: str) -> tuple[int, int] | None:
         return None  # made by somebody else in this moment, or another user's
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(fd)
-        if _is_free(at, part, found):
-            return fd, found.st_size
+        status = os.fstat(fd)
+        if _is_free(at, part, status):
+            return fd, status.st_size
     except OSError as e:
         if is_new and e.errno != errno.EWOULDBLOCK:
             with contextlib.suppress(OSError):
@@ -332,21 +332,21 @@ def _locked(at: int, part: str) -> tuple[int, int] | None:
     return None
 
 
-def _is_free(at: int, part: str, found: os.stat_result) -> bool:
+def _is_free(at: int, part: str, of_draft: os.stat_result) -> bool:
     """Return whether the locked file is still a draft, and ours to write to.
 
     Its writer holds the lock until the file has its name.
     """
     try:
-        there = os.stat(part, dir_fd=at, follow_symlinks=False)
+        of_name = os.stat(part, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return False
     if (
-        not os.path.samestat(found, there)
-        or not stat.S_ISREG(found.st_mode)
-        or found.st_uid != os.geteuid()
+        not os.path.samestat(of_draft, of_name)
+        or not stat.S_ISREG(of_draft.st_mode)
+        or of_draft.st_uid != os.geteuid()
     ):
         return False
-    if found.st_nlink > 1:
+    if of_draft.st_nlink > 1:
         os.unlink(part, dir_fd=at)  # it has its name: its writer was killed a moment later
-    return found.st_nlink == 1
+    return of_draft.st_nlink == 1

@@ -88,10 +88,10 @@ def sync_directory(at: int) -> None:
 
 def _is_named(at: int, last: str, made: os.stat_result) -> bool:
     try:
-        found = os.stat(last, dir_fd=at, follow_symlinks=False)
+        named = os.stat(last, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(found, made)
+    return os.path.samestat(named, made)
 
 
 _MOST = 64
@@ -117,14 +117,16 @@ class DurableDirectories:
         the last one they stay, and may be made durable.
         """
         with contextlib.ExitStack() as stack:
-            found = [os.open(self._root, _DIRECTORY)]
-            stack.callback(safe_open.close_quietly, found[0])
+            descriptors = [os.open(self._root, _DIRECTORY)]
+            stack.callback(safe_open.close_quietly, descriptors[0])
             for part in way:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=found[-1])
-                found.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=found[-1]))
-                stack.callback(safe_open.close_quietly, found[-1])
-            yield tuple(found)
+                    os.mkdir(part, dir_fd=descriptors[-1])
+                descriptors.append(
+                    os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptors[-1])
+                )
+                stack.callback(safe_open.close_quietly, descriptors[-1])
+            yield tuple(descriptors)
 
     def make_durable(self, way: Sequence[str], made: Sequence[int]) -> None:
         """Make the names of all directories on the way durable.
@@ -134,8 +136,8 @@ class DurableDirectories:
         """
         for n, (above, at) in enumerate(itertools.pairwise(made), start=1):
             path = "/".join(way[:n])
-            known = self._durable.get(path)
-            if known is None or not known.is_same(at):
+            durable = self._durable.get(path)
+            if durable is None or not durable.is_same(at):
                 sync_directory(above)
                 self._durable.put(path, os.dup(at))
 

@@ -94,15 +94,17 @@ class PosixStore:
     def names(self, prefix: str) -> Iterator[Entry]:
         self._files.forget_older(TRUSTED_S)
         with self._listing():
-            for name, found in safe_open.files_below(
+            for name, status in safe_open.files_below(
                 self._root, checked_prefix(prefix), is_unfinished
             ):
-                yield Entry(name, found.st_size, found.st_mtime)
+                yield Entry(name, status.st_size, status.st_mtime)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         with self._listing():
-            found = safe_open.directories_below(self._root, checked_prefix(prefix), is_unfinished)
-        return sorted(name for name in found if name.startswith(start))
+            directories = safe_open.directories_below(
+                self._root, checked_prefix(prefix), is_unfinished
+            )
+        return sorted(name for name in directories if name.startswith(start))
 
     def size(self, name: str) -> int:
         with self._reading(checked_name(name)):
@@ -172,9 +174,9 @@ class PosixStore:
 
     def drafts(self) -> Iterator[Entry]:
         with self._errors.about(self.root):
-            for name, found in safe_open.files_below(self._root, "", lambda _: False):
+            for name, status in safe_open.files_below(self._root, "", lambda _: False):
                 if is_unfinished(name.rpartition("/")[2]):
-                    yield Entry(name, found.st_size, found.st_mtime)
+                    yield Entry(name, status.st_size, status.st_mtime)
 
     def drop(self, name: str) -> bool:
         with self._errors.about(name):

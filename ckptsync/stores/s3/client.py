@@ -127,15 +127,15 @@ class BucketAccess:
             options = dict(self._options.get("s3_additional_kwargs") or {})
             if self._options.get("requester_pays"):
                 options["RequestPayer"] = "requester"
-            found = {
+            extra = {
                 name: value
                 for name, value in options.items()
                 if name in shape.members and not name.startswith("Checksum")
             }
             fillers = {name: 1 if name == "PartNumber" else "x" for name in shape.required_members}
             with self.configuring():
-                botocore.validate.validate_parameters({**fillers, **found}, shape)
-            self._additional[method] = found
+                botocore.validate.validate_parameters({**fillers, **extra}, shape)
+            self._additional[method] = extra
         return self._additional[method]
 
     @contextlib.contextmanager
@@ -203,13 +203,13 @@ def _check_options(url: str, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"{url}: unknown storage_options: {', '.join(unknown)}", hint=hint)
     for name in _MAPPINGS:
         if not isinstance(options.get(name) or {}, Mapping):
-            found = type(options[name]).__name__
-            raise ConfigError(f"{url}: storage_options: {name} is {found}, expected a mapping")
+            kind = type(options[name]).__name__
+            raise ConfigError(f"{url}: storage_options: {name} is {kind}, expected a mapping")
 
 
 def _split(remote: Remote) -> tuple[str, str]:
-    found = _ARN.fullmatch(remote.rest)
-    bucket, _, path = (found[1], "", found[2] or "") if found else remote.rest.partition("/")
+    arn = _ARN.fullmatch(remote.rest)
+    bucket, _, path = (arn[1], "", arn[2] or "") if arn else remote.rest.partition("/")
     if bucket.endswith("--x-s3"):
         raise Unsupported(
             f"{remote.url}: directory buckets do not list in order, and are not supported"
@@ -245,8 +245,10 @@ def _config(options: Mapping[str, Any], given: Any, stall: float) -> Any:
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Return botocore's loader of API descriptions, whose reading is most of making a client."""
-    return botocore.loaders.create_loader(data_path)
+    """Return the loader of API descriptions, whose reading is most of making a client."""
+    loader = botocore.loaders.create_loader(data_path)
+    loader.list_available_services = lambda _: ["s3"]  # else it opens the directories of 400
+    return loader
 
 
 def _http_session(session: Any, client: Any, arguments: Mapping[str, Any]) -> Any:

@@ -98,11 +98,11 @@ def of_answer(what: str, operation: str, answer: Mapping[str, Any]) -> CkptsyncE
         return Denied(f"{what}: permission denied: {reason}", hint=hint)
     keys = (code, str(status), f"{status // 100}xx")
     kind, hint = next((_ERRORS[key] for key in keys if key in _ERRORS), (StoreError, ""))
-    found = kind(f"{what}: {reason}", hint=hint)
+    made = kind(f"{what}: {reason}", hint=hint)
     after = meta["HTTPHeaders"].get("retry-after", "").strip()
-    if isinstance(found, Transient) and re.fullmatch("[0-9]{1,6}", after):
-        found.after = float(after)
-    return found
+    if isinstance(made, Transient) and re.fullmatch("[0-9]{1,6}", after):
+        made.after = float(after)
+    return made
 
 
 def not_s3(what: str, why: object) -> Transient:

@@ -89,8 +89,8 @@ class KeyTarget:
         bucket = self.bucket
         if self.is_new:
             is_looked_at = not bucket.keeps_conditions or len(data) > _CHEAP
-            if is_looked_at and (found := bucket.found(self.key)):
-                raise _taken(bucket.url(self.key), found, sum_of(data))
+            if is_looked_at and (stored := bucket.found(self.key)):
+                raise _taken(bucket.url(self.key), stored, sum_of(data))
             if bucket.keeps_conditions is not False:
                 try:
                     self._put_new(data)
@@ -102,8 +102,8 @@ class KeyTarget:
         bucket.persistence.call(lambda: self._put(data))
 
     def begin(self) -> Multipart:
-        found = self.bucket.found(self.key) if self.is_new else None
-        return Multipart(self, [] if found else self.left(), found)
+        stored = self.bucket.found(self.key) if self.is_new else None
+        return Multipart(self, [] if stored else self.left(), stored)
 
     def _put(self, data: memoryview, **condition: str) -> PartSum:
         return self.bucket.send("put_object", self.key, data, **_BYTES, **condition)
@@ -221,8 +221,8 @@ class Multipart:
             # A server that knows no conditions: nobody else's file is replaced but one that appears
             # in this very moment.
             self._condition = {}
-            if found := self._bucket.found(self._key):
-                raise self._taken_by(found, sums) from None
+            if stored := self._bucket.found(self._key):
+                raise self._taken_by(stored, sums) from None
             self.commit(size)
             return
         crc = answer.get("ChecksumCRC32")
@@ -269,16 +269,16 @@ class Multipart:
         The upload is gone, or the name is taken: by an earlier try of ours whose answer was lost,
         or by another writer.
         """
-        found = self._bucket.found(self._key)
-        if found and found.may_be(sums) and (is_repeated or not self._is_new):
+        stored = self._bucket.found(self._key)
+        if stored and stored.may_be(sums) and (is_repeated or not self._is_new):
             return
-        if found and self._is_new:
-            raise self._taken_by(found, sums) from e
+        if stored and self._is_new:
+            raise self._taken_by(stored, sums) from e
         raise _removed(e) from e
 
-    def _taken_by(self, found: StoredObject, sums: PartSum) -> Exists:
+    def _taken_by(self, stored: StoredObject, sums: PartSum) -> Exists:
         self._is_ours = True  # whoever began the upload: nobody can complete it any more
-        return _taken(self._bucket.url(self._key), found, sums)
+        return _taken(self._bucket.url(self._key), stored, sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +326,8 @@ class Unfinished:
         is_composite = self.algorithm == "CRC32" and self.kind != "FULL_OBJECT"
         if is_composite or any(each.number > most for each in self.parts):
             return False
-        there = [each for each in self.parts if each.number == part.number]
-        return any(is_same(each, part) for each in there) if there else None
+        sent = [each for each in self.parts if each.number == part.number]
+        return any(is_same(each, part) for each in sent) if sent else None
 
 
 def is_same(sent: SentPart, part: FilePart) -> bool:
@@ -348,11 +348,11 @@ def unfinished(bucket: Bucket, key: str) -> list[Unfinished]:
     None, and a warning, if nobody may list them: then nothing is continued.
     """
     # the latter is AWS's own, where none was asked for
-    known = ("", "CRC32" if bucket.takes_crc else "CRC64NVME")
+    algorithms = ("", "CRC32" if bucket.takes_crc else "CRC64NVME")
     try:
         begun = [each for each in _begun(bucket, key) if each.key == key]
-        listed = (_with_parts(bucket, each) for each in begun if each.algorithm in known)
-        return [found for found in listed if found]
+        listed = (_with_parts(bucket, each) for each in begun if each.algorithm in algorithms)
+        return [upload for upload in listed if upload]
     except Transient:
         raise
     except StoreError as e:
@@ -373,14 +373,14 @@ def remove_stale(bucket: Bucket, prefix: str) -> None:
         for begun in _begun(bucket, prefix):
             if begun.age <= GIVEN_UP:
                 continue
-            found = _with_parts(bucket, begun)
-            if found and found.idle > GIVEN_UP:
+            upload = _with_parts(bucket, begun)
+            if upload and upload.idle > GIVEN_UP:
                 log.info(
                     "%s: removing an upload that was given up %.0f days ago",
-                    bucket.url(found.key),
-                    found.idle / DAY,
+                    bucket.url(upload.key),
+                    upload.idle / DAY,
                 )
-                _remove(bucket, found.key, found.id)
+                _remove(bucket, upload.key, upload.id)
     except StoreError as e:  # it costs money, and nothing else
         log.warning("%s: uploads that were given up cannot be removed: %s", bucket.url(prefix), e)
 
@@ -437,8 +437,8 @@ def _upload_id(answer: Answer) -> str:
 
     Raise NotS3 if there is none: a request without it would be about the file itself.
     """
-    if found := text(answer, "UploadId"):
-        return found
+    if upload := text(answer, "UploadId"):
+        return upload
     raise NotS3("UploadId is missing")
 
 
@@ -448,9 +448,9 @@ def _remove(bucket: Bucket, key: str, upload: str) -> None:
         bucket.ask("abort_multipart_upload", key, UploadId=upload)
 
 
-def _taken(url: str, found: StoredObject | None, sums: PartSum) -> Exists:
+def _taken(url: str, stored: StoredObject | None, sums: PartSum) -> Exists:
     """Return the error for a name that is taken, which says whether these bytes are there."""
-    return Exists(f"{url}: already there", is_same=found.is_same(sums) if found else None)
+    return Exists(f"{url}: already there", is_same=stored.is_same(sums) if stored else None)
 
 
 def _removed(e: StoreError) -> StoreError:

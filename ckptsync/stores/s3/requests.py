@@ -66,7 +66,7 @@ class Bucket:
 
         (botocore follows a bucket to its region.)
         """
-        what = self.url(key or parameters.get("Prefix", "").rstrip("/"))
+        url = self.url(key or parameters.get("Prefix", "").rstrip("/"))
         with self.access.configuring():
             client, keys = self.access.client, self.access.keys()
             parameters = {**self.access.additional(method), **parameters}
@@ -75,10 +75,10 @@ class Bucket:
             parameters["Key"] = key
         send = getattr(client, method)
         try:
-            answer: Answer = self.understood(what, lambda: send(**parameters))
+            answer: Answer = self.understood(url, lambda: send(**parameters))
         except ClientError as e:
             self._has_answered = True
-            error = error_codes.of_answer(what, e.operation_name, e.response)
+            error = error_codes.of_answer(url, e.operation_name, e.response)
             # 400 is said of a session that has ended
             status = e.response["ResponseMetadata"]["HTTPStatusCode"]
             if status in (400, 401, 403) and self.access.renew(keys):
@@ -235,10 +235,10 @@ def _following(answer: Answer, markers: Mapping[str, str]) -> tuple[Any, ...]:
     """Return where the next page begins; nothing after the last one."""
     if not answer.get("IsTruncated"):
         return ()
-    found = tuple(answer.get(marker, "") for marker in markers)
-    if not found[0] or not all(isinstance(each, str | int) for each in found):
+    page_start = tuple(answer.get(marker, "") for marker in markers)
+    if not page_start[0] or not all(isinstance(each, str | int) for each in page_start):
         raise NotS3("its listing is truncated, but has no marker of the next page")
-    return found
+    return page_start
 
 
 def text(answer: Answer, name: str) -> str:
@@ -246,10 +246,10 @@ def text(answer: Answer, name: str) -> str:
 
     Raise NotS3 where it is there twice, which botocore makes a list.
     """
-    found = answer.get(name, "")
-    if not isinstance(found, str):
+    value = answer.get(name, "")
+    if not isinstance(value, str):
         raise NotS3(f"{name} is listed more than once")
-    return found
+    return value
 
 
 def size_of(size: int) -> int:

@@ -57,8 +57,10 @@ class S3Store:
         self._has_removed = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        found = self._listed(self._prefix + checked_prefix(prefix))
-        yield from found if self._is_aws else sorted(found)  # others list directory by directory
+        entries = self._listed(self._prefix + checked_prefix(prefix))
+        yield from (
+            entries if self._is_aws else sorted(entries)
+        )  # others list directory by directory
 
     def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
         yield from self._listed(
@@ -67,16 +69,16 @@ class S3Store:
         )
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        at = self._prefix + checked_prefix(prefix)
+        base = self._prefix + checked_prefix(prefix)
 
         def read(answer: Answer) -> list[str]:
             files = [text(each, "Key") for each in answer.get("Contents", ())]
             return files + [text(each, "Prefix") for each in answer.get("CommonPrefixes", ())]
 
         keys = self.bucket.listed(
-            "list_objects_v2", "", read, Prefix=at + start, MaxKeys=PAGE, Delimiter="/"
+            "list_objects_v2", "", read, Prefix=base + start, MaxKeys=PAGE, Delimiter="/"
         )
-        below = {key.removeprefix(at)[:-1] for key in keys if key.endswith("/")}
+        below = {key.removeprefix(base)[:-1] for key in keys if key.endswith("/")}
         return sorted(filter(_is_name, below))
 
     def size(self, name: str) -> int:
@@ -96,10 +98,10 @@ class S3Store:
     def stream(
         self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]
     ) -> None:
-        with contextlib.closing(_RangeRead(self, extent)) as found:
+        with contextlib.closing(_RangeRead(self, extent)) as reading:
             for at in range(0, extent.size, len(buffer)):
                 view = buffer[: min(len(buffer), extent.size - at)]
-                found.fill(view)
+                reading.fill(view)
                 take(view)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:

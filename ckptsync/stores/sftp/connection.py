@@ -248,7 +248,9 @@ class Connection:
         poll.register(fd, event)
         poll.register(self._stderr, select.POLLIN)
         while True:
-            ready = [at for at, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
+            ready = [
+                number for number, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            ]
             # a message is no answer
             if not ready or (fd not in ready and time.monotonic() > deadline):
                 self._is_broken = True
@@ -261,11 +263,11 @@ class Connection:
     def _read_messages(self) -> bool:
         """Read what ssh says; return whether there was anything."""
         try:
-            found = os.read(self._stderr, 4096)
+            data = os.read(self._stderr, 4096)
         except BlockingIOError:
             return False
-        self._messages = (self._messages + found)[-_MESSAGES:]
-        return bool(found)
+        self._messages = (self._messages + data)[-_MESSAGES:]
+        return bool(data)
 
     def _ended(self) -> ConfigError | StoreError:
         self._is_broken = True

@@ -173,8 +173,8 @@ class Fields:
             raise Malformed(
                 f"a packet ends at byte {len(self._body)}, its fields at {end} or later"
             )
-        self._at, found = end, self._body[self._at : end]
-        return found
+        self._at, data = end, self._body[self._at : end]
+        return data
 
 
 def text(value: bytes) -> bytes:
@@ -271,11 +271,11 @@ class Session:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
         patience = _FSYNC_S if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
-        found: dict[int, Reply] = {}
-        while len(found) < len(numbers):
+        replies: dict[int, Reply] = {}
+        while len(replies) < len(numbers):
             number, reply = self._receive(patience)
-            found[number] = reply
-        return [found[number] for number in numbers]
+            replies[number] = reply
+        return [replies[number] for number in numbers]
 
     def do(self, *requests: Request) -> None:
         """Send all requests, and see that each is done."""
@@ -410,11 +410,11 @@ class Session:
     def _receive(self, patience: float = 0.0) -> tuple[int, Reply]:
         """Return the number of a request, and its answer: the next one that is waited for."""
         while True:
-            found = self._connection.receive_bytes(9, patience)
-            size, kind, number = _HEAD.unpack(found)
+            head = self._connection.receive_bytes(9, patience)
+            size, kind, number = _HEAD.unpack(head)
             if not 5 <= size <= _MOST_PACKET + 1024:
                 # where the next answer begins is unknown
-                raise Malformed(f"a packet of {size} bytes came ({found!r})")
+                raise Malformed(f"a packet of {size} bytes came ({head!r})")
             if (request := self._pending.pop(number, None)) is None:
                 raise Malformed(f"an answer to request {number}, which was not asked")
             if kind == PacketType.DATA and request.out is not None:
@@ -436,10 +436,10 @@ class Session:
     def _greet(self) -> set[str]:
         """Say hello; return the names of the server's extensions."""
         self._connection.send(b"\0\0\0\5" + bytes([PacketType.INIT]) + VERSION.to_bytes(4, "big"))
-        found = self._connection.receive_bytes(5)
-        size = int.from_bytes(found[:4], "big")
-        if not 5 <= size <= _MOST_PACKET or found[4] != PacketType.VERSION:
-            raise Malformed(f"it begins with {found!r}")
+        head = self._connection.receive_bytes(5)
+        size = int.from_bytes(head[:4], "big")
+        if not 5 <= size <= _MOST_PACKET or head[4] != PacketType.VERSION:
+            raise Malformed(f"it begins with {head!r}")
         fields = Fields(self._connection.receive_bytes(size - 1))
         if (version := fields.u32()) != VERSION:
             raise Malformed(f"the server offers version {version}, {VERSION} is needed")

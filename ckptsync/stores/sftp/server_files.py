@@ -398,20 +398,20 @@ def _add_names(reply: Reply, listing: Listing) -> bool:
     for _ in range(count):
         name = fields.text().decode("utf-8", "surrogateescape")
         fields.text()  # the line that `ls -l` would print
-        found = fields.attributes()
+        info = fields.attributes()
         if name in ("", ".", "..") or NFS_REMAINS.fullmatch(name):
             continue
         if "/" in name or not is_plain(name):
             listing[name[:255]] = "name"
-        elif found.is_directory:
+        elif info.is_directory:
             listing[name + "/"] = None
         else:
-            listing[name] = found if found.is_file else "link" if found.is_link else "special file"
+            listing[name] = info if info.is_file else "link" if info.is_link else "special file"
     return count > 0
 
 
-def _are_directories(found: Sequence[Attributes | None]) -> bool:
-    return all(each and each.is_directory for each in found)
+def _are_directories(all_attributes: Sequence[Attributes | None]) -> bool:
+    return all(each and each.is_directory for each in all_attributes)
 
 
 def _parents(name: str) -> list[str]:

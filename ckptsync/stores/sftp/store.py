@@ -85,14 +85,14 @@ class SftpStore:
         if not self._files.is_directory(prefix):
             return []
         listing = self._files.list_directory(prefix)
-        names = (key[:-1] for key, found in listing.items() if found is None)
+        names = (key[:-1] for key, attributes in listing.items() if attributes is None)
         return sorted(n for n in names if n.startswith(start) and not is_unfinished(n))
 
     def size(self, name: str) -> int:
-        found = self._files.find(checked_name(name))
-        if found is None:
+        attributes = self._files.find(checked_name(name))
+        if attributes is None:
             raise self._files.not_found(name)
-        return found.size
+        return attributes.size
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         count = self._files.read_into(checked_name(name), start, out)
@@ -158,13 +158,13 @@ def walk(
             if count > MOST_NAMES:
                 many = f"more than {MOST_NAMES} files"
             raise StoreError(f"{files.shown(prefix)[:200]}: {many}")
-        for key, found in sorted(listing.items(), key=lambda each: each[0]):
-            if found is None:
+        for key, value in sorted(listing.items(), key=lambda each: each[0]):
+            if value is None:
                 yield from below(prefix + key)
-            elif isinstance(found, str):
-                passed(prefix + key, found)
+            elif isinstance(value, str):
+                passed(prefix + key, value)
             elif not skips(key):
-                yield Entry(prefix + key, found.size, float(found.mtime))
+                yield Entry(prefix + key, value.size, float(value.mtime))
 
     if files.is_directory(prefix):
         yield from below(prefix)
