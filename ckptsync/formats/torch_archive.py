@@ -9,7 +9,6 @@ Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``; the pickle
 
 from __future__ import annotations
 
-import pickle
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ _DATE = 0x0021  # 1980-01-01: the bytes depend on the value alone
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _DEEPEST = 100
+_LONGEST = 1000  # bits of an integer
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items()}
 _REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
 
@@ -96,13 +96,23 @@ def _encode(
             for inner in pair:
                 add(inner)
         out.extend(b"u")
-    elif type(value) is str:
-        text = value.encode("utf-8", "surrogatepass")
-        out.extend(b"X" + len(text).to_bytes(4, "little") + text)
-    elif value is None or type(value) in (bool, int, float):
-        out.extend(pickle.dumps(value, 2)[2:-1])  # without protocol and STOP
     else:
-        raise Unsupported(f"{brief(value)} cannot be written to another file")
+        out.extend(_plain(value))
+
+
+def _plain(value: Any) -> bytes:
+    """Return the pickle of a value that holds no others, without its protocol."""
+    if type(value) is str:
+        text = value.encode("utf-8", "surrogatepass")
+        return b"X" + len(text).to_bytes(4, "little") + text
+    if type(value) is float:
+        return b"G" + struct.pack(">d", value)
+    if type(value) is int and value.bit_length() < _LONGEST:
+        number = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        return b"\x8a" + bytes([len(number)]) + number
+    if value is None or type(value) is bool:
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    raise Unsupported(f"{brief(value)} cannot be written to another file")
 
 
 def _identity(storage: Storage) -> tuple[Any, ...]:

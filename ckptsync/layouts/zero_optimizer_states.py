@@ -31,6 +31,10 @@ from ckptsync.layouts.zero_files import (
 from ckptsync.tensors import Copy, Extent, Files, Part, Tensor, read
 
 ADVICE = "convert it with DeepSpeed's own ds_to_universal"
+_EXPERTS = (
+    "DeepSpeed's own ds_to_universal converts AutoEP's experts and leaves out others: go on with as"
+    " many ranks as before"
+)
 STEP = "step"
 _FLAT = "fp32_flat_groups"  # the masters of stage 3
 _BASE, _BASE3 = "base_optimizer_state", "optimizer_state_dict"
@@ -131,7 +135,7 @@ def _check_kind(save: ZeroFiles) -> None:
             f"{save.title}: tensor or pipeline parallel ranks are not converted", hint=ADVICE
         )
     if save.has_experts():
-        raise Unsupported(f"{save.title}: a model with experts is not converted", hint=ADVICE)
+        raise Unsupported(f"{save.title}: a model with experts is not converted", hint=_EXPERTS)
     if not setup.stage:
         raise Unsupported(
             f"{save.title}: saved without ZeRO, so that no rank has a shard of the optimizer",
@@ -141,7 +145,7 @@ def _check_kind(save: ZeroFiles) -> None:
 
 def _check_model(save: ZeroFiles, model: StateFile) -> None:
     if expert_counts(model):
-        raise Unsupported(f"{model.name}: a model with experts is not converted", hint=ADVICE)
+        raise Unsupported(f"{model.name}: a model with experts is not converted", hint=_EXPERTS)
     info = section(model.content, "universal_checkpoint_info")
     if named := [key for key, value in info.items() if value and key != _VERSION]:
         raise Unsupported(
