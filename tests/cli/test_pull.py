@@ -329,3 +329,24 @@ def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
         assert "name one, such as run/mine" in said
     assert main(["pull", "run/mine", *words[2:]]) == 0
     assert (tmp_path / "back/mine/weights.npz").read_bytes() == b"x"
+
+
+def test_another_number_of_nodes_is_told_what_to_do_with_deepspeeds_shards(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def notes(run: str, count: int) -> list[str]:
+        out, here = str(tmp_path / "out"), ("--store", str(made), "--dry-run")
+        code, said = told(capsys, f"{run}/checkpoint-4", out, "--nnodes", str(count), *here)
+        assert code == 0
+        return [note for note in said["notes"] if "--to universal" in note]
+
+    assert [len(notes(run, n)) for run in ("zero3", "fsdp2") for n in (1, 2, 3)] == [
+        1,
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
+    assert "2 nodes saved this checkpoint and 3 will resume" in notes("zero3", 3)[0]
+    assert main(["pull", "zero3", str(tmp_path / "out"), "--nnodes", "0"]) == 2
