@@ -193,8 +193,8 @@ def _nodes_note(count: int, found: FoundCheckpoint, directory: Path) -> list[str
     universal = directory.parent / f"{directory.name}-universal"
     command = shlex.join(["ckptsync", "convert", str(directory), str(universal)])
     note = (
-        f"{len(found.nodes)} nodes saved this checkpoint and {count} will resume: DeepSpeed reads"
-        f" its shards on as many ranks as wrote them; for another number, `{command} --to"
+        f"nodes that saved it: {len(found.nodes)}, nodes that will resume: {count}; DeepSpeed reads"
+        f" these shards on as many ranks as wrote them; for another number, `{command} --to"
         " universal`, and load_universal in DeepSpeed's configuration"
     )
     return [note]
