@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,20 @@ def test_of_several_tags_the_one_that_latest_names_is_converted_or_the_one_that_
     assert prepare_universal(named, "zero:global_step2", "tag").source == "zero:global_step2"
     with pytest.raises(Unsupported, match="3"):
         prepare_universal(named, "zero:global_step3", "tag")
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_a_file_of_several_units_is_written_whole_by_any_number_of_threads(
+    jobs: int, tmp_path: Path
+) -> None:
+    large = {"w": values((1200, 1031), 3), "b": WEIGHT["b"]}
+    write_files(tmp_path / "in", files(Zero(2, 3, [large], states=ADAM)).content)
+    assert command(tmp_path / "in", tmp_path / "out", "--jobs", jobs) == 0
+    for name, tensor in large.items():
+        for key, factor in {"fp32": 1.0, **ADAM}.items():
+            path = tmp_path / f"out/{TAG}/zero/{name}/{key}.pt"
+            assert zipfile.ZipFile(path).testzip() is None
+            assert same(loaded(path.read_bytes())["param"], tensor * factor)
 
 
 # The command
