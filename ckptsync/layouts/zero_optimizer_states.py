@@ -35,7 +35,7 @@ _EXPERTS = (
     "DeepSpeed's own ds_to_universal converts AutoEP's experts and leaves out others: go on with as"
     " many ranks as before"
 )
-STEP = "step"
+STEP, MASTER = "step", "fp32"
 _FLAT = "fp32_flat_groups"  # the masters of stage 3
 _BASE, _BASE3 = "base_optimizer_state", "optimizer_state_dict"
 _SLICES = "param_slice_mappings"
@@ -197,13 +197,13 @@ def _flat(file: StateFile, master: StoredTensor, held: Mapping[Any, Any]) -> _Fl
     dtypes: dict[str, str] = {}
     numbers: dict[str, Number] = {}
     for key, value in held.items():
-        if not isinstance(key, str) or not key.isidentifier():
+        if not isinstance(key, str) or not key.isidentifier() or key == MASTER:
             raise Corrupt(f"{file.name}: {brief(key)} is no name of an optimizer's state")
         if isinstance(value, StoredTensor) and not value.shape:
             numbers[key] = Number(value, read(file.files, file.part(value).extent))
         elif type(value) in (int, float):
             numbers[key] = Number(value)
-        elif isinstance(value, StoredTensor) and value.numel >= master.numel:
+        elif isinstance(value, StoredTensor) and value.numel >= master.numel and key != STEP:
             states[key], dtypes[key] = file.part(value), value.dtype
         elif value is not None:
             raise Unsupported(

@@ -22,6 +22,7 @@ from ckptsync.layouts.file_names import BESIDE_WEIGHTS, inside, join, use_of
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.zero_files import UNIVERSAL, StateFile
 from ckptsync.layouts.zero_optimizer_states import (
+    MASTER,
     STEP,
     Number,
     TrainedParameter,
@@ -164,7 +165,7 @@ def _parameter_plans(
 ) -> Iterator[FilePlan]:
     tensor = parameter.tensor
     folder = f"{tag}/zero/{tensor.name}"
-    for key, copy in (("fp32", parameter.master), *parameter.states.items()):
+    for key, copy in ((MASTER, parameter.master), *parameter.states.items()):
         check_tiling(tensor, copy)
         if state.stage == 3:
             stored = new_tensor(copy.dtype, (prod(tensor.shape),))

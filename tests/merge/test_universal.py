@@ -166,6 +166,8 @@ BAD: dict[str, tuple[Callable[[MemoryFiles], Any], type[CkptsyncError], str]] = 
     "step": (base(lambda s: s.update(step=torch.tensor(9.0))), Corrupt, "another step"),
     "absent": (base(lambda s: s.pop("exp_avg")), Corrupt, "no exp_avg"),
     "dtype": (base(lambda s: s.update(exp_avg=s["exp_avg"].half())), Corrupt, "element types"),
+    "master": (base(lambda s: s.update(fp32=s["exp_avg"])), Corrupt, "no name"),
+    "steps": (base(lambda s: s.update(step=s["exp_avg"])), Unsupported, "step does not have"),
     "path": (base(lambda s: s.update({"../x": s["exp_avg"]})), Corrupt, "no name"),
 }
 
