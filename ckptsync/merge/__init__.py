@@ -9,4 +9,6 @@
    `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
 4. Publish: `destination` is a new directory or a store.
+
+`universal` plans DeepSpeed's universal form instead of a model.
 """
