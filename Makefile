@@ -26,6 +26,9 @@
 #                             TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3"
 # make campaign-resume        lose two nodes with their disks, pull, and go on training (5 minutes)
 #                             RESUME="--modes zero3 --store sftp --ranks 2"
+# make campaign-universal     resume ZeRO's shards of two ranks on three and on one, from our conversion and
+#                             from DeepSpeed's: the losses are the same, bit for bit (30 minutes)
+#                             UNIVERSAL="--only zero3 zero2-fp16"
 # make campaign-killed        kill trainers in the middle of a save: what the store calls complete must
 #                             be one finished save, byte for byte (30 minutes)
 #                             KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2"
@@ -116,6 +119,7 @@ HOSTILE ?=
 DOCTOR ?=
 RESUME ?=
 KILLED ?=
+UNIVERSAL ?=
 RAY ?=
 RAY_TRAIN ?=
 BESIDE ?=
@@ -131,7 +135,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -199,6 +203,9 @@ campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 
 campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.resume --python $(BENCH_VENV)/bin/python $(RESUME)
+
+campaign-universal: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.universal --python $(BENCH_VENV)/bin/python $(UNIVERSAL)
 
 campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)

@@ -25,6 +25,8 @@ KINDS: dict[str, Callable[[Shapes, Path], None]] = {
     "dcp-safetensors": generate_dcp.safetensors,
     "zero2": generate_zero.stage2,
     "zero3": generate_zero.stage3,
+    "zero2-universal": generate_zero.stage2_sliced,
+    "zero3-universal": generate_zero.stage3,
 }
 
 
@@ -45,9 +47,13 @@ def main() -> None:
     if args.kind != "dcp-small":
         (args.where / "config.json").write_text(json.dumps(config(args.gib)))
     count = numel(shapes)
-    print(
-        json.dumps({"tensors": len(shapes), "needed": {"fp32": 4 * count, "bf16 model": 2 * count}})
-    )
+    needed = {
+        "fp32": 4 * count,
+        "bf16 model": 2 * count,
+        "universal of zero2": 14 * count,
+        "universal of zero3": 12 * count,
+    }
+    print(json.dumps({"tensors": len(shapes), "needed": needed}))
 
 
 if __name__ == "__main__":

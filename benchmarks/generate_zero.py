@@ -7,6 +7,7 @@ Source: ``deepspeed/runtime/engine.py``, ``deepspeed/runtime/zero/{stage_1_and_2
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,14 @@ def stage3(shapes: Shapes, where: Path) -> None:
         _save_optimizer(tag, rank, state)
 
 
-def stage2(shapes: Shapes, where: Path) -> None:
+def stage2_sliced(shapes: Shapes, where: Path) -> None:
+    """As `stage2`, with the slices that ``ds_to_universal`` goes by; needs DeepSpeed."""
+    from deepspeed.utils.tensor_fragment import fragment_address  # noqa: PLC0415  not needed by others
+
+    stage2(shapes, where, fragment_address)
+
+
+def stage2(shapes: Shapes, where: Path, address: Any = None) -> None:
     """The flattened group is cut into one partition a rank.
 
     The model file holds all of it in bf16, as views of one storage.
@@ -63,7 +71,22 @@ def stage2(shapes: Shapes, where: Path) -> None:
             "single_partition_of_fp32_groups": [flat],
             "base_optimizer_state": _moments(flat),
         }
+        if address:
+            slices = _slices(shapes, rank * each, (rank + 1) * each)
+            state["param_slice_mappings"] = [
+                {name: address(numel=size, start=start) for name, start, size in slices}
+            ]
         _save_optimizer(tag, rank, state)
+
+
+def _slices(shapes: Shapes, low: int, high: int) -> Iterator[tuple[str, int, int]]:
+    """Each parameter with elements from ``low`` to ``high``: where they begin there, how many."""
+    at = 0
+    for name, shape in shapes.items():
+        end = at + prod(shape)
+        if (first := max(at, low)) < (last := min(end, high)):
+            yield name, first - low, last - first
+        at = end
 
 
 def _tag(where: Path) -> Path:

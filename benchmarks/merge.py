@@ -21,7 +21,9 @@ from pathlib import Path
 from benchmarks.contest import Contest, Heat, held
 from benchmarks.tools import (
     ACCELERATE,
+    CONVERT,
     DCP_TO_TORCH,
+    TO_UNIVERSAL,
     TORCH_CONSOLIDATE,
     ZERO_TO_FP32,
     Tool,
@@ -94,6 +96,20 @@ CASES = (
         "bf16 model",
     ),
     Case("The same to float32 (from the masters)", "zero2", 0.5, (ckptsync("fp32"), ZERO_TO_FP32)),
+    Case(
+        "ZeRO-2, 4 ranks, a tenth of the weights with their moments, to the universal form",
+        "zero2-universal",
+        0.1,
+        (CONVERT, TO_UNIVERSAL),
+        "universal of zero2",
+    ),
+    Case(
+        "ZeRO-3, 4 ranks, the same",
+        "zero3-universal",
+        0.1,
+        (CONVERT, TO_UNIVERSAL),
+        "universal of zero3",
+    ),
 )
 
 

@@ -8,6 +8,7 @@ import json
 import mmap
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,8 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]
 
 
 def tensors(destination: Path) -> Tensors:
-    """Name → dtype, shape and digest, of all safetensors files there; empty if there are none.
+    """Name → dtype, shape and digest, of all safetensors files there, and of a universal
+    checkpoint; empty if there are none.
 
     In a process of its own: the kernel counts the largest resident set of whoever starts a program
     as that program's own.
@@ -44,6 +46,13 @@ def _tensors(destination: Path) -> Tensors:
                         tuple(entry["shape"]),
                         blake3(view[start:end]).hexdigest(),
                     )
+    # of DeepSpeed's universal form the bytes of each tensor
+    for path in sorted(destination.rglob("zero/*/*.pt")) if destination.is_dir() else ():
+        with zipfile.ZipFile(path) as archive:
+            (record,) = [name for name in archive.namelist() if name.endswith("/data/0")]
+            data = archive.read(record)
+            name = f"{path.parent.name}/{path.stem}"
+            found[name] = ("", (len(data),), blake3(data).hexdigest())
     return found
 
 

@@ -46,6 +46,22 @@ def ckptsync(dtype: str) -> Tool:
     )
 
 
+CONVERT = Tool(
+    "ckptsync convert --to universal",
+    lambda s, d: [sys.executable, "-m", "ckptsync", "convert", str(s), str(d), "--to", "universal"],
+)
+TO_UNIVERSAL = Tool(
+    "ds_to_universal",
+    lambda s, d: [
+        sys.executable,
+        *("-m", "deepspeed.checkpoint.ds_to_universal"),
+        *("--input_folder", f"{s}/global_step1", "--output_folder", f"{d}/global_step1"),
+        "--inject_missing_state",
+    ],
+    "deepspeed",
+)
+
+
 def cat(pattern: str) -> Tool:
     """The limit: every byte of the shards read once and written once."""
     return Tool(

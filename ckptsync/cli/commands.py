@@ -29,6 +29,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
                 "merge node0/ckpt node1/ckpt merged/ --dtype bf16",
             ),
         ),
+        "convert": Entry(
+            "rewrite DeepSpeed's ZeRO shards so that any number of ranks can resume from them",
+            (
+                "convert out/checkpoint-500 universal/ --to universal",
+                "convert node0/ckpt node1/ckpt universal/ --to universal",
+            ),
+        ),
         "push": Entry(
             "upload one checkpoint, or every checkpoint of a directory, now",
             (

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     size = _shard_size(args.max_shard_size)
     options = MergeOptions(args.dtype, size, args.source, args.allow_code)
     is_far = any(isinstance(located(url), Remote) for url in args.sources)
-    jobs = _jobs(args.jobs, is_far=is_far)
+    jobs = thread_count(args.jobs, is_far=is_far)
     work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
@@ -169,7 +169,8 @@ def _shard_size(text: str) -> int:
     return count
 
 
-def _jobs(asked: int | None, *, is_far: bool) -> int:
+def thread_count(asked: int | None, *, is_far: bool) -> int:
+    """Return how many threads work; raises ConfigError for fewer than one."""
     if asked is not None and asked < 1:
         raise ConfigError(f"--jobs: expected at least 1, not {asked}")
     return asked or (FAR_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))

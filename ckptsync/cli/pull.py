@@ -73,6 +73,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="download the run's logs instead, to DST/logs/NODE/",
     )
     add(
+        "--nnodes",
+        metavar="N",
+        type=int,
+        help="how many nodes will resume: a note says what to do where another number saved the"
+        " checkpoint and its shards are DeepSpeed's",
+    )
+    add(
         "--unverified",
         action="store_true",
         help="allow a checkpoint that is not VERIFIED, is retired, or is incomplete; never a"
@@ -87,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
     Return the exit code of the worst file that failed.
     """
+    if args.nnodes is not None and args.nnodes < 1:
+        raise ConfigError(f"--nnodes: expected at least 1, not {args.nnodes}")
     destination = Path(args.destination).absolute()
     store, what = store_and_name(args, args.target)
     check_outside(store, destination)
@@ -107,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
         f"{other}: left by another pull, and not needed by this one"
         for other in download.leftovers()
     ]
+    if args.nnodes and not args.consolidated:
+        notes += _nodes_note(args.nnodes, found, download.directory)
     if not (args.dry_run or args.consolidated or done.failed):
         notes += _best_note(done.directory)
     codes = {e.exit_code for e in done.failed.values()}
@@ -172,6 +183,21 @@ def _best_note(directory: Path) -> list[str]:
         " it to that place, too, or load_best_model_at_end loads nothing"
     )
     return [note] if best else []
+
+
+def _nodes_note(count: int, found: FoundCheckpoint, directory: Path) -> list[str]:
+    """Return what to do where ``count`` nodes cannot read shards as they are."""
+    is_sharded = any(file.under.endswith("_optim_states.pt") for file in found.plan.files)
+    if count == len(found.nodes) or not is_sharded:
+        return []
+    universal = directory.parent / f"{directory.name}-universal"
+    command = shlex.join(["ckptsync", "convert", str(directory), str(universal)])
+    note = (
+        f"nodes that saved it: {len(found.nodes)}, nodes that will resume: {count}; DeepSpeed reads"
+        f" these shards on as many ranks as wrote them; for another number, `{command} --to"
+        " universal`, and load_universal in DeepSpeed's configuration"
+    )
+    return [note]
 
 
 def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[str]:

@@ -10,4 +10,5 @@ In reading order:
 - `torch_pickle`: tensors in pickles.
 - `torch_zip`: the zip archive of ``torch.save``.
 - `torch_save`: a file of ``torch.save``, in today's container or the legacy one.
+- `torch_archive`: the zip archive, written.
 """

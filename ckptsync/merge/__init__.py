@@ -11,4 +11,6 @@
 4. Publish: `destination` is a new directory or a store.
 
 `inspection` says of each set of weights what a merge would.
+
+`universal` plans DeepSpeed's universal form instead of a model.
 """

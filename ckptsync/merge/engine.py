@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from blake3 import blake3
 
-from ckptsync.digest import digest
+from ckptsync.digest import crc32, digest
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import model_files, units
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
@@ -252,14 +252,14 @@ class WeightsFile:
     ) -> None:
         self._plan, self._files, self._progress, self._work = plan, files, progress, work
         self._buffers: deque[Array] = deque()  # used before
-        self._digester = blake3()
+        self._digester, self._crc = blake3(), 0
         self._digests: dict[int, str] = {}
         self._begun = (-1, blake3())  # the tensor whose digest has begun in an earlier unit
         self._overflows: Counter[int] = Counter()
         self._statistics: dict[int, Statistics] = {}
 
     def chunks(self) -> Generator[memoryview, None, None]:
-        """Yield the header, then every tensor.
+        """Yield the header, then every tensor, then the ending.
 
         Close it if it is not read to its end: threads may be at work.
 
@@ -271,12 +271,17 @@ class WeightsFile:
             for unit in made:
                 view, end = unit.buffer.data, unit.lead + unit.size
                 view[: unit.lead] = left
-                cut = end if unit.is_last else end - end % ALIGN
+                cut = end if unit.is_last and not self._plan.ending else end - end % ALIGN
                 left = bytes(view[cut:end])
                 if cut:
                     yield view[:cut]
                 if unit.planned.stored:
                     self._progress(unit.size)
+        if self._plan.ending:
+            ending = self._plan.ending.encoded(self._crc)
+            self._digester.update(ending)
+            self._progress(len(ending))
+            yield memoryview(left + ending)
 
     def result(self) -> WrittenFile:
         """Return what was written; call it after the last chunk."""
@@ -300,7 +305,7 @@ class WeightsFile:
         here, as it is, and no thread is left.
         """
         work = self._work
-        if work.jobs == 1:
+        if work.jobs == 1 or self._plan.size <= units.WINDOW:  # threads cost more than they save
             for unit in self._units():
                 self._digest(self._update_results(self._make(unit)))
                 yield unit
@@ -340,6 +345,8 @@ class WeightsFile:
 
     def _units(self) -> Iterator[_OutputUnit]:
         at, end = 0, self._plan.size  # which adds up all tensors
+        if self._plan.ending:
+            end -= self._plan.ending.size
         for planned in units.units(self._plan):
             size = len(planned.text) + sum(
                 _written_size(s, self._plan.tensors[s.number]) for s in planned.shares
@@ -381,6 +388,8 @@ class WeightsFile:
 
     def _digest(self, unit: _OutputUnit) -> _OutputUnit:
         self._digester.update(unit.data)
+        if self._plan.ending and unit.planned.stored:
+            self._crc = crc32(unit.data, self._crc)
         return unit
 
     def _update_results(self, unit: _OutputUnit) -> _OutputUnit:

@@ -7,7 +7,7 @@ them have, and times are compared: one model is never made of two saves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
@@ -59,8 +59,16 @@ class Prepared:
     trees: tuple[FileTree, ...]
 
 
-def open_sources(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+def open_sources(
+    request: MergeRequest,
+    access: Access,
+    *,
+    use_times: bool = True,
+    planner: Callable[[Files], MergeJob] | None = None,
+) -> Prepared:
     """Open everything and plan the merge; compare the files' times unless ``use_times`` is false.
+
+    ``planner`` plans something else than a merge into one model.
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
@@ -86,7 +94,8 @@ def open_sources(request: MergeRequest, access: Access, *, use_times: bool = Tru
             f"--base {show_path(request.base)}: no weights among its {len(base.sizes())} files",
             hint="give the directory of the model that was trained, with its model*.safetensors",
         )
-    job = prepare(files, request.options, [holder for _, holder in config], base, config_from)
+    around = [holder for _, holder in config]
+    job = planner(files) if planner else prepare(files, request.options, around, base, config_from)
     if request.base and base:
         config.append((show_path(request.base), base))
     notes = list(job.notes)

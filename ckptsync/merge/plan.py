@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, PRECISION, is_castable
 from ckptsync.formats.safetensors import encode_header
+from ckptsync.formats.torch_archive import Ending
 from ckptsync.tensors import Checksum, Copy, Part, Shape, Tensor
 
 DType = Literal["auto", "keep", "bf16", "fp16", "fp32"]
@@ -72,16 +73,21 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """An output file: header, then the tensors' bytes in order, without holes."""
+    """An output file: header, then the tensors' bytes in order, without holes.
+
+    ``ending``: what follows them, where their CRC32 is part of the file.
+    """
 
     name: str
     header: bytes
     tensors: tuple[PlannedTensor, ...]
+    ending: Ending | None = None
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return len(self.header) + sum(t.size for t in self.tensors)
+        end = self.ending.size if self.ending else 0
+        return len(self.header) + sum(t.size for t in self.tensors) + end
 
     @property
     def checksums(self) -> frozenset[Checksum]:

@@ -33,12 +33,13 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint in the store, its status, and the plan of its download."""
+    """A checkpoint in the store, its status, the nodes that saved it, and the download's plan."""
 
     run: str
     location: str
     status: Status
     plan: PullPlan
+    nodes: tuple[str, ...] = ()
 
 
 def find(store: Store, request: PullRequest) -> FoundCheckpoint:
@@ -77,7 +78,8 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
     if request.is_model and (lacking := choice.summary.unopenable):
         give = choice.summary.to_give
         notes.append(f"{lacking}; copy it there from the model that was trained, or {give}")
-    return FoundCheckpoint(run, location, seen.status, replace(plan, notes=tuple(notes)))
+    plan = replace(plan, notes=tuple(notes))
+    return FoundCheckpoint(run, location, seen.status, plan, choice.summary.nodes)
 
 
 def why_retired(store: Store, run: str, location: str) -> str:

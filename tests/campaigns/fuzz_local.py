@@ -153,7 +153,7 @@ _LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain", "events", "init")
 # what does not end, asks systemd, writes the file that it names, or is to be run
 _NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch
-_CHANGES = ("push", "pull", "merge", "keep", "rm", "gc", "repair")
+_CHANGES = ("push", "pull", "merge", "convert", "keep", "rm", "gc", "repair")
 _READS = ("ls", "status", "inspect")
 _TEXTS = (
     *(n for n in NAMES if "outside" not in n and n not in (".",

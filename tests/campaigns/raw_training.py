@@ -24,12 +24,15 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mode", choices=("zero2", "zero3", "accelerate", "dcp"))
+    parser.add_argument("mode", choices=("zero1", "zero2", "zero3", "accelerate", "dcp"))
     for name in ("--out", "--truth", "--base", "--resume"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--flavour", type=int, default=0)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--frozen", action="store_true", help="the first layer is not trained")
+    parser.add_argument("--universal", action="store_true", help="what --resume names is universal")
     parser.add_argument(
         "--limit", type=int, default=3, help="understood, and not minded: nobody rotates here"
     )
@@ -44,12 +47,15 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from tests.campaigns.slow_saving import Slow  # noqa: E402
 
 Save = Callable[[int], None]
+Train = Callable[[Any], float]
 
 
-def deepspeed_loop(model: Any, stage: int) -> tuple[Callable[[Any], None], Save]:
+def deepspeed_loop(model: Any, stage: int) -> tuple[Train, Save]:
     """What trains on a batch, and what saves."""
     import deepspeed
 
+    if OPTIONS.precision == "fp16":  # DeepSpeed says that a CPU has none; torch has it
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
     few = {
         "stage3_param_persistence_threshold": 0,
         "reduce_bucket_size": 5000,
@@ -59,23 +65,30 @@ def deepspeed_loop(model: Any, stage: int) -> tuple[Callable[[Any], None], Save]
         "train_micro_batch_size_per_gpu": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": OPTIONS.precision == "bf16"},
+        "fp16": {"enabled": OPTIONS.precision == "fp16", "initial_scale_power": 8},
+        "checkpoint": {"load_universal": OPTIONS.universal},
         "zero_optimization": {"stage": stage, **few, "allgather_bucket_size": 5000},
     }
     deepspeed.init_distributed("gloo")
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), config=config
+        model=model,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=config,
     )
     if OPTIONS.resume:
         engine.load_checkpoint(str(OPTIONS.resume.parent), tag=OPTIONS.resume.name)
 
-    def train(ids: Any) -> None:
-        engine.backward(engine(input_ids=ids, labels=ids).loss)
+    def train(ids: Any) -> float:
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
         engine.step()
+        return float(loss)
 
     return train, lambda step: engine.save_checkpoint(str(OPTIONS.out), tag=f"global_step{step}")
 
 
-def accelerate_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
+def accelerate_loop(model: Any) -> tuple[Train, Save]:
     """The same with accelerate and DDP."""
     from accelerate import Accelerator
 
@@ -86,16 +99,18 @@ def accelerate_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
     if OPTIONS.resume:
         accelerator.load_state(str(OPTIONS.resume))
 
-    def train(ids: Any) -> None:
-        accelerator.backward(model(input_ids=ids, labels=ids).loss)
+    def train(ids: Any) -> float:
+        loss = model(input_ids=ids, labels=ids).loss
+        accelerator.backward(loss)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+        return float(loss)
 
     return train, lambda step: accelerator.save_state(str(OPTIONS.out / f"checkpoint_{step}"))
 
 
-def dcp_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
+def dcp_loop(model: Any) -> tuple[Train, Save]:
     """The same with FSDP2."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -121,21 +136,25 @@ def dcp_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
             model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
         )
 
-    def train(ids: Any) -> None:
-        model(input_ids=ids, labels=ids).loss.backward()
+    def train(ids: Any) -> float:
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return float(loss)
 
     return train, lambda step: save(states(), checkpoint_id=OPTIONS.out / f"step-{step}")
 
 
-LOOPS: dict[str, Callable[[Any], tuple[Callable[[Any], None], Save]]] = {
+LOOPS: dict[str, Callable[[Any], tuple[Train, Save]]] = {
+    "zero1": partial(deepspeed_loop, stage=1),
     "zero2": partial(deepspeed_loop, stage=2),
     "zero3": partial(deepspeed_loop, stage=3),
     "accelerate": accelerate_loop,
     "dcp": dcp_loop,
 }
 STEMS = {
+    "zero1": "global_step",
     "dcp": "step-",
     "accelerate": "checkpoint_",
     "zero2": "global_step",
@@ -149,13 +168,15 @@ def trained() -> None:
     OPTIONS.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not (OPTIONS.frozen and "layers.0." in name))
     train, save = LOOPS[OPTIONS.mode](model)
     begin = int("".join(c for c in OPTIONS.resume.name if c.isdigit())) if OPTIONS.resume else 0
     slow = Slow(OPTIONS.slow)
     torch.save = slow.torch_save(torch.save)
     chance = torch.Generator().manual_seed(100 * OPTIONS.flavour + RANK)
     for step in range(begin + 1, OPTIONS.steps + 1):
-        train(torch.randint(4, 70, (1, 16), generator=chance))
+        say("loss", step, loss=train(torch.randint(4, 70, (1, 16), generator=chance)).hex())
         if step > begin + 1:
             keep(step - 1)
         slow.told(save, partial(say, step=step))(step)
@@ -163,11 +184,13 @@ def trained() -> None:
     torch.distributed.destroy_process_group()
 
 
-def say(event: str, step: int) -> None:
+def say(event: str, step: int, **more: object) -> None:
     """As `hf_training` does."""
     with (OPTIONS.truth / f"events-{RANK}.jsonl").open("a") as events:
         print(
-            json.dumps({"event": event, "step": step, "at": time.time()}), file=events, flush=True
+            json.dumps({"event": event, "step": step, "at": time.time(), **more}),
+            file=events,
+            flush=True,
         )
 
 

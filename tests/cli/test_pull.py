@@ -31,7 +31,7 @@ from tests.support.seaweedfs import weed
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.sshd import sshd
 from tests.support.verified_stores import put
-from tests.support.worker_in_process import tick
+from tests.support.worker_in_process import push_now, tick
 
 
 @pytest.fixture(scope="module")
@@ -329,3 +329,23 @@ def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
         assert "name one, such as run/mine" in said
     assert main(["pull", "run/mine", *words[2:]]) == 0
     assert (tmp_path / "back/mine/weights.npz").read_bytes() == b"x"
+
+
+def test_another_number_of_nodes_is_told_what_to_do_with_deepspeeds_shards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = create_store(str(tmp_path / "store"))
+    for run in ("zero3", "fsdp2"):
+        for node in ("node0", "node1"):
+            push_now(DATA / run / node, store, node, run)
+
+    def notes(run: str, count: int) -> list[str]:
+        out, here = str(tmp_path / "out"), ("--store", store.url, "--dry-run")
+        code, said = told(capsys, f"{run}/checkpoint-4", out, "--nnodes", str(count), *here)
+        assert code == 0
+        return [note for note in said["notes"] if "--to universal" in note]
+
+    assert [len(notes("zero3", n)) for n in (1, 2, 3)] == [1, 0, 1]
+    assert not [note for n in (1, 2, 3) for note in notes("fsdp2", n)]
+    assert "saved it: 2, nodes that will resume: 3" in notes("zero3", 3)[0]
+    assert main(["pull", "zero3", str(tmp_path / "out"), "--nnodes", "0"]) == 2

@@ -4,7 +4,7 @@ size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -18,6 +18,7 @@ from tests.support.merge_in_memory import consolidate
 from tests.support.torch_bytes import saved
 
 Tensors = dict[str, torch.Tensor]
+PARAM_GROUPS = [{"lr": 0.5, "betas": (0.9, 0.99), "foreach": None, "params": [0]}]
 JUNK = 77.0  # in every padding: it must not show
 
 
@@ -37,6 +38,7 @@ class Zero:
     cuts: tuple[float, ...] = ()  # where stage 3 begins another sub-group
     prefix: str = ""
     root: str = "global_step2"
+    states: dict[str, float] = field(default_factory=dict)  # of the optimizer: factors of masters
 
     @property
     def trained(self) -> Tensors:
@@ -99,15 +101,35 @@ def optimizer(of: Zero, rank: int) -> dict[str, Any]:
         )
         cuts = sorted({0, len(mine), *(int(c * len(mine)) for c in of.cuts)})
         groups = [mine[a:b].clone() for a, b in pairwise(cuts)] or [mine]
-        return {"fp32_flat_groups": groups, "zero_stage": 3, "partition_count": of.world}
+        held = {n: _states(of, group) for n, group in enumerate(groups)}
+        return {
+            "fp32_flat_groups": groups,
+            "zero_stage": 3,
+            "partition_count": of.world,
+            "optimizer_state_dict": {"state": held, "param_groups": PARAM_GROUPS},
+        }
     found = [_partition(of, index, rank) for index in range(len(of.groups))]
     state = {
         "single_partition_of_fp32_groups": [tensor for tensor, _ in found],
         "group_paddings": [padding for _, padding in found],
         "zero_stage": of.stage,
         "partition_count": [of.world] * len(of.groups),
+        "base_optimizer_state": {
+            "state": {
+                # the optimizer's own tensors have the padding that masters may have lost
+                n: _states(of, _partition(replace(of, lean=False), n, rank)[0])
+                for n in range(len(of.groups))
+            },
+            "param_groups": [{"lr": 0.5, "params": [n]} for n in range(len(of.groups))],
+        },
     }
     return state if of.gaps is None else state | {"param_alignment_paddings": of.gaps}
+
+
+def _states(of: Zero, flat: torch.Tensor) -> dict[str, Any]:
+    """What Adam keeps of a flat tensor, or another optimizer."""
+    named = {name: flat * factor for name, factor in of.states.items()}
+    return {"step": torch.tensor(3.0), **named} if named else {}
 
 
 def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:

@@ -1,0 +1,133 @@
+"""``ckptsync convert``: rewrite ZeRO's shards so that any number of ranks can resume from them."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from typing import Any
+
+from ckptsync.cli import output
+from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run
+from ckptsync.cli.merge import PARTS, thread_count
+from ckptsync.cli.output import say
+from ckptsync.errors import ConfigError
+from ckptsync.gc_pause import paused
+from ckptsync.merge.destination import check_free, merge
+from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.plan import MergeOptions, MergeResources
+from ckptsync.merge.universal import LATEST, prepare_universal
+from ckptsync.quantities import show_size
+from ckptsync.stores.file_sources import path, real
+from ckptsync.stores.urls import Remote, located
+
+DETAILS = (
+    "With several SRC, each holds the shards of the same checkpoint that one node wrote. DST is"
+    " what load_checkpoint takes, or the Trainer's resume_from_checkpoint, with load_universal in"
+    " DeepSpeed's configuration."
+)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "sources",
+        metavar="SRC",
+        nargs="+",
+        help="a checkpoint with DeepSpeed's shards, or a DeepSpeed save directory; a path or a URL",
+    )
+    add(
+        "destination",
+        metavar="DST",
+        help="a new directory, which appears whole or not at all",
+    )
+    add(
+        "--to",
+        choices=("universal",),
+        required=True,
+        help="universal: DeepSpeed's universal checkpoint, of ZeRO-1, 2 and 3",
+    )
+    add(
+        "--source",
+        metavar="S",
+        help="which shards to convert, where there are several: zero:TAG (default: the tag that"
+        " `latest` names)",
+    )
+    add(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help="threads that read and digest; 1: only the main thread (default: one for each core, at"
+        " most 8; 4 from a URL)",
+    )
+    add(
+        "--ignore-times",
+        action="store_true",
+        help="do not compare the files' times to find shards of different saves: the times were"
+        " lost in copying",
+    )
+    add_bandwidth(command)
+    add_dry_run(command, "written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan the conversion, write it, and print what was written."""
+    destination = located(args.destination)
+    if isinstance(destination, Remote):
+        raise ConfigError(
+            f"{args.destination}: a conversion is written to a directory of this machine",
+            hint="convert into a directory, then `ckptsync push` it",
+        )
+    sources = [located(source) for source in args.sources]
+    is_far = any(isinstance(source, Remote) for source in sources)
+    work = MergeResources(thread_count(args.jobs, is_far=is_far), tensor_digests=False)
+    access = access_of(args).within(PARTS)
+    request = MergeRequest(sources, destination, MergeOptions(source=args.source))
+    tag = path(real(sources[0])).name
+    with paused():
+        check_free(request, access)
+        prepared = open_sources(
+            request,
+            access,
+            use_times=not args.ignore_times,
+            planner=lambda files: prepare_universal(files, args.source, tag),
+        )
+        gc.freeze()
+    job = prepared.job
+    sizes = {name: len(job.contents[name]) for name, _ in job.beside}
+    files = [{"path": p.name, "bytes": p.size} for p in job.plans]
+    files += [{"path": name, "bytes": size} for name, size in sizes.items()]
+    notes = list(job.notes)
+    if not args.dry_run:
+        what = f"converting into {show_path(destination)}"
+        with output.progress(args, what, "are converted") as progress:
+            merged = merge(prepared, access, progress, work)
+        files = [{"path": f.path, "bytes": f.size, "blake3": f.digest} for f in merged.files]
+        notes = list(merged.notes)
+    result = _result(prepared, files, notes) | {"dry_run": args.dry_run}
+    output.print_json(result) if args.json else _show(result)
+    return 0
+
+
+def _result(prepared: Prepared, files: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    names = [plan.name.rpartition("/") for plan in prepared.job.plans if plan.ending]
+    states = {last.removesuffix(".pt") for _, _, last in names}
+    return {
+        "destination": show_path(prepared.request.destination),
+        "source": prepared.job.source,
+        "tag": prepared.job.contents[LATEST].decode(),
+        "parameters": len({folder for folder, _, _ in names}),
+        "states": sorted(states),
+        "bytes": sum(file["bytes"] for file in files),
+        "files": files,
+        "notes": notes,
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    say(f"source      {result['source']}")
+    say(f"parameters  {result['parameters']}, each with {', '.join(result['states'])}")
+    for note in result["notes"]:
+        say(f"note        {note}")
+    would = "would be " if result["dry_run"] else ""
+    amount = f"{len(result['files'])} files, {show_size(result['bytes'])}"
+    say(f"{would}written: {amount}, in {result['destination']}")
