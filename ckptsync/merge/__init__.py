@@ -9,4 +9,6 @@
    `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
 4. Publish: `destination` is a new directory or a store.
+
+`differences` compares two planned models by step 3, and publishes nothing.
 """
