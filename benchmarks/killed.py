@@ -41,10 +41,10 @@ been measured. -->
 
 `make bench-killed KILLED_TRANSFERS='{settings}'` wrote this file. A proxy before SeaweedFS, on
 this machine ({file_system}), counts the bytes of bodies; each tool is killed (SIGKILL) once half of
-all bytes have passed, and the same command is run again to its end. MB, medians of {rounds} rounds;
-*in all / needed* is 1 where nothing is sent twice. *Arrived*: what was there at the end, by the
-BLAKE3 of every file. All tools run with their defaults; of s5cmd and aws `sync` leaves out files
-that are there already, `cp` none. Times are not compared: the proxy is the limit.
+all bytes have passed, and the same command is run again to its end. MB, medians of the rounds; *in
+all / needed* is 1 where nothing is sent twice. *Arrived*: what was there at the end, by the BLAKE3
+of every file. All tools run with their defaults; of s5cmd and aws `sync` leaves out files that are
+there already, `cp` none. Times are not compared: the proxy is the limit.
 """
 
 
@@ -235,10 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"))  # noqa: S108
     parser.add_argument("--document", type=Path, help="where the tables are written")
     args = parser.parse_args(argv)
-    lines = [HEAD.format(settings=f"--mib {args.mib} --rounds {args.rounds}", rounds=args.rounds,
+    lines = [HEAD.format(settings=f"--mib {args.mib} --rounds {args.rounds}",
                          file_system=file_system(args.work.resolve()))]  # fmt: skip
     lines += ["## The machine", "", *(f"- {line}" for line in described())]
     lines += [f"- {', '.join(version(*program) for program in PROGRAMS)}", ""]
+
+    def write(lines: Sequence[str]) -> None:  # each table at once: a run of an hour may be ended
+        if args.document:
+            args.document.write_text("\n".join(lines))
+
     with (
         tempfile.TemporaryDirectory(dir=args.work, prefix="killed-") as name,
         s3(Path(name)) as fresh,
@@ -252,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             files = f"{count} file{'s' * (count > 1)} of {args.mib // count} MiB"
             runs = rounds_of(lambda tool: up(tool, source, fresh, wanted), args.rounds, files)  # noqa: B023
             lines += table(f"S3, {files}, up", runs, needed)
+            write(lines)
             place = fresh()
             again_ = [*CKPTSYNC.up(source, place)] if CKPTSYNC.up else []
             subprocess.run(again_, env={**ordinary(), **place.environment}, check=True, stdout=-3)
@@ -261,11 +267,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 files,
             )
             lines += table(f"S3, {files}, down", runs, needed)
+            write(lines)
             shutil.rmtree(work / RUN)
-    text = "\n".join(lines)
-    print(text)
-    if args.document:
-        args.document.write_text(text)
     return 0
 
 

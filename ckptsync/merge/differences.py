@@ -29,8 +29,7 @@ from ckptsync.tensors import Copy, Extent, Files, Part
 State = Literal["same", "changed", "dtype", "shape", "only_a", "only_b"]
 STATES: tuple[State, ...] = get_args(State)
 PIECE = 64 << 10  # elements whose wider copies stay in the cache
-# two units of a side are made at once: more would not end sooner, and take memory
-_WORK = MergeResources(jobs=2, window=8 << 20)
+_WORK = MergeResources(jobs=1)  # of a side one unit is in memory
 
 
 @dataclass(frozen=True, slots=True)
