@@ -184,6 +184,7 @@ def document(root: Path, size: int, rounds: int, settings: str) -> Iterator[str]
     yield "## The machine"
     yield ""
     yield from (f"- {line}" for line in described())
+    yield f"- load {os.getloadavg()[1]:.0f}: so many processes wanted a core meanwhile"
     yield f"- {version('sha256sum', '--version')}, {version('model_signing', '--version')}"
 
 
