@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def write(lines: Sequence[str]) -> None:  # each table at once: a run of an hour may be ended
         if args.document:
-            args.document.write_text("\n".join(lines))
+            args.document.write_text("\n".join(lines).rstrip("\n") + "\n")
 
     with (
         tempfile.TemporaryDirectory(dir=args.work, prefix="killed-") as name,
