@@ -187,6 +187,10 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
         if target not in str(e):
             e.args = (f"{target}: {e}",)
         raise
+    except ConfigError as e:
+        if not is_path(first) and Path(first).exists():
+            e.hint = f"./{first} names the directory of this machine"
+        raise
 
 
 def _planned(job: MergeJob, files: Files) -> Side:

@@ -186,6 +186,17 @@ def test_digests_alone_say_which_tensors_differ(
     told(capsys, *words, code=10)
 
 
+def test_a_path_without_a_mark_beside_a_named_store_is_hinted_at(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(tmp_path / "merged", x=ONES)
+    monkeypatch.chdir(tmp_path)
+    words = ("fsdp2/checkpoint-4", "merged", "--store", store)
+    assert "hint: ./merged names the directory" in told(capsys, *words, code=2)
+    assert "only in B" in told(capsys, words[0], "./merged", *words[2:], code=1)
+    assert "same: all 1" in told(capsys, "merged", "merged", code=0)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
