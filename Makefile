@@ -74,13 +74,15 @@
 # make bench            merges beside other tools (30 minutes, 60 GB at most; GIB=0.1 ROUNDS=2 for a look)
 # make bench-transfer   uploads and downloads beside s5cmd, rclone, boto3, s3fs, sftp, rsync (1 hour,
 #                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 MIX=64 SFTP=0.1 MERGE=0.1 ROUNDS=1)
+# make bench-killed     what transfers send again after a kill, beside rclone, s5cmd, aws (15 minutes)
+#                       KILLED_TRANSFERS="--mib 64 --rounds 1"
 # make bench-beside     what a training notices of a worker that uploads at its limit (10 minutes)
 # make bench-idle       what an idle worker costs, and how soon it uploads (10 minutes)
 # make bench-hook       what the hook adds to a training step (1 minute)
 # make bench-catalogue  `ckptsync ls` and a head of many checkpoints (15 minutes)
 #                       BENCH_CATALOGUE="--checkpoints 10000 --runs 5 --stores s3"
 # make bench-head       memory of a head over 10,000 checkpoints during a merge (10 minutes)
-# make bench-verify     verification beside `cat` and `sha256sum`
+# make bench-verify     verification beside `cat`, `sha256sum` and `model_signing` (if that is installed)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -127,6 +129,7 @@ BENCH_CATALOGUE ?=
 BENCH_HEAD ?=
 FLIPS ?=
 VERIFY ?=
+KILLED_TRANSFERS ?=
 IDLE ?=
 
 BIN := $(VENV)/bin
@@ -135,7 +138,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -234,6 +237,9 @@ campaign-doctor: $(VENV)/.installed-test
 campaign-hostile: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.hostile $(HOSTILE)
 
+bench-killed: $(TRANSFER_VENV)/.installed
+	$(TRANSFER_VENV)/bin/python -m benchmarks.killed --document docs/benchmarks-killed.md $(KILLED_TRANSFERS)
+
 bench-beside: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m benchmarks.beside --python $(BENCH_VENV)/bin/python $(BESIDE)
 
@@ -261,7 +267,7 @@ flips: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.flips $(FLIPS)
 
 bench-verify: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.verify $(VERIFY)
+	$(BIN)/python -m benchmarks.verify --document docs/benchmarks-verify.md $(VERIFY)
 
 guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed-lightning $(BENCH_VENV)/.installed-ray
 	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py

@@ -65,11 +65,11 @@ def held(
 def measured(command: list[str], place: Place, log: Path) -> Run:
     """With the server's seconds of CPU in ``server``."""
     before = seconds_of(place.pid)
-    run = measure(command, log, MOST_SECONDS, {**_ordinary(), **place.environment})
+    run = measure(command, log, MOST_SECONDS, {**ordinary(), **place.environment})
     return Run(**{**asdict(run), "server": seconds_of(place.pid) - before})
 
 
-def _ordinary() -> dict[str, str]:
+def ordinary() -> dict[str, str]:
     """The environment without what would send a client elsewhere, or slow one down.
 
     A bundle of certificates breaks rclone.  Where Python may not keep what it has compiled, it

@@ -45,7 +45,7 @@ to the disk. *ckptsync's store alone* is the same code below, without scan, mani
 def main() -> None:
     """Print the document."""
     told = json.loads(Path(sys.argv[1]).read_text())
-    lines = [*described(), ", ".join(_version(name, *flags) for name, *flags in PROGRAMS)]
+    lines = [*described(), ", ".join(version(name, *flags) for name, *flags in PROGRAMS)]
     print(
         HEAD.format(
             machine="\n".join(f"- {line}" for line in lines),
@@ -69,7 +69,7 @@ PROGRAMS = (
 )
 
 
-def _version(name: str, *flags: str) -> str:
+def version(name: str, *flags: str) -> str:
     path = found(name)
     if not path:
         return f"no {name}"

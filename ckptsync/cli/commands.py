@@ -36,6 +36,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
                 "convert node0/ckpt node1/ckpt universal/ --to universal",
             ),
         ),
+        "diff": Entry(
+            "compare two checkpoints or models, tensor by tensor: what is the same, what changed",
+            (
+                "diff llama-sft/checkpoint-500 llama-sft/checkpoint-1000 --store /mnt/checkpoints",
+                "diff node0/ckpt node1/ckpt merged/ --top 5",
+            ),
+        ),
         "push": Entry(
             "upload one checkpoint, or every checkpoint of a directory, now",
             (

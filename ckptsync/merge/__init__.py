@@ -13,4 +13,6 @@
 `inspection` says of each set of weights what a merge would.
 
 `universal` plans DeepSpeed's universal form instead of a model.
+
+`differences` compares two planned models by step 3, and publishes nothing.
 """

@@ -17,7 +17,7 @@ import numpy as np
 
 from ckptsync.merge.cast import FLOATS, RAW, Array
 
-_INTEGERS = {
+INTEGERS = {
     "BOOL": "?",
     "U8": "u1",
     "I8": "i1",
@@ -82,7 +82,7 @@ class Statistics:
 
 def has_statistics(dtype: str) -> bool:
     """Return whether elements of this type can be counted and compared: all but complex numbers."""
-    return dtype in _HALVES or dtype in FLOATS or dtype in _INTEGERS or dtype in _CODES
+    return dtype in _HALVES or dtype in FLOATS or dtype in INTEGERS or dtype in _CODES
 
 
 def statistics(data: memoryview, dtype: str) -> Statistics | None:
@@ -91,9 +91,9 @@ def statistics(data: memoryview, dtype: str) -> Statistics | None:
         return None
     if dtype in _CODES:
         return _of_codes(np.frombuffer(data, "u1"), _CODES[dtype])
-    is_half, is_integer = dtype in _HALVES, dtype in _INTEGERS
+    is_half, is_integer = dtype in _HALVES, dtype in INTEGERS
     raw: Array = np.frombuffer(
-        data, RAW[2] if is_half else np.dtype(_INTEGERS[dtype]) if is_integer else FLOATS[dtype]
+        data, RAW[2] if is_half else np.dtype(INTEGERS[dtype]) if is_integer else FLOATS[dtype]
     )
     scratch: Array = np.empty(min(len(raw), _PIECE) // 2 if is_half else 0, "<u4")
     total = Statistics()
@@ -109,6 +109,20 @@ def statistics(data: memoryview, dtype: str) -> Statistics | None:
                 its = _of_integers(piece)
             total += its or _of_any(_widened(piece, dtype))
     return total
+
+
+def exact_values(data: Array, dtype: str) -> Array:
+    """Return the elements in these bytes as values of a numpy type that holds each exactly."""
+    if dtype in _CODES:
+        values: Array = _CODES[dtype][data]
+        return values
+    if dtype == "BOOL":
+        return data
+    if dtype in INTEGERS:
+        return data.view(INTEGERS[dtype])
+    if dtype in _HALVES:
+        return _widened(data.view(RAW[2]), dtype)
+    return data.view(FLOATS.get(dtype, "<c8"))
 
 
 def remarks(name: str, found: Statistics) -> Iterable[str]:

@@ -140,7 +140,8 @@ def _options() -> Mapping[str, Sequence[argparse.Action]]:
 _LIKELY: Mapping[str, Sequence[str]] = {
     "URL": ("store",), "PATH": ("work/checkpoint-4",), "RUN[/CHECKPOINT] | PATH": ("fsdp2",
     "store/fsdp2", "work/checkpoint-4"), "SRC": ("store/fsdp2/checkpoint-4", "work/checkpoint-4"),
-    "DST": ("out/new", "out"),
+    "DST": ("out/new", "out"), "A": ("fsdp2/checkpoint-4", "store/fsdp2/checkpoint-4"),
+    "B": ("fsdp2/checkpoint-4", "work/checkpoint-4"),
     "DIR": ("work", "work/checkpoint-4", "out"), "RUN": ("fsdp2", "zero3"),
     "RUN/CHECKPOINT": ("fsdp2/checkpoint-4", "zero3/checkpoint-4"), "RUN[/CHECKPOINT]": ("fsdp2",
     "fsdp2/checkpoint-4"), "WHAT": ("keep", "drop-after:1"),
@@ -154,7 +155,7 @@ _LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain", "events", "init")
 _NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch
 _CHANGES = ("push", "pull", "merge", "convert", "keep", "rm", "gc", "repair")
-_READS = ("ls", "status", "inspect")
+_READS = ("ls", "status", "inspect", "diff")
 _TEXTS = (
     *(n for n in NAMES if "outside" not in n and n not in (".",
     "..") and "\0" not in n and n != "\ud800"), "store", "out", "work", "work/checkpoint-4",

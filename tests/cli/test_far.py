@@ -90,6 +90,8 @@ def test_from_anywhere_to_anywhere_the_bytes_are_the_same(far: Far, tmp_path: Pa
     assert done("merge", s3, ssh, tmp_path / "back", *with_base) == 0
     assert done("merge", s3, ssh, far.ssh(tmp_path / "new" / "out"), *with_base) == 0
     assert files_of(tmp_path / "back") == files_of(tmp_path / "new" / "out") == wanted
+    assert done("diff", s3, ssh, f"s3://{far.bucket}/0") == 0
+    assert done("diff", f"s3://{far.bucket}/0", f"s3://{far.bucket}/base") == 1
 
 
 def test_what_cannot_be_merged_is_told_as_here(

@@ -1,0 +1,388 @@
+"""``ckptsync diff``: compare two checkpoints, models or adapters tensor by tensor.
+
+Each is what ``merge`` would write of it, in the model's own names and types.  A checkpoint of a
+store is its consolidated model, whose record has the digest of every tensor, else its shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsync.catalogue.uncached import not_found, read_location
+from ckptsync.cli import output
+from ckptsync.cli.arguments import (
+    CHECKPOINT,
+    access_of,
+    add_bandwidth,
+    add_store_option,
+    is_path,
+    store_run_location,
+)
+from ckptsync.cli.inspect import check_exists
+from ckptsync.cli.output import Progress, say
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.head.consolidate import source_files
+from ckptsync.merge.differences import (
+    STATES,
+    Change,
+    Difference,
+    GroupDifferences,
+    Side,
+    State,
+    by_group,
+    by_name,
+    bytes_to_read,
+    judge,
+    most_changed,
+    read_changes,
+    recorded_tensor,
+)
+from ckptsync.merge.inputs import MergeRequest, check_unchanged, open_sources
+from ckptsync.merge.plan import MergeOptions
+from ckptsync.merge.prepare import MergeJob, prepare
+from ckptsync.merge.readers import open_reader
+from ckptsync.quantities import show_size
+from ckptsync.records.location_status import LocationState
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.store_paths import consolidated_prefix
+from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import Access
+from ckptsync.stores.urls import located
+from ckptsync.tensors import Extent, Files
+from ckptsync.verify.verification import InStore, resolve_target
+
+TOP = 10  # tensors of a kind that are shown
+DIFFERENT = 1  # exit code
+NONE = "-"
+_NOWHERE = Path(os.devnull)  # nothing is written
+_OF_MERGE = ("--config-from", "--base")  # what notes advise to who merges
+DETAILS = (
+    "Compared is what `merge` would write of each. The exit code is 0 if all is the same, 1 if not."
+    " What recorded digests show to be equal is not read. The relative change of a tensor is the"
+    " norm of B - A by the norm of A."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One of two models, as the user named it (``target``); ``source``: the weights of it.
+
+    ``trees``: directories that must not change while they are read.
+    """
+
+    target: str
+    source: str
+    side: Side
+    notes: tuple[str, ...] = ()
+    trees: tuple[FileTree, ...] = ()
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    what = f"{CHECKPOINT} of a store, or a path or URL of a checkpoint, a model or an adapter"
+    add("a", metavar="A", nargs="+", help=f"{what}; several directories of one save, one a node")
+    add("b", metavar="B", help="the same, to compare it with")
+    add_store_option(command)
+    add(
+        "--top",
+        metavar="N",
+        type=int,
+        help=f"list the N most changed tensors (default: {TOP}; with --json all)",
+    )
+    add(
+        "--digests",
+        action="store_true",
+        help="compare recorded digests only: say which tensors differ and not how far, and read no"
+        " weights; for consolidated checkpoints of a store",
+    )
+    add(
+        "--source",
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="which weights, as `inspect` names them, if A and B hold several; given twice, those"
+        ' of A and then those of B, "" for what `merge` would take; of a checkpoint in a store its'
+        " shards",
+    )
+    add_bandwidth(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare the two, print what differs, and return 1 if anything does."""
+    if args.top is not None and args.top < 0:
+        raise ConfigError(f"--top: expected at least 0, not {args.top}")
+    if len(args.source) > 2:
+        raise ConfigError("--source: given more than twice", hint="once for A, once for B")
+    access = access_of(args)
+    sources = [*args.source, *args.source][:2] if args.source else ["", ""]
+    a = _open(args, args.a, sources[0], access)
+    b = _open(args, [args.b], sources[1], access)
+    for one in (a, b) if args.digests else ():
+        if one.side.tensors.keys() - one.side.digests.keys():
+            raise ConfigError(
+                f"{one.target}: no digests of its tensors are recorded",
+                hint="leave --digests out, or name a consolidated checkpoint of a store",
+            )
+    differences, notes = judge(a.side, b.side), (*a.notes, *b.notes)
+    size = 0 if args.digests else bytes_to_read(differences)
+    if size:
+        with output.progress(args, f"comparing {a.target} with {b.target}") as progress:
+            count = _counter(progress, size)
+            differences, more = read_changes(a.side, b.side, differences, count)
+        notes = (*notes, *more)
+        check_unchanged((*a.trees, *b.trees))
+    notes = tuple(n for n in dict.fromkeys(notes) if not any(option in n for option in _OF_MERGE))
+    code = DIFFERENT if any(d.state != "same" for d in differences) else 0
+    if args.json:
+        output.print_json(describe((a, b), differences, args.top, size, notes), code)
+    else:
+        _show(a, b, differences, TOP if args.top is None else args.top, notes)
+    return code
+
+
+def _counter(progress: Progress, total: int) -> Any:
+    """Return a function that takes each number of bytes, from any thread."""
+    lock, done = threading.Lock(), 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            progress(done, total)
+
+    return count
+
+
+def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: Access) -> Opened:
+    """Open what words name: one checkpoint of a store, or directories and URLs of one save.
+
+    A word without the marks of a path is one if it exists and no option names a store.  Raises
+    ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    """
+    target, is_named = " ".join(words), bool(args.url or args.config)
+    first = words[0]
+    try:
+        if not (is_path(first) or (not is_named and Path(first).exists())) and len(words) == 1:
+            return _open_stored(*store_run_location(args, first), target, source)
+        if len(words) == 1:
+            where = resolve_target(first, access)
+            if isinstance(where, InStore):
+                return _open_stored(where.store, where.run, where.location, target, source)
+        check_exists(words)
+        options = MergeOptions(source=source or None)
+        request = MergeRequest([located(word) for word in words], _NOWHERE, options)
+        prepared = open_sources(request, access)
+        return Opened(target, prepared.job.source, _planned(prepared.job, prepared.files),
+                      prepared.job.notes, prepared.trees)  # fmt: skip
+    except (Corrupt, Incomplete, Unsupported) as e:
+        if target not in str(e):
+            e.args = (f"{target}: {e}",)
+        raise
+    except ConfigError as e:
+        if not is_path(first) and Path(first).exists():
+            e.hint = f"./{first} names the directory of this machine"
+        raise
+
+
+def _planned(job: MergeJob, files: Files) -> Side:
+    tensors = by_name((plan.name, tensor) for plan in job.plans for tensor in plan.tensors)
+    return Side(tensors, files, {})
+
+
+def _open_stored(store: Store, run: str, location: str, target: str, source: str) -> Opened:
+    """Open the consolidated model of a checkpoint, or its shards if it has none, or by ``source``.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    """
+    if not location:
+        raise ConfigError(f"{target}: expected {CHECKPOINT}", hint="`ckptsync ls` lists them")
+    found = read_location(store, run, location)
+    if newer := found.newer(run, location):
+        raise newer
+    seen = found.of(run, location)
+    if seen is None:
+        for fault in found.faults:
+            raise fault.error
+        raise not_found(store, run, location)
+    c = seen.conditions
+    if c.conflict or c.retired:
+        raise Incomplete(f"{target}: {c.conflict or c.retired}", hint="`ckptsync ls` says more")
+    if seen.model_record and c.consolidated.holds and not source:
+        side = _recorded(store, seen, seen.model_record)
+        return Opened(target, seen.model_record.options.get("source", ""), side)
+    files = source_files(store, seen)
+    job = prepare(files, MergeOptions(source=source or None), every=True)
+    return Opened(target, job.source, _planned(job, files), job.notes)
+
+
+def _recorded(store: Store, seen: LocationState, record: ModelRecord) -> Side:
+    """Return a consolidated model by its record, without reading its files."""
+    prefix = consolidated_prefix(seen.run, seen.location)
+    sizes = {f.path: f.size for f in record.files}
+    tensors = by_name(
+        (t.file, recorded_tensor(
+            t.name, t.dtype, t.shape, Extent(t.file, t.start, t.size), sizes.get(t.file)))
+        for t in record.tensors
+    )  # fmt: skip
+    digests = dict(zip(tensors, (t.digest for t in record.tensors), strict=True))
+    where = {path: (prefix + path, size) for path, size in sizes.items()}
+    return Side(tensors, open_reader(StoreFiles(store, where), [store]), digests)
+
+
+def describe(
+    sides: Sequence[Opened],
+    differences: Sequence[Difference],
+    top: int | None,
+    size: int,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Return what ``--json`` prints; ``sides``: A and B; ``size``: bytes that were read."""
+    counts = Counter(d.state for d in differences)
+    return {
+        **{key: _describe_side(one) for key, one in zip("ab", sides, strict=True)},
+        **{state: counts[state] for state in STATES},
+        "bytes_read": size,
+        **_describe_change(_total(differences)),
+        "groups": [
+            {"group": g.group, **{state: g.counts.get(state, 0) for state in STATES},
+             **_describe_change(g.change)}
+            for g in by_group(differences)
+        ],
+        "tensors": [_describe_tensor(d) for d in _top(differences, top)],
+        "notes": list(notes),
+    }  # fmt: skip
+
+
+def _describe_side(one: Opened) -> dict[str, Any]:
+    tensors = one.side.tensors
+    return {
+        "target": one.target,
+        "source": one.source,
+        "tensors": len(tensors),
+        "bytes": sum(tensor.size for tensor in tensors.values()),
+        "has_digests": bool(one.side.digests),
+    }
+
+
+def _describe_tensor(d: Difference) -> dict[str, Any]:
+    sides = {"a": d.a, "b": d.b}
+    return {
+        "name": d.name,
+        "state": d.state,
+        **{
+            key: {"dtype": one.dtype, "shape": list(one.shape)} if one else None
+            for key, one in sides.items()
+        },
+        **_describe_change(d.change),
+    }
+
+
+def _describe_change(change: Change | None) -> dict[str, Any]:
+    """Return the numbers of a change; null where they are not known, or no numbers."""
+    if change is None:
+        keys = ("relative", "norm", "largest", "elements", "differing", "nonfinite")
+        return dict.fromkeys(keys)
+    numbers = {"relative": change.relative, "norm": change.norm, "largest": change.largest}
+    finite = {key: n if n is not None and math.isfinite(n) else None for key, n in numbers.items()}
+    counts = {"elements": change.elements, "differing": change.differing}
+    return {**finite, **counts, "nonfinite": change.nonfinite}
+
+
+def _total(differences: Sequence[Difference]) -> Change | None:
+    """Return the change of all tensors that are not the same and were read."""
+    changes = [d.change for d in differences if d.change and d.state != "same"]
+    return sum(changes, Change()) if changes else None
+
+
+def _top(differences: Sequence[Difference], top: int | None) -> Iterator[Difference]:
+    """Yield what is not the same, of what only one side has, or both have, at most ``top`` each."""
+    shown: Counter[str] = Counter()
+    for d in most_changed(differences):
+        kind = d.state if d.state in ("only_a", "only_b") else "both"
+        shown[kind] += 1
+        if top is None or shown[kind] <= top:
+            yield d
+
+
+def _show(
+    a: Opened, b: Opened, differences: Sequence[Difference], top: int, notes: Sequence[str]
+) -> None:
+    for name, one in (("A", a), ("B", b)):
+        size = show_size(sum(tensor.size for tensor in one.side.tensors.values()))
+        say(f"{name}  {one.target}: {one.source}, {len(one.side.tensors)} tensors, {size}")
+    for note in notes:
+        say(f"note  {note}")
+    counts = Counter(d.state for d in differences)
+    if counts["same"] == len(differences):
+        say(f"same: all {len(differences)} tensors")
+        return
+    names: dict[State, str] = {
+        "changed": "changed",
+        "dtype": "of another type",
+        "shape": "of another shape",
+        "only_a": "only in A",
+        "only_b": "only in B",
+    }
+    others = [f"{counts[state]} {text}" for state, text in names.items() if counts[state]]
+    total = _total(differences)
+    by = f"; relative change {_number(total.relative)}" if total else ""
+    say(f"{counts['same']} of {len(differences)} tensors are the same, {', '.join(others)}{by}")
+    groups = by_group(differences)
+    if len(groups) > 1:
+        rows = [_group_row(group) for group in groups]
+        print()
+        print("\n".join(output.aligned([["GROUP", "SAME", "OTHER", "RELATIVE", "LARGEST"], *rows])))
+    shown = list(_top(differences, top))
+    if shown:
+        rows = [_row(d) for d in shown]
+        heading = ["TENSOR", "", "RELATIVE", "LARGEST", "ELEMENTS"]
+        print()
+        print("\n".join(output.aligned([heading, *rows])))
+    if left := len(differences) - counts["same"] - len(shown):
+        say(f"and {left} more (--top N shows more)")
+
+
+def _group_row(group: GroupDifferences) -> list[str]:
+    same = group.counts.get("same", 0)
+    return [
+        group.group,
+        str(same),
+        str(sum(group.counts.values()) - same),
+        *_numbers(group.change),
+    ]
+
+
+def _row(d: Difference) -> list[str]:
+    state = {"only_a": "only in A", "only_b": "only in B"}.get(d.state, d.state)
+    if d.a and d.b and d.state == "dtype":
+        state = f"{d.a.dtype} to {d.b.dtype}"
+    if d.a and d.b and d.state == "shape":
+        state = f"{_shape(d.a.shape)} to {_shape(d.b.shape)}"
+    elements = NONE
+    if d.change:
+        elements = f"{d.change.differing} of {d.change.elements}"
+        elements += f", {d.change.nonfinite} NaN or infinite" if d.change.nonfinite else ""
+    return [d.name, state, *_numbers(d.change), elements]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _numbers(change: Change | None) -> list[str]:
+    if change is None:
+        return [NONE, NONE]
+    return [_number(change.relative), _number(change.largest)]
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4g}"
