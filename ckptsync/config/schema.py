@@ -115,6 +115,8 @@ class HeadConfig:
     engine: Literal["local", "ray"] = _key(one_of("local", "ray"), "local")
     # models get a record of their tensors' norms, NaNs and the like
     statistics: bool = _key(value_parsers.yes_or_no, default=True)
+    # by which factor a tensor's norm must change to be a finding; 0 for never
+    norm_jump: float = _key(value_parsers.or_off(value_parsers.factor), 2)
     # of silence, after which a node counts as lost
     patience_node: float = _key(value_parsers.period, "10m")
 
