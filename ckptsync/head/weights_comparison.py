@@ -64,21 +64,19 @@ def record_weights(
     own = with_values(location, inf if step is None else step, model.tensors, plain.values)
     before, after = _neighbours(store, run, location)
     earlier = [one.model for one in _read(store, run, reversed(before), EARLIER)]
-    oldest = before[:_TRIES]
 
     def first() -> CountedModel | None:
-        return next((one.model for one in _read(store, run, oldest, 1)), None)
+        return next((one.model for one in _read(store, run, before, 1)), None)
 
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
     findings = (*find_weights(own, earlier, first, norm_jump), *smaller)
     compared = tuple(one.location for one in earlier)
     create_record(store, replace(plain, findings=findings, compared=compared))
-    oldest = [*oldest, (own.step, location)]
     models = [own, *earlier]
     for later in [*_read(store, run, after, EARLIER)]:
         nearest = models[:EARLIER]
-        before_it = find_weights(later.model, nearest, first, norm_jump)
-        _record_again(store, later, before_it, tuple(one.location for one in nearest))
+        findings = find_weights(later.model, nearest, lambda: first() or own, norm_jump)
+        _record_again(store, later, findings, tuple(one.location for one in nearest))
         models.insert(0, later.model)
 
 

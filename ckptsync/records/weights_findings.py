@@ -178,7 +178,7 @@ def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[W
         counts = Counter[LayerGroup](map(layer_group, still))
         groups = ", ".join(group for group in LAYER_GROUPS if group in counts)
         text = (
-            f"{_tensors(still)} ({groups}) bit-identical to those of {earlier[0].location}, and"
+            f"{_tensors(still)} bit-identical to those of {earlier[0].location} ({groups}), and"
             " changed from save to save before"
         )
         yield WeightsFinding("unchanged", text, len(still), tuple(still[:MOST_NAMES]))

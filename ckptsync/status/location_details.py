@@ -44,10 +44,6 @@ def describe_weights(values: ModelValues | None) -> dict[str, Any] | None:
         return None
     return {
         "nonfinite": {"tensors": values.nonfinite, "first": list(values.first)},
-        "findings": [
-            {"kind": f.kind, "text": f.text, "tensors": f.tensors, "first": list(f.first)}
-            for f in values.findings
-        ],
         "uncounted": values.uncounted,
         "groups": {
             g.group: {
