@@ -185,11 +185,11 @@ def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[W
 
 
 def _is_moving(name: str, earlier: Sequence[CountedModel]) -> bool:
-    """Whether a tensor of a floating type changed from each of these models to the next."""
+    """Whether a tensor of a floating type, without NaN, changed from each model to the next."""
     its = [model.tensors.get(name) for model in earlier]
     digests = [tensor.digest if tensor else "" for tensor in its]
-    is_floating = all(t and t.values and t.values[5] is not None for t in its)
-    return is_floating and all(a != b for a, b in pairwise(digests))
+    are_numbers = all(t and t.values and t.values[5] is not None and not t.values[0] for t in its)
+    return are_numbers and all(a != b for a, b in pairwise(digests))
 
 
 def _emptied(own: CountedModel, last: CountedModel) -> Iterator[WeightsFinding]:
