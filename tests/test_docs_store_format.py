@@ -12,7 +12,7 @@ from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import LEVELS, FindingKind, Level, Report, VerifyFinding
 from ckptsync.records.store_paths import RecordKind
 from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
-from ckptsync.records.weights_record import WeightsRecord
+from ckptsync.records.weights_record import WeightsFinding, WeightsRecord
 from tests.support.store_listing import DOCUMENT, document
 
 
@@ -30,6 +30,7 @@ def test_the_listing_is_what_the_code_makes() -> None:
         ModelFile,
         ModelTensor,
         WeightsRecord,
+        WeightsFinding,
         Report,
         VerifyFinding,
         Tombstone,

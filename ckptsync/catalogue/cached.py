@@ -55,7 +55,7 @@ from ckptsync.records.location_status import (
 from ckptsync.records.report import LEVELS
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
-from ckptsync.records.weights_record import GroupValues, ModelValues
+from ckptsync.records.weights_record import GroupValues, ModelValues, WeightsFinding
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store, cuts_of, join_slices, slices
 from ckptsync.stores.opening import directory_of
@@ -219,7 +219,7 @@ _SHAPE = repr(
         (kind.__name__, f.name, str(f.type))
         for kind in (
             *(CachedRun, Checkpoint, Summary, Proven, DamagedFile, Gap, Sibling, Handled),
-            *(ModelValues, GroupValues),
+            *(ModelValues, GroupValues, WeightsFinding),
         )
         for f in fields(kind)
     ]

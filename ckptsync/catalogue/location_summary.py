@@ -26,7 +26,7 @@ from ckptsync.records.save_groups import Sibling
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.store_paths import consolidated_prefix, file_name, parse_record_name
 from ckptsync.records.tombstone_keep_join import Tombstone, fate, kept
-from ckptsync.records.weights_record import ModelValues, find_values
+from ckptsync.records.weights_record import ModelValues, WeightsFinding, find_values
 from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import Entry
 
@@ -260,14 +260,9 @@ class Summary:
         return f"{self.unnamed_files} {noun} that no record names: {names}{more}"
 
     @property
-    def nonfinite_line(self) -> str:
-        """Say which tensors of the model hold NaN or infinity; empty if none is known to."""
-        its = self.weights
-        if its is None or not its.nonfinite:
-            return ""
-        more = ", …" if its.nonfinite > len(its.first) else ""
-        who = "1 tensor holds" if its.nonfinite == 1 else f"{its.nonfinite} tensors hold"
-        return f"{who} NaN or infinity ({', '.join(its.first)}{more})"
+    def weights_findings(self) -> tuple[WeightsFinding, ...]:
+        """Return what looks wrong in the weights of the model; nothing if nobody has looked."""
+        return self.weights.findings if self.weights else ()
 
     @property
     def dates(self) -> SaveDates:

@@ -132,7 +132,7 @@ def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
         access = options_for(url, config.store.options)
         cluster = RayCluster(address, url, access, limits_of(config.limits))
     resources = MergeResources(head.threads, statistics=head.statistics, window=WINDOW)
-    return HeadOptions(merge, config_from, cluster), resources
+    return HeadOptions(merge, config_from, cluster, head.norm_jump), resources
 
 
 def _due(args: argparse.Namespace, store: Store, run_: str, options: HeadOptions) -> list[Job]:

@@ -80,7 +80,7 @@ def reasons(
     if s.uploading and not its:
         why = (upload_line(s.uploading, s.percent), *why)
     lines = [
-        s.nonfinite_line,
+        *(finding.line for finding in s.weights_findings),
         *(describe(e, now) for e in its),
         *((model or s.unopenable,) if has_model(s) else why),
         *(d for d in s.doubts if d not in s.evidence),

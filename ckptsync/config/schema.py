@@ -257,6 +257,12 @@ class HeadConfig:
         text="Whether norms, NaNs, infinities and zeros of each tensor are counted: `ckptsync "
         "ls` and the page show them.",
     )
+    norm_jump: float = _key(
+        value_parsers.or_off(value_parsers.factor),
+        2,
+        "An alarm where a tensor's norm changes by this factor from one checkpoint to the next, "
+        "and by far more than before; off: never.",
+    )
     patience_node: float = _key(
         value_parsers.period,
         "10m",

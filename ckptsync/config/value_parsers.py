@@ -99,6 +99,17 @@ def some(value: object) -> int:
     return number
 
 
+def factor(value: object) -> float:
+    """Read a number above one, at most a million."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        number = None
+    if not isinstance(number, int | float) or isinstance(number, bool) or not 1 < number <= 1e6:
+        raise ValueError(f"{value!r:.80} is not a factor: expected a number above 1, such as 2")
+    return float(number)
+
+
 def one_of(*words: str) -> Callable[[object], str]:
     """Return a reader of one word out of a list.
 

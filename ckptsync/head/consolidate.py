@@ -30,8 +30,10 @@ from ckptsync.errors import (
 )
 from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
 from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
+from ckptsync.head.weights_comparison import record_weights
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
+from ckptsync.merge.completeness import DOUBT
 from ckptsync.merge.engine import Destination, Merged, Progress, Write, write_model
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
@@ -43,6 +45,7 @@ from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.model_record import ModelFile, ModelRecord, is_same_model
 from ckptsync.records.store_paths import checked_own, checkpoint_of, consolidated_prefix
+from ckptsync.records.weights_findings import NORM_JUMP
 from ckptsync.records.weights_record import (
     TensorValues,
     WeightsRecord,
@@ -105,12 +108,14 @@ def _open_write(cluster: RayCluster, prefix: str, abouts: Mapping[str, About]) -
 class HeadOptions:
     """``config_from``: run (or ``*``) → directory with configuration and tokenizer of its model.
 
-    ``cluster``: where models are made, if not in this process.
+    ``cluster``: where models are made, if not in this process.  ``norm_jump``: by which factor a
+    norm must change from one model to the next to be a finding, 0 for never.
     """
 
     merge: MergeOptions = field(default_factory=MergeOptions)
     config_from: Mapping[str, str] = field(default_factory=dict)
     cluster: RayCluster | None = None
+    norm_jump: float = NORM_JUMP
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +283,14 @@ class ModelBuilder:
             left_out=job.left_out,
         )
         check_latest(store, agreed)
-        notes = (*merged.notes, *self._record_values(record, merged))
+        remarks = frozenset(seen.demands.remarks)
+        doubts = [n for n in job.notes if n.startswith(DOUBT) and n not in remarks]
+        notes = (*merged.notes, *self._record_values(record, merged, doubts))
         return self._record(record, record.files, notes)
 
-    def _record_values(self, record: ModelRecord, merged: Merged) -> Iterator[str]:
+    def _record_values(
+        self, record: ModelRecord, merged: Merged, doubts: Iterable[str]
+    ) -> Iterator[str]:
         """Write the statistics of a model, if they were asked for; yield a note if that fails.
 
         They come before the model record, so that a model has them from its first moment.  A model
@@ -290,18 +299,16 @@ class ModelBuilder:
         if merged.statistics is None:
             return
         its = [merged.statistics.get(tensor.name) for tensor in record.tensors]
+        plain = WeightsRecord(
+            run=record.run,
+            checkpoint=record.checkpoint,
+            location=record.location,
+            n=record.n,
+            of=tensors_digest(record.tensors),
+            values=tuple(_values(one) if one else None for one in its),
+        )
         try:
-            create_record(
-                self._store,
-                WeightsRecord(
-                    run=record.run,
-                    checkpoint=record.checkpoint,
-                    location=record.location,
-                    n=record.n,
-                    of=tensors_digest(record.tensors),
-                    values=tuple(_values(one) if one else None for one in its),
-                ),
-            )
+            record_weights(self._store, record, plain, doubts, self._options.norm_jump)
         except (StoreError, Unsupported) as e:
             yield f"the statistics of its weights could not be recorded: {e}"
 

@@ -36,6 +36,7 @@ CODES: dict[str, AlarmKind] = {
     "conflict": "damage",
     "unnamed": "damage",
     "nonfinite": "damage",
+    "weights": "damage",
     "stalled": "stall",
     "node-lost": "lost-node",
     "no-head": "lost-node",

@@ -48,6 +48,10 @@ def describe_locations(
             "model_damaged": bool(seen.suspects),
             "left_out": list(seen.left_out),
             "unnamed": {"files": seen.unnamed_files, "first": list(seen.unnamed)},
+            "weights_findings": [
+                {"kind": f.kind, "text": f.text, "tensors": f.tensors, "first": list(f.first)}
+                for f in seen.weights_findings
+            ],
             "missing_to_open": list(seen.to_open),
             "hint": seen.to_give or None,
             "proof": {

@@ -193,7 +193,7 @@ def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
     recent = _recent(seen, patience)
     yield from _unopenable(recent)
     yield from _doubtful(recent)
-    yield from _nonfinite(recent)
+    yield from _weights(recent)
     yield from _dates(seen, patience)
     yield from _lost(seen, patience)
     yield from _headless(seen, patience)
@@ -589,18 +589,25 @@ def _doubtful(recent: Sequence[Summary]) -> Iterator[Alarm]:
         yield Alarm("doubtful", run, "warning", found[-1].arrived, text, todo)
 
 
-def _nonfinite(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield runs whose newest model with statistics holds NaN or infinity."""
+def _weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
+    """Yield runs in whose newest model with statistics something looks wrong."""
     for run, its in _by_run(s for s in recent if s.weights is not None).items():
         newest, *older = reversed(by_age(its))
-        if not newest.nonfinite_line:
-            continue
-        sound = next((s.location for s in older if not s.nonfinite_line), "")
-        text = f"{run}/{newest.location}: {newest.nonfinite_line}"
-        todo = "look at the loss: if the training has diverged, resume it from " + (
-            f"{sound}, the newest whose model has none" if sound else "an earlier checkpoint"
-        )
-        yield Alarm("nonfinite", run, "warning", newest.arrived, text, todo)
+        where, lines = f"{run}/{newest.location}", dict[str, list[str]]()
+        for finding in newest.weights_findings:
+            code = "nonfinite" if finding.kind == "nonfinite" else "weights"
+            lines.setdefault(code, []).append(finding.line)
+        sound = next((s.location for s in older if not s.weights_findings), "")
+        todo = {
+            "nonfinite": "look at the loss: if the training has diverged, resume it from "
+            + (f"{sound}, the newest without findings" if sound else "an earlier checkpoint"),
+            "weights": "look at the training's log and configuration; `ckptsync help head` says"
+            " what each finding means"
+            + (f"; the newest checkpoint without findings is {sound}" if sound else ""),
+        }
+        for code, its_lines in lines.items():
+            text = f"{where}: {'; '.join(its_lines)}"
+            yield Alarm(code, run, "warning", newest.arrived, text, todo[code])
 
 
 def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Proven
-from ckptsync.records.weights_record import GroupValues, ModelValues
+from ckptsync.records.weights_record import (
+    GroupValues,
+    ModelValues,
+    WeightsFinding,
+    nonfinite_finding,
+)
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval, list_runs
@@ -145,13 +150,13 @@ def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model
     assert final.newest.ended == NOW - 60
 
 
-def values(*nonfinite: str) -> ModelValues:
-    group = GroupValues("mlp", 2, 10, 1.5, -1.0, 1.0, 3, len(nonfinite), 0)
-    return ModelValues((group,), len(nonfinite), nonfinite)
+def values(*findings: WeightsFinding) -> ModelValues:
+    return ModelValues((GroupValues("mlp", 2, 10, 1.5, -1.0, 1.0, 3, 0, 0),), findings=findings)
 
 
 def test_a_newest_model_with_nan_is_an_alarm_that_names_what_to_resume_from() -> None:
-    sound, sick = values(), values("model.layers.3.mlp.up_proj.weight")
+    sound = values()
+    sick = values(nonfinite_finding(["model.layers.3.mlp.up_proj.weight"]))
     saves = [
         location("a/checkpoint-1", ago=400, weights=sound),
         location("a/checkpoint-2", ago=300, weights=sick),
@@ -163,7 +168,26 @@ def test_a_newest_model_with_nan_is_an_alarm_that_names_what_to_resume_from() ->
     assert alarm.text == (
         "a/checkpoint-3: 1 tensor holds NaN or infinity (model.layers.3.mlp.up_proj.weight)"
     )
-    assert "resume it from checkpoint-1, the newest whose model has none" in alarm.todo
+    assert "resume it from checkpoint-1, the newest without findings" in alarm.todo
     assert not raised(heart(), locations=[*saves, location("a/checkpoint-5", weights=sound)])
     [alarm] = raised(heart(), locations=saves[1:]).values()
     assert alarm.todo.endswith("resume it from an earlier checkpoint")
+
+
+def test_what_else_looks_wrong_in_a_newest_model_is_one_alarm() -> None:
+    sick = values(
+        WeightsFinding("zero", "2 tensors are all zero", 2, ("a", "b")),
+        nonfinite_finding(["c"]),
+        WeightsFinding("same", "its weights are bit-identical to those of checkpoint-1"),
+    )
+    saves = [
+        location("a/checkpoint-1", ago=400, weights=values()),
+        location("a/checkpoint-2", ago=300, weights=sick),
+    ]
+    alarms = raised(heart(), locations=saves)
+    assert {a.code: a.text for a in alarms.values()} == {
+        "nonfinite": "a/checkpoint-2: 1 tensor holds NaN or infinity (c)",
+        "weights": "a/checkpoint-2: 2 tensors are all zero (a, b); its weights are bit-identical to"
+        " those of checkpoint-1",
+    }
+    assert "without findings is checkpoint-1" in alarms["weights a"].todo

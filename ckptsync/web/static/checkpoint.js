@@ -7,7 +7,7 @@ import { age, badge, commandLine, runningList, section, table, withCommands } fr
 import { t } from "./strings.js";
 import { modelText, timeLine } from "./run.js";
 import { textList } from "./overview.js";
-import { groupTable, nonfinite } from "./weights.js";
+import { findings, groupTable } from "./weights.js";
 
 /** @typedef {import("./types.js").CheckpointDocument} CheckpointDocument */
 /** @typedef {import("./types.js").Damage} Damage */
@@ -24,7 +24,7 @@ export function checkpointPage(doc) {
     running.length ? section(t("running"), runningList(running, false)) : null,
     reasons(doc),
     doc.damage.length ? section(t("damage"), damageTable(doc.damage)) : null,
-    doc.weights ? section(t("weights"), ...weights(doc.weights)) : null,
+    doc.weights ? section(t("weights"), ...weights(doc, doc.weights)) : null,
     section(t("commands"), ...commands(doc)),
     section(t("files"), ...files(doc)),
   ];
@@ -92,11 +92,9 @@ function shortened(texts) {
   return texts.slice(0, MOST_RANGES).join(", ") + (rest > 0 ? ` (+${rest})` : "");
 }
 
-/** @param {import("./types.js").Weights} values @returns {Node[]} */
-function weights(values) {
-  const names = nonfinite(values);
-  const note = values.nonfinite.tensors ? h("p", { class: "bad" }, h("strong", null, t("nonfinite", String(values.nonfinite.tensors))), " ", names) : null;
-  return [...(note ? [note] : []), groupTable(values)];
+/** @param {CheckpointDocument} doc @param {import("./types.js").Weights} values @returns {Node[]} */
+function weights(doc, values) {
+  return [...findings(doc).map((line) => h("p", { class: "bad" }, line)), groupTable(values)];
 }
 
 /** @param {CheckpointDocument} doc @returns {Node[]} */

@@ -92,7 +92,7 @@ const STRINGS = {
   nan: ["NaN", "NaN"],
   infinite: ["Infinite", "无穷"],
   zeros: ["Zeros", "零值"],
-  nonfinite: ["Tensors with NaN or infinity: $1.", "含 NaN 或无穷的张量：$1 个。"],
+  findings: ["Findings", "异常"],
   timeline: ["Time line", "时间线"],
   saved: ["Saved", "保存"],
   uploaded: ["Uploaded", "上传"],

@@ -87,6 +87,7 @@
  * @property {boolean} resume_complete
  * @property {string[]} missing_for_resume
  * @property {string[]} missing_to_open
+ * @property {{kind: string, text: string, tensors: number, first: string[]}[]} weights_findings
  * @property {boolean} model_damaged
  * @property {string|null} model
  * @property {string|null} hint

@@ -47,7 +47,7 @@ export function weightsTable(checkpoints, most) {
   const counted = checkpoints.filter((c) => c.weights).slice(0, most);
   if (!counted.length) return [];
   /** @type {[string, import("./parts.js").Kind][]} */
-  const columns = [[t("checkpoint"), ""], ...COUNTS.map((kind) => /** @type {[string, "number"]} */ ([t(kind), "number"])), [t("tensors"), "wide"]];
+  const columns = [[t("checkpoint"), ""], ...COUNTS.map((kind) => /** @type {[string, "number"]} */ ([t(kind), "number"])), [t("findings"), "wide"]];
   const rows = counted.map((c) => {
     const weights = /** @type {Weights} */ (c.weights);
     return {
@@ -55,9 +55,9 @@ export function weightsTable(checkpoints, most) {
       cells: [
         link(["runs", c.run, c.location], c.location),
         ...COUNTS.map((kind) => countText(count(weights, kind), kind !== "zeros")),
-        nonfinite(weights),
+        findings(c).join("; ") || "–",
       ],
-      same: JSON.stringify([c.location, c.weights, language()]),
+      same: JSON.stringify([c.location, c.weights, c.weights_findings, language()]),
     };
   });
   return [table(t("weights"), columns, rows)];
@@ -69,10 +69,12 @@ function countText(number, isBad) {
   return isBad && number ? h("strong", { class: "bad" }, text) : text;
 }
 
-/** @param {Weights} weights @returns {string} the tensors with NaN or infinity */
-export function nonfinite({ nonfinite: { tensors, first } }) {
-  const rest = tensors - first.length;
-  return tensors ? first.join(", ") + (rest > 0 ? ` (+${rest})` : "") : "–";
+/** @param {Pick<Location, "weights_findings">} location @returns {string[]} what looks wrong in its weights */
+export function findings({ weights_findings: its }) {
+  return its.map(({ text, tensors, first }) => {
+    const more = tensors > first.length ? ", …" : "";
+    return first.length ? `${text} (${first.join(", ")}${more})` : text;
+  });
 }
 
 /**

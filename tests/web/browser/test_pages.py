@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from ckptsync.cli.demo import DATA, NODES, configurations, running
-from ckptsync.records.weights_record import GroupValues, ModelValues
+from ckptsync.records.weights_record import GroupValues, ModelValues, nonfinite_finding
 from ckptsync.status.overview import Overview
 from ckptsync.stores.opening import create_store
 from tests.support import small_store
@@ -63,7 +63,8 @@ def test_norms_by_group_are_curves_and_nan_is_counted_in_both_languages(open_pag
             GroupValues("attention", 4, 10, 1.0 + step, -1.0, 1.0, 1234, nans, 0),
             GroupValues("mlp", 4, 10, 2.0, -1.0, 1.0, 0, 0, 0),
         )
-        return ModelValues(groups, 1 if nans else 0, ("q_proj.weight",) if nans else ())
+        findings = (nonfinite_finding(["q_proj.weight"]),) if nans else ()
+        return ModelValues(groups, len(findings), findings=findings)
 
     saves = [location(f"a/checkpoint-{n}", ago=900 - n, weights=values(n)) for n in (10, 20, 40)]
     saves.append(location("b/checkpoint-1"))
@@ -76,7 +77,8 @@ def test_norms_by_group_are_curves_and_nan_is_counted_in_both_languages(open_pag
         assert "Norm: attention: 3 points, from 11 to 11, last 41 at step 40" in label
         row = section.locator("tbody tr").first
         assert re.split(r"\s+", row.inner_text()) == [
-            *("checkpoint-40", "7", "0", "1,234", "q_proj.weight")
+            *("checkpoint-40", "7", "0", "1,234"),
+            *("1", "tensor", "holds", "NaN", "or", "infinity", "(q_proj.weight)"),
         ]
         assert section.locator("strong.bad").count() == 1
         page.get_by_text("中文").click()

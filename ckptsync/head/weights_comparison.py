@@ -1,0 +1,140 @@
+"""Compare a model's weights with those of the models beside it in its run, by their records.
+
+Models are made in any order, the newest first where many wait.  So what is said of a model is said
+again once one before it is made; a further record is written only where that changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+
+from ckptsync.checkpoint_dirs import FINAL, series_and_step
+from ckptsync.records.io import create_record, next_number, read_records
+from ckptsync.records.location_status import group_records, record_names
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.store_paths import checkpoint_of, records_prefix
+from ckptsync.records.weights_findings import (
+    EARLIER,
+    CountedModel,
+    counted_model,
+    find_weights,
+    with_values,
+)
+from ckptsync.records.weights_record import (
+    WeightsFinding,
+    WeightsRecord,
+    last_findings,
+    records_of,
+)
+from ckptsync.safe_names import RECORDS
+from ckptsync.stores.contract import Store
+
+SMALLER = "smaller"
+_TRIES = 2 * EARLIER  # locations on a side in which records are looked for
+_Place = tuple[float, str]
+"""A step and a location."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedModel:
+    """A model, its weights records, and the number of the next one."""
+
+    model: CountedModel
+    records: tuple[WeightsRecord, ...]
+    number: int
+
+
+def record_weights(
+    store: Store,
+    model: ModelRecord,
+    plain: WeightsRecord,
+    doubts: Iterable[str],
+    norm_jump: float,
+) -> None:
+    """Write the weights record of a model with what looks wrong, and further ones of later models.
+
+    ``plain``: the record without findings; ``doubts``: why the model may lack tensors.  Raises
+    StoreError, and Unsupported for what no reader would read.
+    """
+    run, location = model.run, model.location
+    step = _series_and_step(location)[1]
+    own = with_values(location, inf if step is None else step, model.tensors, plain.values)
+    before, after = _neighbours(store, run, location)
+    earlier = [one.model for one in _read(store, run, reversed(before), EARLIER)]
+
+    def first() -> CountedModel | None:
+        return next((one.model for one in _read(store, run, before, 1)), None)
+
+    smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
+    findings = (*find_weights(own, earlier, first, norm_jump), *smaller)
+    compared = tuple(one.location for one in earlier)
+    create_record(store, replace(plain, findings=findings, compared=compared))
+    models = [own, *earlier]
+    for later in [*_read(store, run, after, EARLIER)]:
+        nearest = models[:EARLIER]
+        findings = find_weights(later.model, nearest, lambda: first() or own, norm_jump)
+        _record_again(store, later, findings, tuple(one.location for one in nearest))
+        models.insert(0, later.model)
+
+
+def _record_again(
+    store: Store,
+    later: _RecordedModel,
+    findings: tuple[WeightsFinding, ...],
+    compared: tuple[str, ...],
+) -> None:
+    """Write a further weights record of a model, if the last one does not have these findings."""
+    old = last_findings(later.records)
+    findings = (*findings, *(f for f in old or () if f.kind == SMALLER))
+    if findings != old:
+        further = replace(
+            later.records[0], n=later.number, values=(), findings=findings, compared=compared
+        )
+        create_record(store, further)
+
+
+def _series_and_step(location: str) -> tuple[str, float | None]:
+    """Return what names of one series have in common, and the step; infinite of the final model."""
+    checkpoint = checkpoint_of(location)
+    return ("", inf) if checkpoint == FINAL else series_and_step(checkpoint)
+
+
+def _neighbours(store: Store, run: str, location: str) -> tuple[list[_Place], list[_Place]]:
+    """Return the locations of a run before and after one, by step; of each step the last by name.
+
+    None where the location's own name says no step.
+    """
+    series, step = _series_and_step(location)
+    places: dict[float, str] = {}
+    for other in sorted(store.dirs(f"{run}/{RECORDS}/")) if step is not None else ():
+        its_series, its_step = _series_and_step(other)
+        if its_step not in (None, step) and (inf in (step, its_step) or its_series == series):
+            places[its_step or 0] = other
+    ordered = sorted(places.items())
+    at = sum(its_step < (step or 0) for its_step in places)
+    return ordered[:at], ordered[at:]
+
+
+def _read(store: Store, run: str, places: Iterable[_Place], most: int) -> Iterator[_RecordedModel]:
+    """Yield the first models that have weights records, of the nearest locations."""
+    models = (_read_model(store, run, *place) for place in islice(places, _TRIES))
+    yield from islice((model for model in models if model), most)
+
+
+def _read_model(store: Store, run: str, step: float, location: str) -> _RecordedModel | None:
+    """Return the model of a location; None if it has none with values that can be read."""
+    names = record_names(e.name for e in store.names(records_prefix(run, location)))
+    kinds = {name.kind for name in names.values()}
+    if not {"model", "weights"} <= kinds:
+        return None
+    its = [name for name in names.values() if name.kind in ("model", "weights")]
+    records = group_records(read_records(store, its)[0])
+    if not records.model_records:
+        return None
+    tensors = max(records.model_records.values(), key=lambda record: record.n).tensors
+    own = records_of(tensors, records.weights)
+    model = counted_model(location, step, tensors, own)
+    return _RecordedModel(model, own, next_number(names, location, "weights")) if model else None
