@@ -1,21 +1,26 @@
 """Write small random models of many architectures: as in memory, and as save_pretrained has them.
 
 A child of `tests.campaigns.names_of`, run with the Python that has torch and transformers:
-``architectures.py DIRECTORY [CLASS …]``.  Prints a line of JSON for each model.
+``architectures.py DIRECTORY [CLASS …]``; by torchrun, on several ranks, in shards.  Prints a line
+of JSON for each model.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -89,23 +94,24 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 CLASSES = """
-LlamaForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM MistralForCausalLM Gemma3ForCausalLM GPT2LMHeadModel
-GPTNeoXForCausalLM Phi3ForCausalLM MixtralForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM
-OlmoeForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeForCausalLM PhimoeForCausalLM
-Ernie4_5_MoeForCausalLM GraniteMoeForCausalLM GptOssForCausalLM JambaForCausalLM Lfm2MoeForCausalLM
-MiniMaxM2ForCausalLM NemotronHForCausalLM Qwen3NextForCausalLM HunYuanMoEV1ForCausalLM
-FlexOlmoForCausalLM Dots1ForCausalLM AfmoeForCausalLM ExaoneMoeForCausalLM Qwen3_5ForCausalLM
-Qwen3_5MoeForCausalLM BertForMaskedLM T5ForConditionalGeneration WhisperForConditionalGeneration
-LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration
+LlamaForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM MistralForCausalLM Gemma3ForCausalLM
+GPT2LMHeadModel GPTNeoXForCausalLM Phi3ForCausalLM MixtralForCausalLM Qwen2MoeForCausalLM
+Qwen3MoeForCausalLM OlmoeForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM
+Glm4MoeForCausalLM PhimoeForCausalLM Ernie4_5_MoeForCausalLM GraniteMoeForCausalLM
+GptOssForCausalLM JambaForCausalLM Lfm2MoeForCausalLM MiniMaxM2ForCausalLM NemotronHForCausalLM
+Qwen3NextForCausalLM HunYuanMoEV1ForCausalLM FlexOlmoForCausalLM Dots1ForCausalLM AfmoeForCausalLM
+ExaoneMoeForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM BertForMaskedLM
+T5ForConditionalGeneration WhisperForConditionalGeneration LlavaForConditionalGeneration
+LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration
 Gemma3ForConditionalGeneration PaliGemmaForConditionalGeneration Mistral3ForConditionalGeneration
 InternVLForConditionalGeneration AyaVisionForConditionalGeneration AriaForConditionalGeneration
 Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration Qwen3VLForConditionalGeneration
-Qwen3VLMoeForConditionalGeneration Qwen2AudioForConditionalGeneration Glm4vForConditionalGeneration
-Glm4vMoeForConditionalGeneration Idefics3ForConditionalGeneration MllamaForConditionalGeneration
-Llama4ForConditionalGeneration VideoLlavaForConditionalGeneration Gemma3nForConditionalGeneration
-Qwen2_5OmniThinkerForConditionalGeneration Qwen3_5ForConditionalGeneration
-Qwen3_5MoeForConditionalGeneration PaddleOCRVLForConditionalGeneration
-Ernie4_5_VLMoeForConditionalGeneration
+Qwen3VLMoeForConditionalGeneration Qwen2AudioForConditionalGeneration
+Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration Idefics3ForConditionalGeneration
+MllamaForConditionalGeneration Llama4ForConditionalGeneration VideoLlavaForConditionalGeneration
+Gemma3nForConditionalGeneration Qwen2_5OmniThinkerForConditionalGeneration
+Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration
+PaddleOCRVLForConditionalGeneration Ernie4_5_VLMoeForConditionalGeneration
 """.split()  # noqa: SIM905
 
 
@@ -164,17 +170,38 @@ def write(name: str, out: Path) -> dict[str, Any]:
     return {"name": name, "tensors": len(state), "model_type": model.config.model_type}
 
 
+def write_shards(name: str, out: Path) -> dict[str, Any]:
+    """Write a model that is sharded by FSDP2: a distributed checkpoint, and a file a rank."""
+    model, rank = build(name), dist.get_rank()
+    if rank == 0:
+        model.save_pretrained(out / "base", max_shard_size="64KB")
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    state = model.state_dict()
+    dcp.save({"model": state}, checkpoint_id=out / "fsdp2")
+    (out / "ranks").mkdir(exist_ok=True)
+    torch.save(state, out / f"ranks/model_world_size_{dist.get_world_size()}_rank_{rank}.pt")
+    if rank == 0:
+        model.config.save_pretrained(out / "fsdp2")
+        model.config.save_pretrained(out / "ranks")
+    dist.barrier()
+    return {"name": name, "tensors": len(state), "model_type": model.config.model_type}
+
+
 def main(directory: str, *names: str) -> None:
     """Write the models of these classes, or of all."""
+    is_sharded = "WORLD_SIZE" in os.environ
+    if is_sharded:
+        dist.init_process_group("gloo")
     for name in names or CLASSES:
         try:
             out = Path(directory) / name
-            out.mkdir(parents=True)
-            found = write(name, out)
+            out.mkdir(parents=True, exist_ok=is_sharded)
+            found = (write_shards if is_sharded else write)(name, out)
         except Exception as e:  # noqa: BLE001 - of many classes some need numbers of their own
             traceback.print_exc(limit=-3, file=sys.stderr)
             found = {"name": name, "error": f"{type(e).__name__}: {e}"[:300]}
-        print(json.dumps(found), flush=True)
+        if os.environ.get("RANK", "0") == "0":
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -224,12 +224,6 @@ UNKNOWN = {"model_type": "mixtral of tomorrow"}
             Incomplete,
             "1 of the 5 tensors of the model whose names are to be written are missing",
         ),
-        (
-            MemoryFiles({"shard-00001-model-00001-of-00001.safetensors": b""}),
-            {"fill_from": BASE},
-            CkptsyncError,
-            "shard-00001",
-        ),
         (sharded(LIVE, UNKNOWN), {"names_of": UNKNOWN}, Unsupported, "3 of 5 tensors have no pl"),
         (sharded(LIVE, UNKNOWN), {"fill_from": UNKNOWN}, Unsupported, "3 of 5 tensors have no pl"),
         (

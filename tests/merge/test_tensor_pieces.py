@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -30,7 +31,7 @@ def flat(values: np.ndarray[Any, Any], cuts: list[int]) -> tuple[Copy, MemoryFil
     """Return a tensor as a framework stores it that cuts the flattened one."""
     ends = sorted({0, values.size, *(cut % (values.size + 1) for cut in cuts)})
     parts, files = [], {}
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in pairwise(ends):
         files[str(low)] = b"\xee" * 6 + values.ravel()[low:high].tobytes()
         parts.append(Part((low,), (high - low,), Extent(str(low), 6, 2 * (high - low))))
     return Copy("BF16", (values.size,), tuple(parts)), MemoryFiles(files)
