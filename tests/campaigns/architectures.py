@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict_saver as dcp
 import transformers
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
