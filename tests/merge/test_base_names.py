@@ -81,7 +81,7 @@ def sharded(arrays: Arrays, config: Mapping[str, Any], *lost: str) -> MemoryFile
     return MemoryFiles({n: data for n, data in files.items() if n not in lost})
 
 
-def merged(files: MemoryFiles, dtype: Any = "keep", **models: MemoryFiles) -> tuple[Bits, MergeJob]:
+def merged(files: MemoryFiles, dtype: Any = "keep", **models: Any) -> tuple[Bits, MergeJob]:
     job = prepare(files, MergeOptions(dtype), **models)
     written = Written()
     reader = Joined(files, models["fill_from"]) if "fill_from" in models else files
