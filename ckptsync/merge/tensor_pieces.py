@@ -88,10 +88,25 @@ def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
 def _parts(pieces: Sequence[Piece], copies: Sequence[Copy]) -> Iterator[Part]:
     for piece, copy in zip(pieces, copies, strict=True):
         item, shape = ITEMSIZE[copy.dtype], piece.source.shape
-        for part in copy.parts:
+        for part in _near(piece, copy):
             for box in (part,) if copy.grid == shape else _boxes(part, shape, item):
                 if moved := _moved(box, piece, item):
                     yield moved
+
+
+def _near(piece: Piece, copy: Copy) -> Iterator[Part]:
+    """Yield the parts that may have something of a piece, by the first axis of their grid."""
+    if copy.grid == piece.source.shape:
+        low, size = next(zip(piece.offsets, piece.sizes, strict=True), (0, 1))
+        high = low + size
+    else:
+        steps = row_major(piece.source.shape)
+        low = sum(o * s for o, s in zip(piece.offsets, steps, strict=True))
+        high = low + 1 + sum((n - 1) * s for n, s in zip(piece.sizes, steps, strict=True))
+    for part in copy.parts:
+        start = part.offsets[0] if part.offsets else 0
+        if start < high and start + (part.sizes[0] if part.sizes else 1) > low:
+            yield part
 
 
 def _moved(part: Part, piece: Piece, item: int) -> Part | None:
