@@ -45,6 +45,8 @@
 # make campaign-trl           TRL's SFT, DPO, GRPO, adapters with names, the best model at the end, copies
 #                             for the Hub, with the hook and with a worker alone (5 minutes, installs 2 GB)
 #                             TRL="--modes named hub --hooks none"
+# make campaign-names         `merge --names-of` and `--fill-from` against save_pretrained, for about 55
+#                             architectures of transformers (8 minutes) NAMES="--classes MixtralForCausalLM"
 # make campaign-ray           merge over S3 on two Ray nodes, one of them killed (installs Ray)
 # make campaign-doctor        plant about 80 faults: `ckptsync doctor` must find each, and raise no alarm
 #                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
@@ -138,7 +140,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -224,6 +226,9 @@ campaign-llamafactory: $(LLAMAFACTORY_VENV)/.installed
 
 campaign-trl: $(VENV)/.installed-test $(TRL_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.trl_trainers --python $(TRL_VENV)/bin/python $(TRL)
+
+campaign-names: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.names_of --python $(BENCH_VENV)/bin/python $(NAMES)
 
 campaign-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)

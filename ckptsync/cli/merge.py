@@ -86,6 +86,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         " tensor its dtype (only headers are read)",
     )
     add(
+        "--fill-from",
+        metavar="DIR",
+        help="take tensors that the checkpoint does not hold, such as frozen ones, from this model;"
+        " the result says which. What a lost shard held is never taken from here",
+    )
+    add(
+        "--names-of",
+        metavar="DIR",
+        help="write tensors under the names that this model's files have, experts split or fused as"
+        " there: names in files are often not those in memory",
+    )
+    add(
         "--jobs",
         metavar="N",
         type=int,
@@ -134,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         located(args.destination),
         options,
         located(args.config_from) if args.config_from else None,
-        located(args.base) if args.base else None,
+        *(located(p) if p else None for p in (args.base, args.fill_from, args.names_of)),
     )
     with paused():
         check_free(request, access)
@@ -219,6 +231,7 @@ def _result(
         "dtypes": dict(dtypes.most_common()),
         "files": files,
         "left_out": list(prepared.job.left_out),
+        "filled": list(prepared.job.filled),
         "notes": list(notes),
     }
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.file_names import (
     HOMES,
+    METADATA,
     MOST_RANKS,
     PICKLED_METADATA,
     Within,
     holds_weights,
+    inside,
     is_of_optimizer,
     join,
     ranks,
@@ -585,3 +587,21 @@ def _world(
             return zero.world(files, source.root)
     seen = ranks(model)
     return seen[-1] + 1 if seen else None
+
+
+def is_silent_on_missing(files: Files, source: WeightsSource) -> bool:
+    """Return whether a lost file of this source could take names of tensors with it.
+
+    Of the others, what is not in their metadata was not saved.
+    """
+    if source.layout == "dcp_safetensors":
+        return True  # nothing says how many shards there are
+    names = files.sizes()
+    if source.layout == "dcp":
+        root = source.root.partition("#")[0]
+        is_told = "#world=" in source.root
+        return not is_told and join(root, METADATA) not in names
+    # a pipeline's layer without trained weights is named by its own file alone
+    return source.layout == "zero" and any(
+        base.startswith("layer_") and "_expert_" not in base for base in inside(names, source.root)
+    )

@@ -52,7 +52,8 @@ from ckptsync.tensors import Copy, Files, Shape, Tensor
 
 _TIED = "tied_modules."
 WITHOUT_FROZEN = (
-    "the save left out frozen parameters, if there were any; the merge cannot write them"
+    "the save left out frozen parameters, if there were any; --fill-from takes them from the model"
+    " that was trained"
 )
 """A remark on a save that says that it is not all of the model."""
 

@@ -36,19 +36,19 @@ Model = Mapping[str, Tensor]
 _OTHER_MODEL = "give the model that this adapter was trained on"
 
 
-def read(files: Files) -> BaseModel:
+def read(files: Files, option: str = "--base") -> BaseModel:
     """Return the base model of a directory of ``save_pretrained``'s files.
 
-    Raises Unsupported, Incomplete or Corrupt.
+    ``option``: what named it, for errors.  Raises Unsupported, Incomplete or Corrupt.
     """
     try:
         source = registry.choose(files, None)
         tensors = registry.tensors(files, source)
     except (Corrupt, Incomplete, Unsupported) as e:
-        raise type(e)(f"--base: {e}", hint=e.hint) from e
+        raise type(e)(f"{option}: {e}", hint=e.hint) from e
     if source.layout == "peft":
         raise Unsupported(
-            "--base: an adapter, a model is expected",
+            f"{option}: an adapter, a model is expected",
             hint="give the model that the adapter was trained on",
         )
     return BaseModel(tensors)

@@ -22,6 +22,7 @@ import msgspec
 
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Exists, NotFound, StoreError
+from ckptsync.layouts.file_names import FILL
 from ckptsync.merge.engine import (
     Destination,
     Engine,
@@ -192,6 +193,9 @@ def fingerprint(prepared: Prepared) -> str:
         "beside": [(name, directory.sizes()[name]) for name, directory in job.beside],
         "contents": {name: digest(data) for name, data in job.contents.items()},
     }
+    if filled := [n for n in job.reads if n.startswith(FILL)]:
+        place, sizes = prepared.request.fill_from, prepared.files.sizes()
+        facts["fill_from"] = [str(place), sorted((name, sizes[name]) for name in filled)]
     # a path may be no text, of which only this writes something
     return digest(json.dumps(facts).encode())
 

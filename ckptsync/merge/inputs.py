@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
+from ckptsync.layouts.file_names import BESIDE_WEIGHTS, Joined, metadata_files
 from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
 from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
@@ -33,13 +33,15 @@ _INNER = re.compile(
 )
 _STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?([0-9]+)")
 _LARGE_JSON = 1 << 20
+_OPTIONS = {"base": "--base", "fill_from": "--fill-from", "names_of": "--names-of"}
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRequest:
     """What the user wants merged: ``sources`` are of one checkpoint, one a node.
 
-    ``base`` is compared with the model.
+    ``base`` is compared with the model.  ``fill_from``: the model whose tensors stand for those
+    that the checkpoint does not hold; ``names_of``: that under whose names all is written.
     """
 
     sources: Sequence[PathOrUrl]
@@ -47,6 +49,8 @@ class MergeRequest:
     options: MergeOptions
     config_from: PathOrUrl | None = None
     base: PathOrUrl | None = None
+    fill_from: PathOrUrl | None = None
+    names_of: PathOrUrl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +92,22 @@ def open_sources(
         ):
             path = above
             config.append((show_path(path), file_sources.around(path, access, BESIDE_WEIGHTS)))
-    base = file_sources.named(request.base, access) if request.base else None
-    if request.base and base and not registry.sources(base):
-        raise Unsupported(
-            f"--base {show_path(request.base)}: no weights among its {len(base.sizes())} files",
-            hint="give the directory of the model that was trained, with its model*.safetensors",
+    models = _open_models(request, access)
+    base, fill_from, names_of = (models.get(key) for key in (*_OPTIONS,))
+    if planner:
+        job = planner(files)
+    else:
+        job = prepare(
+            files,
+            request.options,
+            [holder for _, holder in config],
+            base,
+            config_from,
+            fill_from=fill_from,
+            names_of=names_of,
         )
-    around = [holder for _, holder in config]
-    job = planner(files) if planner else prepare(files, request.options, around, base, config_from)
-    if request.base and base:
-        config.append((show_path(request.base), base))
+    given = {show_path(getattr(request, key)): holder for key, holder in models.items()}
+    config += given.items()
     notes = list(job.notes)
     for shown, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
@@ -109,7 +119,27 @@ def open_sources(
     check_one_save(trees, job, use_times=use_times)
     for name, holder in job.beside:
         _check_json(holder, name)
-    return Prepared(request, replace(job, notes=tuple(notes)), files, trees)
+    reader = Joined(files, fill_from) if fill_from else files
+    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees)
+
+
+def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
+    """Return the models that the request names, by its fields: each directory opened once."""
+    opened: dict[PathOrUrl, Files] = {}
+    models: dict[str, Files] = {}
+    for key, option in _OPTIONS.items():
+        place: PathOrUrl | None = getattr(request, key)
+        if place is None:
+            continue
+        if place not in opened:
+            opened[place] = file_sources.named(place, access)
+        models[key] = found = opened[place]
+        if not registry.sources(found):
+            raise Unsupported(
+                f"{option} {show_path(place)}: no weights among its {len(found.sizes())} files",
+                hint="give the directory of the model that was trained, with model*.safetensors",
+            )
+    return models
 
 
 def _check_paths(request: MergeRequest) -> None:

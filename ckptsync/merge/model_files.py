@@ -211,8 +211,8 @@ NO_ADAPTER_CONFIG = (
 )
 FUSED = (
     "the experts of each layer are one tensor, which transformers 5 loads; vLLM and older"
-    " transformers expect one tensor per expert: for these, load the model with transformers 5"
-    " and call save_pretrained"
+    " transformers expect one tensor per expert: for these, merge with --names-of and the model"
+    " that was trained"
 )
 PACKED = (
     "the weights are quantized by bitsandbytes and copied unchanged; loading them needs their"

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import HOMES, Within, join
+from ckptsync.layouts.file_names import FILL, HOMES, Within, join
 from ckptsync.layouts.registry import WeightsSource
+from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merge import (
     adapter,
     completeness,
@@ -29,14 +31,16 @@ from ckptsync.merge.inner_model import InnerModel
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
+from ckptsync.tensors import Checksum, Files, MemoryFiles, Part, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
     from ckptsync.merge.base_comparison import BaseModel
+    from ckptsync.merge.base_names import FileModel
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
+_MOST_GROUPS = 6  # of filled tensors that a note names
 _EVERY_ADAPTER = f"peft:{EACH}"
 _Select = Callable[[Sequence[Tensor]], tuple[Selected, InnerModel]]
 
@@ -49,7 +53,8 @@ class MergeJob:
     those that were read already, as they are written: what was searched for code is not read a
     second time, when it may be something else. ``left_out``: code in the checkpoint that is not
     written, a file's name or ``config.json: auto_map``. ``code``: names of those of ``beside`` that
-    bring code from the directory that the user named.
+    bring code from the directory that the user named. ``filled``: names of tensors that are of the
+    model of ``fill_from``.
     """
 
     source: str
@@ -59,6 +64,7 @@ class MergeJob:
     contents: Mapping[str, bytes] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
+    filled: tuple[str, ...] = ()
 
     def content(self, name: str) -> bytes:
         """Return the bytes of a file of ``beside`` as they are written.
@@ -105,6 +111,8 @@ def prepare(
     code_from: Files | None = None,
     *,
     every: bool = False,
+    fill_from: Files | None = None,
+    names_of: Files | None = None,
 ) -> MergeJob:
     """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt.
 
@@ -116,9 +124,16 @@ def prepare(
     name, path = inner_model.split_source(options.source)
     name, part = adapter.split_source(name)
 
+    models = _Models(
+        _read_base(base, "--base") if base else None,
+        _read_model(fill_from, "--fill-from"),
+        _read_model(names_of, "--names-of"),
+        tuple(directory for directory in (base, names_of, fill_from) if directory),
+    )
+
     def plan_one(source: WeightsSource, part: str) -> MergeJob:
         return _prepare_one(
-            files, source, (path, part), options, config=config, base=base, code_from=code_from
+            files, source, (path, part), options, config=config, models=models, code_from=code_from
         )
 
     if name == _EVERY_ADAPTER or (every and name is None and not part):
@@ -187,6 +202,36 @@ def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _FilesOfModel:
+    """Tensors of a model's files, and its configuration: empty where there is none."""
+
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+
+    def relation(self, own: Iterable[Tensor]) -> FileModel:
+        """Return where a checkpoint's tensors are in the files; raises Unsupported, Corrupt."""
+        from ckptsync.merge.base_names import FileModel  # noqa: PLC0415 - few merges need it
+
+        return FileModel(self.tensors, self.config, {t.name: t for t in own})
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The models that a merge is compared with, filled from, and named after."""
+
+    base: BaseModel | None
+    fill: _FilesOfModel | None
+    names: _FilesOfModel | None
+    directories: tuple[Files, ...]
+
+
+def _read_model(files: Files | None, option: str) -> _FilesOfModel | None:
+    if files is None:
+        return None
+    return _FilesOfModel(_read_base(files, option).tensors, _read_config([files], CONFIG) or {})
+
+
 def _prepare_one(
     files: Files,
     source: WeightsSource,
@@ -194,7 +239,7 @@ def _prepare_one(
     options: MergeOptions,
     *,
     config: Sequence[Files],
-    base: Files | None,
+    models: _Models,
     code_from: Files | None,
 ) -> MergeJob:
     """Return the job for one set of weights, or for what ``parts`` name of it.
@@ -204,9 +249,9 @@ def _prepare_one(
     path, part = parts
     directories = [*_directories(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
-    directories += [base] if base else []
+    directories += models.directories
     model_config = _read_config(directories, CONFIG)
-    known = _read_base(base) if base else None
+    known = models.base
 
     base_names = known.tensors if known else {}
     where = (path, base_names, model_config, adapter_config)
@@ -239,7 +284,8 @@ def _prepare_one(
             hint="TRL's value head model saves no more in its state dict with an adapter: merge"
             " what save_pretrained wrote",
         )
-    notes = [*dict.fromkeys(t.remark for t in stored if t.remark), *inner.notes]
+    remarks = dict.fromkeys(t.remark for t in stored if t.remark)
+    notes = [*(r for r in remarks if not models.fill or WITHOUT_FROZEN not in r), *inner.notes]
     own = [t.name for t in selected.tensors]
     is_odd = source.layout == "lightning" or inner_model.is_in_doubt(own)
     if inner.path is None and model_config and is_odd and selected.adapter is None:
@@ -251,13 +297,14 @@ def _prepare_one(
             selected.tensors,
             files,
             options,
-            known,
+            models,
             _beside(directories, options, code_from, is_adapter=False),
+            is_silent=registry.is_silent_on_missing(files, source),
         )
     else:
         beside = _beside(directories, options, code_from, is_adapter=True)
         job = _prepare_adapter(
-            selected, options, known, _with_verl_config(beside, directories, selected)
+            selected, options, models, _with_verl_config(beside, directories, selected)
         )
     if not job.plans:
         raise Unsupported(
@@ -388,10 +435,10 @@ def _with_value_head(
     return replace(job, plans=(*job.plans, *plans), notes=(note, *job.notes))
 
 
-def _read_base(files: Files) -> BaseModel:
+def _read_base(files: Files, option: str) -> BaseModel:
     from ckptsync.merge import base_comparison  # noqa: PLC0415 - few merges have a base model
 
-    return base_comparison.read(files)
+    return base_comparison.read(files, option)
 
 
 def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
@@ -409,9 +456,15 @@ def _prepare_model(
     stored: Sequence[Tensor],
     files: Files,
     options: MergeOptions,
-    base: BaseModel | None,
+    models: _Models,
     beside: MergeJob,
+    *,
+    is_silent: bool,
 ) -> MergeJob:
+    """Return the job of a model.
+
+    ``is_silent``: a lost file of the source could have taken names with it.
+    """
     config = _read_config(
         [directory for name, directory in beside.beside if name == CONFIG], CONFIG
     )
@@ -424,27 +477,125 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
-    doubts = completeness.check_model(stored, config)
-    tensors, notes = tensor_names.without_tied(
-        stored, files, options, config, base.tensors if base else None
-    )
+    base, known = models.base, models.base.tensors if models.base else None
+    if model := models.names or models.fill:
+        from ckptsync.merge import base_names  # noqa: PLC0415 - few merges need it
+
+        known = base_names.in_memory(model.tensors, model.config)
+    is_given = models.fill or models.names
+    tying = config
+    if known and is_given and not tensor_names.has_head(known):
+        tying = {"tie_word_embeddings": True}  # as the given files do, whatever the sections say
+    tensors, notes = tensor_names.without_tied(stored, files, options, tying, known)
+    if models.fill:
+        own, names = len(tensors), {t.name for t in stored}
+        tensors = _filled(tensors, names, models.fill, config, is_silent=is_silent)
+        notes = (*notes, _note_on_filled(tensors[:own], tensors[own:]))
+        doubts = completeness.check_model(tensors, config)
+    else:
+        doubts = completeness.check_model(stored, config)
+    if models.names:
+        relation = models.names.relation(tensors)
+        tensors = relation.in_memory(tensors)
+        names = {t.name for t in tensors}
+        tensors = relation.under_file_names(tensors, _tied(names, relation.live, config))
+        notes = (*notes, f"names are those of the given model's {len(relation.tensors)} tensors")
     if base:
         # names that the written model, or the base, need not have: another of a tied pair stands
         # for them
         names = {t.name for t in tensors}
         tied = {t.name for t in stored} - names
-        there = base.beside({t.name: t for t in stored}).keys() | names
+        there = base.beside({t.name: t for t in (tensors if models.names else stored)}).keys()
         if config and tensor_names.is_tied(config):
-            tied |= {second for second, first in tensor_names.pairs(there) if first in there}
+            pairs = tensor_names.pairs({*there, *names})
+            tied |= {second for second, first in pairs if first in there or first in names}
         notes = (*notes, *base.compare(tensors, tied))
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
     of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
     notes = (*doubts, *notes, *of_model, *beside.notes)
+    taken = [t.name for t in tensors if models.fill and _is_filled(t)]
     return _with_dtype(
-        replace(beside, plans=plans, notes=notes),
+        replace(beside, plans=plans, notes=notes, filled=tuple(taken)),
         (t.dtype for p in plans for t in p.tensors),
         options,
+    )
+
+
+def _tied(
+    names: Collection[str], others: Iterable[str], config: Mapping[str, Any] | None
+) -> set[str]:
+    """Return names that need not be there: the configuration ties them to one of ``names``."""
+    if not config or not tensor_names.is_tied(config):
+        return set()
+    pairs = [*tensor_names.pairs({*names, *others})]
+    return {a for pair in pairs for a, b in (pair, pair[::-1]) if b in names and a not in names}
+
+
+def _filled(
+    own: Sequence[Tensor],
+    stored: Collection[str],
+    model: _FilesOfModel,
+    config: Mapping[str, Any] | None,
+    *,
+    is_silent: bool,
+) -> tuple[Tensor, ...]:
+    """Return a checkpoint's tensors, and after them those that only the model's files have.
+
+    ``stored``: all names that the checkpoint has.  Raises Incomplete where they may be lost.
+    """
+    relation = model.relation(own)
+    in_memory = relation.in_memory(own)
+    if in_memory != tuple(own):
+        raise Unsupported(
+            f"the checkpoint's names, such as {own[0].name}, are neither those of the given files,"
+            " nor those in memory",
+            hint="merge it with --names-of alone, then that model with --fill-from",
+        )
+    tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
+    taken = tuple(map(_from_fill, relation.missing(own, tied)))
+    if taken and is_silent:
+        raise Incomplete(
+            f"{len(taken)} tensors, such as {taken[0].name}, are not in the checkpoint, and its"
+            " metadata does not say whether they were saved: --fill-from takes only what was not",
+            hint="give the directories of all nodes; or save the model with an index or .metadata",
+        )
+    return (*own, *taken)
+
+
+def _from_fill(tensor: Tensor) -> Tensor:
+    """Return a tensor of the model's files as `Joined` names them."""
+
+    def moved(part: Part) -> Part:
+        extent, checksum = part.extent, part.checksum
+        if checksum:
+            own = replace(checksum.extent, file=FILL + checksum.extent.file)
+            checksum = replace(checksum, extent=own)
+        return replace(
+            part,
+            extent=replace(extent, file=FILL + extent.file),
+            checksum=checksum,
+            replicas=tuple(map(moved, part.replicas)),
+        )
+
+    copies = (replace(copy, parts=tuple(map(moved, copy.parts))) for copy in tensor.copies)
+    return replace(tensor, copies=tuple(copies), tied=None)
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    return any(part.extent.file.startswith(FILL) for copy in tensor.copies for part in copy.parts)
+
+
+def _note_on_filled(own: Sequence[Tensor], taken: Sequence[Tensor]) -> str:
+    total = len(own) + len(taken)
+    if not taken:
+        return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
+    groups = Counter(".".join(t.name.split(".")[:2]) for t in taken)
+    shown = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
+    more = ", …" if len(groups) > _MOST_GROUPS else ""
+    return (
+        f"--fill-from: {len(taken)} of {total} tensors are the given model's, since the checkpoint"
+        f" does not hold them: {', '.join(shown)}{more}; {len(own)} are the checkpoint's"
     )
 
 
@@ -471,15 +622,20 @@ def _with_verl_config(
 
 
 def _prepare_adapter(
-    selected: Selected, options: MergeOptions, base: BaseModel | None, beside: MergeJob
+    selected: Selected, options: MergeOptions, models: _Models, beside: MergeJob
 ) -> MergeJob:
     """Return a job of one file, whatever its size: peft knows no adapter of several."""
+    if models.fill or models.names:
+        raise Unsupported(
+            "an adapter; --fill-from and --names-of are for models",
+            hint="merge the adapter without them; --source SOURCE@base is the model under it",
+        )
     config = _read_config(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     notes = completeness.check_adapter(selected.tensors, config)
     adapter.check(selected, config or {})
-    notes += base.compare_adapter(selected.tensors) if base else ()
+    notes += models.base.compare_adapter(selected.tensors) if models.base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
     plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)
@@ -561,6 +717,8 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
     sizes = files.sizes()
     ends: dict[str, int] = {}
     for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):
+        if extent.file.startswith(FILL):
+            continue  # a model's file, whose header was held against its size when it was read
         ends[extent.file] = max(ends.get(extent.file, 0), extent.start + extent.size)
     for name, end in ends.items():
         size = sizes.get(name, 0)

@@ -25,6 +25,7 @@ from typing import Any
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.installation import install_extra
+from ckptsync.layouts.file_names import Joined
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import (
@@ -278,12 +279,17 @@ def reach(prepared: Prepared, access: Access, target: PathOrUrl) -> Reach:
     states = tuple(tree.state() for tree in prepared.trees)
     sources = tuple(prepared.request.sources)
     return Reach(
-        partial(_open_files, sources, plain, states),
+        partial(_open_files, sources, plain, states, prepared.request.fill_from),
         partial(_open_write, target, plain, abouts(prepared)),
     )
 
 
-def _open_files(sources: Sequence[PathOrUrl], access: Access, states: Sequence[str]) -> Files:
+def _open_files(
+    sources: Sequence[PathOrUrl],
+    access: Access,
+    states: Sequence[str],
+    fill_from: PathOrUrl | None,
+) -> Files:
     """Raises ConfigError, or Incomplete where the sources are not what was planned from."""
     found = [file_sources.tree(source, access) for source in sources]
     for tree, state in zip(found, states, strict=True):
@@ -295,7 +301,8 @@ def _open_files(sources: Sequence[PathOrUrl], access: Access, states: Sequence[s
                     " mounts, and that nothing writes there"
                 ),
             )
-    return open_reader(Overlay(found), found)
+    files = open_reader(Overlay(found), found)
+    return Joined(files, file_sources.named(fill_from, access)) if fill_from else files
 
 
 def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:

@@ -149,6 +149,11 @@ def pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     )
 
 
+def has_head(names: Iterable[str]) -> bool:
+    """Return whether one of the names is that of an output head."""
+    return any(_ends(name, HEADS) for name in names)
+
+
 def without_tied(
     tensors: Sequence[Tensor],
     files: Files,

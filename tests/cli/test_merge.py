@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import ckptsync
 from ckptsync.cli.main import main
@@ -212,3 +213,33 @@ def test_a_tag_of_another_step_and_a_second_tag_are_said(
     shutil.copytree(checkpoint / "global_step4", checkpoint / "global_step2")
     assert main([*words, str(tmp_path / "two")]) == 0
     assert "DeepSpeed's global_step2 is there, too, and is left out" in capsys.readouterr().out
+
+
+def model(directory: Path, *names: str, value: float) -> Path:
+    directory.mkdir()
+    save_file({n: np.full(2, value, "<f4") for n in names}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    return directory
+
+
+def test_frozen_tensors_and_names_come_from_a_model_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = model(tmp_path / "base", "language_model.model.w", "vision_tower.w", value=1)
+    own = model(tmp_path / "own", "model.language_model.w", value=2)
+    given = ("--fill-from", base, "--names-of", base, "--base", base)
+    for place in ("out", "store"):  # a directory that appears, and one that is a store
+        target = tmp_path / place if place == "out" else f"file://{tmp_path / place}"
+        result = as_json(capsys, own, target, *given)
+        assert result["filled"] == ["vision_tower.w"]
+        assert "1 of 2 tensors are the given model's" in " ".join(result["notes"])
+        held = load_file(tmp_path / place / "model.safetensors")
+        assert {n: list(v) for n, v in held.items()} == {
+            "language_model.model.w": [2, 2],
+            "vision_tower.w": [1, 1],
+        }
+    assert as_json(capsys, own, tmp_path / "as-before")["filled"] == []
+    assert names(tmp_path / "as-before/model.safetensors") == ["model.language_model.w"]
+    (tmp_path / "empty").mkdir()
+    assert main(["merge", str(own), str(tmp_path / "x"), "--names-of", str(tmp_path / "empty")]) > 0
+    assert "--names-of" in capsys.readouterr().err

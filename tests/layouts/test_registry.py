@@ -376,3 +376,26 @@ def test_a_directory_of_whole_checkpoints_names_them() -> None:
     files = {f"checkpoint-{n}/model.safetensors": MODEL for n in (4, 8)}
     with pytest.raises(Unsupported, match="2 in directories of it: checkpoint-4, checkpoint-8"):
         registry.choose(MemoryFiles({**files, "optimizer_0/.metadata": b""}), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "is_silent"),
+    [
+        ("dcp_safetensors:.", ["shard-00001-model-00001-of-00001.safetensors"], True),
+        ("dcp:x", ["x/.metadata", "x/__0_0.distcp"], False),
+        ("dcp:x", ["x/__0.metadata", "x/__0_0.distcp"], True),
+        ("dcp:x#world=2", ["x/__0.metadata", "x/__0_0.distcp"], False),
+        ("zero:t", ["t/mp_rank_00_model_states.pt", f"t/{TAG}"], False),
+        ("zero:t", ["t/mp_rank_00_model_states.pt", "t/layer_00-model_states.pt"], True),
+        ("zero:t", ["t/layer_0_expert_1_mp_rank_00_model_states.pt"], False),
+        ("whole:.", ["model.safetensors"], False),
+    ],
+)
+def test_a_lost_file_takes_names_with_it_only_where_no_metadata_has_them(
+    source: str,
+    names: list[str],
+    is_silent: bool,  # noqa: FBT001
+) -> None:
+    files = MemoryFiles(dict.fromkeys(names, b""))
+    found = WeightsSource.named(source)
+    assert registry.is_silent_on_missing(files, found) == is_silent
