@@ -1,0 +1,186 @@
+"""Where a tensor of a model's files is in memory, by its name: transformers renames and fuses.
+
+Checkpoints hold the names of a model in memory; ``save_pretrained``, hubs and vLLM have those of
+files.  `places` goes from a file to memory, as transformers does when it loads: in this direction
+every change has one meaning.  Pure; the changes are in `live_name_families`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ckptsync.layouts.live_name_families import FAMILIES
+
+_EVERY = "every"  # the family of all models: what older files have
+_MOST_CONFIGS = 16
+# Where transformers' classes keep the model that a section of the configuration describes.
+_SCOPES: Mapping[str, tuple[str, ...]] = {
+    "text_config": ("model.language_model.", "language_model.", "model.text_model.", "model."),
+    "vision_config": ("model.vision_tower.", "vision_tower.", "model.visual.", "vision_model."),
+    "audio_config": ("model.audio_tower.", "audio_tower."),
+}
+_ROOT = ("",)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor of a file is in memory: it is, or is a piece of, or contains, ``live``.
+
+    ``expert``: its index on the first axis of ``live``, an axis that the file's tensor does not
+    have.  ``piece``: it is this one of ``pieces`` tensors that follow each other on the first axis
+    of ``live``, or of one expert of it.  ``part``: the other way round, ``live`` is this one of
+    ``parts`` that follow each other on the first axis of the file's tensor.  ``may_transpose``: the
+    file has the last two axes swapped, unless its shape is that in memory.
+    """
+
+    live: str
+    expert: int | None = None
+    piece: int = 0
+    pieces: int = 1
+    part: int = 0
+    parts: int = 1
+    may_transpose: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the file's tensor is all of ``live`` and nothing else."""
+        return self.expert is None and self.pieces == self.parts == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A line of the table: patterns of a file's names, and names in memory."""
+
+    patterns: tuple[re.Pattern[str], ...]
+    names: tuple[str, ...]
+    is_conversion: bool
+    may_transpose: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _ScopedChange:
+    """A change of a model's part, whose names begin with the first fitting of ``scopes``."""
+
+    change: _Change
+    scopes: tuple[str, ...]
+
+    def match(self, name: str) -> tuple[int, re.Match[str], str] | None:
+        """Return which pattern fits, how, and the scope before it."""
+        scope = next((s for s in self.scopes if name.startswith(s)), None)
+        if scope is None:
+            return None
+        for number, pattern in enumerate(self.change.patterns):
+            if match := pattern.search(name[len(scope) :]):
+                return number, match, scope
+        return None
+
+
+def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[Place, ...]]:
+    """Return name in a file → its places in memory; of an unknown family, under its own name.
+
+    ``config``: the ``config.json`` beside the files.
+    """
+    changes = tuple(_changes(config))
+    renamings = [c for c in changes if not c.change.is_conversion]
+    conversions = [c for c in changes if c.change.is_conversion]
+    return {name: _places(name, renamings, conversions) for name in names}
+
+
+def _places(
+    name: str, renamings: Iterable[_ScopedChange], conversions: Iterable[_ScopedChange]
+) -> tuple[Place, ...]:
+    for one in renamings:
+        if fit := one.match(name):
+            _, match, scope = fit
+            name = scope + _replaced(match, one.change.names[0])
+    for one in conversions:
+        if fit := one.match(name):
+            piece, match, scope = fit
+            number = match.groupdict().get("expert")
+            return tuple(
+                Place(
+                    scope + _replaced(match, live),
+                    None if number is None else int(number),
+                    piece,
+                    len(one.change.patterns),
+                    part,
+                    len(one.change.names),
+                    one.change.may_transpose,
+                )
+                for part, live in enumerate(one.change.names)
+            )
+    return (Place(name),)
+
+
+def _replaced(match: re.Match[str], text: str) -> str:
+    own = match.string
+    return f"{own[: match.start()]}{match.expand(text)}{own[match.end() :]}"
+
+
+def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
+    """Yield the changes that a configuration implies, in order."""
+    for family, scopes in _families(config):
+        for change in _table().get(family, ()):
+            yield _ScopedChange(change, scopes)
+    for change in _table()[_EVERY]:
+        yield _ScopedChange(change, _ROOT)
+
+
+def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    classes = config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
+    kind = config.get("model_type")
+    if isinstance(name, str) and name in _table():
+        yield name, _ROOT
+    elif isinstance(kind, str):
+        yield kind, _ROOT
+    sections = [config]  # grows while it is walked
+    for section in sections:
+        for key, inner in section.items():
+            if (
+                key.endswith("_config")
+                and isinstance(inner, dict)
+                and len(sections) < _MOST_CONFIGS
+            ):
+                sections.append(inner)
+                nested = inner.get("model_type")
+                if isinstance(nested, str) and nested != kind and key in _SCOPES:
+                    yield nested, _SCOPES[key]
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, tuple[_Change, ...]]:
+    """Return family → its changes."""
+    table: dict[str, tuple[_Change, ...]] = {}
+    for paragraph in FAMILIES.strip().split("\n\n"):
+        families: list[str] = []
+        changes: list[_Change] = []
+        for line in paragraph.splitlines():
+            if line.startswith("# "):
+                families += line.split()[1:]
+            elif line.startswith("as "):
+                changes += table[line.removeprefix("as ")]
+            else:
+                changes.append(_parsed(line))
+        table |= dict.fromkeys(families, tuple(changes))
+    return table
+
+
+def _parsed(line: str) -> _Change:
+    file, _, live = line.partition(" => ")
+    live, mark, _ = live.partition(" ^T")
+    texts, names = _alternatives(file), _alternatives(live)
+    patterns = tuple(re.compile(t.replace(".*.", r"\.(?P<expert>[0-9]{1,6})\.")) for t in texts)
+    is_conversion = bool(mark) or ".*." in file or len(texts) > 1 or len(names) > 1
+    return _Change(patterns, names, is_conversion, bool(mark))
+
+
+def _alternatives(text: str) -> tuple[str, ...]:
+    """Return ``q_proj`` and ``k_proj`` of ``{q,k}_proj``."""
+    before, mark, rest = text.partition("{")
+    inner, _, after = rest.partition("}")
+    return tuple(f"{before}{one}{after}" for one in inner.split(",")) if mark else (text,)
