@@ -126,10 +126,11 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a user should know of the base that the adapter was trained on."""
     base = config.get("base_model_name_or_path")
     if isinstance(base, str) and (match := _PACKED_BASES.search(base)):
-        return (
+        note = (
             f"the adapter was trained on {base} ({match[0]}): the sum with the unquantised base is"
-            " usual, and not the model that was trained; evaluate it",
+            " usual, and not the model that was trained; evaluate it"
         )
+        return (note,)
     return ()
 
 
