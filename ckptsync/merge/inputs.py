@@ -39,7 +39,8 @@ _LARGE_JSON = 1 << 20
 class MergeRequest:
     """What the user wants merged: ``sources`` are of one checkpoint, one a node.
 
-    ``base`` is compared with the model.
+    ``base`` is compared with the model.  ``into``: the sources are adapters, which are summed into
+    this model; ``is_changed_base``: an initialisation such as PiSSA has left that for the training.
     """
 
     sources: Sequence[PathOrUrl]
@@ -47,6 +48,8 @@ class MergeRequest:
     options: MergeOptions
     config_from: PathOrUrl | None = None
     base: PathOrUrl | None = None
+    into: PathOrUrl | None = None
+    is_changed_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
+    from ckptsync.merge.adapter_sums import Sum
     from ckptsync.merge.base_comparison import BaseModel
 
 MAX_BESIDE = 256 << 20
@@ -49,7 +50,8 @@ class MergeJob:
     those that were read already, as they are written: what was searched for code is not read a
     second time, when it may be something else. ``left_out``: code in the checkpoint that is not
     written, a file's name or ``config.json: auto_map``. ``code``: names of those of ``beside`` that
-    bring code from the directory that the user named.
+    bring code from the directory that the user named.  ``sums``: by name, the tensors that adapters
+    change; ``modules``: how many modules they adapt.
     """
 
     source: str
@@ -59,6 +61,8 @@ class MergeJob:
     contents: Mapping[str, bytes] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
+    sums: Mapping[str, Sum] = field(default_factory=dict)
+    modules: int = 0
 
     def content(self, name: str) -> bytes:
         """Return the bytes of a file of ``beside`` as they are written.
@@ -86,7 +90,8 @@ class MergeJob:
     @property
     def checksums(self) -> frozenset[Checksum]:
         """The checksums that the containers have of the records that are read."""
-        return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans))
+        of_sums = (one.checksums for one in self.sums.values())
+        return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans), *of_sums)
 
     @property
     def reads(self) -> frozenset[str]:
