@@ -20,7 +20,7 @@ from ckptsync.merge.adapter_factors import OTHER_MODEL, sums
 from ckptsync.merge.adapter_names import Base, Parts, Slot, split
 from ckptsync.merge.completeness import listed
 from ckptsync.merge.low_rank import BiasDelta, Change, Changes, IsEqual, LowRank, Replacement, Rows
-from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, is_tied, pairs
+from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, is_tied
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 
 _QUANTISED = re.compile(
@@ -126,7 +126,8 @@ class _Plan:
         self._add_replacements()
         if self.shapes:  # the factors are of the new vocabulary
             resized = [
-                replace(t, shape=self.shapes.get(t.name, t.shape)) for t in self.base.tensors.values()
+                replace(t, shape=self.shapes.get(t.name, t.shape))
+                for t in self.base.tensors.values()
             ]
             self.base = Base(resized, self.config)
         modules = self._add_factors()
@@ -161,8 +162,10 @@ class _Plan:
     # Tensors that the adapter has whole
 
     def _add_replacements(self) -> None:
-        both = (*((n, t, True) for n, t in self.parts.base.items()),
-                *((n, t, False) for n, t in self.parts.plain.items()))
+        both = (
+            *((n, t, True) for n, t in self.parts.base.items()),
+            *((n, t, False) for n, t in self.parts.plain.items()),
+        )
         for name, tensor, is_base in both:
             if not prod(tensor.shape):
                 raise Incomplete(
@@ -177,7 +180,12 @@ class _Plan:
             if side := self._side(name):
                 change = Replacement(module, tensor, own)
                 (side.base if own else side.own).append(change)
-                self._check_shape(self.embedding if side is self.sides["embedding"] else self.head or self.embedding, tensor)
+                self._check_shape(
+                    self.embedding
+                    if side is self.sides["embedding"]
+                    else self.head or self.embedding,
+                    tensor,
+                )
                 continue
             slots = self.base.find(name)
             if not slots:
@@ -310,7 +318,7 @@ class _Plan:
                 self.lost.append(module)
                 continue
             own = slots[0].tensor if slots else self.embedding
-            assert own is not None  # noqa: S101 - a side has an embedding
+            assert own is not None
             count = own.shape[0]
             if (
                 not isinstance(rows, list)
@@ -420,7 +428,7 @@ class _Plan:
     def _untie(self, embedding: _Side, head: _Side) -> None:
         """Let embedding and head differ, as they were trained."""
         first = self.embedding
-        assert first is not None  # noqa: S101 - _add_tied
+        assert first is not None
         if embedding.all:
             self.of[first.name] = list(embedding.all)
             self._set_shape(first.name, embedding.all)
@@ -509,7 +517,9 @@ class _Plan:
         for key, section in self.config.items():
             if isinstance(section, dict) and section.get("vocab_size") in old:
                 self.settings.setdefault(key, {})["vocab_size"] = count
-        self.notes.append(f"the vocabulary has {count} tokens, {listed(sorted(map(str, old)))} before")
+        self.notes.append(
+            f"the vocabulary has {count} tokens, {listed(sorted(map(str, old)))} before"
+        )
 
     def _old_rows(self) -> set[int]:
         return {self.old_shapes[n][0] for n in self.shapes if n in self.old_shapes}
@@ -531,7 +541,9 @@ def _is_of(name: str, ends: Collection[str]) -> bool:
 
 def _head_name(live: str, embedding: str) -> str:
     """Return the name in the base's files of a head that they do not have."""
-    start = embedding.partition("model.")[0] if embedding.startswith("language_model.model.") else ""
+    start = (
+        embedding.partition("model.")[0] if embedding.startswith("language_model.model.") else ""
+    )
     start = "language_model." if embedding.startswith("language_model.model.") else ""
     return f"{start}{live or 'lm_head.weight'}"
 

@@ -133,10 +133,12 @@ def _linear_sums(
         elif module not in conv:
             ways &= {False}
         elif len(ways) > 1:
-            ways = next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
+            ways = (
+                next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
+            )
         if not ways:
             raise _other_shape(module, pair, matrix)
-        assert pair.a is not None  # noqa: S101 - _check_pair
+        assert pair.a is not None
         scale = scales.scale(module, pair.a.shape[0])
         result[module] = list(
             _low_ranks(module, pair, matrix, scale, is_transposed=next(iter(ways)))
@@ -226,7 +228,7 @@ def _assign(
         for name in parameters
         if not wanted or any(f".{module}.{name}".endswith(f".{target}") for target in wanted)
     ]
-    meant.sort(key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER)))
+    meant.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     matrices = {n: m for n in meant if (m := _expert_matrix(f"{module}.{n}", parameters[n]))}
     if len(matrices) > _MOST_PARAMETERS:
         raise Unsupported(f"{module}: {len(matrices)} parameters of one module may be adapted")
@@ -251,8 +253,8 @@ def _assign(
 
 def _fits(pair: Pair, matrix: _Matrix) -> frozenset[bool]:
     """Return how a product fits: as it is (False), transposed (True), or both."""
-    assert pair.a is not None  # noqa: S101 - _check_pair
-    assert pair.b is not None  # noqa: S101
+    assert pair.a is not None
+    assert pair.b is not None
     a, b = pair.a.shape, pair.b.shape
     sizes = matrix.boxes[0].sizes
     if len(a) > 2 or len(b) > 2:  # of a convolution
@@ -270,7 +272,7 @@ def _expert_sums(
 ) -> list[Sum]:
     if pair.magnitude or pair.bias:
         raise Corrupt(f"{name}: DoRA or a bias over experts, which peft does not have")
-    assert pair.a is not None  # noqa: S101 - _check_pair
+    assert pair.a is not None
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
     ways = _fits(pair, matrix)
     way = next(iter(ways)) if len(ways) == 1 else is_transposed and matrix.experts is not None
@@ -281,8 +283,8 @@ def _low_ranks(
     module: str, pair: Pair, matrix: _Matrix, scale: float, *, is_transposed: bool
 ) -> Iterator[Sum]:
     a, b = pair.a, pair.b
-    assert a is not None  # noqa: S101 - _check_pair
-    assert b is not None  # noqa: S101
+    assert a is not None
+    assert b is not None
     experts = matrix.experts or 1
     rank = a.shape[0] // experts
     for box in matrix.boxes:
@@ -339,8 +341,8 @@ def _unknown(module: str, tensor: Tensor) -> Unsupported:
 
 
 def _other_shape(module: str, pair: Pair, matrix: _Matrix) -> Corrupt:
-    assert pair.a is not None  # noqa: S101 - _check_pair
-    assert pair.b is not None  # noqa: S101
+    assert pair.a is not None
+    assert pair.b is not None
     a, b = pair.a.shape, pair.b.shape
     tensor = matrix.boxes[0].tensor
     what = "another vocabulary, or another model" if pair.is_embedding else "another model"

@@ -188,9 +188,7 @@ class Base:
             if len(modules) != 1:
                 return {}
             module = next(iter(modules))
-        return {
-            live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]
-        }
+        return {live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]}
 
 
 def _of_older(slots: Sequence[Slot], old: Place) -> tuple[Slot, ...]:

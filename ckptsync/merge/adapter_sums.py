@@ -22,7 +22,9 @@ import numpy as np
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merge.adapter_changes import (
+from ckptsync.merge.cast import FLOATS, RAW, Array, cast, cast_to, round_to_bf16
+from ckptsync.merge.completeness import listed
+from ckptsync.merge.low_rank import (
     BiasDelta,
     Change,
     Factor,
@@ -30,8 +32,6 @@ from ckptsync.merge.adapter_changes import (
     Replacement,
     Rows,
 )
-from ckptsync.merge.cast import FLOATS, RAW, Array, cast, cast_to, round_to_bf16
-from ckptsync.merge.completeness import listed
 from ckptsync.merge.plan import PlannedTensor
 from ckptsync.merge.units import Box, part_of, stored_bytes
 from ckptsync.tensors import Checksum, Copy, Files, Shape, Tensor
@@ -247,25 +247,23 @@ class AdapterSums:
             begin, end = of.part(start, size)
             delta = self._delta(change, low, high).reshape(-1)[begin - start : end - start]
             return _added(of.sums[begin - of.first : end - of.first], delta, change.module)
-        scales = None
+        scales, totals = None, ChangeTotals()
         if change.magnitude is not None and (
-            change.is_per_column or not (is_whole and of.is_unmerged)
+            change.is_per_column or not is_whole or not of.is_unmerged
         ):
             norms = (
                 self._column_norms(change, of)
                 if change.is_per_column
                 else self._row_norms(change, of, (low, high))
             )
-            scales = self._scales(change, norms, low)
+            scales, totals = self._scales(change, norms, low)
         delta = self._delta(change, low, high)
         if is_whole:
             own = of.sums[start - of.first : start - of.first + size].reshape(delta.shape)
             if change.magnitude is not None and scales is None:
-                sums = own + delta
-                norms = np.sqrt(np.einsum("ij,ij->i", sums, sums))
-                scales = self._scales(change, norms, low)
-            return _totals_of(scales, low) + _scaled(own, delta, scales, change.module)
-        totals = _totals_of(scales, low)
+                norms = np.sqrt(_squares(np.stack([own + delta, own])))
+                scales, totals = self._scales(change, norms, low)
+            return totals + _scaled(own, delta, scales, change.module)
         for row in range(low, high):
             start = region.start + row * region.stride
             begin, end = of.part(start, region.width)
@@ -274,25 +272,29 @@ class AdapterSums:
             own, flat = of.sums[begin - of.first : end - of.first], delta[row - low]
             scale = scales
             if scales is not None:
-                scale = (
-                    scales[begin - start : end - start]
-                    if len(scales.shape) == 1
-                    else scales[row - low]
-                )
+                scale = scales[row - low]
+                if change.is_per_column:
+                    scale = scales[0, begin - start : end - start]
             totals += _scaled(own, flat[begin - start : end - start], scale, change.module)
         return totals
 
-    def _scales(self, change: LowRank, norms: Array, low: int) -> Array:
-        """Return what DoRA multiplies every column with, or as a column the rows from ``low``."""
+    def _scales(self, change: LowRank, norms: Array, low: int) -> tuple[Array, ChangeTotals]:
+        """Return what DoRA multiplies every column with, or the rows from ``low``.
+
+        Also how many magnitudes there are, and how many are odd.  ``norms``: of the sum, of the
+        base.
+        """
         assert change.magnitude is not None
-        magnitude = self._keep(change.magnitude.name, change.magnitude)
+        magnitude = self._keep(id(change.magnitude), change.magnitude)
+        if not change.is_per_column:
+            magnitude = magnitude[low : low + norms.shape[1]]
         with np.errstate(divide="ignore", invalid="ignore"):
-            scales: Array = (
-                magnitude / norms
-                if change.is_per_column
-                else (magnitude[low : low + len(norms)] / norms)[:, None]
-            )
-        return scales
+            scales, ratios = magnitude / norms[0], magnitude / norms[1]
+        totals = ChangeTotals()
+        if not (change.is_per_column and low):  # columns are counted once
+            odd = np.count_nonzero(~((ratios > ODD[0]) & (ratios < ODD[1])))
+            totals = ChangeTotals(magnitudes=len(ratios), odd=int(odd))
+        return scales[None, :] if change.is_per_column else scales[:, None], totals
 
     def _delta(self, change: LowRank, low: int, high: int) -> Array:
         """Return these rows of what is added, of the region as it is stored.
@@ -323,30 +325,29 @@ class AdapterSums:
         return held[: size * dtype.itemsize].view(dtype)
 
     def _row_norms(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Array:
-        """Return the norms of these rows of the unmerged base with its change.
+        """Return the norms of these rows of the unmerged base: with its change, and without.
 
         They are read again: a stretch may have a part of a row, and other adapters may be summed.
         """
-        squares = [np.einsum("ij,ij->i", v, v) for v in self._unmerged(change, of, rows)]
-        norms: Array = np.sqrt(np.concatenate(squares))
+        squares = [_squares(values) for values in self._unmerged(change, of, rows)]
+        norms: Array = np.sqrt(np.concatenate(squares, axis=1))
         return norms
 
     def _column_norms(self, change: LowRank, of: _Stretch) -> Array:
-        """Return the norms of the columns of the unmerged base with its change."""
-        assert change.magnitude is not None
+        """Return the norms of the columns of the unmerged base: with its change, and without."""
         with self._lock:
-            kept = self._norms.setdefault((change.magnitude.name, change.offsets), _Kept())
+            kept = self._norms.setdefault((id(change.magnitude), change.offsets), _Kept())
         with kept.lock:
             if kept.values is None:
                 region = region_of(change, of.shape)
-                squares: Array = np.zeros(region.width, "<f8")
+                squares: Array = np.zeros((2, region.width), "<f8")
                 for values in self._unmerged(change, of, (0, region.rows)):
-                    squares += np.square(values).sum(0, dtype="<f8")
+                    squares += np.square(values).sum(1, dtype="<f8")
                 kept.values = np.sqrt(squares).astype("<f4")
             return kept.values
 
     def _unmerged(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Iterator[Array]:
-        """Yield rows of the unmerged base with its change, some at once."""
+        """Yield rows of the unmerged base, some at once: with its change, and without."""
         region = region_of(change, of.shape)
         most = max(1, BLOCK // region.width)
         for low in range(rows[0], rows[1], most):
@@ -357,7 +358,8 @@ class AdapterSums:
             if region.stride != region.width:
                 index = np.arange(count)[:, None] * region.stride + np.arange(region.width)
                 values = values[index]
-            yield values.reshape(count, region.width) + self._delta(change, low, high)
+            own = values.reshape(count, region.width)
+            yield np.stack([own + self._delta(change, low, high), own])
 
     def _factor(
         self, factor: Factor, *, rows: bool = True, low: int = 0, high: int | None = None
@@ -373,14 +375,14 @@ class AdapterSums:
         is_stepped = own_columns.step != 1 or own_rows.step != 1
         width = prod(tensor.shape[1:])
         if size <= (_STEPPED if is_stepped else _WHOLE) or len(tensor.shape) != 2:
-            whole = self._keep(tensor.name, tensor)
+            whole = self._keep(id(tensor), tensor)
             matrix: Array = whole.reshape(tensor.shape[0], width)
             return matrix[_slice(own_rows), _slice(own_columns)]
         low_row, low_column = own_rows[0], own_columns[0]
         sizes = own_rows[-1] + 1 - low_row, own_columns[-1] + 1 - low_column
         if high is None:
             matrix = self._keep(
-                (tensor.name, low_row, low_column, sizes), tensor, (low_row, low_column), sizes
+                (id(tensor), low_row, low_column, sizes), tensor, (low_row, low_column), sizes
             )
         else:
             matrix = self._values(tensor, (low_row, low_column), sizes)
@@ -420,8 +422,9 @@ class AdapterSums:
         width = prod(tensor.shape[1:])
         flat = Box((offsets[0] * width,), (sizes[0] * width,))
         rows = floats(self._files, part_of(copy, flat)).reshape(sizes[0], *tensor.shape[1:])
-        box = (slice(o, o + n) for o, n in zip(offsets[1:], sizes[1:], strict=True))
-        return np.asarray(rows[tuple([slice(None), *box])]).reshape(-1)
+        box = [slice(o, o + n) for o, n in zip(offsets[1:], sizes[1:], strict=True)]
+        index = (slice(None), *box)
+        return np.asarray(rows[index]).reshape(-1)
 
 
 def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Iterator[str]:
@@ -516,12 +519,10 @@ def _added(sums: Array, delta: Array, module: str) -> ChangeTotals:
     return ChangeTotals(base, change, product, change, base, len(sums), modules=modules)
 
 
-def _totals_of(scales: Array | None, low: int) -> ChangeTotals:
-    """Return how many of DoRA's scales are odd; those of columns are counted once."""
-    if scales is None or (len(scales.shape) == 1 and low):
-        return ChangeTotals()
-    odd = np.count_nonzero(~((scales > ODD[0]) & (scales < ODD[1])))
-    return ChangeTotals(magnitudes=scales.size, odd=int(odd))
+def _squares(values: Array) -> Array:
+    """Return the sums of squares of the rows of several matrices."""
+    squares: Array = np.einsum("nij,nij->ni", values, values)
+    return squares
 
 
 def _scaled(sums: Array, delta: Array, scales: Array | None, module: str) -> ChangeTotals:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merge.adapter import STEM
-from ckptsync.merge.adapter_changes import Change, Changes, Replacement, changes
+from ckptsync.merge.adapter_changes import changes
 from ckptsync.merge.adapter_sums import Sum, floats
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.low_rank import Change, Changes, Replacement
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG, VALUE_HEAD, VERL_LORA, parsed
 from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor, file_plan, grouped, named
 from ckptsync.merge.prepare import MergeJob
@@ -99,6 +101,9 @@ class _Model:
         self.modules += found.modules
         self.notes += (*found.notes, *(f"warning: {text}" for text in found.warnings))
         _update(self.config, found.config)
+        for name in found.removed:
+            del self.tensors[name]
+            self.steps.pop(name, None)
         for tensor in found.added:
             self.tensors[tensor.name] = tensor
             self.steps.setdefault(tensor.name, [])
@@ -197,7 +202,7 @@ def _summed(
             [_tensor(t, _prefixed(t.copy, prefix)) for t in own],
             adapter_config,
             is_changed_base=request.is_changed_base,
-            is_transposed=lambda a, b: _is_transposed(files, a, b),
+            is_equal=partial(_is_equal, files),
         )
         model.apply(found)
         for plan in one.job.plans:
@@ -349,8 +354,10 @@ def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:
             config[key] = value
 
 
-def _is_transposed(files: Files, one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape[::-1]:
+def _is_equal(files: Files, one: Tensor, other: Tensor, is_transposed: bool) -> bool:  # noqa: FBT001
+    """Return whether two stored matrices have the same elements, see `IsEqual`."""
+    if one.shape != (other.shape[::-1] if is_transposed else other.shape):
         return False
-    its = floats(files, one.copies[0]).reshape(one.shape)
-    return bool(np.array_equal(its, floats(files, other.copies[0]).reshape(other.shape).T))
+    its = floats(files, other.copies[0]).reshape(other.shape)
+    own = floats(files, one.copies[0]).reshape(one.shape)
+    return bool(np.array_equal(own, its.T if is_transposed else its))
