@@ -83,6 +83,7 @@ _CHANGED_BASE = {
 }
 _SAME_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
 _PACKED_BASES = re.compile(r"4bit|8bit|gptq|awq|int4|int8|fp8|aqlm", re.IGNORECASE)
+_BESIDE = "serve it beside its base, with peft"
 _WITH_PEFT = "merge it with peft: PeftModel.from_pretrained(base, adapter).merge_and_unload()"
 
 
@@ -95,14 +96,14 @@ def check_kind(config: Mapping[str, Any], *, is_changed_base: bool) -> None:
     if kind in _PROMPTS:
         raise Unsupported(
             f"{_PROMPTS[kind]}: such an adapter changes no weight of its base",
-            hint="serve it beside its base, with peft",
+            hint=_BESIDE,
         )
     if kind != "LORA":
         name = _KINDS.get(kind, f"peft_type {kind or 'missing'}")
         raise Unsupported(f"{name}: ckptsync sums LoRA adapters only", hint=_WITH_PEFT)
     for key, (name, why) in _VARIANTS.items():
         if config.get(key):
-            raise Unsupported(f"{name}: no sum gives the same model: {why}", hint=_WITH_PEFT)
+            raise Unsupported(f"{name}: no sum gives the same model: {why}", hint=_BESIDE)
     own = str(config.get("init_lora_weights", True)).lower()
     start = next((s for s in _CHANGED_BASE if own.startswith(s)), "")
     if start and not is_changed_base:

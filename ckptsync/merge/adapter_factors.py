@@ -27,9 +27,18 @@ _CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "
 _CONV1D_LAYERS = frozenset({"c_attn", "c_proj", "c_fc", "q_attn"})
 # Models whose experts are (experts, in, out) in memory (`is_transposed`, transformers 5.24)
 _TRANSPOSED = frozenset({"gpt_oss", "aria", "aria_text", "openai_privacy_filter"})
+_WITHOUT_BASE = re.compile(r"(\.base_layer)+(?=\.|$)")
 _ORDER = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")  # as classes register them
 _MOST_PARAMETERS = 6  # of a module, that are tried in every order
 _FIRST_STRAIGHT = (0, 19)  # peft from here on has (experts, out, in) as such
+
+
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    a: Tensor
+    b: Tensor
+    magnitude: Tensor | None
+    is_embedding: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +73,21 @@ def sums(
 
     Raises Unsupported, Incomplete or Corrupt.
     """
-    linear: dict[str, tuple[Pair, _Matrix]] = {}
+    linear: dict[str, tuple[_Factors, _Matrix]] = {}
+    factors = {module: _factors(module, pair) for module, pair in pairs.items()}
     experts: dict[str, list[str]] = {}
     lost: list[str] = []
-    for module, pair in pairs.items():
-        _check_pair(module, pair)
-        inner = re.sub(r"(\.base_layer)+(?=\.|$)", "", module)
-        if base.find(f"{inner}.in_proj_weight") or (
-            inner.endswith(".out_proj")
-            and base.find(f"{inner.removesuffix('.out_proj')}.in_proj_weight")
-        ):
+    for module, own in factors.items():
+        inner = _WITHOUT_BASE.sub("", module)
+        attention = inner if inner == module else inner.removesuffix(".out_proj")
+        if base.find(f"{attention}.in_proj_weight"):
             raise Unsupported(
                 f"{inner}: LoRA of torch.nn.MultiheadAttention, whose output projection peft adds"
                 " twice",
                 hint="merge it with peft, and compare the model's answers before and after",
             )
         if module == inner and (slots := base.find(f"{module}.weight")):
-            linear[module] = pair, _matrix(module, slots)
+            linear[module] = own, _matrix(module, slots)
         elif base.parameters(inner):
             experts.setdefault(inner, []).append(module)
         else:
@@ -88,38 +95,36 @@ def sums(
     result = _linear_sums(linear, scales, set(_model_types(config)))
     is_transposed = _is_transposed(config, adapter_config)
     targets = adapter_config.get("target_parameters") or ()
+    targets = (targets,) if isinstance(targets, str) else targets
     for inner, modules in experts.items():
         levels = sorted(modules, key=len, reverse=True)  # the innermost first
-        found = _assign(inner, [pairs[m] for m in levels], base, targets)
+        found = _assign(inner, [factors[m] for m in levels], base, targets)
         for module, (name, matrix) in zip(levels, found, strict=True):
+            if pairs[module].magnitude or pairs[module].bias:
+                raise Corrupt(f"{module}: DoRA or a bias over experts, which peft does not have")
             result[module] = _expert_sums(
-                f"{inner}.{name}", pairs[module], matrix, scales, is_transposed=is_transposed
+                f"{inner}.{name}", factors[module], matrix, scales, is_transposed=is_transposed
             )
     return result, lost
 
 
-def _check_pair(module: str, pair: Pair) -> None:
-    own = [t for t in (pair.a, pair.b, pair.magnitude, pair.bias) if t]
-    if empty := next((t for t in own if not prod(t.shape)), None):
+def _factors(module: str, pair: Pair) -> _Factors:
+    a, b = pair.a, pair.b
+    if not a or not b:
         raise Incomplete(
-            f"{empty.name}: empty, without values",
-            hint="ZeRO-3 leaves empty weights where it saves without gathering: merge DeepSpeed's"
-            " shards, or set stage3_gather_16bit_weights_on_model_save and save again",
-        )
-    if not pair.a or not pair.b:
-        raise Incomplete(
-            f"{module}: LoRA needs two factors, and the other one of {own[0].name} is missing",
+            f"{module}: LoRA needs two factors, and one is missing",
             hint="give the directories of all nodes, or save the adapter again",
         )
-    if len(pair.a.shape) < 2 or len(pair.b.shape) < 2 or pair.a.shape[0] != pair.b.shape[1]:
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != b.shape[1]:
         raise Corrupt(
-            f"{module}: factors of {pair.a.shape} and {pair.b.shape} have no product",
+            f"{module}: factors of {a.shape} and {b.shape} have no product",
             hint="the adapter is damaged, or of two saves: save it again",
         )
+    return _Factors(a, b, pair.magnitude, is_embedding=pair.is_embedding)
 
 
 def _linear_sums(
-    linear: Mapping[str, tuple[Pair, _Matrix]], scales: Scales, kinds: set[str]
+    linear: Mapping[str, tuple[_Factors, _Matrix]], scales: Scales, kinds: set[str]
 ) -> dict[str, list[Sum]]:
     fits = {module: _fits(pair, matrix) for module, (pair, matrix) in linear.items()}
     conv = {module for module in linear if module.rpartition(".")[2] in _CONV1D_LAYERS}
@@ -133,12 +138,9 @@ def _linear_sums(
         elif module not in conv:
             ways &= {False}
         elif len(ways) > 1:
-            ways = (
-                next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
-            )
+            ways = next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
         if not ways:
             raise _other_shape(module, pair, matrix)
-        assert pair.a is not None
         scale = scales.scale(module, pair.a.shape[0])
         result[module] = list(
             _low_ranks(module, pair, matrix, scale, is_transposed=next(iter(ways)))
@@ -215,7 +217,7 @@ def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
 
 
 def _assign(
-    module: str, levels: Sequence[Pair], base: Base, targets: Iterable[str]
+    module: str, levels: Sequence[_Factors], base: Base, targets: Iterable[str]
 ) -> tuple[tuple[str, _Matrix], ...]:
     """Return the parameter that each of the nested pairs adapts, the innermost first.
 
@@ -228,7 +230,7 @@ def _assign(
         for name in parameters
         if not wanted or any(f".{module}.{name}".endswith(f".{target}") for target in wanted)
     ]
-    meant.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    meant.sort(key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER)))
     matrices = {n: m for n in meant if (m := _expert_matrix(f"{module}.{n}", parameters[n]))}
     if len(matrices) > _MOST_PARAMETERS:
         raise Unsupported(f"{module}: {len(matrices)} parameters of one module may be adapted")
@@ -238,7 +240,7 @@ def _assign(
         if all(_fits(p, matrices[n]) for p, n in zip(levels, order, strict=True))
     ]
     if not orders:
-        shapes = ", ".join(f"{p.a.shape} and {p.b.shape}" for p in levels if p.a and p.b)
+        shapes = ", ".join(f"{p.a.shape} and {p.b.shape}" for p in levels)
         raise Corrupt(
             f"{module}: factors of {shapes} fit none of {', '.join(parameters)} in the base",
             hint=OTHER_MODEL,
@@ -251,10 +253,8 @@ def _assign(
     return tuple((name, matrices[name]) for name in orders[0])
 
 
-def _fits(pair: Pair, matrix: _Matrix) -> frozenset[bool]:
+def _fits(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
     """Return how a product fits: as it is (False), transposed (True), or both."""
-    assert pair.a is not None
-    assert pair.b is not None
     a, b = pair.a.shape, pair.b.shape
     sizes = matrix.boxes[0].sizes
     if len(a) > 2 or len(b) > 2:  # of a convolution
@@ -268,11 +268,8 @@ def _fits(pair: Pair, matrix: _Matrix) -> frozenset[bool]:
 
 
 def _expert_sums(
-    name: str, pair: Pair, matrix: _Matrix, scales: Scales, *, is_transposed: bool
+    name: str, pair: _Factors, matrix: _Matrix, scales: Scales, *, is_transposed: bool
 ) -> list[Sum]:
-    if pair.magnitude or pair.bias:
-        raise Corrupt(f"{name}: DoRA or a bias over experts, which peft does not have")
-    assert pair.a is not None
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
     ways = _fits(pair, matrix)
     way = next(iter(ways)) if len(ways) == 1 else is_transposed and matrix.experts is not None
@@ -280,11 +277,9 @@ def _expert_sums(
 
 
 def _low_ranks(
-    module: str, pair: Pair, matrix: _Matrix, scale: float, *, is_transposed: bool
+    module: str, pair: _Factors, matrix: _Matrix, scale: float, *, is_transposed: bool
 ) -> Iterator[Sum]:
     a, b = pair.a, pair.b
-    assert a is not None
-    assert b is not None
     experts = matrix.experts or 1
     rank = a.shape[0] // experts
     for box in matrix.boxes:
@@ -340,9 +335,7 @@ def _unknown(module: str, tensor: Tensor) -> Unsupported:
     )
 
 
-def _other_shape(module: str, pair: Pair, matrix: _Matrix) -> Corrupt:
-    assert pair.a is not None
-    assert pair.b is not None
+def _other_shape(module: str, pair: _Factors, matrix: _Matrix) -> Corrupt:
     a, b = pair.a.shape, pair.b.shape
     tensor = matrix.boxes[0].tensor
     what = "another vocabulary, or another model" if pair.is_embedding else "another model"

@@ -36,7 +36,9 @@ _TOKENS = re.compile(
     r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(\.(?P<adapter>[^.]+))?"
 )
 _BASE_LAYER = re.compile(r"(?P<module>.+?)(\.token_adapter)?((\.base_layer)+)\.(?P<end>[^.]+)")
-_SAVED = re.compile(r"(?P<module>.+)\.modules_to_save(\.(?P<adapter>[^.]+))?\.(?P<end>weight|bias)")
+_SAVED = re.compile(
+    r"(?P<module>.+)\.modules_to_save(\.(?P<adapter>(?!weight$|bias$)[^.]+))?\.(?P<end>.+)"
+)
 _ORIGINAL = re.compile(r".+\.original_module\..+")
 _OTHERS = (
     *(("lora_E", "AdaLoRA"), ("ranknum", "AdaLoRA"), ("lora_diag", "KaSA"), ("vera_", "VeRA")),
@@ -188,7 +190,9 @@ class Base:
             if len(modules) != 1:
                 return {}
             module = next(iter(modules))
-        return {live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]}
+        return {
+            live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]
+        }
 
 
 def _of_older(slots: Sequence[Slot], old: Place) -> tuple[Slot, ...]:
