@@ -177,6 +177,12 @@ class AdapterSums:
         ``stored`` are its bytes as they were read; both may be the same memory.  Returns what was
         changed.  Raises Corrupt if a sum is no finite number of the written type.
         """
+        with np.errstate(all="ignore"):  # what is no finite number is refused
+            return self._write(tensor, first, stored, out)
+
+    def _write(
+        self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
+    ) -> ChangeTotals:
         source, target = tensor.copy.dtype, tensor.dtype
         values: Array = np.frombuffer(stored, RAW[ITEMSIZE[source]])
         narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]])
@@ -272,9 +278,8 @@ class AdapterSums:
             own, flat = of.sums[begin - of.first : end - of.first], delta[row - low]
             scale = scales
             if scales is not None:
-                scale = scales[row - low]
-                if change.is_per_column:
-                    scale = scales[0, begin - start : end - start]
+                part = slice(begin - start, end - start)
+                scale = scales[0, part] if change.is_per_column else scales[row - low]
             totals += _scaled(own, flat[begin - start : end - start], scale, change.module)
         return totals
 
@@ -288,8 +293,7 @@ class AdapterSums:
         magnitude = self._keep(id(change.magnitude), change.magnitude)
         if not change.is_per_column:
             magnitude = magnitude[low : low + norms.shape[1]]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scales, ratios = magnitude / norms[0], magnitude / norms[1]
+        scales, ratios = magnitude / norms[0], magnitude / norms[1]
         totals = ChangeTotals()
         if not (change.is_per_column and low):  # columns are counted once
             odd = np.count_nonzero(~((ratios > ODD[0]) & (ratios < ODD[1])))
