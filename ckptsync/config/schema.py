@@ -108,6 +108,8 @@ class HeadConfig:
     max_shard_size: int = _key(value_parsers.size, "5GB")
     # run (or *) → where config and tokenizer lie
     config_from: Mapping[str, str] = _key(value_parsers.directories, {}, variable="")
+    # run (or *) → the base that the run's adapters are summed into
+    adapters: Mapping[str, str] = _key(value_parsers.bases, {}, variable="")
     # models get code out of checkpoints, too
     allow_code: bool = _key(value_parsers.yes_or_no, default=False)
     jobs: int = _key(value_parsers.some, 1)  # child processes at once

@@ -24,7 +24,14 @@ from ckptsync.merge.adapter_changes import changes
 from ckptsync.merge.adapter_sums import Sum, floats
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
 from ckptsync.merge.low_rank import Change, Changes, Replacement
-from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG, VALUE_HEAD, VERL_LORA, parsed
+from ckptsync.merge.model_files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    VALUE_HEAD,
+    VERL_LORA,
+    is_code,
+    parsed,
+)
 from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor, file_plan, grouped, named
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.stores.opening import Access
@@ -47,13 +54,13 @@ _OF_TOKENIZER = (
 
 
 class JoinedFiles:
-    """Files of several checkpoints, each under a prefix; the first, with the base's, has none."""
+    """The files of a base, and those of adapters, each under a prefix."""
 
-    def __init__(self, files: Mapping[str, Files]) -> None:
-        self._files = dict(sorted(files.items(), reverse=True))  # the empty prefix last
+    def __init__(self, base: Files, adapters: Sequence[Files]) -> None:
+        self._files = {_prefix(number): its for number, its in enumerate(adapters)} | {"": base}
         self._sizes = {
             prefix + name: size
-            for prefix, its in files.items()
+            for prefix, its in self._files.items()
             for name, size in its.sizes().items()
         }
 
@@ -126,24 +133,8 @@ def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = T
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
-    assert request.into is not None
     options = request.options
-    size = options.max_shard_size
-    base = open_sources(
-        replace(
-            request,
-            sources=[request.into],
-            options=replace(options, source=None, max_shard_size=size or _ONE_FILE),
-            into=None,
-        ),
-        access,
-        use_times=use_times,
-    )
-    if base.job.is_adapter:
-        raise Unsupported(
-            f"--into {show_path(request.into)}: an adapter, a model is expected",
-            hint="give the model that the adapter was trained on",
-        )
+    base = open_base(request, access, use_times=use_times)
     opened = [
         open_sources(
             replace(
@@ -157,80 +148,104 @@ def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = T
         )
         for source in request.sources
     ]
-    prefixes = [f"adapter {number}/" for number in range(1, len(opened) + 1)]
-    files = JoinedFiles(
-        {"": base.files, **dict(zip(prefixes, (p.files for p in opened), strict=True))}
-    )
-    job = _summed(base.job, opened, prefixes, request, files)
+    adapters = [(show_path(one.request.sources[0]), one.job) for one in opened]
+    files = JoinedFiles(base.files, [one.files for one in opened])
+    job = summed(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
     return Prepared(
         request, job, files, (*base.trees, *(tree for one in opened for tree in one.trees))
     )
 
 
-def _summed(
+def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+    """Open the base that a request names, as a merge of it alone.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
+    assert request.into is not None
+    size = request.options.max_shard_size or _ONE_FILE
+    options = replace(request.options, source=None, max_shard_size=size)
+    base = open_sources(
+        replace(request, sources=[request.into], options=options, into=None),
+        access,
+        use_times=use_times,
+    )
+    if base.job.is_adapter:
+        raise Unsupported(
+            f"{show_path(request.into)}: an adapter, its base is expected",
+            hint="give the model that the adapter was trained on",
+        )
+    return base
+
+
+def summed(
     base: MergeJob,
-    opened: Sequence[Prepared],
-    prefixes: Sequence[str],
-    request: MergeRequest,
+    adapters: Sequence[tuple[str, MergeJob]],
     files: Files,
+    options: MergeOptions,
+    *,
+    is_changed_base: bool = False,
 ) -> MergeJob:
-    """Return the job of the base with what the adapters change."""
+    """Return the job of the base with what adapters change, each with a name for messages.
+
+    ``files``: all of them.  Raises Incomplete, Unsupported or Corrupt.
+    """
     heads = {plan.name: plan for plan in base.plans if plan.name == VALUE_HEAD}
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
     config = _config(base, CONFIG)
     model = _Model({t.name: _tensor(t, t.copy) for t in planned})
     sources = [base.source]
-    for one, prefix in zip(opened, prefixes, strict=True):
-        shown = show_path(one.request.sources[0])
-        own = [
-            t for plan in one.job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors
-        ]
+    for number, (shown, job) in enumerate(adapters):
+        prefix = _prefix(number)
+        own = [t for plan in job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors]
         if not own:
             raise Unsupported(
                 f"{shown}: a model, a LoRA adapter is expected",
-                hint="--into takes adapters; a whole model needs no base",
+                hint="a whole model needs no base: `ckptsync merge SRC DST`",
             )
-        adapter_config = _config(one.job, ADAPTER_CONFIG)
+        adapter_config = _config(job, ADAPTER_CONFIG)
         if adapter_config is None:
             raise Unsupported(
                 f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
-                hint="copy it there, or give its directory with --config-from",
+                hint="copy it there, or give its directory with --config-from (head.config_from)",
             )
         found = changes(
             list(model.tensors.values()),
             _updated(config, model.config),
             [_tensor(t, _prefixed(t.copy, prefix)) for t in own],
             adapter_config,
-            is_changed_base=request.is_changed_base,
+            is_changed_base=is_changed_base,
             is_equal=partial(_is_equal, files),
         )
         model.apply(found)
-        for plan in one.job.plans:
+        for plan in job.plans:
             if plan.name == VALUE_HEAD:
                 tensors = (replace(t, copy=_prefixed(t.copy, prefix)) for t in plan.tensors)
                 heads[VALUE_HEAD] = replace(plan, tensors=tuple(tensors))
-        model.notes += [note for note in one.job.notes if note not in base.notes]
-        sources.append(f"{shown} {one.job.source}")
-    plans = (*_plans(base, planned, model, request.options), *heads.values())
-    beside, notes = _beside(base, opened)
-    contents = {name: base.content(name) for name, _ in beside if name == CONFIG}
-    if model.config:
-        contents[CONFIG] = (
-            json.dumps(_updated(json.loads(contents[CONFIG]), model.config), indent=2) + "\n"
-        ).encode()
-    for one in reversed(opened):  # what has been searched for code
-        contents |= {n: d for n, d in one.job.contents.items() if (n, one.files) in beside}
-    sums = {
-        name: Sum(model.tensors[name], tuple(steps)) for name, steps in model.steps.items() if steps
+        model.notes += [note for note in job.notes if note not in base.notes]
+        sources.append(f"{shown} {job.source}")
+    beside = _beside(base, adapters)
+    contents = {
+        name: job.contents[name]
+        for name, (_, job) in beside.items()
+        if name in job.contents  # searched for code, or made here
     }
+    if model.config:
+        changed = _updated(_config(base, CONFIG), model.config)
+        contents[CONFIG] = (json.dumps(changed, indent=2) + "\n").encode()
+    taken = [name for name, (_, job) in beside.items() if job is not base]
+    notes = [f"from the adapter: {', '.join(taken)}"] if taken else []
     return replace(
         base,
         source=" + ".join(sources),
-        plans=plans,
-        beside=tuple(beside),
-        contents={**base.contents, **contents},
+        plans=(*_plans(base, planned, model, options), *heads.values()),
+        beside=tuple((name, holder) for name, (holder, _) in beside.items()),
+        contents=contents,
         notes=(*base.notes, *notes, *model.notes),
-        sums=sums,
+        sums={
+            name: Sum(model.tensors[name], tuple(steps))
+            for name, steps in model.steps.items()
+            if steps
+        },
         modules=model.modules,
     )
 
@@ -274,32 +289,31 @@ def _holders(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]
 
 
 def _beside(
-    base: MergeJob, opened: Sequence[Prepared]
-) -> tuple[list[tuple[str, Files]], tuple[str, ...]]:
-    """Return the files beside the weights: the tokenizer is the last adapter's that has one.
+    base: MergeJob, adapters: Sequence[tuple[str, MergeJob]]
+) -> dict[str, tuple[Files, MergeJob]]:
+    """Return the files beside the weights, and whose they are; the configuration comes last.
 
-    An adapter's directory has the tokenizer and the chat template of its training.
+    The tokenizer and the chat template are the last adapter's that has them: those of the training.
     """
-    found = dict(base.beside)
-    notes = []
+    found = {name: (holder, base) for name, holder in base.beside}
     own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
-    for one in opened:
+    for _, job in adapters:
         its = {
-            name: holder
-            for name, holder in one.job.beside
-            if name not in own and not name.endswith(".py")
+            name: (holder, job)
+            for name, holder in job.beside
+            if name not in own and not is_code(name)
         }
-        if not its:
-            continue
         if _VOCABULARIES & its.keys():
-            found = {n: h for n, h in found.items() if not n.startswith(_OF_TOKENIZER)}
-        tokenizer = _config(one.job, "tokenizer_config.json") or {}
+            found = {n: at for n, at in found.items() if not n.startswith(_OF_TOKENIZER)}
+        tokenizer = _config(job, "tokenizer_config.json") or {}
         if "chat_template" in tokenizer or its.keys() & set(_TEMPLATES):
-            found = {n: h for n, h in found.items() if n not in _TEMPLATES}
+            found = {n: at for n, at in found.items() if n not in _TEMPLATES}
         found |= its
-        notes.append(f"from the adapter {show_path(one.request.sources[0])}: {', '.join(its)}")
-    order = sorted(found, key=lambda name: (name == CONFIG, name))
-    return [(name, found[name]) for name in order], tuple(notes)
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == CONFIG, name))}
+
+
+def _prefix(number: int) -> str:
+    return f"adapter {number + 1}/"
 
 
 def _tensor(planned: PlannedTensor, copy: Copy) -> Tensor:

@@ -32,7 +32,7 @@ def write_base(
     directory.mkdir(parents=True)
     base = {n: whole_numbers(at, shape) for at, (n, shape) in enumerate(SHAPES.items())}
     base = {name: t.astype(dtype) for name, t in (base | dict(tensors or {})).items()}
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(files):
         name = (
             f"model-{number + 1:05d}-of-{files:05d}.safetensors"
