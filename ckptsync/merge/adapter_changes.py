@@ -37,6 +37,7 @@ _CLASSIFIERS = {
 _OWN_HEADS = ("score", "classifier", "qa_outputs")  # peft saves them without being told
 _LAST = ("score", "classifier", "out_proj")  # modules with a row for each label
 _LEFT = ("lm_head.", "cls.", "embed_out.")  # a language model's own, which a classifier lacks
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _UNQUANTISED = "give the unquantised model that it was made from, or a dequantised copy"
 
 
@@ -60,8 +61,8 @@ def changes(
     config = base_config or {}
     rules.check_kind(adapter_config, is_changed_base=is_changed_base)
     check_unquantised(base, config)
-    doubts = check_adapter(adapter, adapter_config)
-    return _Plan(base, config, split(adapter), adapter_config, is_equal).result(doubts)
+    check_adapter(adapter, adapter_config)
+    return _Plan(base, config, split(adapter), adapter_config, is_equal).result()
 
 
 def check_unquantised(base: Sequence[Tensor], config: Mapping[str, Any]) -> None:
@@ -105,7 +106,7 @@ class _Plan:
         is_named = isinstance(trained_on, str) and trained_on
         self._hint = f"{OTHER_MODEL}: {trained_on}" if is_named else OTHER_MODEL
 
-    def result(self, doubts: Sequence[str]) -> Changes:
+    def result(self) -> Changes:
         """Return everything; raises Unsupported, Incomplete or Corrupt."""
         new = self._add_replacements()
         removed = self._add_classifier(new)
@@ -137,7 +138,7 @@ class _Plan:
             self._shapes,
             self._settings,
             tuple(self._notes),
-            tuple(dict.fromkeys((*doubts, *self._scales.warnings))),
+            tuple(dict.fromkeys((*self._doubts(), *self._scales.warnings))),
             removed,
             len(self._parts.pairs),
         )
@@ -165,20 +166,23 @@ class _Plan:
             for slot in slots:
                 self._replace(module, slot, tensor, is_base=is_base)
         if self._tie:
-            sides = (self._tie.embedding_side, self._tie.tensor), (
-                self._tie.head_side,
-                self._tie.head or self._tie.tensor,
+            sides = (
+                (self._tie.embedding_side, self._tie.tensor),
+                (
+                    self._tie.head_side,
+                    self._tie.head or self._tie.tensor,
+                ),
             )
             for side, own in sides:
-                for change in side.all:
-                    if isinstance(change, Replacement):
-                        self._check_shape(own, change.tensor)
+                for item in side.all:
+                    if isinstance(item, Replacement):
+                        self._check_shape(own, item.tensor)
         return new
 
     def _replace(self, module: str, slot: Slot, tensor: Tensor, *, is_base: bool) -> None:
         if slot.own or slot.file.parts > 1:
             raise Unsupported(
-                f"{tensor.name}: was trained whole, and is a part of {slot.tensor.name} in the base",
+                f"{tensor.name}: trained whole, and a part of {slot.tensor.name} in the base",
                 hint="give a base as the version of transformers that trained it has it",
             )
         if not slot.file.is_whole:
@@ -187,7 +191,7 @@ class _Plan:
         self._of.setdefault(slot.tensor.name, []).append(Replacement(module, tensor, is_base))
 
     def _check_shape(self, own: Tensor, tensor: Tensor) -> None:
-        """Record another number of rows of a vocabulary; raise Corrupt of every other difference."""
+        """Record a resized vocabulary; raise Corrupt of every other difference."""
         if own.shape == tensor.shape and own.name not in self._shapes:
             return
         is_resized = is_one_of(own.name, _VOCABULARY) and own.shape[1:] == tensor.shape[1:]
@@ -303,8 +307,8 @@ class _Plan:
                     f" the base's {shape}",
                     hint=self._hint,
                 )
-            change = Rows(module, tensor, tuple(rows))
-            (side.own if side else self._of.setdefault(name, [])).append(change)
+            replaced = Rows(module, tensor, tuple(rows))
+            (side.own if side else self._of.setdefault(name, [])).append(replaced)
 
     def _add_tied(self) -> None:
         if not self._tie:
@@ -312,10 +316,9 @@ class _Plan:
         outcome = self._tie.outcome(self._base, self._config, self._equal)
         for name, own in outcome.of.items():
             self._of[name] = [*self._of.get(name, ()), *own]
-            for change in own:
-                if isinstance(change, Replacement) and name in self._old:
-                    if change.tensor.shape != self._old[name]:
-                        self._shapes[name] = change.tensor.shape
+            for item in own:
+                if isinstance(item, Replacement) and item.tensor.shape != self._old.get(name):
+                    self._shapes |= {name: item.tensor.shape} if name in self._old else {}
         self._added += outcome.added
         self._settings |= outcome.settings
         self._notes += filter(None, (outcome.note,))
@@ -342,6 +345,18 @@ class _Plan:
                     f"{odd.name}: {odd.dtype}, a floating type is expected",
                     hint="save the adapter again, in bf16 or fp32",
                 )
+
+    def _doubts(self) -> Iterable[str]:
+        """Yield a warning of layers of the base that lack what their siblings have adapted."""
+        config, own = self._own_config, self._parts.pairs
+        if not isinstance(config.get("target_modules"), list) or any(
+            config.get(key) is not None for key in ("exclude_modules", "layers_to_transform")
+        ):
+            return
+        kinds = {_NUMBER.sub("#", module) for module in own if _NUMBER.search(module)}
+        modules = (name.removesuffix(".weight") for name in self._base.live_names())
+        if lost := sorted(m for m in modules if m not in own and _NUMBER.sub("#", m) in kinds):
+            yield f"the adapter may be incomplete: other layers are adapted, and not {listed(lost)}"
 
     def _set_vocabulary(self) -> None:
         """Set ``vocab_size``; raise Corrupt if the embedding was resized, and the head was not."""

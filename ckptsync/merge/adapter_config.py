@@ -83,6 +83,7 @@ _CHANGED_BASE = {
 }
 _SAME_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
 _PACKED_BASES = re.compile(r"4bit|8bit|gptq|awq|int4|int8|fp8|aqlm", re.IGNORECASE)
+_DAMAGED = "take adapter_config.json from the training again"
 _BESIDE = "serve it beside its base, with peft"
 _WITH_PEFT = "merge it with peft: PeftModel.from_pretrained(base, adapter).merge_and_unload()"
 
@@ -126,10 +127,11 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what a user should know of the base that the adapter was trained on."""
     base = config.get("base_model_name_or_path")
     if isinstance(base, str) and (match := _PACKED_BASES.search(base)):
-        return (
+        note = (
             f"the adapter was trained on {base} ({match[0]}): the sum with the unquantised base is"
-            " usual, and not the model that was trained; evaluate it",
+            " usual, and not the model that was trained; evaluate it"
         )
+        return (note,)
     return ()
 
 
@@ -209,7 +211,9 @@ def _patterns(
         try:
             result.append((text, re.compile(rf"(.*\.)?({text})$"), float(value)))
         except re.error as e:
-            raise Corrupt(f"{ADAPTER_CONFIG}: {key}: {text!r} is no pattern: {e}") from e
+            raise Corrupt(
+                f"{ADAPTER_CONFIG}: {key}: {text!r:.100} is no pattern: {e}", hint=_DAMAGED
+            ) from e
     return tuple(result)
 
 
@@ -218,4 +222,4 @@ def _is_number(value: object) -> bool:
 
 
 def _bad(key: str, value: object) -> Corrupt:
-    return Corrupt(f"{ADAPTER_CONFIG}: {key} is {value!r:.100}, a number is expected")
+    return Corrupt(f"{ADAPTER_CONFIG}: {key} is {value!r:.100}, which cannot be", hint=_DAMAGED)

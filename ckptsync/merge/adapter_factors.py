@@ -138,7 +138,9 @@ def _linear_sums(
         elif module not in conv:
             ways &= {False}
         elif len(ways) > 1:
-            ways = next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
+            ways = (
+                next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
+            )
         if not ways:
             raise _other_shape(module, pair, matrix)
         scale = scales.scale(module, pair.a.shape[0])
@@ -230,7 +232,7 @@ def _assign(
         for name in parameters
         if not wanted or any(f".{module}.{name}".endswith(f".{target}") for target in wanted)
     ]
-    meant.sort(key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER)))
+    meant.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     matrices = {n: m for n in meant if (m := _expert_matrix(f"{module}.{n}", parameters[n]))}
     if len(matrices) > _MOST_PARAMETERS:
         raise Unsupported(f"{module}: {len(matrices)} parameters of one module may be adapted")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,10 @@ class Base:
                 return _of_older(slots, old) if is_old else tuple(slots)
         return ()
 
+    def live_names(self) -> Collection[str]:
+        """Return the names of its parameters in memory."""
+        return self._live.keys()
+
     def parameters(self, module: str) -> dict[str, tuple[Slot, ...]]:
         """Return the parameters of a module that are no ``weight`` or ``bias``, such as experts."""
         if module not in self._children:
@@ -190,9 +194,7 @@ class Base:
             if len(modules) != 1:
                 return {}
             module = next(iter(modules))
-        return {
-            live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]
-        }
+        return {live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]}
 
 
 def _of_older(slots: Sequence[Slot], old: Place) -> tuple[Slot, ...]:

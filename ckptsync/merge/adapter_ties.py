@@ -6,16 +6,15 @@ peft 0.21 adds both changes to the one tensor instead, also where they are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptsync.merge.adapter_names import Base
-from ckptsync.merge.low_rank import Change, LowRank, Replacement, Rows
+from ckptsync.merge.low_rank import Change, IsEqual, LowRank, Replacement, Rows
 from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, is_tied, pairs
 from ckptsync.tensors import Tensor
 
-Equal = Callable[[Tensor, Tensor, bool], bool]
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -67,7 +66,9 @@ class Tie:
         words = [
             t
             for t in base.tensors.values()
-            if is_one_of(t.name, EMBEDDINGS) and len(t.shape) == 2 and (not heads or t.shape == heads[0].shape)
+            if is_one_of(t.name, EMBEDDINGS)
+            and len(t.shape) == 2
+            and (not heads or t.shape == heads[0].shape)
         ]
         # those of positions and types have the same names, and fewer rows
         first = max(words, key=lambda t: t.shape[0], default=None)
@@ -88,7 +89,7 @@ class Tie:
                 return self.head_side
         return None
 
-    def outcome(self, base: Base, config: Mapping[str, Any], equal: Equal) -> Outcome:
+    def outcome(self, base: Base, config: Mapping[str, Any], equal: IsEqual) -> Outcome:
         """Return what becomes of the two.
 
         ``equal``: whether two tensors of the adapter are, the second transposed if it is told so.
@@ -103,9 +104,12 @@ class Tie:
         names += [n for n, own in pairs(base.tensors) if own == self.tensor.name and n not in names]
         is_sum = any(isinstance(change, LowRank) for change in changes)
         note = f"{self.tensor.name} is the head, too: it is changed once, for both"
+        if not (first.own and second.own):
+            trained = "embedding" if first.own else "head"
+            note += f", as in peft; in the training only the {trained} had the change"
         return Outcome(dict.fromkeys(names, changes), note=note if is_sum else "")
 
-    def _stays(self, config: Mapping[str, Any], equal: Equal) -> bool:
+    def _stays(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
         first, second = self.embedding_side, self.head_side
         if first.own and second.own:
             return len(first.own) == len(second.own) and all(
@@ -122,7 +126,8 @@ class Tie:
 
     def _untied(self, config: Mapping[str, Any]) -> Outcome:
         name = self.head.name if self.head else self._head_name or HEADS[0]
-        own, added = self.head_side.all, ()
+        own = self.head_side.all
+        added: tuple[Tensor, ...] = ()
         of = {self.tensor.name: self.embedding_side.all} if self.embedding_side.all else {}
         if not self.head:
             last = own[-1] if own else None
@@ -137,7 +142,9 @@ class Tie:
         for key, section in config.items():
             if isinstance(section, dict) and "tie_word_embeddings" in section:
                 settings[key] = {"tie_word_embeddings": False}
-        note = f"{self.tensor.name} and {name} were tied, and were trained apart: config.json says so"
+        note = (
+            f"{self.tensor.name} and {name} were tied, and were trained apart: config.json says so"
+        )
         return Outcome(of, added, settings, note)
 
 
@@ -146,11 +153,12 @@ def is_one_of(name: str, ends: Collection[str]) -> bool:
     return any(name == end or name.endswith(f".{end}") for end in ends)
 
 
-def _is_same(one: Change, other: Change, equal: Equal) -> bool:
+def _is_same(one: Change, other: Change, equal: IsEqual) -> bool:
+    is_crossed = False
     if isinstance(one, Rows) and isinstance(other, Rows):
-        return one.rows == other.rows and equal(one.tensor, other.tensor, False)
+        return one.rows == other.rows and equal(one.tensor, other.tensor, is_crossed)
     if isinstance(one, Replacement) and isinstance(other, Replacement):
-        return equal(one.tensor, other.tensor, False)
+        return equal(one.tensor, other.tensor, is_crossed)
     if isinstance(one, LowRank) and isinstance(other, LowRank):
         if one.scale != other.scale or one.magnitude or other.magnitude:
             return False

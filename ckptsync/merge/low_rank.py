@@ -16,6 +16,7 @@ from ckptsync.tensors import Shape, Tensor
 IsEqual = Callable[[Tensor, Tensor, bool], bool]
 """Whether two stored matrices have the same elements, the second transposed if the bool is true."""
 
+
 @dataclass(frozen=True, slots=True)
 class Factor:
     """A part of one factor of a low-rank product: these rows and columns of a stored matrix.
