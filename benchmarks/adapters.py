@@ -66,9 +66,9 @@ def tools(python: str, llamafactory: str) -> list[Tool]:
                 "llamafactory-cli export",
                 lambda s, d: [
                     *("env", "DISABLE_VERSION_CHECK=1", "HF_HUB_OFFLINE=1", llamafactory, "export"),
-                    f"model_name_or_path={s / 'base'}",
-                    f"adapter_name_or_path={s / 'adapter'}",
-                    *("template=empty", "export_device=cpu", f"export_dir={d}"),
+                    *("--model_name_or_path", str(s / "base")),
+                    *("--adapter_name_or_path", str(s / "adapter")),
+                    *("--template", "empty", "--export_device", "cpu", "--export_dir", str(d)),
                 ],
             )
         )
