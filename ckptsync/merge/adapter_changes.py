@@ -207,8 +207,7 @@ class _Plan:
         Anything else that is new matches nothing.
         """
         task = str(self._own_config.get("task_type"))
-        saved = self._own_config.get("modules_to_save") or ()
-        kept = {*_OWN_HEADS, *(s for s in saved if isinstance(s, str))}
+        kept = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
         own = {n: t for n, t in new.items() if any(f".{k}." in f".{n}" for k in kept)}
         if task not in _CLASSIFIERS or len(own) < len(new):
             self._lost += [name.rpartition(".")[0] for name in new]
@@ -297,7 +296,7 @@ class _Plan:
             name = slots[0].tensor.name if slots or not self._tie else self._tie.tensor.name
             shape = self._base.tensors[name].shape
             if (
-                not isinstance(rows, list)
+                not (isinstance(rows, list) and shape)
                 or not all(type(row) is int and 0 <= row < shape[0] for row in rows)
                 or len(set(rows)) != len(rows)
                 or tensor.shape != (len(rows), *shape[1:])
@@ -364,8 +363,9 @@ class _Plan:
             return
         new = {shape[0] for shape in self._shapes.values()}
         old = {self._old[name][0] for name in self._shapes}
+        starts = {(count,) for count in old}
         words = (n for n in self._old if is_one_of(n, (*EMBEDDINGS, *HEADS)))
-        left = sorted(n for n in words if self._old[n][0] in old and n not in self._shapes)
+        left = sorted(n for n in words if self._old[n][:1] in starts and n not in self._shapes)
         if len(new) > 1 or left:
             raise Corrupt(
                 f"a vocabulary of {', '.join(map(str, sorted(new)))} tokens in"

@@ -135,6 +135,13 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
+def names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return a field that is a name or a list of names."""
+    value = config.get(key)
+    values = value if isinstance(value, list) else [value]
+    return tuple(name for name in values if isinstance(name, str))
+
+
 @dataclass(slots=True)
 class Scales:
     """Ranks and scales by module; grows ``warnings`` while it is asked."""
@@ -206,7 +213,7 @@ def _patterns(
         raise _bad(key, patterns)
     result = []
     for text, value in patterns.items():
-        if not _is_number(value) or (key == "rank_pattern" and value != int(value)):
+        if not _is_number(value) or (key == "rank_pattern" and (value < 1 or value != int(value))):
             raise _bad(f"{key}: {text}", value)
         try:
             result.append((text, re.compile(rf"(.*\.)?({text})$"), float(value)))

@@ -8,14 +8,14 @@ experts as one tensor, or one by one, with ``gate`` and ``up`` apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.merge.adapter_config import Scales
+from ckptsync.merge.adapter_config import Scales, names
 from ckptsync.merge.adapter_names import Base, Pair, Slot
 from ckptsync.merge.low_rank import Factor, LowRank
 from ckptsync.tensors import Shape, Tensor
@@ -94,8 +94,7 @@ def sums(
             lost.append(module)
     result = _linear_sums(linear, scales, set(_model_types(config)))
     is_transposed = _is_transposed(config, adapter_config)
-    targets = adapter_config.get("target_parameters") or ()
-    targets = (targets,) if isinstance(targets, str) else targets
+    targets = names(adapter_config, "target_parameters")
     for inner, modules in experts.items():
         levels = sorted(modules, key=len, reverse=True)  # the innermost first
         found = _assign(inner, [factors[m] for m in levels], base, targets)
@@ -219,18 +218,17 @@ def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
 
 
 def _assign(
-    module: str, levels: Sequence[_Factors], base: Base, targets: Iterable[str]
+    module: str, levels: Sequence[_Factors], base: Base, targets: Sequence[str]
 ) -> tuple[tuple[str, _Matrix], ...]:
     """Return the parameter that each of the nested pairs adapts, the innermost first.
 
     peft nests them in the order in which the module registers them.  Raises Corrupt or Unsupported.
     """
     parameters = base.parameters(module)
-    wanted = [t for t in targets if isinstance(t, str)]
     meant = [
         name
         for name in parameters
-        if not wanted or any(f".{module}.{name}".endswith(f".{target}") for target in wanted)
+        if not targets or any(f".{module}.{name}".endswith(f".{target}") for target in targets)
     ]
     meant.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     matrices = {n: m for n in meant if (m := _expert_matrix(f"{module}.{n}", parameters[n]))}
