@@ -27,7 +27,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             (
                 "merge out/checkpoint-500 merged/",
                 "merge node0/ckpt node1/ckpt merged/ --dtype bf16",
-                "merge out/checkpoint-500 --into models/Qwen3-8B merged/",
             ),
         ),
         "push": Entry(

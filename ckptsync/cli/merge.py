@@ -33,7 +33,10 @@ MOST_JOBS = 8  # more than a disk takes in
 FAR_JOBS = 4
 KEPT = "are merged; the same command continues"
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
-DETAILS = "With several SRC, each holds the shards of the same checkpoint that one node wrote."
+DETAILS = (
+    "With several SRC, each holds the shards of the same checkpoint that one node wrote."
+    " `merge ADAPTER… --into BASE DST` sums LoRA adapters into their base, one after the other."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
