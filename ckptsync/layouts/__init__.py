@@ -15,5 +15,6 @@ In reading order:
 - `per_rank`: a file a rank; `sharded_tensors` is what one has of the tensors of FSDP1 and FSDP2.
 - `zero`: DeepSpeed; `zero_files`, `zero_partitions` (where masters lie), `zero_tensor_parallel`.
 - `zero_universal`: DeepSpeed's universal checkpoints.
+- `live_names`: where a file's tensors are in memory, by the table of `live_name_families`.
 - `known_unsupported`: checkpoints that are known and not read.
 """

@@ -118,7 +118,8 @@ def _places(
 
 def _replaced(match: re.Match[str], text: str) -> str:
     own = match.string
-    return f"{own[: match.start()]}{match.expand(text)}{own[match.end() :]}"
+    new = match.expand(text) if "\\" in text else text  # it parses a text anew each time
+    return f"{own[: match.start()]}{new}{own[match.end() :]}"
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:

@@ -8,5 +8,8 @@
 3. Stream: `engine` makes and writes all files, by threads or by `ray_engine`: `units` gathers,
    `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
+   An adapter into its base: `adapter_changes` decides what becomes of each tensor (`low_rank`), by
+   its configuration (`adapter_config`), names (`adapter_names`), factors (`adapter_factors`) and
+   tied embeddings (`adapter_ties`).
 4. Publish: `destination` is a new directory or a store.
 """

@@ -80,14 +80,14 @@ def sums(
     for module, own in factors.items():
         inner = _WITHOUT_BASE.sub("", module)
         attention = inner if inner == module else inner.removesuffix(".out_proj")
-        if base.find(f"{attention}.in_proj_weight"):
+        if module == inner and (slots := base.find(f"{module}.weight")):
+            linear[module] = own, _matrix(module, slots)
+        elif base.find(f"{attention}.in_proj_weight"):
             raise Unsupported(
                 f"{inner}: LoRA of torch.nn.MultiheadAttention, whose output projection peft adds"
                 " twice",
                 hint="merge it with peft, and compare the model's answers before and after",
             )
-        if module == inner and (slots := base.find(f"{module}.weight")):
-            linear[module] = own, _matrix(module, slots)
         elif base.parameters(inner):
             experts.setdefault(inner, []).append(module)
         else:

@@ -157,15 +157,8 @@ class Base:
         for name, where in places(self.tensors, config).items():
             for place in where:
                 self._live[place.live].append(Slot(self.tensors[name], place))
-        self._children: defaultdict[str, list[str]] = defaultdict(list)
-        self._alike: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
-        self._alike_modules: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
-        for live in self._live:
-            module, _, own = live.rpartition(".")
-            self._alike[_alike(live)].add(live)
-            if own not in ("weight", "bias"):
-                self._children[module].append(live)
-                self._alike_modules[_alike(module)].add(module)
+        self._alike: dict[tuple[str, ...], set[str]] = {}
+        self._children: dict[tuple[str, ...], dict[str, list[str]]] = {}
 
     def find(self, name: str) -> tuple[Slot, ...]:
         """Return the tensors that hold a parameter, empty if none or several could be meant."""
@@ -176,6 +169,7 @@ class Base:
         old = places((name,), self._config)[name][0]  # as if it were a file's, of another version
         if slots := self._live.get(old.live):
             return _of_older(slots, old)
+        self._fill()
         for live, is_old in ((name, False), (old.live, True)):
             names = self._alike.get(_alike(live)) or ()
             if len(names) == 1:
@@ -189,12 +183,23 @@ class Base:
 
     def parameters(self, module: str) -> dict[str, tuple[Slot, ...]]:
         """Return the parameters of a module that are no ``weight`` or ``bias``, such as experts."""
-        if module not in self._children:
-            modules = self._alike_modules.get(_alike(module)) or set()
-            if len(modules) != 1:
-                return {}
-            module = next(iter(modules))
-        return {live.rpartition(".")[2]: tuple(self._live[live]) for live in self._children[module]}
+        self._fill()
+        modules = self._children.get(_alike(module), {})
+        if module not in modules and len(modules) != 1:
+            return {}
+        names = modules[module] if module in modules else next(iter(modules.values()))
+        return {live.rpartition(".")[2]: tuple(self._live[live]) for live in names}
+
+    def _fill(self) -> None:
+        """Sort the names by what all ways of naming have, once: most adapters need it never."""
+        if self._alike:
+            return
+        for live in self._live:
+            module, _, own = live.rpartition(".")
+            self._alike.setdefault(_alike(live), set()).add(live)
+            if own not in ("weight", "bias"):
+                children = self._children.setdefault(_alike(module), {})
+                children.setdefault(module, []).append(live)
 
 
 def _of_older(slots: Sequence[Slot], old: Place) -> tuple[Slot, ...]:
