@@ -10,6 +10,6 @@
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
    An adapter into its base: `adapter_changes` decides what becomes of each tensor (`low_rank`), by
    its configuration (`adapter_config`), names (`adapter_names`), factors (`adapter_factors`) and
-   tied embeddings (`adapter_ties`).
+   tied embeddings (`adapter_ties`); `into_base` plans that merge, `adapter_sums` sums.
 4. Publish: `destination` is a new directory or a store.
 """
