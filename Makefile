@@ -73,7 +73,8 @@
 #
 # Benchmarks write the tables in docs/benchmarks*.md.
 #
-# make bench            merges beside other tools (30 minutes, 60 GB at most; GIB=0.1 ROUNDS=2 for a look)
+# make bench            merges beside other tools (30 minutes, 60 GB at most; GIB=0.1 ROUNDS=2 for a look;
+#                       LLAMAFACTORY=/path/to/llamafactory-cli compares its export, too)
 # make bench-transfer   uploads and downloads beside s5cmd, rclone, boto3, s3fs, sftp, rsync (1 hour,
 #                       20 GB in WORK=/dev/shm; ONE=0.25 MANY=4 SMALL=200 MIX=64 SFTP=0.1 MERGE=0.1 ROUNDS=1)
 # make bench-killed     what transfers send again after a kill, beside rclone, s5cmd, aws (15 minutes)
@@ -94,6 +95,7 @@ DEMO ?=
 GIB ?= 2
 ROUNDS ?= 5
 COLD ?= 3
+LLAMAFACTORY ?=
 TENSORS ?= 100000
 MEMORY_GIB ?= 1
 PLAN_COUNTS ?= 10000 100000
@@ -190,9 +192,10 @@ format: $(VENV)/.installed-test
 
 bench: $(BENCH_VENV)/.installed bench-beside bench-idle bench-hook
 	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
+	$(BENCH_VENV)/bin/python -m benchmarks.adapters --python $(BENCH_VENV)/bin/python --llamafactory '$(LLAMAFACTORY)' --rounds $(ROUNDS) --work build/bench
 	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
 	$(BENCH_VENV)/bin/python -m benchmarks.plan --counts $(PLAN_COUNTS) > build/bench/plan.txt
-	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt --beside build/bench/beside.json --idle build/bench/idle.json --hook build/bench/hook.json > docs/benchmarks.md.new
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --adapters build/bench/adapters.json --plan build/bench/plan.txt --beside build/bench/beside.json --idle build/bench/idle.json --hook build/bench/hook.json > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed

@@ -1,6 +1,6 @@
 """``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json
-memory.json [--plan plan.txt] [--beside beside.json] [--idle idle.json] [--hook hook.json] >
-docs/benchmarks.md``.
+memory.json [--adapters adapters.json] [--plan plan.txt] [--beside beside.json] [--idle idle.json]
+[--hook hook.json] > docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("merge", type=Path)
     parser.add_argument("memory", type=Path, nargs="?")
     parser.add_argument("--plan", type=Path, help="what benchmarks/plan.py printed")
+    parser.add_argument("--adapters", type=Path, help="what benchmarks/adapters.py wrote")
     parser.add_argument("--beside", type=Path, help="what benchmarks/beside.py wrote")
     parser.add_argument("--idle", type=Path, help="what benchmarks/idle.py wrote")
     parser.add_argument("--hook", type=Path, help="what benchmarks/hook.py wrote")
@@ -68,6 +69,8 @@ def main() -> None:
     )
     for one in told["contests"]:
         print("\n".join(table(contest_of(one))), end="\n\n")
+    if args.adapters:
+        print("\n".join(table(contest_of(json.loads(args.adapters.read_text())))), end="\n\n")
     if args.memory:
         print("\n".join(_memory(json.loads(args.memory.read_text()))), end="\n\n")
     if args.beside:

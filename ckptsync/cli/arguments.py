@@ -61,9 +61,15 @@ class Parser(argparse.ArgumentParser):
                 name = word.partition("=")[0]
                 hint = did_you_mean(name, options) or self._see_help()
                 raise ConfigError(f"{name}: no such option of `{self.prog}`", hint=hint)
-        several = [action.dest for action in self._actions if action.nargs in ("*", "+")]
+        words_of = [a for a in self._actions if not a.option_strings]
+        several = [n for n, action in enumerate(words_of) if action.nargs in ("*", "+")]
         if several and rest:
-            setattr(parsed, several[0], [*getattr(parsed, several[0]), *rest])
+            # what follows the argument that takes several are the last words
+            first, *last = words_of[several[0] :]
+            found = [*getattr(parsed, first.dest), *(getattr(parsed, a.dest) for a in last), *rest]
+            setattr(parsed, first.dest, found[: len(found) - len(last)])
+            for action, word in zip(last, found[len(found) - len(last) :], strict=True):
+                setattr(parsed, action.dest, word)
             rest = []
         if rest and "--store" in self._option_string_actions:
             hint = f"--store URL names the store; {self._see_help()}"

@@ -27,13 +27,14 @@ from ckptsync.cli.merge import DTYPES
 from ckptsync.cli.output import Progress, say
 from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.config.loading import limits_of, options_for
-from ckptsync.config.schema import HeadConfig
+from ckptsync.config.schema import Config, HeadConfig
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
 from ckptsync.head.consolidate import HeadOptions, RayCluster, WrittenModel, consolidate_location
 from ckptsync.head.schedule import ANY_RUN, Job, head_jobs
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import Access
 
 WINDOW = 6 << 20  # bytes that a merge has in flight for each thread: several work beside a head
 DETAILS = (
@@ -132,7 +133,17 @@ def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
         access = options_for(url, config.store.options)
         cluster = RayCluster(address, url, access, limits_of(config.limits))
     resources = MergeResources(head.threads, statistics=head.statistics, window=WINDOW)
-    return HeadOptions(merge, config_from, cluster, head.norm_jump), resources
+    return HeadOptions(merge, config_from, cluster, head.norm_jump, **bases_of(config)), resources
+
+
+def bases_of(config: Config | None) -> dict[str, Any]:
+    """Return the options of a head that say what adapters are summed into."""
+    if not config or not config.head.adapters:
+        return {}
+    return {
+        "into": config.head.adapters,
+        "access": Access(config.store.options, limits_of(config.limits)),
+    }
 
 
 def _due(args: argparse.Namespace, store: Store, run_: str, options: HeadOptions) -> list[Job]:

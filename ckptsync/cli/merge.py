@@ -7,7 +7,7 @@ import gc
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptsync.cli import output
@@ -15,12 +15,15 @@ from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run, option
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
+from ckptsync.merge.adapter_sums import ChangeTotals
 from ckptsync.merge.destination import EngineAt, check_free, merge
 from ckptsync.merge.engine import Merged
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.into_base import AS_BASE, open_into_base
 from ckptsync.merge.plan import MergeOptions, MergeResources
 from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
+from ckptsync.records.layer_groups import LAYER_GROUPS, layer_group
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote, located
 
@@ -30,7 +33,10 @@ MOST_JOBS = 8  # more than a disk takes in
 FAR_JOBS = 4
 KEPT = "are merged; the same command continues"
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
-DETAILS = "With several SRC, each holds the shards of the same checkpoint that one node wrote."
+DETAILS = (
+    "With several SRC, each holds the shards of the same checkpoint that one node wrote."
+    " `merge ADAPTER… --into BASE DST` sums LoRA adapters into their base, one after the other."
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -57,8 +63,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--max-shard-size",
         metavar="SIZE",
-        default="5GB",
-        help="the largest size of an output file, for example 5GB or 512MiB (default: 5GB)",
+        help="the largest size of an output file, for example 5GB or 512MiB (default: 5GB; with"
+        " --into, files as the base's)",
     )
     add(
         "--source",
@@ -98,6 +104,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         " there: names in files are often not those in memory",
     )
     add(
+        "--into",
+        metavar="BASE",
+        help="SRC are LoRA adapters (PEFT's): sum them into this model, in this order, and write"
+        " the whole model",
+    )
+    add(
+        "--changed-base",
+        action="store_true",
+        help="BASE is the model that the adapter's initialisation left (PiSSA, OLoRA, CorDA,"
+        " LoRA-GA, LoftQ), not the original one",
+    )
+    add(
         "--jobs",
         metavar="N",
         type=int,
@@ -135,9 +153,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan the merge, write it, and print what was written."""
-    size = _shard_size(args.max_shard_size)
+    size = AS_BASE if args.into else 5_000_000_000
+    if args.max_shard_size is not None:
+        size = _shard_size(args.max_shard_size)
+    _check_options(args)
     options = MergeOptions(args.dtype, size, args.source, args.allow_code)
-    is_far = any(isinstance(located(url), Remote) for url in args.sources)
+    sources = [*args.sources, *([args.into] if args.into else [])]
+    is_far = any(isinstance(located(url), Remote) for url in sources)
     jobs = thread_count(args.jobs, is_far=is_far)
     work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
@@ -147,10 +169,13 @@ def run(args: argparse.Namespace) -> int:
         options,
         located(args.config_from) if args.config_from else None,
         *(located(p) if p else None for p in (args.base, args.fill_from, args.names_of)),
+        located(args.into) if args.into else None,
+        args.changed_base,
     )
     with paused():
         check_free(request, access)
-        prepared = open_sources(request, access, use_times=not args.ignore_times)
+        open_all = open_into_base if request.into else open_sources
+        prepared = open_all(request, access, use_times=not args.ignore_times)
         # the plan stays to the end: the cycle collector need not look at it again and again
         gc.freeze()
     if args.dry_run:
@@ -172,6 +197,17 @@ def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) ->
         why = "--bandwidth: the tasks of a cluster share no limit"
         raise ConfigError(why, hint="leave it out, or use --engine local")
     return lambda target: RayEngine(args.ray_address, reach(prepared, access, target))
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if args.into and args.engine == "ray":
+        why = "--engine ray: adapters are summed by this process alone"
+        raise ConfigError(why, hint="leave it out: a sum needs little more than a copy")
+    if args.into and args.base:
+        raise ConfigError("--base: with --into the base is named already", hint="leave it out")
+    if args.changed_base and not args.into:
+        raise ConfigError("--changed-base: no base", hint="name it with --into")
 
 
 def _shard_size(text: str) -> int:
@@ -197,7 +233,8 @@ def describe_plan(prepared: Prepared) -> dict[str, Any]:
         size = directory.sizes()[name] if content is None else len(content)
         files.append({"path": name, "bytes": size})
     dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
-    return _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
+    result = _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
+    return result | ({"change": _described_change(prepared)} if prepared.request.into else {})
 
 
 def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
@@ -210,7 +247,29 @@ def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
     if merged.statistics is not None:
         statistics = {name: _described(found) for name, found in merged.statistics.items()}
         result["statistics"] = statistics
+    if prepared.request.into:
+        result["change"] = _described_change(prepared, merged.changes)
     return result
+
+
+def _described_change(
+    prepared: Prepared, totals: Mapping[str, ChangeTotals] | None = None
+) -> dict[str, Any]:
+    """Return what adapters change; the relative norms of the change by group of layers."""
+    its: dict[str, Any] = {
+        "adapters": len(prepared.request.sources),
+        "modules": prepared.job.modules,
+        "tensors": len(prepared.job.sums),
+    }
+    if totals is None:
+        return its
+    groups: dict[str, ChangeTotals] = {}
+    for name, total in totals.items():
+        group = layer_group(name)
+        groups[group] = groups.get(group, ChangeTotals()) + total
+    norms = {group: groups[group].relative for group in LAYER_GROUPS if group in groups}
+    every = sum(groups.values(), ChangeTotals()).relative
+    return its | {"relative": every, "groups": {g: n for g, n in norms.items() if n is not None}}
 
 
 def _described(found: Statistics) -> dict[str, Any]:
@@ -250,6 +309,12 @@ def _show(result: dict[str, Any]) -> None:
             zeros = f"{found['zeros'] / found['elements']:.2%}"
             rows.append([name, *numbers, str(found["nan"]), str(found["infinite"]), zeros])
         print("\n".join(output.aligned(rows)))
+    if change := result.get("change"):
+        count = change["adapters"]
+        adapters = f"{count} adapters" if count > 1 else "the adapter"
+        say(f"change   {change['modules']} modules, {change['tensors']} tensors, by {adapters}")
+        for group, norm in change.get("groups", {}).items():
+            say(f"         {group}: {norm:.3g} of the norm")
     for note in result["notes"]:
         say(f"note     {note}")
     would = "would be " if result["dry_run"] else ""

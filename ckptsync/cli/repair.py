@@ -16,6 +16,7 @@ from ckptsync.cli.arguments import (
     only_target,
     store_run_location,
 )
+from ckptsync.cli.consolidate import bases_of
 from ckptsync.cli.output import Progress, say
 from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
 from ckptsync.errors import CkptsyncError, without_frames
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
     if config := configuration(args):
         head = config.head
         merge = MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code)
-        options = HeadOptions(merge, head.config_from)
+        options = HeadOptions(merge, head.config_from, **bases_of(config))
     repairs = StoreRepairs(store, options, progress)
     plans = repairs.plans(run_, location)
     if location and (not plans or (not args.dry_run and repairs.is_answered(plans[0]))):

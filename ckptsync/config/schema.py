@@ -229,6 +229,13 @@ class HeadConfig:
         '`"*"` for all: directory.',
         variable="",
     )
+    adapters: Mapping[str, str] = _key(
+        value_parsers.bases,
+        {},
+        "The model that LoRA adapters are summed into, a directory or URL, so that their models "
+        "are whole ones: `{into: BASE}`, or by run `{into: {RUN: BASE}}`.",
+        variable="",
+    )
     allow_code: bool = _key(
         value_parsers.yes_or_no,
         default=False,

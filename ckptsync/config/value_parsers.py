@@ -222,6 +222,16 @@ def directories(value: object) -> dict[str, str]:
     return {name: text(path) for name, path in mapping(value).items()}
 
 
+def bases(value: object) -> dict[str, str]:
+    """Read ``{into: BASE}``, or a mapping of run names to bases in its place."""
+    known = mapping(value)
+    if known.keys() - {"into"}:
+        raise ValueError(f"{min(known.keys() - {'into'})!r} is not known here, only `into` is")
+    into = known.get("into", {})
+    by_run = {"*": into} if isinstance(into, str) else mapping(into)
+    return {name: location(base) for name, base in by_run.items()}
+
+
 def run_name(name: str) -> str:
     """Return ``name`` if it may be a directory of the store; raise ValueError."""
     try:

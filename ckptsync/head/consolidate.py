@@ -35,6 +35,8 @@ from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merge import model_files
 from ckptsync.merge.completeness import DOUBT
 from ckptsync.merge.engine import Destination, Merged, Progress, Write, write_model
+from ckptsync.merge.inputs import MergeRequest, check_unchanged
+from ckptsync.merge.into_base import JoinedFiles, open_base, summed
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
@@ -52,16 +54,19 @@ from ckptsync.records.weights_record import (
     rounded,
     tensors_digest,
 )
-from ckptsync.stores.checkpoint_files import StoreFiles, TopFiles
+from ckptsync.stores.checkpoint_files import FileTree, StoreFiles, TopFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import open_store
+from ckptsync.stores.opening import Access, open_store
 from ckptsync.stores.stream import create_same, has_same_bytes, verified
+from ckptsync.stores.urls import located
 from ckptsync.tensors import Files, MemoryFiles
 
 PREFETCH = 8 << 20
 """Bytes that a merge fetches ahead: few, since several work beside each other."""
 _CONFIG_FROM = "config_from"
+_INTO = "into"
+"""The option of a model record that names the base of an adapter: a path or URL, and its state."""
 _CONFIGURATIONS = frozenset({"config.json", "adapter_config.json"})
 """They decide which tensors are written: which names are tied, what is saved with an adapter."""
 _DECIDED_BY = "ties_by"
@@ -109,13 +114,16 @@ class HeadOptions:
     """``config_from``: run (or ``*``) → directory with configuration and tokenizer of its model.
 
     ``cluster``: where models are made, if not in this process.  ``norm_jump``: by which factor a
-    norm must change from one model to the next to be a finding, 0 for never.
+    norm must change from one model to the next to be a finding, 0 for never.  ``into``: run (or
+    ``*``) → the base that its adapters are summed into, a path or URL, reached by ``access``.
     """
 
     merge: MergeOptions = field(default_factory=MergeOptions)
     config_from: Mapping[str, str] = field(default_factory=dict)
     cluster: RayCluster | None = None
     norm_jump: float = NORM_JUMP
+    into: Mapping[str, str] = field(default_factory=dict)
+    access: Access = field(default_factory=Access)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,22 @@ def consolidate_location(
     return tuple(made)
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A model's job and what it reads.
+
+    ``source``: of the checkpoint.  ``options``: what else decides the bytes, for the model record.
+    ``trees``: the base that an adapter is summed into, which must not change meanwhile.
+    """
+
+    job: MergeJob
+    files: Files
+    origins: Sequence[_Origin]
+    source: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    trees: tuple[FileTree, ...] = ()
+
+
 class ModelBuilder:
     """Merges, repairs and completes models of a run's checkpoints.
 
@@ -231,8 +255,8 @@ class ModelBuilder:
         """
         store = self._store
         options, origins = self._inputs(seen)
-        files = source_files(store, seen)
-        job = _plan_merge(files, options, origins)
+        planned = self._plan_model(seen, options, origins, self._base(seen.run))
+        job, files, origins = planned.job, planned.files, [*planned.origins]
         from_elsewhere = _files_from(job, origins)
         # read once: what the agreement says is what is written
         copied = {name: job.content(name) for name, _ in from_elsewhere}
@@ -241,11 +265,12 @@ class ModelBuilder:
         record_options = {
             "dtype": options.dtype,
             "max_shard_size": str(options.max_shard_size),
-            "source": job.source,
+            "source": planned.source,
             "allow_code": str(options.allow_code).lower(),
             "config": " ".join(f"{name}={origin.name}" for name, origin in from_elsewhere),
             _DECIDED_BY: next((name for name, _ in job.beside if name in _CONFIGURATIONS), ""),
             "format": str(FORMAT),
+            **planned.options,
         }
         digests = {name: digest(data) for name, data in copied.items()}
         inputs = {"manifests": manifests, "options": record_options, "copied": digests}
@@ -255,7 +280,7 @@ class ModelBuilder:
         origin = f"model record {digest(agreed.data)}"
         abouts = {plan.name: About(plan.size, f"{origin} {plan.name}") for plan in job.plans}
         cluster = self._options.cluster
-        engine = cluster.engine(seen, prefix, abouts) if cluster else None
+        engine = cluster.engine(seen, prefix, abouts) if cluster and not job.sums else None
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
             check_latest(store, agreed)
@@ -268,6 +293,7 @@ class ModelBuilder:
                 merged = write_model(job, files, into, self._progress, self._work, engine=engine)
             except InTheWay as e:
                 delete_unbound(store, seen, agreed, e.name)
+        check_unchanged(planned.trees)
         written = {prefix + file.path for file in merged.files}
         for name in [e.name for e in store.names(prefix) if e.name not in written]:
             delete_unbound(store, seen, agreed, name)
@@ -352,13 +378,19 @@ class ModelBuilder:
         bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
         if not bad:
             return None
-        files, options = source_files(store, seen), _options_of(seen, record.options)
-        origins = self._origins(seen)
+        options, origins = _options_of(seen, record.options), self._origins(seen)
         # Its own configuration, as far as it is well: another head may have had another at hand.
         beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in bad)
         well = [f for f in beside if not is_bad(f)]
         own = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
-        job = _plan_merge(files, options, [_Origin("", own), *origins])
+        base = self._base(seen.run) if _INTO in record.options else ""
+        if _INTO in record.options and not base:
+            raise Incomplete(
+                f"{seen.run}/{seen.location}: its adapter was summed into {record.options[_INTO]}",
+                hint="name that base in the configuration: head.adapters.into",
+            )
+        planned = self._plan_model(seen, options, [_Origin("", own), *origins], base)
+        job, files = planned.job, planned.files
         if not record.options.get(_DECIDED_BY):
             # The model was merged without a configuration, which has come since: plan its
             # weights without it again, else tied tensors would be left out now.
@@ -394,6 +426,40 @@ class ModelBuilder:
         size = sum(f.size for f in bad.values())
         names = tuple(sorted(bad))
         return WrittenModel(seen.run, seen.location, seen.model_record_name, names, size)
+
+    def _base(self, run: str) -> str:
+        """Return the base that this head sums a run's adapters into; empty without one."""
+        return self._options.into.get(run) or self._options.into.get(ANY_RUN) or ""
+
+    def _plan_model(
+        self, seen: LocationState, options: MergeOptions, origins: Sequence[_Origin], base: str
+    ) -> _Planned:
+        """Plan a location's model; where it is one adapter, and ``base`` is named, their sum."""
+        files = source_files(self._store, seen)
+        job = _plan_merge(files, options, origins)
+        if not base or not job.is_adapter:
+            return _Planned(job, files, origins, job.source)
+        if sum(plan.name.startswith("adapter_model") for plan in job.plans) != 1:
+            note = f"several adapters: they are not summed into {base}"
+            return _Planned(replace(job, notes=(*job.notes, note)), files, origins, job.source)
+        of_adapter = _plan_merge(files, replace(options, dtype="keep"), origins)
+        place = located(base)
+        access = self._options.access.within(PREFETCH)
+        request = MergeRequest((), located(self._store.url), options, into=place)
+        opened = open_base(request, access)
+        both = JoinedFiles(opened.files, [files])
+        summed_job = summed(opened.job, [(seen.location, of_adapter)], both, options)
+        holders = {id(holder): holder for _, holder in opened.job.beside}
+        its = [_Origin(_INTO, holder) for holder in holders.values()]
+        state = digest(" ".join(tree.state() for tree in opened.trees).encode())
+        return _Planned(
+            summed_job,
+            both,
+            [*origins, *its],
+            job.source,
+            {_INTO: f"{base} {state}"},
+            opened.trees,
+        )
 
     def add_late_configuration(self, seen: LocationState) -> WrittenModel | None:
         """Add configuration that came later, under a further model record; None if there is none.

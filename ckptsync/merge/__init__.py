@@ -10,7 +10,7 @@
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
    An adapter into its base: `adapter_changes` decides what becomes of each tensor (`low_rank`), by
    its configuration (`adapter_config`), names (`adapter_names`), factors (`adapter_factors`) and
-   tied embeddings (`adapter_ties`).
+   tied embeddings (`adapter_ties`); `into_base` plans that merge, `adapter_sums` sums.
 4. Publish: `destination` is a new directory or a store.
 
 `inspection` says of each set of weights what a merge would.

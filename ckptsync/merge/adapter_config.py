@@ -113,7 +113,7 @@ def check_kind(config: Mapping[str, Any], *, is_changed_base: bool) -> None:
             " changed base, and its sum with the original is another model",
             hint=(
                 "save the adapter with path_initial_model_for_weight_conversion, which makes it a"
-                " plain one, or give the base that it was trained on and say so"
+                " plain one, or give the base that it was trained on with --changed-base"
             ),
         )
     if not start and own not in _SAME_BASE:

@@ -67,7 +67,7 @@ def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array)
         # as torch: a float64 is rounded twice
         single = wide if wide.dtype.itemsize == 4 else wide.astype("<f4")
         if target == "BF16":
-            _round_to_bf16(single, out, scratch, is_plain=is_plain)
+            round_to_bf16(single, out, scratch, is_plain=is_plain)
         else:
             np.copyto(out.view(FLOATS[target]), single, casting="same_kind")
         if is_plain:
@@ -78,7 +78,8 @@ def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array)
         return int(np.count_nonzero(infinite & np.isfinite(wide)))
 
 
-def _round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) -> None:
+def round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) -> None:
+    """Round float32 into ``out``; ``is_plain``: no NaN is among them."""
     bits = single.view("<u4")
     np.right_shift(bits, 16, out=scratch)
     np.bitwise_and(scratch, 1, out=scratch)

@@ -23,6 +23,7 @@ import msgspec
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Exists, NotFound, StoreError
 from ckptsync.layouts.file_names import FILL
+from ckptsync.merge.adapter_sums import ChangeTotals
 from ckptsync.merge.engine import (
     Destination,
     Engine,
@@ -160,10 +161,14 @@ def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
 
 
 class _Finished(msgspec.Struct, frozen=True):
-    """A file of weights that an unfinished merge has written: its BLAKE3, and notes on it."""
+    """A file of weights that an unfinished merge has written: its BLAKE3, and notes on it.
+
+    ``changes``: what adapters have changed, by tensor.
+    """
 
     digest: str
     notes: tuple[str, ...] = ()
+    changes: dict[str, ChangeTotals] = {}
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -272,7 +277,9 @@ class _StoreDestination(Destination):
                 continue
             if has_same_bytes(self._store, plan.name, plan.size, finished.digest):
                 tensors = tuple(describe_tensor(plan, tensor) for tensor in plan.tensors)
-                found[plan.name] = WrittenFile(finished.digest, finished.notes, tensors)
+                found[plan.name] = WrittenFile(
+                    finished.digest, finished.notes, tensors, changes=finished.changes
+                )
             else:
                 notes.append(
                     f"{plan.name}: does not match the checksum that an earlier merge recorded;"
@@ -295,7 +302,10 @@ class _StoreDestination(Destination):
     def at_end(self, name: str, made: WrittenFile) -> None:
         """Record a file before it is there, so that it is never there without."""
         with self._lock:
-            files = {**self._record.files, name: _Finished(made.digest, made.notes)}
+            files = {
+                **self._record.files,
+                name: _Finished(made.digest, made.notes, {**made.changes}),
+            }
             self._record = msgspec.structs.replace(self._record, files=files)
             self._write_record(self._record)
 

@@ -24,6 +24,7 @@ from blake3 import blake3
 from ckptsync.digest import crc32, digest
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import model_files, units
+from ckptsync.merge.adapter_sums import AdapterSums, ChangeTotals, findings
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
 from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merge.prepare import MergeJob
@@ -51,13 +52,15 @@ class Abandoned(Exception):
 class WrittenFile:
     """What is known of a file of weights once it is written: its BLAKE3, and notes for the user.
 
-    Its tensors have digests, and ``statistics`` by their names, if they were asked for.
+    Its tensors have digests, and ``statistics`` by their names, if they were asked for; those that
+    adapters change have totals in ``changes``.
     """
 
     digest: str
     notes: tuple[str, ...]
     tensors: tuple[ModelTensor, ...]
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    changes: Mapping[str, ChangeTotals] = field(default_factory=dict)
 
 
 class Destination:
@@ -96,6 +99,7 @@ class Merged:
     notes: tuple[str, ...]
     source: str
     statistics: Mapping[str, Statistics] | None = None
+    changes: Mapping[str, ChangeTotals] = field(default_factory=dict)
 
 
 def write_model(
@@ -137,6 +141,8 @@ def write_model(
         destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
         written.append(ModelFile(name, len(data), digest(data)))
     notes = [*job.notes, *(note for one in weights for note in one.notes)]
+    changes = {name: total for one in weights for name, total in one.changes.items()}
+    notes += findings(job.sums, changes)
     if work.statistics:
         counts = Counter(
             t.dtype for plan in job.plans for t in plan.tensors if not has_statistics(t.dtype)
@@ -154,6 +160,7 @@ def write_model(
         tuple(notes),
         job.source,
         {k: v for one in weights for k, v in one.statistics.items()} if work.statistics else None,
+        changes,
     )
 
 
@@ -168,7 +175,8 @@ def write_weights(
 
     This is the `Engine` of this process.
     """
-    reader, crcs = planned_reader(files, job.plans)
+    reader, crcs = planned_reader(files, job.plans, job.checksums)
+    sums = AdapterSums(reader, job.sums) if job.sums else None
     at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
     own = replace(work, jobs=max(1, work.jobs // at_once))
     lock, has_failed = threading.Lock(), threading.Event()
@@ -190,7 +198,7 @@ def write_weights(
         destination.at_end(plan.name, made.result())
 
     def write_one(plan: FilePlan) -> WrittenFile:
-        made = WeightsFile(plan, reader, progress, own)
+        made = WeightsFile(plan, reader, progress, own, sums)
         with contextlib.closing(chunks(plan, made)) as stream:
             destination.write(plan.name, stream)
         return made.result()
@@ -216,6 +224,7 @@ class _OutputUnit:
 
     ``buffer`` has room for ``lead`` bytes before the unit, back to a multiple of `ALIGN`.
     ``shares``: of each tensor in the unit its number, its bytes, its overflows and its statistics.
+    ``changes``: of each tensor that adapters change its number and what was changed.
     """
 
     planned: Unit
@@ -224,6 +233,7 @@ class _OutputUnit:
     is_last: bool
     buffer: Array = field(default_factory=lambda: np.empty(0, "u1"))
     shares: list[tuple[int, memoryview, int, Statistics | None]] = field(default_factory=list)
+    changes: list[tuple[int, ChangeTotals]] = field(default_factory=list)
 
     @property
     def lead(self) -> int:
@@ -248,9 +258,16 @@ class WeightsFile:
     """
 
     def __init__(
-        self, plan: FilePlan, files: Files, progress: Callable[[int], None], work: MergeResources
+        self,
+        plan: FilePlan,
+        files: Files,
+        progress: Callable[[int], None],
+        work: MergeResources,
+        sums: AdapterSums | None = None,
     ) -> None:
         self._plan, self._files, self._progress, self._work = plan, files, progress, work
+        self._sums = sums
+        self._changes: dict[int, ChangeTotals] = {}
         self._buffers: deque[Array] = deque()  # used before
         self._digester, self._crc = blake3(), 0
         self._digests: dict[int, str] = {}
@@ -295,7 +312,10 @@ class WeightsFile:
             if found := self._statistics.get(n):
                 counted[tensor.name] = found
                 notes += remarks(tensor.name, found)
-        return WrittenFile(self._digester.hexdigest(), tuple(notes), tuple(tensors), counted)
+        changes = {self._plan.tensors[n].name: totals for n, totals in self._changes.items()}
+        return WrittenFile(
+            self._digester.hexdigest(), tuple(notes), tuple(tensors), counted, changes
+        )
 
     def _made(self) -> Generator[_OutputUnit, None, None]:
         """Yield every unit in order, made and seen by both consumers.
@@ -375,9 +395,13 @@ class WeightsFile:
         at = 0
         for share, tensor in shares:
             own = data[at : at + _written_size(share, tensor)]
+            stored = raw[share.at : share.at + share.size]
             overflows = 0
-            if is_cast:
-                stored = raw[share.at : share.at + share.size]
+            if self._sums and self._sums.has(tensor.name):
+                element = (unit.start + at - tensor.start) // ITEMSIZE[tensor.dtype]
+                totals = self._sums.write(tensor, element, stored, own)
+                unit.changes.append((share.number, totals))
+            elif is_cast:
                 overflows = cast_bytes(stored, own, tensor.copy.dtype, tensor.dtype, scratch)
             found = statistics(own, tensor.dtype) if self._work.statistics else None
             unit.shares.append((share.number, own, overflows, found))
@@ -394,6 +418,8 @@ class WeightsFile:
 
     def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
         """Add what a unit tells of its tensors.  A tensor's shares follow each other."""
+        for number, totals in unit.changes:
+            self._changes[number] = self._changes.get(number, ChangeTotals()) + totals
         for number, data, overflows, found in unit.shares:
             self._overflows[number] += overflows
             if found is not None:

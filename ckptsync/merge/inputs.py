@@ -42,6 +42,7 @@ class MergeRequest:
 
     ``base`` is compared with the model.  ``fill_from``: the model whose tensors stand for those
     that the checkpoint does not hold; ``names_of``: that under whose names all is written.
+    ``into``: the sources are adapters, which are summed into this model; ``is_changed_base``: an initialisation such as PiSSA has left that for the training.
     """
 
     sources: Sequence[PathOrUrl]
@@ -51,6 +52,8 @@ class MergeRequest:
     base: PathOrUrl | None = None
     fill_from: PathOrUrl | None = None
     names_of: PathOrUrl | None = None
+    into: PathOrUrl | None = None
+    is_changed_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

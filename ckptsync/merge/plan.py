@@ -7,7 +7,7 @@ is written.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -23,6 +23,8 @@ from ckptsync.tensors import Checksum, Copy, Part, Shape, Tensor
 DType = Literal["auto", "keep", "bf16", "fp16", "fp32"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 _DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+PlanItem = tuple[Tensor, Copy, str]
+"""A tensor, the copy that is read, and the element type that is written."""
 FORMAT = 1  # of the output: part of what its bytes are a function of
 
 
@@ -107,27 +109,47 @@ def plan(
     names = {t.name for t in tensors}
     if len(names) != len(tensors) or not all(map(_is_usable, names)):
         raise Corrupt("two tensors have the same name, or a tensor has an invalid name")
-    groups: list[list[tuple[Tensor, Copy, str, int]]] = []
-    held = 0
+    items = []
     for tensor in tensors:
         copy, dtype = choose(tensor, options.dtype), target(tensor, options.dtype)
         check_tiling(tensor, copy)
+        items.append((tensor, copy, dtype))
+    return named(grouped(items, options.max_shard_size), stem)
+
+
+def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
+    """Return the tensors of each file: a new one begins when the next would not fit."""
+    groups: list[list[PlanItem]] = []
+    held = 0
+    for tensor, copy, dtype in items:
         size = prod(tensor.shape) * ITEMSIZE[dtype]
-        if not groups or held + size > options.max_shard_size:
+        if not groups or held + size > max_shard_size:
             groups.append([])
             held = 0
-        groups[-1].append((tensor, copy, dtype, size))
+        groups[-1].append((tensor, copy, dtype))
         held += size
-    files = []
-    for number, group in enumerate(groups, 1):
-        name = f"{stem}-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else stem
-        header = encode_header((tensor.name, dtype, tensor.shape) for tensor, _, dtype, _ in group)
-        at, planned = len(header), []
-        for tensor, copy, dtype, size in group:
-            planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, at, size, copy))
-            at += size
-        files.append(FilePlan(f"{name}.safetensors", header, tuple(planned)))
-    return tuple(files)
+    return groups
+
+
+def named(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ...]:
+    """Return a file for each group, with the names that ``save_pretrained`` gives."""
+    count = len(groups)
+    names = [f"{stem}-{number:05d}-of-{count:05d}" for number in range(1, count + 1)]
+    return tuple(
+        file_plan(f"{name if count > 1 else stem}.safetensors", group)
+        for name, group in zip(names, groups, strict=True)
+    )
+
+
+def file_plan(name: str, group: Sequence[PlanItem]) -> FilePlan:
+    """Return the plan of one file with these tensors, in their order."""
+    header = encode_header((tensor.name, dtype, tensor.shape) for tensor, _, dtype in group)
+    at, planned = len(header), []
+    for tensor, copy, dtype in group:
+        size = prod(tensor.shape) * ITEMSIZE[dtype]
+        planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, at, size, copy))
+        at += size
+    return FilePlan(name, header, tuple(planned))
 
 
 def _is_usable(name: str) -> bool:

@@ -35,6 +35,7 @@ from ckptsync.tensors import Checksum, Files, MemoryFiles, Part, Tensor, read_wh
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
+    from ckptsync.merge.adapter_sums import Sum
     from ckptsync.merge.base_comparison import BaseModel
     from ckptsync.merge.base_names import FileModel
 
@@ -54,7 +55,7 @@ class MergeJob:
     second time, when it may be something else. ``left_out``: code in the checkpoint that is not
     written, a file's name or ``config.json: auto_map``. ``code``: names of those of ``beside`` that
     bring code from the directory that the user named. ``filled``: names of tensors that are of the
-    model of ``fill_from``.
+    model of ``fill_from``.  ``sums``: by name, the tensors that adapters change; ``modules``: how many modules they adapt.
     """
 
     source: str
@@ -65,6 +66,8 @@ class MergeJob:
     left_out: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
     filled: tuple[str, ...] = ()
+    sums: Mapping[str, Sum] = field(default_factory=dict)
+    modules: int = 0
 
     def content(self, name: str) -> bytes:
         """Return the bytes of a file of ``beside`` as they are written.
@@ -92,7 +95,8 @@ class MergeJob:
     @property
     def checksums(self) -> frozenset[Checksum]:
         """The checksums that the containers have of the records that are read."""
-        return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans))
+        of_sums = (one.checksums for one in self.sums.values())
+        return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans), *of_sums)
 
     @property
     def reads(self) -> frozenset[str]:

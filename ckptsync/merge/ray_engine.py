@@ -132,7 +132,7 @@ def run_task(
 
     handed_back: tuple[type[Exception], ...] = (CkptsyncError, *reach.raises)
     try:
-        reader, crcs = planned_reader(reach.files(), [plan])
+        reader, crcs = planned_reader(reach.files(), [plan], plan.checksums)
         file = WeightsFile(plan, reader, progress, work)
         with contextlib.closing(file.chunks()) as chunks:
             reach.write()(plan.name, chunks)

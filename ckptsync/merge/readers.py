@@ -12,7 +12,7 @@ What a layer has checked are the bytes that it hands up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ckptsync.merge import units
 from ckptsync.merge.checked_files import CheckedFiles
@@ -21,7 +21,7 @@ from ckptsync.merge.copy_comparison import ComparedFiles
 from ckptsync.merge.plan import FilePlan
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.prefetch import AROUND, MEMORY, PrefetchedFiles, is_near
-from ckptsync.tensors import Extent, Files, foresee
+from ckptsync.tensors import Checksum, Extent, Files, foresee
 
 
 def open_reader(
@@ -43,13 +43,14 @@ def open_reader(
 
 
 def planned_reader(
-    files: Files, plans: Sequence[FilePlan]
+    files: Files, plans: Sequence[FilePlan], checksums: Collection[Checksum]
 ) -> tuple[ComparedFiles, CrcCheckedFiles]:
     """Return the reader of a planned merge, and the layer that sums up what was read.
 
     ``files``: of `open_reader`; where they are far, requests are planned from all reads.
+    ``checksums``: of the records that are read.
     """
-    crcs = CrcCheckedFiles(files, frozenset().union(*(plan.checksums for plan in plans)))
+    crcs = CrcCheckedFiles(files, checksums)
     compared = ComparedFiles(crcs, plans)
     foresee(files, _reads(plans, compared))
     return compared, crcs

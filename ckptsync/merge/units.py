@@ -118,6 +118,24 @@ def stored_bytes(files: Files, copy: Copy) -> Iterator[memoryview]:
             yield out
 
 
+def part_of(copy: Copy, box: Box) -> Copy:
+    """Return a box of a stored copy's grid as a copy of its own."""
+    item, parts = ITEMSIZE[copy.dtype], []
+    for part in copy.parts:
+        low = tuple(map(max, box.offsets, part.offsets))
+        ends = zip(box.offsets, box.sizes, part.offsets, part.sizes, low, strict=True)
+        sizes = tuple(min(a + n, b + m) - first for a, n, b, m, first in ends)
+        if any(n <= 0 for n in sizes):
+            continue
+        strides = part.strides or _row_major(part.sizes)
+        start = sum((o - p) * s for o, p, s in zip(low, part.offsets, strides, strict=True))
+        reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        extent = Extent(part.extent.file, part.extent.start + start * item, reach * item)
+        offsets = tuple(o - b for o, b in zip(low, box.offsets, strict=True))
+        parts.append(Part(offsets, sizes, extent, strides))
+    return Copy(copy.dtype, box.sizes, tuple(parts))
+
+
 class _Cutter:
     """Cuts tensors into units: holds the unit that is being filled."""
 

@@ -19,7 +19,12 @@ def parsed(line: str) -> dict[str, object]:
     ("line", "found"),
     [
         ("merge a b out", {"sources": ["a", "b"], "destination": "out", "dtype": "auto"}),
-        ("merge a out", {"max_shard_size": "5GB", "engine": "local", "jobs": None}),
+        ("merge a out", {"max_shard_size": None, "engine": "local", "jobs": None}),
+        (
+            "merge a b --into c out",
+            {"sources": ["a", "b"], "into": "c", "destination": "out"},
+        ),
+        ("merge a --dtype bf16 b out", {"sources": ["a", "b"], "destination": "out"}),
         (
             "merge a out --dtype keep --source zero:. --json",
             {"dtype": "keep", "source": "zero:.", "json": True},

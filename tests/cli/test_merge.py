@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import ckptsync
 from ckptsync.cli.main import main
+from tests.support.adapters import Q, delta, pair, read_model, write_adapter, write_base
 from tests.support.vector import vector
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -243,3 +244,44 @@ def test_frozen_tensors_and_names_come_from_a_model_that_is_named(
     (tmp_path / "empty").mkdir()
     assert main(["merge", str(own), str(tmp_path / "x"), "--names-of", str(tmp_path / "empty")]) > 0
     assert "--names-of" in capsys.readouterr().err
+
+
+def test_an_adapter_into_its_base_ends_with_what_was_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    tensors, module = write_base(base), Q.removesuffix(".weight")
+    adapters = [write_adapter(tmp_path / f"{n}", pair(module, n)) for n in (1, 3)]
+    words = [str(adapters[0]), str(adapters[1]), "--into", str(base)]
+    planned = as_json(capsys, *words, out, "--dry-run")
+    assert planned["change"] == {"adapters": 2, "modules": 2, "tensors": 1}
+    result = as_json(capsys, *words, out)
+    assert set(result["change"]["groups"]) == {"attention"}
+    assert result["change"]["relative"] > 0
+    found = read_model(out)
+    changes = sum(delta(pair(module, n), module) for n in (1, 3))
+    assert np.array_equal(found[Q], tensors[Q] + changes)
+    assert main(["merge", *words, str(tmp_path / "shown")]) == 0
+    shown = capsys.readouterr().out
+    assert "change   2 modules, 1 tensors, by 2 adapters" in shown
+    assert "attention: " in shown
+    sized = as_json(capsys, *words, tmp_path / "cut", "--max-shard-size", "3KB")
+    assert len(sized["files"]) > len(result["files"])
+
+
+def test_options_that_a_sum_has_not_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, out = tmp_path / "base", str(tmp_path / "out")
+    write_base(base)
+    adapter = str(write_adapter(tmp_path / "adapter", pair(Q.removesuffix(".weight"), 1)))
+    into = ["--into", str(base)]
+    assert main(["merge", adapter, *into, out, "--engine", "ray"]) == 2
+    assert main(["merge", adapter, *into, out, "--base", str(base)]) == 2
+    assert main(["merge", adapter, out, "--changed-base"]) == 2
+    assert main(["merge", str(base), *into, out]) == 5
+    assert main(["merge", adapter, "--into", adapter, out]) == 5
+    errors = capsys.readouterr().err
+    assert "a LoRA adapter is expected" in errors
+    assert "its base is expected" in errors
+    assert not (tmp_path / "out").exists()

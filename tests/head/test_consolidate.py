@@ -27,6 +27,9 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 from ckptsync.verify.level_parse import UNPARSED
+from tests.support.adapters import Q, write_adapter, write_base
+from tests.support.adapters import delta as adapter_delta
+from tests.support.adapters import pair as adapter_pair
 from tests.support.crashing_store import Crash, Dying
 from tests.support.dcp_writer import packed
 from tests.support.filled_stores import (
@@ -597,3 +600,36 @@ def test_a_damaged_model_record_and_a_damaged_file_that_it_named_are_both_made_a
     flip(store, MODEL, 30_000)
     assert [m.model_record for m in consolidate_due(store, BASE).made] == model_records(store)
     assert contents(store) == before
+
+
+def test_an_adapter_is_summed_into_the_base_that_its_run_has_and_repaired_so(
+    tmp_path: Path,
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "checkpoint-4"
+    tensors, own = write_base(base), adapter_pair(Q.removesuffix(".weight"), 1)
+    write_adapter(out, own)
+    options = HeadOptions(into={"run": str(base)})
+    whole = MemoryStore("mem://store")
+    send(whole, out, "node0")
+    (model,) = consolidate_due(whole, options).made
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(model.files)
+    stored = {k: np.frombuffer(v, "<f4") for k, v in body(read(whole, MODEL)).items()}
+    wanted = tensors | {Q: tensors[Q] + adapter_delta(own, Q.removesuffix(".weight"))}
+    assert stored.keys() == wanted.keys()
+    assert all(np.array_equal(stored[n], t.reshape(-1)) for n, t in wanted.items())
+    for lives in itertools.count(1):
+        store = MemoryStore("mem://store")
+        send(store, out, "node0")
+        try:
+            consolidate_due(Dying(store, lives), options)
+        except Crash:
+            consolidate_due(store, options)
+            assert contents(store) == contents(whole)
+        else:
+            break
+    before = contents(whole)
+    whole.delete(MODEL)
+    (failed,) = consolidate_due(whole, HeadOptions()).failed
+    assert "head.adapters.into" in failed.error.hint
+    assert consolidate_due(whole, options).made[0].files == ("model.safetensors",)
+    assert contents(whole) == before

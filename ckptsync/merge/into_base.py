@@ -1,0 +1,377 @@
+"""Plan the merge of adapters into their base: a merge of the base whose tensors are summed.
+
+Base and adapters are opened as every checkpoint is.  What an adapter changes is decided by
+`adapter_changes`, and summed while the base is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.dtypes import is_castable
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.merge.adapter import STEM
+from ckptsync.merge.adapter_changes import changes
+from ckptsync.merge.adapter_sums import Sum, floats
+from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.low_rank import Change, Changes, Replacement
+from ckptsync.merge.model_files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    VALUE_HEAD,
+    VERL_LORA,
+    is_code,
+    parsed,
+)
+from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor, file_plan, grouped, named
+from ckptsync.merge.prepare import MergeJob
+from ckptsync.stores.opening import Access
+from ckptsync.tensors import Copy, Extent, Files, Part, Tensor, expect, foresee
+
+AS_BASE = 0
+"""The ``max_shard_size`` of a merge whose files are cut as the base's are."""
+_USUAL = 5_000_000_000
+_ONE_FILE = 1 << 62
+_FILE = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+_GENERATION = "generation_config.json"
+_VOCABULARIES = frozenset(
+    ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+)
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_OF_TOKENIZER = (
+    *("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "spiece"),
+    *("sentencepiece", "normalizer", "bpe", "source.spm", "target.spm"),
+)
+
+
+class JoinedFiles:
+    """The files of a base, and those of adapters, each under a prefix."""
+
+    def __init__(self, base: Files, adapters: Sequence[Files]) -> None:
+        self._files = {_prefix(number): its for number, its in enumerate(adapters)} | {"": base}
+        self._sizes = {
+            prefix + name: size
+            for prefix, its in self._files.items()
+            for name, size in its.sizes().items()
+        }
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `Files`."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`."""
+        prefix = self._prefix(name)
+        self._files[prefix].read_into(name.removeprefix(prefix), start, out)
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """See `Expecting`."""
+        for prefix, its in self._by_prefix((e.file, e) for e in extents).items():
+            expect(self._files[prefix], (_without(prefix, e) for e in its))
+
+    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
+        """See `Expecting`."""
+        for prefix, its in self._by_prefix((e.file, (e, at)) for e, at in reads).items():
+            foresee(self._files[prefix], ((_without(prefix, e), at) for e, at in its))
+
+    def _prefix(self, name: str) -> str:
+        return next(prefix for prefix in self._files if name.startswith(prefix))
+
+    def _by_prefix(self, items: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for name, item in items:
+            found.setdefault(self._prefix(name), []).append(item)
+        return found
+
+
+@dataclass(slots=True)
+class _Model:
+    """The model as it becomes with one adapter after another."""
+
+    tensors: dict[str, Tensor]
+    steps: dict[str, list[tuple[Change, ...]]] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    modules: int = 0
+
+    def apply(self, found: Changes) -> None:
+        """Apply what an adapter changes."""
+        self.modules += found.modules
+        self.notes += (*found.notes, *(f"warning: {text}" for text in found.warnings))
+        _update(self.config, found.config)
+        for name in found.removed:
+            del self.tensors[name]
+            self.steps.pop(name, None)
+        for tensor in found.added:
+            self.tensors[tensor.name] = tensor
+            self.steps.setdefault(tensor.name, [])
+        for name, step in found.of.items():
+            own, left = self.tensors[name], list(step)
+            while whole := next((c for c in left if isinstance(c, Replacement)), None):
+                # what is replaced is not read
+                left = left[left.index(whole) + 1 :]
+                own = replace(own, shape=whole.tensor.shape, copies=whole.tensor.copies)
+                self.steps[name] = []
+            self.tensors[name] = own
+            self.steps.setdefault(name, []).append(tuple(left))
+        for name, shape in found.shapes.items():
+            if self.tensors[name].shape != shape:
+                raise Corrupt(f"{name}: {self.tensors[name].shape}, {shape} expected")
+
+
+def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+    """Open the base and every adapter, and plan the merge.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
+    options = request.options
+    base = open_base(request, access, use_times=use_times)
+    opened = [
+        open_sources(
+            replace(
+                request,
+                sources=[source],
+                options=MergeOptions("keep", _ONE_FILE, options.source, options.allow_code),
+                into=None,
+            ),
+            access,
+            use_times=use_times,
+        )
+        for source in request.sources
+    ]
+    adapters = [(show_path(one.request.sources[0]), one.job) for one in opened]
+    files = JoinedFiles(base.files, [one.files for one in opened])
+    job = summed(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
+    return Prepared(
+        request, job, files, (*base.trees, *(tree for one in opened for tree in one.trees))
+    )
+
+
+def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+    """Open the base that a request names, as a merge of it alone.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
+    assert request.into is not None
+    size = request.options.max_shard_size or _ONE_FILE
+    options = replace(request.options, source=None, max_shard_size=size)
+    base = open_sources(
+        replace(request, sources=[request.into], options=options, into=None),
+        access,
+        use_times=use_times,
+    )
+    if base.job.is_adapter:
+        raise Unsupported(
+            f"{show_path(request.into)}: an adapter, its base is expected",
+            hint="give the model that the adapter was trained on",
+        )
+    return base
+
+
+def summed(
+    base: MergeJob,
+    adapters: Sequence[tuple[str, MergeJob]],
+    files: Files,
+    options: MergeOptions,
+    *,
+    is_changed_base: bool = False,
+) -> MergeJob:
+    """Return the job of the base with what adapters change, each with a name for messages.
+
+    ``files``: all of them.  Raises Incomplete, Unsupported or Corrupt.
+    """
+    heads = {plan.name: plan for plan in base.plans if plan.name == VALUE_HEAD}
+    planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
+    config = _config(base, CONFIG)
+    model = _Model({t.name: _tensor(t, t.copy) for t in planned})
+    sources = [base.source]
+    for number, (shown, job) in enumerate(adapters):
+        prefix = _prefix(number)
+        own = [t for plan in job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors]
+        if not own:
+            raise Unsupported(
+                f"{shown}: a model, a LoRA adapter is expected",
+                hint="a whole model needs no base: `ckptsync merge SRC DST`",
+            )
+        adapter_config = _config(job, ADAPTER_CONFIG)
+        if adapter_config is None:
+            raise Unsupported(
+                f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
+                hint="copy it there, or give its directory with --config-from (head.config_from)",
+            )
+        found = changes(
+            list(model.tensors.values()),
+            _updated(config, model.config),
+            [_tensor(t, _prefixed(t.copy, prefix)) for t in own],
+            adapter_config,
+            is_changed_base=is_changed_base,
+            is_equal=partial(_is_equal, files),
+        )
+        model.apply(found)
+        for plan in job.plans:
+            if plan.name == VALUE_HEAD:
+                tensors = (replace(t, copy=_prefixed(t.copy, prefix)) for t in plan.tensors)
+                heads[VALUE_HEAD] = replace(plan, tensors=tuple(tensors))
+        model.notes += [note for note in job.notes if note not in base.notes]
+        sources.append(f"{shown} {job.source}")
+    beside = _beside(base, adapters)
+    contents = {
+        name: job.contents[name]
+        for name, (_, job) in beside.items()
+        if name in job.contents  # searched for code, or made here
+    }
+    if model.config:
+        changed = _updated(_config(base, CONFIG), model.config)
+        contents[CONFIG] = (json.dumps(changed, indent=2) + "\n").encode()
+    taken = [name for name, (_, job) in beside.items() if job is not base]
+    notes = [f"from the adapter: {', '.join(taken)}"] if taken else []
+    return replace(
+        base,
+        source=" + ".join(sources),
+        plans=(*_plans(base, planned, model, options), *heads.values()),
+        beside=tuple((name, holder) for name, (holder, _) in beside.items()),
+        contents=contents,
+        notes=(*base.notes, *notes, *model.notes),
+        sums={
+            name: Sum(model.tensors[name], tuple(steps))
+            for name, steps in model.steps.items()
+            if steps
+        },
+        modules=model.modules,
+    )
+
+
+def _plans(
+    base: MergeJob, planned: Sequence[PlannedTensor], model: _Model, options: MergeOptions
+) -> tuple[FilePlan, ...]:
+    """Return the output files: cut as the base's, or by the size that the user gave."""
+    dtypes = {t.name: t.dtype for t in planned}
+    usual = Counter(filter(is_castable, dtypes.values())).most_common(1)
+    items = []
+    for name, tensor in model.tensors.items():
+        own = tensor.dtype if not (usual and is_castable(tensor.dtype)) else usual[0][0]
+        items.append((tensor, tensor.copies[0], dtypes.get(name, own)))
+    holders = _holders(base, planned)
+    if options.max_shard_size or not holders:
+        return named(grouped(items, options.max_shard_size or _USUAL), "model")
+    starts = {t.name: t.copy.parts[0].extent.start for t in planned if t.copy.parts}
+    files: dict[str, list[tuple[Tensor, Copy, str]]] = {
+        name: [] for name in sorted({*holders.values()})
+    }
+    last = [*files][-1]
+    for item in items:
+        files[holders.get(item[0].name, last)].append(item)
+    return tuple(
+        file_plan(name, sorted(group, key=lambda item: starts.get(item[0].name, _ONE_FILE)))
+        for name, group in files.items()
+    )
+
+
+def _holders(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]:
+    """Return the file of the base that each tensor lies in; empty unless named as usual."""
+    if WeightsSource.named(base.source.partition("@")[0]).layout != "whole":
+        return {}
+    found = {t.name: {part.extent.file for part in t.copy.parts} for t in planned if t.copy.parts}
+    names = {name: min(its).rpartition("/")[2] for name, its in found.items()}
+    is_usual = all(map(_FILE.fullmatch, names.values())) and all(
+        len(i) == 1 for i in found.values()
+    )
+    return names if is_usual else {}
+
+
+def _beside(
+    base: MergeJob, adapters: Sequence[tuple[str, MergeJob]]
+) -> dict[str, tuple[Files, MergeJob]]:
+    """Return the files beside the weights, and whose they are; the configuration comes last.
+
+    The tokenizer and the chat template are the last adapter's that has them: those of the training.
+    """
+    found = {name: (holder, base) for name, holder in base.beside}
+    own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
+    for _, job in adapters:
+        its = {
+            name: (holder, job)
+            for name, holder in job.beside
+            if name not in own and not is_code(name)
+        }
+        if _VOCABULARIES & its.keys():
+            found = {n: at for n, at in found.items() if not n.startswith(_OF_TOKENIZER)}
+        tokenizer = _config(job, "tokenizer_config.json") or {}
+        if "chat_template" in tokenizer or its.keys() & set(_TEMPLATES):
+            found = {n: at for n, at in found.items() if n not in _TEMPLATES}
+        found |= its
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == CONFIG, name))}
+
+
+def _prefix(number: int) -> str:
+    return f"adapter {number + 1}/"
+
+
+def _tensor(planned: PlannedTensor, copy: Copy) -> Tensor:
+    return Tensor(planned.name, copy.dtype, planned.shape, (copy,))
+
+
+def _prefixed(copy: Copy, prefix: str) -> Copy:
+    def part_of(part: Part) -> Part:
+        checksum = part.checksum
+        if checksum:
+            checksum = replace(checksum, extent=_with(prefix, checksum.extent))
+        return replace(
+            part,
+            extent=_with(prefix, part.extent),
+            checksum=checksum,
+            replicas=tuple(map(part_of, part.replicas)),
+        )
+
+    return replace(copy, parts=tuple(map(part_of, copy.parts)))
+
+
+def _with(prefix: str, extent: Extent) -> Extent:
+    return replace(extent, file=prefix + extent.file)
+
+
+def _without(prefix: str, extent: Extent) -> Extent:
+    return replace(extent, file=extent.file.removeprefix(prefix))
+
+
+def _config(job: MergeJob, name: str) -> dict[str, Any] | None:
+    """Return a file beside the weights; None without one.  Raises Corrupt."""
+    if name not in dict(job.beside):
+        return None
+    content = parsed(name, job.content(name))
+    return content if isinstance(content, dict) else None
+
+
+def _updated(config: Mapping[str, Any] | None, change: Mapping[str, Any]) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    found: dict[str, Any] = json.loads(json.dumps(config))
+    _update(found, change)
+    return found
+
+
+def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:
+    """Set the values of ``change`` in a configuration, nested as there."""
+    for key, value in change.items():
+        if isinstance(value, Mapping) and isinstance(config.get(key, {}), dict):
+            _update(config.setdefault(key, {}), value)
+        else:
+            config[key] = value
+
+
+def _is_equal(files: Files, one: Tensor, other: Tensor, is_transposed: bool) -> bool:  # noqa: FBT001
+    """Return whether two stored matrices have the same elements, see `IsEqual`."""
+    if one.shape != (other.shape[::-1] if is_transposed else other.shape):
+        return False
+    its = floats(files, other.copies[0]).reshape(other.shape)
+    own = floats(files, one.copies[0]).reshape(one.shape)
+    return bool(np.array_equal(own, its.T if is_transposed else its))
