@@ -1,6 +1,7 @@
-"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json
-memory.json [--adapters adapters.json] [--plan plan.txt] [--beside beside.json] [--idle idle.json]
-[--hook hook.json] > docs/benchmarks.md``.
+"""``docs/benchmarks.md`` out of what was measured.
+
+python -m benchmarks.report merge.json memory.json [--adapters adapters.json] [--plan plan.txt]
+    [--beside beside.json] [--idle idle.json] [--hook hook.json] > docs/benchmarks.md
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class _Stream:
     def __init__(self, side: Side, names: Sequence[str], progress: Callable[[int], None]) -> None:
         self._side, self._names = side, names
         plan = FilePlan("", b"", tuple(side.tensors[name] for name in names))
-        reader, self._crcs = planned_reader(side.files, (plan,))
+        reader, self._crcs = planned_reader(side.files, (plan,), plan.checksums)
         work = replace(_WORK, tensor_digests=bool(side.digests))
         self._file = WeightsFile(plan, reader, progress, work)
         self.bytes: Generator[memoryview, None, None] = self._file.chunks()

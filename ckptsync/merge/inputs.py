@@ -42,7 +42,8 @@ class MergeRequest:
 
     ``base`` is compared with the model.  ``fill_from``: the model whose tensors stand for those
     that the checkpoint does not hold; ``names_of``: that under whose names all is written.
-    ``into``: the sources are adapters, which are summed into this model; ``is_changed_base``: an initialisation such as PiSSA has left that for the training.
+    ``into``: the sources are adapters, which are summed into this model; ``is_changed_base``: an
+    initialisation such as PiSSA has left that for the training.
     """
 
     sources: Sequence[PathOrUrl]

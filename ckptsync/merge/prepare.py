@@ -55,7 +55,8 @@ class MergeJob:
     second time, when it may be something else. ``left_out``: code in the checkpoint that is not
     written, a file's name or ``config.json: auto_map``. ``code``: names of those of ``beside`` that
     bring code from the directory that the user named. ``filled``: names of tensors that are of the
-    model of ``fill_from``.  ``sums``: by name, the tensors that adapters change; ``modules``: how many modules they adapt.
+    model of ``fill_from``.  ``sums``: by name, the tensors that adapters change; ``modules``: how
+    many modules they adapt.
     """
 
     source: str

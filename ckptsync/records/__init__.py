@@ -7,6 +7,7 @@ named by its own bytes, checked, written to a store and read from it.  ``same_sa
 manifests are of one save; ``save_groups``: which saves there are, and the location of each;
 ``upload_decision``: what a node still has to send, where to, and whether it may.
 ``save_order``: which of them is newer.  ``location_status``: conditions and the status of each.
+``weights_findings``: what looks wrong in weights, compared with those before.
 ``progress``: what a node does with one now, an entry of its heartbeat.
 All but ``io`` is pure.
 """
