@@ -9,9 +9,10 @@
    `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
    (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
    Of another model: `base_names` relates its names and fills from it, `tensor_pieces` splits and
-   fuses tensors.  An adapter into its base: `adapter_changes` decides what becomes of each tensor (`low_rank`), by
-   its configuration (`adapter_config`), names (`adapter_names`), factors (`adapter_factors`) and
-   tied embeddings (`adapter_ties`); `into_base` plans that merge, `adapter_sums` sums.
+   fuses tensors.  An adapter into its base: `adapter_changes` decides what becomes of each tensor
+   (`low_rank`), by its configuration (`adapter_config`), names (`adapter_names`), factors
+   (`adapter_factors`) and tied embeddings (`adapter_ties`); `into_base` plans that merge,
+   `adapter_sums` sums.
 4. Publish: `destination` is a new directory or a store.
 
 `inspection` says of each set of weights what a merge would.
