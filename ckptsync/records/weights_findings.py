@@ -33,7 +33,7 @@ _TIMES_USUAL = 4.0  # that a norm moves more than it did before
 _AT_FIRST = 5.0  # times the factor, where nothing says what is usual
 _SHARE = 0.01  # of a model, by squared norm or by elements, that is worth a word
 _FINE = frozenset({"F32", "F64"})  # types in which each step of an optimizer shows
-_MANY = 1 << 16  # elements of which some change in any type
+_MANY = 1 << 22  # elements of which some change in any type, also at the end of a decay
 _FACTOR_B = re.compile(r"\blora_(embedding_)?B\b")
 
 
