@@ -168,9 +168,11 @@ def run(args: argparse.Namespace) -> int:
         located(args.destination),
         options,
         located(args.config_from) if args.config_from else None,
-        *(located(p) if p else None for p in (args.base, args.fill_from, args.names_of)),
-        located(args.into) if args.into else None,
-        args.changed_base,
+        base=located(args.base) if args.base else None,
+        fill_from=located(args.fill_from) if args.fill_from else None,
+        names_of=located(args.names_of) if args.names_of else None,
+        into=located(args.into) if args.into else None,
+        is_changed_base=args.changed_base,
     )
     with paused():
         check_free(request, access)
