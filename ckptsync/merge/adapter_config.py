@@ -83,6 +83,7 @@ _CHANGED_BASE = {
 }
 _SAME_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
 _PACKED_BASES = re.compile(r"4bit|8bit|gptq|awq|int4|int8|fp8|aqlm", re.IGNORECASE)
+_MOST_RANK = 1 << 31
 _DAMAGED = "take adapter_config.json from the training again"
 _BESIDE = "serve it beside its base, with peft"
 _WITH_PEFT = "merge it with peft: PeftModel.from_pretrained(base, adapter).merge_and_unload()"
@@ -157,7 +158,7 @@ class Scales:
     def of(cls, config: Mapping[str, Any]) -> Scales:
         """Read a configuration; raises Corrupt where its numbers are none."""
         rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
-        if type(rank) is not int or rank < 1:
+        if type(rank) is not int or not 1 <= rank < _MOST_RANK:
             raise _bad("r", rank)
         if not _is_number(alpha):
             raise _bad("lora_alpha", alpha)

@@ -137,7 +137,7 @@ class DirectoryFiles(FileTree):
         try:
             file = self._files.get(name)
             if file is None:
-                file = self._files.put(name, safe_open.open_file(self.root, name))
+                file = self._files.put(name, safe_open.open_file(*self.place(name)))
             count = file.read_at(start, out)
         except OSError as e:
             if safe_open.is_absence(e):
@@ -177,7 +177,7 @@ class DirectoryFiles(FileTree):
 
     def _now(self, name: str) -> tuple[int, float, int] | None:
         try:
-            return _stamp(safe_open.stat_file(self.root, name))
+            return _stamp(safe_open.stat_file(*self.place(name)))
         except OSError as e:
             if safe_open.is_absence(e):
                 return None
@@ -186,6 +186,67 @@ class DirectoryFiles(FileTree):
     def _merging(self) -> bytes:
         with os.fdopen(safe_open.open_file(self.root, MERGING), "rb") as file:
             return file.read(MERGING_LIMIT)
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Return the directory that a file is opened below, and its name there."""
+        return self.root, name
+
+
+class SnapshotFiles(DirectoryFiles):
+    """The files of a snapshot in Hugging Face's cache, which are links to its blobs.
+
+    ``repository`` is the snapshot's ``models--…``, ``depth`` how far above ``root`` it is.  A link
+    is followed to a regular file directly in ``blobs`` there, and to nothing else; where it leads
+    is read once.
+    """
+
+    def __init__(self, root: str, repository: str, depth: int) -> None:
+        self._repository, self._depth = repository, depth
+        self._blobs: dict[str, str] = {}
+        super().__init__(root)
+
+    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
+        seen = dict(super()._list_files())
+        for name in self._odd.pop("link", ()):
+            try:
+                blob = self._blob(name)
+                stamp = _stamp(safe_open.stat_file(self._repository, blob)) if blob else None
+            except OSError as e:
+                if not safe_open.is_absence(e):
+                    raise _refused(f"{self.root}/{name}", e) from e
+                stamp = None
+            if stamp is None:
+                self._pass_over(name, "link")
+            else:
+                seen[name], self._blobs[name] = stamp, blob
+        return dict(sorted(seen.items()))
+
+    def place(self, name: str) -> tuple[str, str]:
+        """See `DirectoryFiles`."""
+        blob = self._blobs.get(name)
+        return (self._repository, blob) if blob else super().place(name)
+
+    def _blob(self, name: str) -> str:
+        """Return where a link leads, as ``blobs/…``; empty if elsewhere.  Raises OSError."""
+        with safe_open.parent_of(self.root, name) as (at, last):
+            target = os.readlink(last, dir_fd=at)
+        up = "../" * (self._depth + name.count("/"))
+        blob = target.removeprefix(up)
+        is_blob = target.startswith(up) and re.fullmatch(r"blobs/[^/]+", blob) is not None
+        return blob if is_blob and safe_open.is_plain(blob) else ""
+
+
+def directory_files(root: str) -> DirectoryFiles:
+    """Return the files below a directory that the operator named.
+
+    Raises as `FileTree` does.
+    """
+    real = Path(os.path.realpath(root))
+    for above in real.parents[1:]:
+        inside = real.relative_to(above).parts
+        if above.name.startswith("models--") and inside[0] == "snapshots":
+            return SnapshotFiles(root, str(above), len(inside))
+    return DirectoryFiles(root)
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, float, int]:

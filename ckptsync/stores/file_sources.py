@@ -13,11 +13,11 @@ from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.layouts.file_names import Within
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.checkpoint_files import (
-    DirectoryFiles,
     FileTree,
     ListedFiles,
     StoreFiles,
     TopFiles,
+    directory_files,
 )
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, bare, is_store, open_store
@@ -34,7 +34,7 @@ _OF_OTHERS = 8 << 20  # bytes kept of what is not merged: configuration, headers
 def tree(directory: PathOrUrl, access: Access) -> FileTree:
     """Return all files below a directory. Raises ConfigError if there is nothing, StoreError."""
     if isinstance(directory, Path):
-        return DirectoryFiles(str(directory))
+        return directory_files(str(directory))
     is_dated = directory.kind.keeps_times and store_above(directory, access) is None
     return ListedFiles(access.store(directory), is_dated=is_dated)
 

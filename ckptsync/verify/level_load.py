@@ -37,7 +37,7 @@ from ckptsync.verify.tracked_files import (
     ReadProgress,
     TrackedFiles,
     copy_to,
-    local_root,
+    local_place,
     no_progress,
 )
 
@@ -143,14 +143,14 @@ def _findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
 @contextlib.contextmanager
 def open_file(source: Reads, name: str, size: int) -> Iterator[int]:
     """Open a file, or a copy if it is not on this machine.  Raises Incomplete, StoreError."""
-    root = local_root(source)
-    if root is None:
+    place = local_place(source, name)
+    if place is None:
         with tempfile.TemporaryFile() as copy:
             copy_to(copy, source, Extent(name, 0, size))
             yield copy.fileno()
         return
     try:
-        fd = safe_open.open_file(root, name)
+        fd = safe_open.open_file(*place)
     except OSError as e:
         if safe_open.is_absence(e):
             raise Incomplete(f"{name}: not found") from e

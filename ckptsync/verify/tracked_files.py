@@ -113,6 +113,15 @@ def local_root(source: object) -> str | None:
     return source.root if isinstance(source, DirectoryFiles) else directory_of(source)
 
 
+def local_place(source: object, name: str) -> tuple[str, str] | None:
+    """Return the directory of this machine that a file is opened below, and its name there."""
+    source = source.source if isinstance(source, CountedSource) else source
+    if isinstance(source, DirectoryFiles):
+        return source.place(name)
+    root = directory_of(source)
+    return None if root is None else (root, name)
+
+
 def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:
     """Yield the bytes of an extent; each piece is valid until the next."""
     inner = source.source if isinstance(source, CountedSource) else source

@@ -15,6 +15,7 @@ from threading import Thread
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.stores import file_sources
 from ckptsync.stores.checkpoint_files import (
     MERGING,
     DirectoryFiles,
@@ -25,6 +26,7 @@ from ckptsync.stores.checkpoint_files import (
     is_no_content,
 )
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import Access
 from ckptsync.tensors import read_whole
 from tests.support.sftp_stores import over_ssh
 
@@ -238,6 +240,47 @@ def test_a_directory_of_links_alone_is_refused_with_what_to_do(tmp_path: Path) -
         with pytest.raises(ConfigError, match="has only links") as caught:
             look()
         assert "cp -rL" in caught.value.hint
+
+
+def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    repository = tmp_path / "models--org--model"
+    place = repository / "snapshots/0abc"
+    (place / "sub").mkdir(parents=True)
+    blobs = plant(repository / "blobs", ab12=b"weights", cd34=b"{}", ef56=b"deep")
+    (blobs / "away").symlink_to(plant(tmp_path / "other", secret=b"secret") / "secret")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_bytes(b"0abc")
+    (place / "README.md").write_bytes(b"real")
+    (place / "model.safetensors").symlink_to("../../blobs/ab12")
+    (place / "config.json").symlink_to("../../blobs/cd34")
+    (place / "sub/vocab.txt").symlink_to("../../../blobs/ef56")
+    targets = ["../../blobs/away", "../../blobs/none", "../../blobs", "../../blobs/../refs/main"]
+    targets += ["../../refs/main", "../../../other/secret", str(blobs / "ab12"), "config.json"]
+    targets += ["../../blobs/.", "../../blobs/..", "../../../models--org--model/blobs/ab12"]
+    for number, target in enumerate(targets):
+        (place / f"bad{number}").symlink_to(target)
+    (tmp_path / "short").symlink_to(place)
+    for root in (place, tmp_path / "short"):
+        files = file_sources.tree(root, Access())
+        assert files.sizes() == {
+            "README.md": 4,
+            "config.json": 2,
+            "model.safetensors": 7,
+            "sub/vocab.txt": 4,
+        }
+        assert read_whole(files, "model.safetensors") == b"weights"
+        assert read_whole(files, "sub/vocab.txt") == b"deep"
+        assert [line.split(":")[1:] for line in files.passed_over()] == [
+            [" ignored", " links are not followed"]
+        ]
+        assert f"{len(targets) - 1} more" in files.passed_over()[0]
+        assert files.changed() == ()
+    below = file_sources.tree(place / "sub", Access())
+    assert read_whole(below, "vocab.txt") == b"deep"
+    (blobs / "ef56").unlink()
+    assert below.changed() == ("vocab.txt",)
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 200_000, b"[]", b'{"ended":true}', b""])

@@ -16,7 +16,7 @@ from ckptsync.digest import FileDigest
 from ckptsync.errors import Incomplete, StoreError, Unsupported
 from ckptsync.formats import torch_zip
 from ckptsync.records.report import VerifyFinding
-from ckptsync.stores.checkpoint_files import DirectoryFiles
+from ckptsync.stores.checkpoint_files import DirectoryFiles, directory_files
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Extent
 from ckptsync.verify.expected_files import ExpectedFile, directory_file
@@ -147,7 +147,12 @@ def test_a_file_elsewhere_is_copied_and_a_near_one_is_not(tmp_path: Path) -> Non
     store = MemoryStore()
     store.write("f", [GOOD])
     (tmp_path / "f").write_bytes(GOOD)
-    for source in (store, DirectoryFiles(str(tmp_path))):
+    snapshot = tmp_path / "models--a--b/snapshots/1"
+    snapshot.mkdir(parents=True)
+    (snapshot.parent.parent / "blobs").mkdir()
+    (snapshot.parent.parent / "blobs/ab12").write_bytes(GOOD)
+    (snapshot / "f").symlink_to("../../blobs/ab12")
+    for source in (store, DirectoryFiles(str(tmp_path)), directory_files(str(snapshot))):
         with open_file(source, "f", len(GOOD)) as fd:
             assert Path(f"/dev/fd/{fd}").read_bytes() == GOOD
 
