@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log
+from math import hypot, inf, log, sqrt
 
 from ckptsync.records.layer_groups import LAYER_GROUPS, LayerGroup, layer_group
 from ckptsync.records.model_record import ModelTensor
@@ -52,8 +52,8 @@ class CountedTensor:
 
     @property
     def norm(self) -> float:
-        """L2; 0 if it has none."""
-        return (self.values[5] if self.values else None) or 0.0
+        """L2; 0 if it has none, also of a record with a number that is no norm."""
+        return max(0.0, (self.values[5] if self.values else None) or 0.0)
 
     @property
     def is_zero(self) -> bool:
@@ -211,14 +211,14 @@ def _jumps(
     A bias may be next to nothing, and grow by any factor: only matrices count, and what has a part
     in the model's norm.
     """
-    squares = sum(tensor.norm**2 for tensor in own.tensors.values())
+    least = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
     for name, tensor in own.tensors.items():
-        if not (tensor.is_matrix or tensor.norm**2 >= _SHARE * squares):
+        if not (tensor.is_matrix or tensor.norm >= least):
             continue
         its = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
         if len(its) > 1 and all(norm for _, norm in its):
-            move = abs(log(its[0][1] / its[1][1]))
+            move = abs(log(its[0][1]) - log(its[1][1]))
             if move > _usual_move(name, its, factor):
                 moves[name] = move
     if moves:
@@ -240,7 +240,7 @@ def _usual_move(name: str, its: Sequence[tuple[float, float]], factor: float) ->
     """
     steps = its[0][0] - its[1][0]
     usual = [
-        abs(log(norm / older)) * (max(1.0, steps / (step - before)) if before < step else 1.0)
+        abs(log(norm) - log(older)) * (max(1.0, steps / (step - before)) if before < step else 1.0)
         for (step, norm), (before, older) in pairwise(its[1:])
         if step < inf
     ]

@@ -157,6 +157,14 @@ def test_what_looks_wrong_beside_the_models_before(case: str) -> None:
     assert kinds(models) == expected
 
 
+@pytest.mark.parametrize("norm", [1e300, 1e-300, -1.0, -1e300, None])
+@pytest.mark.parametrize("place", range(4))
+def test_no_norm_that_a_record_may_hold_ends_the_comparison(norm: float | None, place: int) -> None:
+    models = training(4)
+    models[place] = changed(models[: place + 1], matrix=tensor("x", norm))[-1]
+    assert set(kinds(models)) <= {"jump"}
+
+
 def test_the_factor_of_a_jump_is_the_users() -> None:
     models = changed(FEW, matrix=tensor("x", 110.0))
     assert [kinds(models, factor) for factor in (0, 5, 20)] == [[], ["jump"], []]
