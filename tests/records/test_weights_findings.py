@@ -204,3 +204,16 @@ def test_the_last_record_that_looked_says_what_was_found() -> None:
     found = find_values(tensors, {"b": plain, "a": further, "c": other})
     assert found is not None
     assert (found.groups[0].norm, found.findings) == (2.0, (same,))
+
+
+def test_no_record_says_more_than_can_be_shown() -> None:
+    tensors = [ModelTensor("a", "F32", (6,), "model.safetensors", 0, 24, "")]
+    long = WeightsFinding("same", "x" * 10**6, 9, ("n" * 10**6,) * 999)
+    values: tuple[TensorValues, ...] = ((0, 0, 0, -1.0, 1.0, 2.0),)
+    record = WeightsRecord(
+        "r", "checkpoint-1", "checkpoint-1", 0, tensors_digest(tensors), values, (long,) * 999, ()
+    )
+    found = find_values(tensors, {"a": record})
+    assert found is not None
+    assert len(found.findings) == 20
+    assert len(found.findings[0].line) < 10_000
