@@ -34,6 +34,7 @@ _AT_FIRST = 5.0  # times the factor, where nothing says what is usual
 _SHARE = 0.01  # of a model, by squared norm or by elements, that is worth a word
 _FINE = frozenset({"F32", "F64"})  # types in which each step of an optimizer shows
 _MANY = 1 << 22  # elements of which some change in any type, also at the end of a decay
+_EXPERT = re.compile(r"\bexperts\.\d+\b")
 _FACTOR_B = re.compile(r"\blora_(embedding_)?B\b")
 
 
@@ -163,7 +164,8 @@ def _without_effect(own: CountedModel) -> Iterator[WeightsFinding]:
 def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[WeightsFinding]:
     """Yield tensors that stay as they were, and changed from each model to the next before.
 
-    In types of few digits a small tensor may stay through small steps, and an end is no step.
+    In types of few digits a small tensor may stay through small steps, and an end is no step.  An
+    expert may stay that no token came to, if others of its layer change.
     """
     if len(earlier) < EARLIER or own.step == inf:
         return
@@ -172,7 +174,10 @@ def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[W
         for name, tensor in own.tensors.items()
         if (tensor.dtype in _FINE or tensor.size >= _MANY) and _is_moving(name, earlier)
     }
-    still = [n for n, t in moving.items() if t.digest == earlier[0].tensors[n].digest]
+    same = [n for n, t in moving.items() if t.digest == earlier[0].tensors[n].digest]
+    before = _digests(earlier[0])
+    changed = {_of_layer(n) for n, t in own.tensors.items() if t.digest != before.get(n)}
+    still = [name for name in same if _of_layer(name) not in changed]
     size = sum(moving[name].size for name in still)
     if still and size >= _SHARE * sum(t.size for t in moving.values()):
         counts = Counter[LayerGroup](map(layer_group, still))
@@ -182,6 +187,11 @@ def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[W
             " changed from save to save before"
         )
         yield WeightsFinding("unchanged", text, len(still), tuple(still[:MOST_NAMES]))
+
+
+def _of_layer(name: str) -> str:
+    """Return a tensor's name, of an expert's one for all experts of its layer."""
+    return _EXPERT.sub("experts", name)
 
 
 def _is_moving(name: str, earlier: Sequence[CountedModel]) -> bool:

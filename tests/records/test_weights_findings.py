@@ -83,6 +83,15 @@ def shown(
     return [replace(m, tensors={**m.tensors, MATRIX: change(m.tensors[MATRIX])}) for m in models]
 
 
+def with_experts(*digests: str) -> list[CountedModel]:
+    """Return a training with two experts; of the last model with these digests."""
+    names = [f"h.0.experts.{n}.up_proj.weight" for n in range(2)]
+    experts = [{name: tensor(f"{name}{k}") for name in names} for k in range(3)]
+    experts.append({name: tensor(name + end) for name, end in zip(names, digests, strict=True)})
+    models = zip(training(4), experts, strict=True)
+    return [replace(m, tensors={**m.tensors, **its}) for m, its in models]
+
+
 FEW = training(4)
 TABLE: Mapping[str, tuple[list[CountedModel], list[str]]] = {
     "the first": (changed(training(1), mask=None), []),
@@ -97,6 +106,8 @@ TABLE: Mapping[str, tuple[list[CountedModel], list[str]]] = {
         ),
         [],
     ),
+    "an expert that no token came to": (with_experts("3", "2"), []),
+    "all experts of a layer that stay": (with_experts("2", "2"), ["unchanged"]),
     "one of which too little is known": (
         changed(training(3), matrix=training(3)[-2].tensors[MATRIX]),
         [],
