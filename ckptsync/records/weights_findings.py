@@ -117,7 +117,7 @@ def find_weights(
         if own.step < inf and _digests(own) == _digests(last):
             text = (
                 f"its weights are bit-identical to those of {last.location}: the same state was"
-                " saved twice, or no step was taken between"
+                " saved twice, or no step between changed them, as with a learning rate near 0"
             )
             return (*found, WeightsFinding("same", text))
         found += [*_unchanged(own, earlier), *_emptied(own, last)]
