@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log
+from math import hypot, inf, log, sqrt
 
 from ckptsync.records.layer_groups import LAYER_GROUPS, LayerGroup, layer_group
 from ckptsync.records.model_record import ModelTensor
@@ -34,6 +34,7 @@ _AT_FIRST = 5.0  # times the factor, where nothing says what is usual
 _SHARE = 0.01  # of a model, by squared norm or by elements, that is worth a word
 _FINE = frozenset({"F32", "F64"})  # types in which each step of an optimizer shows
 _MANY = 1 << 22  # elements of which some change in any type, also at the end of a decay
+_EXPERT = re.compile(r"\bexperts\.\d+\b")
 _FACTOR_B = re.compile(r"\blora_(embedding_)?B\b")
 
 
@@ -52,8 +53,8 @@ class CountedTensor:
 
     @property
     def norm(self) -> float:
-        """L2; 0 if it has none."""
-        return (self.values[5] if self.values else None) or 0.0
+        """L2; 0 if it has none, also of a record with a number that is no norm."""
+        return max(0.0, (self.values[5] if self.values else None) or 0.0)
 
     @property
     def is_zero(self) -> bool:
@@ -116,7 +117,7 @@ def find_weights(
         if own.step < inf and _digests(own) == _digests(last):
             text = (
                 f"its weights are bit-identical to those of {last.location}: the same state was"
-                " saved twice, or no step was taken between"
+                " saved twice, or no step between changed them, as with a learning rate near 0"
             )
             return (*found, WeightsFinding("same", text))
         found += [*_unchanged(own, earlier), *_emptied(own, last)]
@@ -163,7 +164,8 @@ def _without_effect(own: CountedModel) -> Iterator[WeightsFinding]:
 def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[WeightsFinding]:
     """Yield tensors that stay as they were, and changed from each model to the next before.
 
-    In types of few digits a small tensor may stay through small steps, and an end is no step.
+    In types of few digits a small tensor may stay through small steps, and an end is no step.  An
+    expert may stay that no token came to, if others of its layer change.
     """
     if len(earlier) < EARLIER or own.step == inf:
         return
@@ -172,7 +174,10 @@ def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[W
         for name, tensor in own.tensors.items()
         if (tensor.dtype in _FINE or tensor.size >= _MANY) and _is_moving(name, earlier)
     }
-    still = [n for n, t in moving.items() if t.digest == earlier[0].tensors[n].digest]
+    same = [n for n, t in moving.items() if t.digest == earlier[0].tensors[n].digest]
+    before = _digests(earlier[0])
+    changed = {_of_layer(n) for n, t in own.tensors.items() if t.digest != before.get(n)}
+    still = [name for name in same if _of_layer(name) not in changed]
     size = sum(moving[name].size for name in still)
     if still and size >= _SHARE * sum(t.size for t in moving.values()):
         counts = Counter[LayerGroup](map(layer_group, still))
@@ -182,6 +187,11 @@ def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[W
             " changed from save to save before"
         )
         yield WeightsFinding("unchanged", text, len(still), tuple(still[:MOST_NAMES]))
+
+
+def _of_layer(name: str) -> str:
+    """Return a tensor's name, of an expert's one for all experts of its layer."""
+    return _EXPERT.sub("experts", name)
 
 
 def _is_moving(name: str, earlier: Sequence[CountedModel]) -> bool:
@@ -211,14 +221,14 @@ def _jumps(
     A bias may be next to nothing, and grow by any factor: only matrices count, and what has a part
     in the model's norm.
     """
-    squares = sum(tensor.norm**2 for tensor in own.tensors.values())
+    least = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
     for name, tensor in own.tensors.items():
-        if not (tensor.is_matrix or tensor.norm**2 >= _SHARE * squares):
+        if not (tensor.is_matrix or tensor.norm >= least):
             continue
         its = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
         if len(its) > 1 and all(norm for _, norm in its):
-            move = abs(log(its[0][1] / its[1][1]))
+            move = abs(log(its[0][1]) - log(its[1][1]))
             if move > _usual_move(name, its, factor):
                 moves[name] = move
     if moves:
@@ -240,7 +250,7 @@ def _usual_move(name: str, its: Sequence[tuple[float, float]], factor: float) ->
     """
     steps = its[0][0] - its[1][0]
     usual = [
-        abs(log(norm / older)) * (max(1.0, steps / (step - before)) if before < step else 1.0)
+        abs(log(norm) - log(older)) * (max(1.0, steps / (step - before)) if before < step else 1.0)
         for (step, norm), (before, older) in pairwise(its[1:])
         if step < inf
     ]

@@ -19,6 +19,7 @@ from ckptsync.typed_json import Count, FormatNumber
 
 MOST_NAMES = 8  # tensors that a finding names
 MOST_FINDINGS = 20  # of a record that are shown
+MOST_TEXT = 1000  # characters of a finding's text, or of a name in it, that are shown
 
 TensorValues = tuple[Count, Count, Count, float | None, float | None, float | None]
 """NaNs, infinities, zeros; least and greatest finite value; norm (L2) of the finite values.
@@ -159,7 +160,15 @@ def first_values(
 def last_findings(records: Iterable[WeightsRecord]) -> tuple[WeightsFinding, ...] | None:
     """Return what the last of a model's records has found; None if none has looked."""
     looked = [record for record in records if record.compared is not None]
-    return max(looked, key=lambda r: r.n).findings[:MOST_FINDINGS] if looked else None
+    if not looked:
+        return None
+    return tuple(_shortened(f) for f in max(looked, key=lambda r: r.n).findings[:MOST_FINDINGS])
+
+
+def _shortened(finding: WeightsFinding) -> WeightsFinding:
+    """Return a finding of a length that can be shown, whoever has written it."""
+    first = tuple(name[:MOST_TEXT] for name in finding.first[:MOST_NAMES])
+    return replace(finding, text=finding.text[:MOST_TEXT], first=first)
 
 
 def holds_nonfinite(name: str, values: TensorValues) -> bool:

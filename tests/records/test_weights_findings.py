@@ -83,6 +83,15 @@ def shown(
     return [replace(m, tensors={**m.tensors, MATRIX: change(m.tensors[MATRIX])}) for m in models]
 
 
+def with_experts(*digests: str) -> list[CountedModel]:
+    """Return a training with two experts; of the last model with these digests."""
+    names = [f"h.0.experts.{n}.up_proj.weight" for n in range(2)]
+    experts = [{name: tensor(f"{name}{k}") for name in names} for k in range(3)]
+    experts.append({name: tensor(name + end) for name, end in zip(names, digests, strict=True)})
+    models = zip(training(4), experts, strict=True)
+    return [replace(m, tensors={**m.tensors, **its}) for m, its in models]
+
+
 FEW = training(4)
 TABLE: Mapping[str, tuple[list[CountedModel], list[str]]] = {
     "the first": (changed(training(1), mask=None), []),
@@ -97,6 +106,8 @@ TABLE: Mapping[str, tuple[list[CountedModel], list[str]]] = {
         ),
         [],
     ),
+    "an expert that no token came to": (with_experts("3", "2"), []),
+    "all experts of a layer that stay": (with_experts("2", "2"), ["unchanged"]),
     "one of which too little is known": (
         changed(training(3), matrix=training(3)[-2].tensors[MATRIX]),
         [],
@@ -157,6 +168,14 @@ def test_what_looks_wrong_beside_the_models_before(case: str) -> None:
     assert kinds(models) == expected
 
 
+@pytest.mark.parametrize("norm", [1e300, 1e-300, -1.0, -1e300, None])
+@pytest.mark.parametrize("place", range(4))
+def test_no_norm_that_a_record_may_hold_ends_the_comparison(norm: float | None, place: int) -> None:
+    models = training(4)
+    models[place] = changed(models[: place + 1], matrix=tensor("x", norm))[-1]
+    assert set(kinds(models)) <= {"jump"}
+
+
 def test_the_factor_of_a_jump_is_the_users() -> None:
     models = changed(FEW, matrix=tensor("x", 110.0))
     assert [kinds(models, factor) for factor in (0, 5, 20)] == [[], ["jump"], []]
@@ -196,3 +215,16 @@ def test_the_last_record_that_looked_says_what_was_found() -> None:
     found = find_values(tensors, {"b": plain, "a": further, "c": other})
     assert found is not None
     assert (found.groups[0].norm, found.findings) == (2.0, (same,))
+
+
+def test_no_record_says_more_than_can_be_shown() -> None:
+    tensors = [ModelTensor("a", "F32", (6,), "model.safetensors", 0, 24, "")]
+    long = WeightsFinding("same", "x" * 10**6, 9, ("n" * 10**6,) * 999)
+    values: tuple[TensorValues, ...] = ((0, 0, 0, -1.0, 1.0, 2.0),)
+    record = WeightsRecord(
+        "r", "checkpoint-1", "checkpoint-1", 0, tensors_digest(tensors), values, (long,) * 999, ()
+    )
+    found = find_values(tensors, {"a": record})
+    assert found is not None
+    assert len(found.findings) == 20
+    assert len(found.findings[0].line) < 10_000
