@@ -250,7 +250,7 @@ def test_a_scripts_checkpoints_are_not_torn_where_the_worker_saw_others_like_the
 
 @pytest.mark.parametrize(("killed", "step"), [(True, 10), (False, 20)])
 def test_what_lacks_the_random_state_of_a_killed_rank_is_not_chosen(
-    tmp_path: Path, killed: bool, step: int
+    tmp_path: Path, *, killed: bool, step: int
 ) -> None:
     """Nor does a training that had ended before the save count, whatever its ranks."""
     for name in ("checkpoint-10", "checkpoint-20"):
