@@ -171,9 +171,9 @@ def begun(spool: Path) -> tuple[Begun, ...]:
 def ranks_at(spool: Path, at: float) -> int | None:
     """Return how many ranks trained here ``at`` that time, by the mark of the last that began.
 
-    None if no hook has marked any.
+    None if no hook has marked any that had not left by then.
     """
-    worlds = [mark.world for mark in begun(spool) if mark.at <= at]
+    worlds = [m.world for m in begun(spool) if m.at <= at and not 0 < m.left < at]
     return worlds[-1] if worlds else None
 
 
