@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import BESIDE_WEIGHTS, Joined, metadata_files
+from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
 from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
+from ckptsync.merge.joined_files import FILL, JoinedFiles
 from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
@@ -123,7 +124,7 @@ def open_sources(
     check_one_save(trees, job, use_times=use_times)
     for name, holder in job.beside:
         _check_json(holder, name)
-    reader = Joined(files, fill_from) if fill_from else files
+    reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
     return Prepared(request, replace(job, notes=tuple(notes)), reader, trees)
 
 

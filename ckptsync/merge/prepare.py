@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import FILL, HOMES, Within, join
+from ckptsync.layouts.file_names import HOMES, Within, join
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merge import (
@@ -28,10 +28,11 @@ from ckptsync.merge import (
 )
 from ckptsync.merge.adapter import EACH, Selected, SeveralAdapters
 from ckptsync.merge.inner_model import InnerModel
+from ckptsync.merge.joined_files import FILL, prefixed
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Checksum, Files, MemoryFiles, Part, Tensor, read_whole
+from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
@@ -569,22 +570,8 @@ def _filled(
 
 
 def _from_fill(tensor: Tensor) -> Tensor:
-    """Return a tensor of the model's files as `Joined` names them."""
-
-    def moved(part: Part) -> Part:
-        extent, checksum = part.extent, part.checksum
-        if checksum:
-            own = replace(checksum.extent, file=FILL + checksum.extent.file)
-            checksum = replace(checksum, extent=own)
-        return replace(
-            part,
-            extent=replace(extent, file=FILL + extent.file),
-            checksum=checksum,
-            replicas=tuple(map(moved, part.replicas)),
-        )
-
-    copies = (replace(copy, parts=tuple(map(moved, copy.parts))) for copy in tensor.copies)
-    return replace(tensor, copies=tuple(copies), tied=None)
+    """Return a tensor of the model's files as `JoinedFiles` names them."""
+    return replace(tensor, copies=tuple(prefixed(c, FILL) for c in tensor.copies), tied=None)
 
 
 def _is_filled(tensor: Tensor) -> bool:

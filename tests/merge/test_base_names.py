@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.file_names import Joined
 from ckptsync.merge.engine import Destination, write_model
+from ckptsync.merge.joined_files import FILL, JoinedFiles
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
 from tests.support.dcp_writer import checkpoint
@@ -84,7 +84,7 @@ def sharded(arrays: Arrays, config: Mapping[str, Any], *lost: str) -> MemoryFile
 def merged(files: MemoryFiles, dtype: Any = "keep", **models: Any) -> tuple[Bits, MergeJob]:
     job = prepare(files, MergeOptions(dtype), **models)
     written = Written()
-    reader = Joined(files, models["fill_from"]) if "fill_from" in models else files
+    reader = JoinedFiles(files, {FILL: models["fill_from"]}) if "fill_from" in models else files
     write_model(job, reader, Destination(written.write), None)
     data = written["model.safetensors"]
     size = int.from_bytes(data[:8], "little")
