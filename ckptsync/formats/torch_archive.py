@@ -12,14 +12,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ckptsync.digest import crc32
 from ckptsync.errors import Unsupported
 from ckptsync.formats.dtypes import STORAGES
 from ckptsync.formats.pickles import Name, PickledObject, Unknown, brief
-from ckptsync.formats.torch_pickle import Storage, StoredTensor, row_major
-from ckptsync.tensors import Shape
+from ckptsync.formats.torch_pickle import Storage, StoredTensor
+from ckptsync.tensors import Shape, row_major
 
 ALIGN = 64
 _PREFIX = "archive/"
@@ -124,11 +125,7 @@ def _identity(storage: Storage) -> tuple[Any, ...]:
 
 def new_tensor(dtype: str, shape: Shape, key: str = "0") -> StoredTensor:
     """Return a contiguous tensor in a record of its own."""
-    strides = row_major(shape)
-    numel = 1
-    for n in shape:
-        numel *= n
-    return StoredTensor(dtype, Storage(dtype, key, numel), 0, shape, strides)
+    return StoredTensor(dtype, Storage(dtype, key, prod(shape)), 0, shape, row_major(shape))
 
 
 # Archives

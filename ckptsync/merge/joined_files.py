@@ -62,16 +62,16 @@ def prefixed(copy: Copy, prefix: str) -> Copy:
     def extent(own: Extent) -> Extent:
         return replace(own, file=prefix + own.file)
 
-    def part_of(part: Part) -> Part:
+    def renamed(part: Part) -> Part:
         checksum = part.checksum
         return replace(
             part,
             extent=extent(part.extent),
             checksum=replace(checksum, extent=extent(checksum.extent)) if checksum else None,
-            replicas=tuple(map(part_of, part.replicas)),
+            replicas=tuple(map(renamed, part.replicas)),
         )
 
-    return replace(copy, parts=tuple(map(part_of, copy.parts)))
+    return replace(copy, parts=tuple(map(renamed, copy.parts)))
 
 
 def _without(prefix: str, extent: Extent) -> Extent:

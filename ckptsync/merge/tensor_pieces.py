@@ -12,7 +12,7 @@ from math import prod
 
 from ckptsync.errors import Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
+from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor, is_row_major, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,14 @@ def assembled(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
         remark=next((source.remark for source in sources if source.remark), ""),
         unlike=next((source.unlike for source in sources if source.unlike), ""),
     )
+
+
+def box_of(copy: Copy, offsets: Shape, sizes: Shape) -> Copy:
+    """Return a box of a stored copy's grid as a copy of its own."""
+    source = Tensor("", copy.dtype, copy.grid, (copy,))
+    axes = tuple(range(len(sizes)))
+    piece = Piece(source, offsets, sizes, (0,) * len(sizes), axes)
+    return Copy(copy.dtype, sizes, tuple(_parts([piece], [copy])))
 
 
 def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
@@ -129,7 +137,7 @@ def _moved(part: Part, piece: Piece, item: int) -> Part | None:
         ),
         own_sizes,
         Extent(part.extent.file, part.extent.start + begin * item, reach * item),
-        None if _is_row_major(own_sizes, own_strides) else own_strides,
+        None if is_row_major(own_sizes, own_strides) else own_strides,
         part.checksum,
         tuple(replica for replica in replicas if replica),
     )
@@ -167,14 +175,3 @@ def _boxes(part: Part, shape: Shape, item: int) -> Iterator[Part]:
 
         yield replace(cut(part), replicas=tuple(map(cut, part.replicas)))
         at += rows * row
-
-
-def row_major(sizes: Shape) -> Shape:
-    """Return the strides, in elements, of a box that is stored row by row."""
-    return tuple(prod(sizes[d + 1 :]) for d in range(len(sizes)))
-
-
-def _is_row_major(sizes: Shape, strides: Shape) -> bool:
-    return all(
-        n == 1 or s == own for n, s, own in zip(sizes, strides, row_major(sizes), strict=True)
-    )
