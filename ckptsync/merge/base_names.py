@@ -16,7 +16,7 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.live_names import Place, places
 from ckptsync.merge.completeness import listed
-from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS
+from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.merge.tensor_pieces import Piece, assembled
 from ckptsync.tensors import Shape, Tensor
 
@@ -190,7 +190,7 @@ def in_memory(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
 
 def is_vocabulary(name: str) -> bool:
     """Return whether a tensor has a row for each token."""
-    return any(name == end or name.endswith(f".{end}") for end in (*EMBEDDINGS, *HEADS))
+    return ends_in(name, (*EMBEDDINGS, *HEADS))
 
 
 def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
