@@ -208,6 +208,12 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError(why, hint="leave it out: a sum needs little more than a copy")
     if args.into and args.base:
         raise ConfigError("--base: with --into the base is named already", hint="leave it out")
+    option = "--fill-from" if args.fill_from else "--names-of" if args.names_of else ""
+    if args.into and option:
+        raise ConfigError(
+            f"{option}: with --into the base is taken as it is",
+            hint=f"prepare the base first: `ckptsync merge BASE DST {option} DIR`",
+        )
     if args.changed_base and not args.into:
         raise ConfigError("--changed-base: no base", hint="name it with --into")
 
