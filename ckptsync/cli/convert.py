@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
             hint="convert into a directory, then `ckptsync push` it",
         )
     sources = [located(source) for source in args.sources]
-    is_far = any(isinstance(source, Remote) for source in sources)
-    work = MergeResources(thread_count(args.jobs, is_far=is_far), tensor_digests=False)
+    work = MergeResources(thread_count(args.jobs, sources), tensor_digests=False)
     access = access_of(args).within(PARTS)
     request = MergeRequest(sources, destination, MergeOptions(source=args.source))
     tag = path(real(sources[0])).name

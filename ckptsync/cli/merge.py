@@ -18,19 +18,18 @@ from ckptsync.gc_pause import paused
 from ckptsync.merge.adapter_sums import ChangeTotals
 from ckptsync.merge.destination import EngineAt, check_free, merge
 from ckptsync.merge.engine import Merged
-from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
 from ckptsync.merge.into_base import AS_BASE, open_into_base
-from ckptsync.merge.plan import MergeOptions, MergeResources
+from ckptsync.merge.plan import SHARD_SIZE, MergeOptions, MergeResources
 from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.records.layer_groups import LAYER_GROUPS, layer_group
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import located
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
-MOST_JOBS = 8  # more than a disk takes in
 # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
-FAR_JOBS = 4
 KEPT = "are merged; the same command continues"
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 DETAILS = (
@@ -153,14 +152,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan the merge, write it, and print what was written."""
-    size = AS_BASE if args.into else 5_000_000_000
+    size = AS_BASE if args.into else SHARD_SIZE
     if args.max_shard_size is not None:
         size = _shard_size(args.max_shard_size)
     _check_options(args)
     options = MergeOptions(args.dtype, size, args.source, args.allow_code)
-    sources = [*args.sources, *([args.into] if args.into else [])]
-    is_far = any(isinstance(located(url), Remote) for url in sources)
-    jobs = thread_count(args.jobs, is_far=is_far)
+    places = [located(word) for word in (*args.sources, args.into) if word]
+    jobs = thread_count(args.jobs, places)
     work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
@@ -225,11 +223,14 @@ def _shard_size(text: str) -> int:
     return count
 
 
-def thread_count(asked: int | None, *, is_far: bool) -> int:
-    """Return how many threads work; raises ConfigError for fewer than one."""
-    if asked is not None and asked < 1:
-        raise ConfigError(f"--jobs: expected at least 1, not {asked}")
-    return asked or (FAR_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
+def thread_count(jobs: int | None, places: Iterable[PathOrUrl]) -> int:
+    """Return how many threads work: ``--jobs``, or what is usual for these sources.
+
+    Raises ConfigError for fewer than one.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs: expected at least 1, not {jobs}")
+    return jobs or usual_threads(places)
 
 
 def describe_plan(prepared: Prepared) -> dict[str, Any]:

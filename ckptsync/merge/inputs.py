@@ -6,8 +6,9 @@ them have, and times are compared: one model is never made of two saves.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
@@ -34,6 +35,8 @@ _INNER = re.compile(
 )
 _STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?([0-9]+)")
 _LARGE_JSON = 1 << 20
+MOST_THREADS = 8  # more than a disk takes in
+FAR_THREADS = 4
 _OPTIONS = {"base": "--base", "fill_from": "--fill-from", "names_of": "--names-of"}
 
 
@@ -126,6 +129,17 @@ def open_sources(
         _check_json(holder, name)
     reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
     return Prepared(request, replace(job, notes=tuple(notes)), reader, trees)
+
+
+def usual_threads(places: Iterable[PathOrUrl]) -> int:
+    """Return how many threads a merge that reads these places has, unless the user says it.
+
+    One for each core that this process may use, at most `MOST_THREADS`; `FAR_THREADS` where a place
+    is a URL.
+    """
+    if any(isinstance(place, Remote) for place in places):
+        return FAR_THREADS
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:

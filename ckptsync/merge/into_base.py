@@ -33,14 +33,21 @@ from ckptsync.merge.model_files import (
     is_code,
     parsed,
 )
-from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor, file_plan, grouped, named
+from ckptsync.merge.plan import (
+    SHARD_SIZE,
+    FilePlan,
+    MergeOptions,
+    PlannedTensor,
+    file_plan,
+    grouped,
+    named,
+)
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.stores.opening import Access
 from ckptsync.tensors import Copy, Files, Tensor
 
 AS_BASE = 0
 """The ``max_shard_size`` of a merge whose files are cut as the base's are."""
-_USUAL = 5_000_000_000
 _ONE_FILE = 1 << 62
 _FILE = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 _GENERATION = "generation_config.json"
@@ -228,7 +235,7 @@ def _plans(
         items.append((tensor, tensor.copies[0], dtypes.get(name, own)))
     holders = _holders(base, planned)
     if options.max_shard_size or not holders:
-        return named(grouped(items, options.max_shard_size or _USUAL), "model")
+        return named(grouped(items, options.max_shard_size or SHARD_SIZE), "model")
     starts = {t.name: t.copy.parts[0].extent.start for t in planned if t.copy.parts}
     files: dict[str, list[tuple[Tensor, Copy, str]]] = {
         name: [] for name in sorted({*holders.values()})

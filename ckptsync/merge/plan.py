@@ -25,6 +25,7 @@ DTYPES: tuple[DType, ...] = get_args(DType)
 _DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 PlanItem = tuple[Tensor, Copy, str]
 """A tensor, the copy that is read, and the element type that is written."""
+SHARD_SIZE = 5_000_000_000  # bytes of a file, unless the user gives another size
 FORMAT = 1  # of the output: part of what its bytes are a function of
 
 
@@ -39,7 +40,7 @@ class MergeOptions:
     """
 
     dtype: DType = "auto"
-    max_shard_size: int = 5_000_000_000
+    max_shard_size: int = SHARD_SIZE
     source: str | None = None
     allow_code: bool = False
 
