@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     files += [{"path": name, "bytes": size} for name, size in sizes.items()]
     notes = list(job.notes)
     if not args.dry_run:
-        what = f"converting into {show_path(destination)}"
-        with output.progress(args, what, "are converted") as progress:
+        label = f"converting into {show_path(destination)}"
+        with output.progress(args, label, "are converted") as progress:
             merged = merge(prepared, access, progress, work)
         files = [{"path": f.path, "bytes": f.size, "blake3": f.digest} for f in merged.files]
         notes = list(merged.notes)

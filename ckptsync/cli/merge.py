@@ -265,20 +265,23 @@ def _described_change(
     prepared: Prepared, totals: Mapping[str, ChangeTotals] | None = None
 ) -> dict[str, Any]:
     """Return what adapters change; the relative norms of the change by group of layers."""
-    its: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "adapters": len(prepared.request.sources),
         "modules": prepared.job.modules,
         "tensors": len(prepared.job.sums),
     }
     if totals is None:
-        return its
+        return counts
     groups: dict[str, ChangeTotals] = {}
     for name, total in totals.items():
         group = layer_group(name)
         groups[group] = groups.get(group, ChangeTotals()) + total
     norms = {group: groups[group].relative for group in LAYER_GROUPS if group in groups}
-    every = sum(groups.values(), ChangeTotals()).relative
-    return its | {"relative": every, "groups": {g: n for g, n in norms.items() if n is not None}}
+    overall = sum(groups.values(), ChangeTotals()).relative
+    return counts | {
+        "relative": overall,
+        "groups": {g: n for g, n in norms.items() if n is not None},
+    }
 
 
 def _described(found: Statistics) -> dict[str, Any]:

@@ -93,12 +93,12 @@ def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[P
 def _places(
     name: str, renamings: Iterable[_ScopedChange], conversions: Iterable[_ScopedChange]
 ) -> tuple[Place, ...]:
-    for one in renamings:
-        if fit := one.match(name):
+    for scoped in renamings:
+        if fit := scoped.match(name):
             _, match, scope = fit
-            name = scope + _replaced(match, one.change.names[0])
-    for one in conversions:
-        if fit := one.match(name):
+            name = scope + _replaced(match, scoped.change.names[0])
+    for scoped in conversions:
+        if fit := scoped.match(name):
             piece, match, scope = fit
             number = match.groupdict().get("expert")
             return tuple(
@@ -106,12 +106,12 @@ def _places(
                     scope + _replaced(match, live),
                     None if number is None else int(number),
                     piece,
-                    len(one.change.patterns),
+                    len(scoped.change.patterns),
                     part,
-                    len(one.change.names),
-                    one.change.may_transpose,
+                    len(scoped.change.names),
+                    scoped.change.may_transpose,
                 )
-                for part, live in enumerate(one.change.names)
+                for part, live in enumerate(scoped.change.names)
             )
     return (Place(name),)
 
@@ -184,4 +184,4 @@ def _alternatives(text: str) -> tuple[str, ...]:
     """Return ``q_proj`` and ``k_proj`` of ``{q,k}_proj``."""
     before, mark, rest = text.partition("{")
     inner, _, after = rest.partition("}")
-    return tuple(f"{before}{one}{after}" for one in inner.split(",")) if mark else (text,)
+    return tuple(f"{before}{word}{after}" for word in inner.split(",")) if mark else (text,)

@@ -78,9 +78,10 @@ def open_sources(
     use_times: bool = True,
     planner: Callable[[Files], MergeJob] | None = None,
 ) -> Prepared:
-    """Open everything and plan the merge; compare the files' times unless ``use_times`` is false.
+    """Open the checkpoint and the models that the request names, and return the planned merge.
 
-    ``planner`` plans something else than a merge into one model.
+    The files' times are compared unless ``use_times`` is false.  ``planner`` plans, from the
+    checkpoint's files, something else than a merge into one model.
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
@@ -114,8 +115,8 @@ def open_sources(
             fill_from=fill_from,
             names_of=names_of,
         )
-    given = {show_path(getattr(request, key)): holder for key, holder in models.items()}
-    config += given.items()
+    named_models = {show_path(getattr(request, key)): holder for key, holder in models.items()}
+    config += named_models.items()
     notes = list(job.notes)
     for shown, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
@@ -143,7 +144,11 @@ def usual_threads(places: Iterable[PathOrUrl]) -> int:
 
 
 def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
-    """Return the models that the request names, by its fields: each directory opened once."""
+    """Return the models that the request names, by its fields.
+
+    Opens a directory once that several fields name.  Raises ConfigError, StoreError, and
+    Unsupported where a directory holds no weights.
+    """
     opened: dict[PathOrUrl, Files] = {}
     models: dict[str, Files] = {}
     for key, option in _OPTIONS.items():
@@ -152,10 +157,10 @@ def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
             continue
         if place not in opened:
             opened[place] = file_sources.named(place, access)
-        models[key] = found = opened[place]
-        if not registry.sources(found):
+        models[key] = files = opened[place]
+        if not registry.sources(files):
             raise Unsupported(
-                f"{option} {show_path(place)}: no weights among its {len(found.sizes())} files",
+                f"{option} {show_path(place)}: no weights among its {len(files.sizes())} files",
                 hint="give the directory of the model that was trained, with model*.safetensors",
             )
     return models

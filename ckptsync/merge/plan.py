@@ -121,14 +121,14 @@ def plan(
 def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
     """Return the tensors of each file: a new one begins when the next would not fit."""
     groups: list[list[PlanItem]] = []
-    held = 0
+    total = 0
     for tensor, copy, dtype in items:
         size = prod(tensor.shape) * ITEMSIZE[dtype]
-        if not groups or held + size > max_shard_size:
+        if not groups or total + size > max_shard_size:
             groups.append([])
-            held = 0
+            total = 0
         groups[-1].append((tensor, copy, dtype))
-        held += size
+        total += size
     return groups
 
 
@@ -145,11 +145,11 @@ def named(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ..
 def file_plan(name: str, group: Sequence[PlanItem]) -> FilePlan:
     """Return the plan of one file with these tensors, in their order."""
     header = encode_header((tensor.name, dtype, tensor.shape) for tensor, _, dtype in group)
-    at, planned = len(header), []
+    start, planned = len(header), []
     for tensor, copy, dtype in group:
         size = prod(tensor.shape) * ITEMSIZE[dtype]
-        planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, at, size, copy))
-        at += size
+        planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, start, size, copy))
+        start += size
     return FilePlan(name, header, tuple(planned))
 
 

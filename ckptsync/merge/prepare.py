@@ -559,14 +559,14 @@ def _filled(
             hint="merge it with --names-of alone, then that model with --fill-from",
         )
     tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
-    taken = tuple(map(_from_fill, relation.missing(own, tied)))
-    if taken and is_silent:
+    filled = tuple(map(_from_fill, relation.missing(own, tied)))
+    if filled and is_silent:
         raise Incomplete(
-            f"{len(taken)} tensors, such as {taken[0].name}, are not in the checkpoint, and its"
+            f"{len(filled)} tensors, such as {filled[0].name}, are not in the checkpoint, and its"
             " metadata does not say whether they were saved: --fill-from takes only what was not",
             hint="give the directories of all nodes; or save the model with an index or .metadata",
         )
-    return (*own, *taken)
+    return (*own, *filled)
 
 
 def _from_fill(tensor: Tensor) -> Tensor:
@@ -578,15 +578,15 @@ def _is_filled(tensor: Tensor) -> bool:
     return any(part.extent.file.startswith(FILL) for copy in tensor.copies for part in copy.parts)
 
 
-def _note_on_filled(own: Sequence[Tensor], taken: Sequence[Tensor]) -> str:
-    total = len(own) + len(taken)
-    if not taken:
+def _note_on_filled(own: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
+    total = len(own) + len(filled)
+    if not filled:
         return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
-    groups = Counter(".".join(t.name.split(".")[:2]) for t in taken)
+    groups = Counter(".".join(t.name.split(".")[:2]) for t in filled)
     shown = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
     more = ", …" if len(groups) > _MOST_GROUPS else ""
     return (
-        f"--fill-from: {len(taken)} of {total} tensors are the given model's, since the checkpoint"
+        f"--fill-from: {len(filled)} of {total} tensors are the given model's, since the checkpoint"
         f" does not hold them: {', '.join(shown)}{more}; {len(own)} are the checkpoint's"
     )
 

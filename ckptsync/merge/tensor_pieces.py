@@ -74,11 +74,11 @@ def box_of(copy: Copy, offsets: Shape, sizes: Shape) -> Copy:
 
 def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
     """Yield the copies that all sources have, told apart by their dtypes and their order."""
-    told = [_told_apart(piece.source) for piece in pieces]
-    for key, first in told[0].items():
-        if not all(key in copies for copies in told):
+    keyed = [_told_apart(piece.source) for piece in pieces]
+    for key, first in keyed[0].items():
+        if not all(key in copies for copies in keyed):
             continue
-        copies = [its[key] for its in told]
+        copies = [its[key] for its in keyed]
         absent = next((copy.absent for copy in copies if copy.absent), "")
         doubt = next((copy.doubt for copy in copies if copy.doubt), "")
         parts = () if absent else tuple(_parts(pieces, copies))

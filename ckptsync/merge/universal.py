@@ -47,16 +47,16 @@ def choose_shards(files: Files, name: str | None) -> WeightsSource:
 
     Raises Unsupported if there are none, or several.
     """
-    found = registry.sources(files)
-    tags = [source for source in found if source.layout == "zero"]
+    sources = registry.sources(files)
+    tags = [source for source in sources if source.layout == "zero"]
     if name is not None:
         source = registry.choose(files, name)
     elif len(tags) > 1:
         home = tags[0].root.rpartition("/")[0]
         root, _ = registry.deepspeed_tags(files, WeightsSource("whole", home))
         source = WeightsSource("zero", root) if root else registry.choose(files, "zero")
-    elif found:
-        source = tags[0] if tags else found[0]
+    elif sources:
+        source = tags[0] if tags else sources[0]
     else:
         raise registry.no_weights(files)
     if source.layout == "zero":
@@ -138,7 +138,7 @@ def _model_plan(name: str, file: StateFile) -> FilePlan:
 
 def _pieces(file: StateFile) -> Iterator[Part]:
     """Yield a file's bytes in order, the records of its archive each by itself."""
-    archive, size, at = file.archive, file.files.sizes()[file.name], 0
+    archive, size, end_before = file.archive, file.files.sizes()[file.name], 0
 
     def piece(start: int, end: int) -> Part:
         return Part((start,), (end - start,), Extent(file.name, start, end - start))
@@ -150,14 +150,14 @@ def _pieces(file: StateFile) -> Iterator[Part]:
             if (where := torch_zip.extent(file.files, archive, name)).size
         ]
         for where, checksum in sorted(records, key=lambda record: record[0].start):
-            if where.start < at:
+            if where.start < end_before:
                 raise Corrupt(f"{file.name}: records of its archive overlap")
-            if where.start > at:
-                yield piece(at, where.start)
+            if where.start > end_before:
+                yield piece(end_before, where.start)
             yield Part((where.start,), (where.size,), where, None, checksum)
-            at = where.start + where.size
-    if size > at:
-        yield piece(at, size)
+            end_before = where.start + where.size
+    if size > end_before:
+        yield piece(end_before, size)
 
 
 def _parameter_plans(
