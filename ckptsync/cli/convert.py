@@ -70,7 +70,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the conversion, write it, and print what was written."""
+    """Plan the conversion, write it, and print what was written; return 0.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
     destination = located(args.destination)
     if isinstance(destination, Remote):
         raise ConfigError(
@@ -108,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result(prepared: Prepared, files: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    """Return what ``--json`` prints, but for ``dry_run``."""
     names = [plan.name.rpartition("/") for plan in prepared.job.plans if plan.ending]
     states = {last.removesuffix(".pt") for _, _, last in names}
     return {

@@ -64,7 +64,7 @@ TOP = 10  # tensors of a kind that are shown
 DIFFERENT = 1  # exit code
 NONE = "-"
 _NOWHERE = Path(os.devnull)  # nothing is written
-_OF_MERGE = ("--config-from", "--base")  # what notes advise to who merges
+_OF_MERGE = ("--config-from", "--base")  # options of merge: notes that advise them are left out
 DETAILS = (
     "Compared is what `merge` would write of each. The exit code is 0 if all is the same, 1 if not."
     " What recorded digests show to be equal is not read. The relative change of a tensor is the"
@@ -117,7 +117,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare the two, print what differs, and return 1 if anything does."""
+    """Compare A and B, print what differs, and return `DIFFERENT` if anything does, else 0.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
     if args.top is not None and args.top < 0:
         raise ConfigError(f"--top: expected at least 0, not {args.top}")
     if len(args.source) > 2:

@@ -52,6 +52,8 @@ def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda 
 def _encode(
     value: Any, out: bytearray, tensor: Callable[[StoredTensor], StoredTensor], depth: int
 ) -> None:
+    """Append the opcodes of a value to ``out``; see `pickled`."""
+
     def add(inner: Any) -> None:
         _encode(inner, out, tensor, depth + 1)
 
@@ -61,7 +63,9 @@ def _encode(
         out.extend(code)
 
     if depth > _DEEPEST:
-        raise Unsupported(f"more than {_DEEPEST} values within each other")
+        raise Unsupported(
+            f"values nested more than {_DEEPEST} deep cannot be written to another file"
+        )
     if isinstance(value, StoredTensor):
         stored = tensor(value)
         args = (stored.offset, stored.shape, stored.strides, False)
@@ -163,9 +167,9 @@ class Ending:
 
 
 def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
-    """Return an archive's bytes before those of its one tensor, which has ``size`` bytes.
+    """Return the bytes of an archive before those of its one tensor, and the archive's ending.
 
-    And what makes those that follow.
+    The tensor has ``size`` bytes.
     """
     out, entries = _opened(pickled(value))
     at = len(out)
@@ -175,7 +179,10 @@ def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
 
 
 def archive(value: Any, data: Callable[[StoredTensor], bytes]) -> bytes:
-    """Return a whole archive; ``data`` returns the bytes of each tensor, row by row."""
+    """Return a whole archive; ``data`` returns the bytes of each tensor, row by row.
+
+    Raises Unsupported as `pickled` does, and what ``data`` raises.
+    """
     records: list[bytes] = []
 
     def tensor(stored: StoredTensor) -> StoredTensor:

@@ -93,6 +93,7 @@ def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[P
 def _places(
     name: str, renamings: Iterable[_ScopedChange], conversions: Iterable[_ScopedChange]
 ) -> tuple[Place, ...]:
+    """Return a file's tensor's places: all renamings apply in order, then the first conversion."""
     for scoped in renamings:
         if fit := scoped.match(name):
             _, match, scope = fit
@@ -132,6 +133,10 @@ def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
 
 
 def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the families of a model and of its parts, each with the prefixes of its names.
+
+    A class in ``architectures`` that the table has comes before the ``model_type``.
+    """
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
     kind = config.get("model_type")
@@ -172,6 +177,7 @@ def _table() -> Mapping[str, tuple[_Change, ...]]:
 
 
 def _parsed(line: str) -> _Change:
+    """Return a line of the table: ``FILE => MEMORY``, with ``^T`` where axes may be swapped."""
     file, _, live = line.partition(" => ")
     live, mark, _ = live.partition(" ^T")
     texts, names = _alternatives(file), _alternatives(live)

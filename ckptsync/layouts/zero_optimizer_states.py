@@ -144,6 +144,7 @@ def _check_kind(save: ZeroFiles) -> None:
 
 
 def _check_model(save: ZeroFiles, model: StateFile) -> None:
+    """Raise Unsupported where the model file says that the universal form cannot hold the state."""
     if expert_counts(model):
         raise Unsupported(f"{model.name}: a model with experts is not converted", hint=_EXPERTS)
     info = section(model.content, "universal_checkpoint_info")
@@ -193,6 +194,11 @@ def _index(base: Mapping[str, Any], group: int) -> Any:
 
 
 def _flat(file: StateFile, master: StoredTensor, held: Mapping[Any, Any]) -> _Flat:
+    """Return a rank's flat masters of a group with ``held``, what the optimizer has of them.
+
+    Raises Unsupported for a state without one value for each element, Corrupt for names that are
+    none.
+    """
     states: dict[str, Part] = {}
     dtypes: dict[str, str] = {}
     numbers: dict[str, Number] = {}
@@ -240,6 +246,11 @@ def _check_numbers(ranks: Mapping[str, Sequence[_Flat]]) -> None:
 def _parameter(
     tensor: Tensor, ranks: Mapping[str, Sequence[_Flat]], index: int, stage: int
 ) -> TrainedParameter:
+    """Return a parameter with its states, which lie where its masters do.
+
+    ``ranks``: by file, what the rank has of each group; ``index``: the parameter's group, at stage
+    1 and 2.  Raises Corrupt where ranks disagree.
+    """
     master = tensor.copies[0]
     groups = {file: each if stage == 3 else each[index : index + 1] for file, each in ranks.items()}
     flats = [group for each in groups.values() for group in each]

@@ -119,7 +119,7 @@ def plan(
 
 
 def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
-    """Return the tensors of each file: a new one begins when the next would not fit."""
+    """Return the tensors of each file: a new file begins where the next tensor would not fit."""
     groups: list[list[PlanItem]] = []
     total = 0
     for tensor, copy, dtype in items:

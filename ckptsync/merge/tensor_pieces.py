@@ -86,6 +86,7 @@ def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
 
 
 def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
+    """Return a tensor's copies by dtype, and by their number among those of that dtype."""
     own: dict[tuple[str, int], Copy] = {}
     for copy in tensor.copies:
         number = sum(dtype == copy.dtype for dtype, _ in own)
@@ -94,6 +95,7 @@ def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
 
 
 def _parts(pieces: Sequence[Piece], copies: Sequence[Copy]) -> Iterator[Part]:
+    """Yield the parts of a new tensor: of each piece from its copy, where they lie in the new."""
     for piece, copy in zip(pieces, copies, strict=True):
         item, shape = ITEMSIZE[copy.dtype], piece.source.shape
         for part in _near(piece, copy):

@@ -169,9 +169,10 @@ def begun(spool: Path) -> tuple[Begun, ...]:
 
 
 def ranks_at(spool: Path, at: float) -> int | None:
-    """Return how many ranks trained here ``at`` that time, by the mark of the last that began.
+    """Return the number of ranks of the training that ran here at a time.
 
-    None if no hook has marked any.
+    ``at``: seconds since the epoch.  The mark of the last process that began by then says it; None
+    if there is no such mark.
     """
     worlds = [mark.world for mark in begun(spool) if mark.at <= at]
     return worlds[-1] if worlds else None
