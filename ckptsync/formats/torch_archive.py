@@ -31,6 +31,7 @@ _DATE = 0x0021  # 1980-01-01: the bytes depend on the value alone
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _DEEPEST = 100
+_LARGEST = 16 << 20  # bytes of a pickle: what values share is written again for each
 _LONGEST = 1000  # bits of an integer
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items()}
 _REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
@@ -66,6 +67,8 @@ def _encode(
         raise Unsupported(
             f"values nested more than {_DEEPEST} deep cannot be written to another file"
         )
+    if len(out) > _LARGEST:
+        raise Unsupported(f"values that take more than {_LARGEST >> 20} MiB to write")
     if isinstance(value, StoredTensor):
         stored = tensor(value)
         args = (stored.offset, stored.shape, stored.strides, False)

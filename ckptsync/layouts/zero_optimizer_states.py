@@ -37,7 +37,7 @@ _EXPERTS = (
 )
 STEP, MASTER = "step", "fp32"
 _FLAT = "fp32_flat_groups"  # the masters of stage 3
-_BASE, _BASE3 = "base_optimizer_state", "optimizer_state_dict"
+_BASE, BASE3 = "base_optimizer_state", "optimizer_state_dict"
 _SLICES = "param_slice_mappings"
 _VERSION = "universal_checkpoint_version"
 
@@ -102,7 +102,7 @@ def training_state(files: Files, root: str) -> TrainingState:
     optim = [save.load(name) for name in names]
     _check_model(save, models[0])
     tensors = {tensor.name: tensor for tensor in zero.tensors(files, root)}
-    base = _BASE3 if save.setup.stage == 3 else _BASE
+    base = BASE3 if save.setup.stage == 3 else _BASE
     groups = [_groups(file, base, save.setup.stage) for file in optim]
     if len({len(each) for each in groups}) > 1:
         raise Corrupt(f"{save.title}: the ranks have different numbers of parameter groups")
@@ -300,8 +300,9 @@ def _common(file: StateFile, base: str, setup: ZeroSetup) -> dict[str, Any]:
         numbers = {
             index: {k: v for k, v in states.items() if k == STEP}
             for index, states in state[base]["state"].items()
+            if isinstance(states, dict)
         }
-        content[_BASE3] = {**state[base], "state": numbers}
+        content[BASE3] = {**state[base], "state": numbers}
     else:
         paddings, counts = state.get("group_paddings"), state.get("partition_count")
         if isinstance(paddings, list):

@@ -8,12 +8,14 @@ reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_archive, torch_zip
 from ckptsync.formats.dtypes import ITEMSIZE, is_castable
+from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_archive import new_tensor
 from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.gc_pause import paused
@@ -23,6 +25,7 @@ from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.zero_files import UNIVERSAL, StateFile
 from ckptsync.layouts.zero_optimizer_states import (
     ADVICE,
+    BASE3,
     MASTER,
     STEP,
     Number,
@@ -130,7 +133,36 @@ def _notes(state: TrainingState) -> tuple[str, ...]:
             f"DeepSpeed 0.19 loads {' and '.join(sorted(adam))} at stage 3 and nothing else, and"
             f" these shards have {', '.join(sorted(names)) or 'no states'}"
         )
+    if state.stage == 3:
+        notes += _shared_by_deepspeed(state.common)
     return (*notes, _STAYS)
+
+
+def _shared_by_deepspeed(common: Mapping[str, Any]) -> list[str]:
+    """Return what all groups share at stage 3 once DeepSpeed has loaded it, and did not before."""
+    groups = [group for group in common["param_groups"] if isinstance(group, dict)]
+    odd = [
+        key
+        for key in ("lr", "betas", "eps", "weight_decay", "momentum")
+        if len({_shown(group.get(key)) for group in groups}) > 1
+    ]
+    notes = []
+    if odd:
+        notes.append(
+            f"DeepSpeed 0.19 gives all parameter groups at stage 3 the {', '.join(odd)} of the"
+            " first: set it again after loading"
+        )
+    steps = [held.get(STEP) for held in common[BASE3]["state"].values()]
+    if len(steps) > 1 and isinstance(steps[0], StoredTensor):
+        notes.append(
+            f"DeepSpeed 0.19 lets the {len(steps)} groups of stage 3 share one step, which torch's"
+            " Adam then counts up for each: losses differ a little from those on the same ranks"
+        )
+    return notes
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(brief, value[:4])) if isinstance(value, tuple) else brief(value)
 
 
 def _model_plan(name: str, file: StateFile) -> FilePlan:

@@ -126,8 +126,11 @@ class LocalSaves:
     def _read_aside(self, output_dir: Path) -> list[DrainedSave]:
         """Return what was moved aside and is not in the store, as far as files and names tell."""
         reason = "moved aside by an earlier start, and not uploaded"
+        home = output_dir / checkpoint_dirs.ASIDE
         return [
-            DrainedSave(f"{checkpoint_dirs.ASIDE}/{name}", None, "refused", reason, still=math.inf)
+            DrainedSave(
+                f"{home.name}/{name}", None, "refused", reason, still=math.inf, path=home / name
+            )
             for name, (checkpoint, files) in checkpoint_dirs.list_aside(output_dir).items()
             if self._view.find_save(files, checkpoint, self._view.selection) is None
         ]

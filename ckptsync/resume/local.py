@@ -31,6 +31,7 @@ from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.finished import Rule, judge, may_be_alone
 from ckptsync.worker.local_save import LocalSave as ListedSave
+from ckptsync.worker.local_save import count_ranks
 from ckptsync.worker.observation import (
     find_surroundings,
     fingerprint,
@@ -89,7 +90,7 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
         offer = Offer("", output_dir, dirs, list_pins(output_dir))
     saves = [one for one in offered_saves(offer, node) if not one.files.gone]
     around = find_surroundings(output_dir, saves, [one.checkpoint for one in saves])
-    found = []
+    spool, found = output_dir / SPOOL, []
     for one in saves:
         torn = lacking = ""
         try:
@@ -98,7 +99,7 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
                 observed = replace(observed, alike=is_like_another(one, saves))
             judgement = judge(observed, _AT_REST, _RULE)
             torn = judgement.reason if judgement.left is None else ""
-            lacking = _lacking(one) if judgement.finished else judgement.reason
+            lacking = _lacking(one, spool) if judgement.finished else judgement.reason
         except (Corrupt, Incomplete, Unsupported) as e:
             lacking = str(e)
         files = one.files.stats
@@ -117,11 +118,12 @@ def _can_move(one: CheckpointDir) -> bool:
     return one.family != FINAL and is_one and series_and_step(one.name)[1] is not None
 
 
-def _lacking(one: ListedSave) -> str:
+def _lacking(one: ListedSave, spool: Path) -> str:
     """Return what a training that resumes needs, and what is not in the directory itself."""
     if pinned := [path for path, held in one.files.by_path.items() if held.is_pinned]:
         return f"{pinned[0]} is only in a pin"
-    demands, sizes = registry.demands(one.files, one.files.by_path), one.files.sizes()
+    demands = registry.demands(one.files, one.files.by_path, count_ranks(one, spool))
+    sizes = one.files.sizes()
     for path, size in {**demands.model, **demands.resume}.items():
         if path not in sizes:
             return f"{path} is missing"

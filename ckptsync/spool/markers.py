@@ -171,10 +171,10 @@ def begun(spool: Path) -> tuple[Begun, ...]:
 def ranks_at(spool: Path, at: float) -> int | None:
     """Return the number of ranks of the training that ran here at a time.
 
-    ``at``: seconds since the epoch.  The mark of the last process that began by then says it; None
-    if there is no such mark.
+    ``at``: seconds since the epoch.  The mark of the last process that had begun and not left by
+    then says it; None if there is no such mark.
     """
-    worlds = [mark.world for mark in begun(spool) if mark.at <= at]
+    worlds = [m.world for m in begun(spool) if m.at <= at and not 0 < m.left < at]
     return worlds[-1] if worlds else None
 
 

@@ -340,6 +340,16 @@ def _judge_model(files: LocalFiles, demands: Demands) -> Demands:
         return demands  # the head says it
 
 
+def count_ranks(seen: LocalSave, spool: Path | None) -> int | None:
+    """Return how many ranks wrote a save, if a hook has said so: of it, or in ``spool`` of all."""
+    if seen.pin and seen.pin.commit and seen.pin.is_committed:
+        ranks: int | None = seen.pin.commit.world
+    else:
+        times = (held.stat.mtime for held in seen.files.by_path.values() if not held.is_added)
+        ranks = None if spool is None else ranks_at(spool, max(times, default=0) / 1e9)
+    return None if ranks is None else min(ranks, file_names.MOST_RANKS)
+
+
 def draft_manifest(
     seen: LocalSave,
     node: str,
@@ -364,10 +374,7 @@ def draft_manifest(
     # what the hook adds is as old as the training
     times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
     if read.layout is None:
-        ranks = commit.world if commit else None
-        if commit is None and spool is not None:
-            ranks = ranks_at(spool, max(times, default=0) / 1e9)
-        layout = _read_layout(files, None if ranks is None else min(ranks, file_names.MOST_RANKS))
+        layout = _read_layout(files, count_ranks(seen, spool))
         check_unchanged(files)
         read.layout = layout
     demands, sources, notes = read.layout

@@ -108,8 +108,11 @@ def test_what_no_reader_here_returns_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(200):
         deep = [deep]
+    shared: list[Any] = ["x" * 10_000]
+    for _ in range(13):  # 80 MB once they are written out
+        shared = [shared, shared]
     unknown = Unknown(Name("torchao.x", "Y"), ())
-    for value in (object(), {1, 2}, unknown, 1 << 5000, deep, new_tensor("U32", (1,))):
+    for value in (object(), {1, 2}, unknown, 1 << 5000, deep, shared, new_tensor("U32", (1,))):
         with pytest.raises(Unsupported):
             torch_archive.archive(value, lambda _: b"")
 

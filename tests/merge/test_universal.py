@@ -95,6 +95,29 @@ def test_any_optimizers_states_are_kept_under_their_names(stage: int) -> None:
     assert any("exp_avg_sq at stage 3" in note for note in notes) == (stage == 3)
 
 
+def test_what_deepspeed_lets_all_groups_share_at_stage_3_is_said() -> None:
+    of = Zero(3, 2, [WEIGHT], states=ADAM)
+    rank = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+    def notes(change: Callable[[dict[str, Any]], object]) -> str:
+        def work(content: dict[str, Any]) -> None:
+            change(content["optimizer_state_dict"]["optimizer_state_dict"])
+
+        return " ".join(
+            prepare_universal(changed(files(of), f"{of.root}/{rank}", work), None, "tag").notes
+        )
+
+    plain = {"lr": 0.5, "params": [0], "betas": (0.9, 0.99)}
+    decayed = {**plain, "params": [1], "weight_decay": 0.1}
+    shared = "2 groups of stage 3 share one step"
+    assert shared not in notes(lambda _: None)
+    assert shared in notes(lambda state: state["state"].update({1: state["state"][0]}))
+    assert "of the first" not in notes(lambda state: state.update(param_groups=[plain, plain]))
+    odd = notes(lambda state: state.update(param_groups=[plain, decayed]))
+    assert "all parameter groups at stage 3 the weight_decay of the first" in odd
+    notes(lambda state: state["state"].update({9: 1}))  # what no group has is not read
+
+
 REAL = [
     *("raw-ds-zero1-bf16", "raw-ds-zero1-bf16-fp32acc", "raw-ds-zero1-frozen"),
     *("raw-ds-zero2-bf16-tied", "raw-ds-zero2-frozen", "raw-ds-zero2-odd", "acc-zero2-peft"),

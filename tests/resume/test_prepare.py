@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from ckptsync.resume.drain import TrainingMark
 from ckptsync.resume.local import judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
-from ckptsync.spool.markers import PinNotes
+from ckptsync.spool.markers import Begun, PinNotes, begun_path, boot, machine, write_mark
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
@@ -38,6 +39,7 @@ from tests.support import small_store
 from tests.support.crashing_store import Crash, Dying
 from tests.support.flaky_store import Flaky
 from tests.support.interleaving import OneOf, Turns
+from tests.support.vector import ROOT
 
 DATA = small_store.DATA / "fsdp2"
 RUN, WAIT = "fsdp2", 60.0
@@ -244,6 +246,25 @@ def test_a_scripts_checkpoints_are_not_torn_where_the_worker_saw_others_like_the
         (pin / "owner.json").write_text(json.dumps({"node": "n"}))
         (pin / "notes.json").write_text(json.dumps(asdict(notes)))
     assert [one.torn for one in judge_output_dir(out, "n")] == ["", ""]
+
+
+@pytest.mark.parametrize(("killed", "step"), [(True, 10), (False, 20)])
+def test_what_lacks_the_random_state_of_a_killed_rank_is_not_chosen(
+    tmp_path: Path, *, killed: bool, step: int
+) -> None:
+    """Nor does a training that had ended before the save count, whatever its ranks."""
+    for name in ("checkpoint-10", "checkpoint-20"):
+        shutil.copytree(ROOT / "hf-ddp" / "out" / "checkpoint-4", tmp_path / name)
+        state = json.loads((tmp_path / name / "trainer_state.json").read_text())
+        state["global_step"] = int(name.rpartition("-")[2])
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
+        for path in (tmp_path / name).iterdir():
+            os.utime(path, (state["global_step"], state["global_step"]))
+    (tmp_path / "checkpoint-20" / "rng_state_1.pth").unlink()
+    ended = 0.0 if killed else 15.0
+    mark = Begun("t", 0, 2, 2, socket.gethostname(), 2**22 + 1, "1", boot(), 5.0, machine=machine())
+    write_mark(begun_path(tmp_path / SPOOL, "hook"), replace(mark, ended=ended, left=ended))
+    assert prepare(tmp_path, Attempt("a", 1, "n"), options(None)).step == step
 
 
 def test_without_a_store_the_newest_whole_directory_is_chosen(tmp_path: Path) -> None:

@@ -399,6 +399,8 @@ def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
     code, document = place.drain()
     assert (code, document["may_shut_down"]) == (3, False)
     assert statuses(document)["_ckptsync-aside/checkpoint-2"] == "refused"
+    done = ran(place.command("drain", str(place.out), "-c", str(place.config), "--wait", "0"))
+    assert f"ckptsync push {place.out}/_ckptsync-aside/checkpoint-2 " in done.stdout + done.stderr
     shutil.move(place.out / "_ckptsync-aside", place.out.parent)
     shutil.copytree(place.out / "checkpoint-1", place.out / "_ckptsync-aside" / "checkpoint-1.2")
     assert place.drain("--wait", "0")[0] == 0

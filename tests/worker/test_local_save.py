@@ -55,8 +55,14 @@ def test_without_a_mark_of_the_save_the_trainings_says_how_many_ranks_have_rando
     states = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state_0.pth")
     model = safetensors_file({"w": ("U8", (1,), b"x")})
     lay(tmp_path, {"model.safetensors": model, **dict.fromkeys(states, b"{}")}, at=50.0)
-    for name, began, world in (("hook", 40.0, 4), ("later", 60.0, 8), ("resume-7-8", 30.0, 1)):
+    for name, began, left, world in (
+        ("hook", 40.0, 0.0, 4),
+        ("ended", 41.0, 49.0, 16),
+        ("later", 60.0, 0.0, 8),
+        ("resume-7-8", 30.0, 0.0, 1),
+    ):
         mark = Begun("t", 0, world, 1, "h", 1, "1", "b", T / 1e9 + began)
+        mark = replace(mark, left=left and T / 1e9 + left)
         write_mark(begun_path(tmp_path / SPOOL, name), mark)
     store = MemoryStore()
     send_save(seen(tmp_path), PinNotes(), replace(context(store), output_dir=tmp_path), ReadFiles())
