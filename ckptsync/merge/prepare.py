@@ -559,6 +559,10 @@ def _filled(
         )
     tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
     taken = tuple(map(_from_fill, relation.missing(own, tied)))
+    if taken:
+        from ckptsync.merge.base_names import check_same_structure  # noqa: PLC0415 - as above
+
+        check_same_structure(config or {}, model.config, (t.name for t in taken))
     if taken and is_silent:
         raise Incomplete(
             f"{len(taken)} tensors, such as {taken[0].name}, are not in the checkpoint, and its"
