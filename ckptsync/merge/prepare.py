@@ -560,6 +560,10 @@ def _filled(
         )
     tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
     filled = tuple(map(_from_fill, relation.missing(own, tied)))
+    if filled:
+        from ckptsync.merge.base_names import check_same_structure  # noqa: PLC0415 - as above
+
+        check_same_structure(config or {}, model.config, (t.name for t in filled))
     if filled and is_silent:
         raise Incomplete(
             f"{len(filled)} tensors, such as {filled[0].name}, are not in the checkpoint, and its"

@@ -254,6 +254,34 @@ def test_what_is_not_proven_is_refused(
         merged(files, **{option: opened(model) for option, model in models.items()})
 
 
+@pytest.mark.parametrize(
+    ("own", "given", "lost"),
+    [
+        ({"num_hidden_layers": 1}, {"num_hidden_layers": 2}, "gate.weight"),
+        ({"model_type": "mixtral"}, {"model_type": "minimax"}, "gate.weight"),
+        ({"text_config": {"hidden_size": 3}}, {"text_config": {"hidden_size": 4}}, "gate.weight"),
+        ({"vocab_size": 4}, {"vocab_size": 5}, "lm_head.weight"),
+    ],
+)
+def test_nothing_is_taken_from_a_model_of_another_structure(
+    own: dict[str, Any], given: dict[str, Any], lost: str
+) -> None:
+    part, base = without(LIVE, lost), MIXTRAL | given
+    with pytest.raises(Unsupported, match=f"{next(iter(given))}.* is .* in its config.json, "):
+        merged(sharded(part, MIXTRAL | own), fill_from=whole(BASE, base))
+    whole_model, job = merged(sharded(LIVE, MIXTRAL | own), fill_from=whole(BASE, base))
+    assert (whole_model, job.filled) == (bits(LIVE), ())
+
+
+def test_a_resized_vocabulary_does_not_make_another_structure() -> None:
+    part = without(LIVE, "gate.weight")
+    _, job = merged(
+        sharded(part, MIXTRAL | {"vocab_size": 4}),
+        fill_from=whole(BASE, MIXTRAL | {"vocab_size": 5}),
+    )
+    assert job.filled == (f"{L}.mlp.gate.weight",)
+
+
 def test_nothing_tells_how_a_tensor_lies_that_the_checkpoint_does_not_hold() -> None:
     config = {"model_type": "qwen3_vl_moe"}
     base = {f"{L}.mlp.experts.gate_up_proj": values(0, 2, 3, 4), "x": values(0, 2)}
