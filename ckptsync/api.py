@@ -20,7 +20,7 @@ from ckptsync.catalogue.uncached import not_found
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merge.destination import check_free
 from ckptsync.merge.destination import merge as write_merge
-from ckptsync.merge.inputs import MergeRequest, open_sources, show_path
+from ckptsync.merge.inputs import MergeRequest, open_sources, show_path, usual_threads
 from ckptsync.merge.inspection import Inspection, inspect_checkpoint
 from ckptsync.merge.plan import DType, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.readers import open_reader
@@ -47,7 +47,6 @@ from ckptsync.worker.results import UploadProgress
 Place = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 Send = Literal["all", "no-optimizer", "weights"]
-_MOST_JOBS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def merge(
         config_from: a directory with the config and tokenizer files.
         base: the model that was trained, to compare with.
         allow_code: copy code that lies in the checkpoint.
-        jobs: threads; one for each core, at most 8.
+        jobs: threads; one for each core, at most 8, or 4 where a source is a URL.
         options: of the stores' clients.
         progress: gets bytes done and in all.
 
@@ -139,7 +138,7 @@ def merge(
     )
     check_free(request, access)
     prepared = open_sources(request, access)
-    work = MergeResources(jobs or min(_MOST_JOBS, os.cpu_count() or 1), tensor_digests=False)
+    work = MergeResources(jobs or usual_threads(request.sources), tensor_digests=False)
     merged = write_merge(prepared, access, progress, work)
     return MergedModel(
         show_path(request.destination),

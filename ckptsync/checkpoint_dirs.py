@@ -62,7 +62,7 @@ _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
 _STEP_OF_LIGHTNING = re.compile(r"step-([0-9]{1,18})")
-_SECOND = re.compile(r"\.\d+$")  # of another one of the same name, aside
+_SECOND = re.compile(r"\.\d+$")  # ends the names of further checkpoints of one name, aside
 _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
 # a spool, and the records of a store that somebody copied by hand
 _NO_CHECKPOINT = (SPOOL, RECORDS)
@@ -144,9 +144,9 @@ def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
 
 
 def list_aside(output_dir: Path) -> dict[str, tuple[str, tuple[Stat, ...]]]:
-    """Return what was moved aside: by its name there the checkpoint's name, and its files.
+    """Return the name in `ASIDE` → the checkpoint's name, and its files, of what was moved aside.
 
-    Files' paths are below the checkpoint.  Raises ConfigError where they may not be listed.
+    Paths of files are relative to the checkpoint.  Raises ConfigError where they may not be listed.
     """
     files: dict[str, list[Stat]] = {}
     for file in walk(output_dir / ASIDE).files:

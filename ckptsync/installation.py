@@ -17,33 +17,36 @@ def install(*packages: str) -> str:
 
     An environment without pip is uv's.
     """
-    python = shlex.quote(sys.executable)
-    program = f"{python} -m pip install" if find_spec("pip") else f"uv pip install -p {python}"
-    return shlex.join([*shlex.split(program), *packages])
+    python = sys.executable
+    with_pip, with_uv = [python, "-m", "pip", "install"], ["uv", "pip", "install", "-p", python]
+    return shlex.join([*(with_pip if find_spec("pip") else with_uv), *packages])
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs the packages of an extra, or without one our own needs."""
+    """Return the command that installs the packages of an extra; of "", those of ckptsync itself.
+
+    Where ckptsync runs from its source, uninstalled, a sentence instead.
+    """
     from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415 - 20 ms
 
     try:
         listed = requires("ckptsync") or []
     except PackageNotFoundError:  # it runs from its source
         listed = []
-    wanted = []
+    packages = []
     for requirement in listed:
         package, _, marker = requirement.partition(";")
         of_extra = _OF_EXTRA.search(marker)
         if (of_extra[1] if of_extra else "") == extra:
-            wanted.append(package.strip())
-    return install(*wanted) if wanted else f"install the extra ckptsync[{extra}]"
+            packages.append(package.strip())
+    return install(*packages) if packages else f"install the extra ckptsync[{extra}]"
 
 
 def install_self(python: str) -> str:
     """Return the command that installs this ckptsync into another Python.
 
-    From the directory or archive that it came from, by PEP 610's ``direct_url.json``; from the
-    index that pip asks only where it came from one.
+    ``python``: its interpreter.  PEP 610's ``direct_url.json`` names the directory, archive or
+    repository that ckptsync was installed from; without that file the package index is meant.
     """
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415 - 20 ms
 

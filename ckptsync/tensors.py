@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol, runtime_checkable
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.typed_json import Count
 
 Shape = tuple[int, ...]
+
+
+def row_major(sizes: Shape) -> Shape:
+    """Return the strides, in elements, of a box that is stored row by row."""
+    return tuple(prod(sizes[d + 1 :]) for d in range(len(sizes)))
+
+
+def is_row_major(sizes: Shape, strides: Shape) -> bool:
+    """Return whether these are the strides of such a box; of an axis of size 1 any will do."""
+    plain = row_major(sizes)
+    return all(n <= 1 or s == p for n, s, p in zip(sizes, strides, plain, strict=True))
 
 
 @dataclass(frozen=True, slots=True, order=True)

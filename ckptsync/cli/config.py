@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    """Read a configuration and print its roles, its store, and what is switched off."""
     config = read_configuration(Path(args.file))
     roles, url = list(config.roles), config.store.url
     if args.json:
@@ -54,6 +55,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    """Print each key with its value and the source of the value."""
     from ckptsync.config.loading import settings
 
     listed = settings(Path(args.file))

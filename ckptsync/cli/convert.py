@@ -70,7 +70,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the conversion, write it, and print what was written."""
+    """Plan the conversion, write it, and print what was written; return 0.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
     destination = located(args.destination)
     if isinstance(destination, Remote):
         raise ConfigError(
@@ -78,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
             hint="convert into a directory, then `ckptsync push` it",
         )
     sources = [located(source) for source in args.sources]
-    is_far = any(isinstance(source, Remote) for source in sources)
-    work = MergeResources(thread_count(args.jobs, is_far=is_far), tensor_digests=False)
+    work = MergeResources(thread_count(args.jobs, sources), tensor_digests=False)
     access = access_of(args).within(PARTS)
     request = MergeRequest(sources, destination, MergeOptions(source=args.source))
     tag = path(real(sources[0])).name
@@ -98,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
     files += [{"path": name, "bytes": size} for name, size in sizes.items()]
     notes = list(job.notes)
     if not args.dry_run:
-        what = f"converting into {show_path(destination)}"
-        with output.progress(args, what, "are converted") as progress:
+        label = f"converting into {show_path(destination)}"
+        with output.progress(args, label, "are converted") as progress:
             merged = merge(prepared, access, progress, work)
         files = [{"path": f.path, "bytes": f.size, "blake3": f.digest} for f in merged.files]
         notes = list(merged.notes)
@@ -109,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result(prepared: Prepared, files: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    """Return what ``--json`` prints, but for ``dry_run``."""
     names = [plan.name.rpartition("/") for plan in prepared.job.plans if plan.ending]
     states = {last.removesuffix(".pt") for _, _, last in names}
     return {

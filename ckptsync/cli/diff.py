@@ -64,7 +64,7 @@ TOP = 10  # tensors of a kind that are shown
 DIFFERENT = 1  # exit code
 NONE = "-"
 _NOWHERE = Path(os.devnull)  # nothing is written
-_OF_MERGE = ("--config-from", "--base")  # what notes advise to who merges
+_OF_MERGE = ("--config-from", "--base")  # options of merge: notes that advise them are left out
 DETAILS = (
     "Compared is what `merge` would write of each. The exit code is 0 if all is the same, 1 if not."
     " What recorded digests show to be equal is not read. The relative change of a tensor is the"
@@ -88,8 +88,8 @@ class Opened:
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    what = f"{CHECKPOINT} of a store, or a path or URL of a checkpoint, a model or an adapter"
-    add("a", metavar="A", nargs="+", help=f"{what}; several directories of one save, one a node")
+    kinds = f"{CHECKPOINT} of a store, or a path or URL of a checkpoint, a model or an adapter"
+    add("a", metavar="A", nargs="+", help=f"{kinds}; several directories of one save, one a node")
     add("b", metavar="B", help="the same, to compare it with")
     add_store_option(command)
     add(
@@ -117,7 +117,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare the two, print what differs, and return 1 if anything does."""
+    """Compare A and B, print what differs, and return `DIFFERENT` if anything does, else 0.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
     if args.top is not None and args.top < 0:
         raise ConfigError(f"--top: expected at least 0, not {args.top}")
     if len(args.source) > 2:
@@ -205,28 +208,28 @@ def _open_stored(store: Store, run: str, location: str, target: str, source: str
     """
     if not location:
         raise ConfigError(f"{target}: expected {CHECKPOINT}", hint="`ckptsync ls` lists them")
-    found = read_location(store, run, location)
-    if newer := found.newer(run, location):
+    listing = read_location(store, run, location)
+    if newer := listing.newer(run, location):
         raise newer
-    seen = found.of(run, location)
-    if seen is None:
-        for fault in found.faults:
+    state = listing.of(run, location)
+    if state is None:
+        for fault in listing.faults:
             raise fault.error
         raise not_found(store, run, location)
-    c = seen.conditions
+    c = state.conditions
     if c.conflict or c.retired:
         raise Incomplete(f"{target}: {c.conflict or c.retired}", hint="`ckptsync ls` says more")
-    if seen.model_record and c.consolidated.holds and not source:
-        side = _recorded(store, seen, seen.model_record)
-        return Opened(target, seen.model_record.options.get("source", ""), side)
-    files = source_files(store, seen)
+    if state.model_record and c.consolidated.holds and not source:
+        side = _recorded(store, state, state.model_record)
+        return Opened(target, state.model_record.options.get("source", ""), side)
+    files = source_files(store, state)
     job = prepare(files, MergeOptions(source=source or None), every=True)
     return Opened(target, job.source, _planned(job, files), job.notes)
 
 
-def _recorded(store: Store, seen: LocationState, record: ModelRecord) -> Side:
+def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
     """Return a consolidated model by its record, without reading its files."""
-    prefix = consolidated_prefix(seen.run, seen.location)
+    prefix = consolidated_prefix(state.run, state.location)
     sizes = {f.path: f.size for f in record.files}
     tensors = by_name(
         (t.file, recorded_tensor(
@@ -262,14 +265,14 @@ def describe(
     }  # fmt: skip
 
 
-def _describe_side(one: Opened) -> dict[str, Any]:
-    tensors = one.side.tensors
+def _describe_side(opened: Opened) -> dict[str, Any]:
+    tensors = opened.side.tensors
     return {
-        "target": one.target,
-        "source": one.source,
+        "target": opened.target,
+        "source": opened.source,
         "tensors": len(tensors),
         "bytes": sum(tensor.size for tensor in tensors.values()),
-        "has_digests": bool(one.side.digests),
+        "has_digests": bool(opened.side.digests),
     }
 
 
@@ -316,9 +319,9 @@ def _top(differences: Sequence[Difference], top: int | None) -> Iterator[Differe
 def _show(
     a: Opened, b: Opened, differences: Sequence[Difference], top: int, notes: Sequence[str]
 ) -> None:
-    for name, one in (("A", a), ("B", b)):
-        size = show_size(sum(tensor.size for tensor in one.side.tensors.values()))
-        say(f"{name}  {one.target}: {one.source}, {len(one.side.tensors)} tensors, {size}")
+    for name, opened in (("A", a), ("B", b)):
+        size = show_size(sum(tensor.size for tensor in opened.side.tensors.values()))
+        say(f"{name}  {opened.target}: {opened.source}, {len(opened.side.tensors)} tensors, {size}")
     for note in notes:
         say(f"note  {note}")
     counts = Counter(d.state for d in differences)

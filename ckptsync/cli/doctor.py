@@ -142,8 +142,8 @@ def examine(path: Path) -> tuple[Diagnosis, int]:
     """Return what `ckptsync doctor -c PATH` finds, and its exit code.  Raises ConfigError."""
     command = argparse.ArgumentParser()
     add_arguments(command)
-    found = _diagnose(command.parse_args(["-c", str(path)]), 0.0, 0.0)
-    return found, exit_code(found.findings)
+    diagnosis = _diagnose(command.parse_args(["-c", str(path)]), 0.0, 0.0)
+    return diagnosis, exit_code(diagnosis.findings)
 
 
 def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:

@@ -18,19 +18,18 @@ from ckptsync.gc_pause import paused
 from ckptsync.merge.adapter_sums import ChangeTotals
 from ckptsync.merge.destination import EngineAt, check_free, merge
 from ckptsync.merge.engine import Merged
-from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
 from ckptsync.merge.into_base import AS_BASE, open_into_base
-from ckptsync.merge.plan import MergeOptions, MergeResources
+from ckptsync.merge.plan import SHARD_SIZE, MergeOptions, MergeResources
 from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.records.layer_groups import LAYER_GROUPS, layer_group
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import located
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
-MOST_JOBS = 8  # more than a disk takes in
 # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
-FAR_JOBS = 4
 KEPT = "are merged; the same command continues"
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 DETAILS = (
@@ -153,14 +152,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan the merge, write it, and print what was written."""
-    size = AS_BASE if args.into else 5_000_000_000
+    size = AS_BASE if args.into else SHARD_SIZE
     if args.max_shard_size is not None:
         size = _shard_size(args.max_shard_size)
     _check_options(args)
     options = MergeOptions(args.dtype, size, args.source, args.allow_code)
-    sources = [*args.sources, *([args.into] if args.into else [])]
-    is_far = any(isinstance(located(url), Remote) for url in sources)
-    jobs = thread_count(args.jobs, is_far=is_far)
+    places = [located(word) for word in (*args.sources, args.into) if word]
+    jobs = thread_count(args.jobs, places)
     work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
@@ -208,6 +206,12 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError(why, hint="leave it out: a sum needs little more than a copy")
     if args.into and args.base:
         raise ConfigError("--base: with --into the base is named already", hint="leave it out")
+    option = "--fill-from" if args.fill_from else "--names-of" if args.names_of else ""
+    if args.into and option:
+        raise ConfigError(
+            f"{option}: with --into the base is taken as it is",
+            hint=f"prepare the base first: `ckptsync merge BASE DST {option} DIR`",
+        )
     if args.changed_base and not args.into:
         raise ConfigError("--changed-base: no base", hint="name it with --into")
 
@@ -219,11 +223,14 @@ def _shard_size(text: str) -> int:
     return count
 
 
-def thread_count(asked: int | None, *, is_far: bool) -> int:
-    """Return how many threads work; raises ConfigError for fewer than one."""
-    if asked is not None and asked < 1:
-        raise ConfigError(f"--jobs: expected at least 1, not {asked}")
-    return asked or (FAR_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
+def thread_count(jobs: int | None, places: Iterable[PathOrUrl]) -> int:
+    """Return how many threads work: ``--jobs``, or what is usual for these sources.
+
+    Raises ConfigError for fewer than one.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs: expected at least 1, not {jobs}")
+    return jobs or usual_threads(places)
 
 
 def describe_plan(prepared: Prepared) -> dict[str, Any]:
@@ -258,20 +265,23 @@ def _described_change(
     prepared: Prepared, totals: Mapping[str, ChangeTotals] | None = None
 ) -> dict[str, Any]:
     """Return what adapters change; the relative norms of the change by group of layers."""
-    its: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "adapters": len(prepared.request.sources),
         "modules": prepared.job.modules,
         "tensors": len(prepared.job.sums),
     }
     if totals is None:
-        return its
+        return counts
     groups: dict[str, ChangeTotals] = {}
     for name, total in totals.items():
         group = layer_group(name)
         groups[group] = groups.get(group, ChangeTotals()) + total
     norms = {group: groups[group].relative for group in LAYER_GROUPS if group in groups}
-    every = sum(groups.values(), ChangeTotals()).relative
-    return its | {"relative": every, "groups": {g: n for g, n in norms.items() if n is not None}}
+    overall = sum(groups.values(), ChangeTotals()).relative
+    return counts | {
+        "relative": overall,
+        "groups": {g: n for g, n in norms.items() if n is not None},
+    }
 
 
 def _described(found: Statistics) -> dict[str, Any]:

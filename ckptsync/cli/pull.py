@@ -185,16 +185,16 @@ def _best_note(directory: Path) -> list[str]:
     return [note] if best else []
 
 
-def _nodes_note(count: int, found: FoundCheckpoint, directory: Path) -> list[str]:
+def _nodes_note(count: int, checkpoint: FoundCheckpoint, directory: Path) -> list[str]:
     """Return what to do where ``count`` nodes cannot read shards as they are."""
-    is_sharded = any(file.under.endswith("_optim_states.pt") for file in found.plan.files)
-    if count == len(found.nodes) or not is_sharded:
+    is_sharded = any(file.under.endswith("_optim_states.pt") for file in checkpoint.plan.files)
+    if count == len(checkpoint.nodes) or not is_sharded:
         return []
     universal = directory.parent / f"{directory.name}-universal"
     command = shlex.join(["ckptsync", "convert", str(directory), str(universal)])
     note = (
-        f"nodes that saved it: {len(found.nodes)}, nodes that will resume: {count}; DeepSpeed reads"
-        f" these shards on as many ranks as wrote them; for another number, `{command} --to"
+        f"nodes that saved it: {len(checkpoint.nodes)}, nodes that will resume: {count}; DeepSpeed"
+        f" reads these shards on as many ranks as wrote them; for another number, `{command} --to"
         " universal`, and load_universal in DeepSpeed's configuration"
     )
     return [note]

@@ -223,11 +223,14 @@ def directories(value: object) -> dict[str, str]:
 
 
 def bases(value: object) -> dict[str, str]:
-    """Read ``{into: BASE}``, or a mapping of run names to bases in its place."""
-    known = mapping(value)
-    if known.keys() - {"into"}:
-        raise ValueError(f"{min(known.keys() - {'into'})!r} is not known here, only `into` is")
-    into = known.get("into", {})
+    """Return run name (``*`` for all) → base of ``{into: BASE}`` or ``{into: {RUN: BASE}}``.
+
+    Raises ValueError.
+    """
+    settings = mapping(value)
+    if unknown := settings.keys() - {"into"}:
+        raise ValueError(f"{min(unknown)!r} is not known here, only `into` is")
+    into = settings.get("into", {})
     by_run = {"*": into} if isinstance(into, str) else mapping(into)
     return {name: location(base) for name, base in by_run.items()}
 

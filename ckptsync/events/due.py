@@ -94,11 +94,11 @@ def due_events(
     now: list[DueEvent] = []
     given_up: list[DueEvent] = []
     for run, its in runs.items():
-        ours = [d for d in definitions if fnmatchcase(run, d.runs)]
-        open_: dict[str, list[tuple[Summary, list[DueEvent]]]] = {d.name: [] for d in ours}
-        for s in its if ours else ():
+        own = [d for d in definitions if fnmatchcase(run, d.runs)]
+        open_: dict[str, list[tuple[Summary, list[DueEvent]]]] = {d.name: [] for d in own}
+        for s in its if own else ():
             events = [*happened(s)]
-            for definition in ours:
+            for definition in own:
                 if due := [*_open(definition, s, events, since)]:
                     open_[definition.name].append((s, due))
         for waiting in open_.values():

@@ -12,14 +12,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ckptsync.digest import crc32
 from ckptsync.errors import Unsupported
 from ckptsync.formats.dtypes import STORAGES
 from ckptsync.formats.pickles import Name, PickledObject, Unknown, brief
-from ckptsync.formats.torch_pickle import Storage, StoredTensor, row_major
-from ckptsync.tensors import Shape
+from ckptsync.formats.torch_pickle import Storage, StoredTensor
+from ckptsync.tensors import Shape, row_major
 
 ALIGN = 64
 _PREFIX = "archive/"
@@ -52,6 +53,8 @@ def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda 
 def _encode(
     value: Any, out: bytearray, tensor: Callable[[StoredTensor], StoredTensor], depth: int
 ) -> None:
+    """Append the opcodes of a value to ``out``; see `pickled`."""
+
     def add(inner: Any) -> None:
         _encode(inner, out, tensor, depth + 1)
 
@@ -61,7 +64,9 @@ def _encode(
         out.extend(code)
 
     if depth > _DEEPEST:
-        raise Unsupported(f"more than {_DEEPEST} values within each other")
+        raise Unsupported(
+            f"values nested more than {_DEEPEST} deep cannot be written to another file"
+        )
     if len(out) > _LARGEST:
         raise Unsupported(f"values that take more than {_LARGEST >> 20} MiB to write")
     if isinstance(value, StoredTensor):
@@ -127,11 +132,7 @@ def _identity(storage: Storage) -> tuple[Any, ...]:
 
 def new_tensor(dtype: str, shape: Shape, key: str = "0") -> StoredTensor:
     """Return a contiguous tensor in a record of its own."""
-    strides = row_major(shape)
-    numel = 1
-    for n in shape:
-        numel *= n
-    return StoredTensor(dtype, Storage(dtype, key, numel), 0, shape, strides)
+    return StoredTensor(dtype, Storage(dtype, key, prod(shape)), 0, shape, row_major(shape))
 
 
 # Archives
@@ -169,9 +170,9 @@ class Ending:
 
 
 def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
-    """Return an archive's bytes before those of its one tensor, which has ``size`` bytes.
+    """Return the bytes of an archive before those of its one tensor, and the archive's ending.
 
-    And what makes those that follow.
+    The tensor has ``size`` bytes.
     """
     out, entries = _opened(pickled(value))
     at = len(out)
@@ -181,7 +182,10 @@ def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
 
 
 def archive(value: Any, data: Callable[[StoredTensor], bytes]) -> bytes:
-    """Return a whole archive; ``data`` returns the bytes of each tensor, row by row."""
+    """Return a whole archive; ``data`` returns the bytes of each tensor, row by row.
+
+    Raises Unsupported as `pickled` does, and what ``data`` raises.
+    """
     records: list[bytes] = []
 
     def tensor(stored: StoredTensor) -> StoredTensor:

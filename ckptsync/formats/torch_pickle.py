@@ -35,7 +35,7 @@ from ckptsync.formats.pickles import (
     loads,
     ordered,
 )
-from ckptsync.tensors import Shape
+from ckptsync.tensors import Shape, is_row_major
 
 # letters of a storage's name, which is a number: each mention of it is compared with others
 _LONGEST_KEY = 100
@@ -85,11 +85,6 @@ class StoredTensor:
 def span(shape: Shape, strides: Shape) -> int:
     """Return how many elements of the storage a view reaches over, first to last."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
-
-
-def row_major(shape: Shape) -> Shape:
-    """Return the strides of a contiguous tensor."""
-    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def shape_of(values: Any) -> Shape:
@@ -498,7 +493,4 @@ def is_contiguous(tensor: StoredTensor) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_row_major(shape: Shape, strides: Shape) -> bool:
-    plain = row_major(shape)
-    return all(n <= 1 or s == p for n, s, p in zip(shape, strides, plain, strict=True)) or not prod(
-        shape
-    )
+    return is_row_major(shape, strides) or not prod(shape)

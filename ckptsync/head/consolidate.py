@@ -36,7 +36,7 @@ from ckptsync.merge import model_files
 from ckptsync.merge.completeness import DOUBT
 from ckptsync.merge.engine import Destination, Merged, Progress, Write, write_model
 from ckptsync.merge.inputs import MergeRequest, check_unchanged
-from ckptsync.merge.into_base import JoinedFiles, open_base, summed
+from ckptsync.merge.into_base import joined, open_base, summed
 from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
 from ckptsync.merge.ray_engine import RayEngine, Reach
@@ -447,7 +447,7 @@ class ModelBuilder:
         access = self._options.access.within(PREFETCH)
         request = MergeRequest((), located(self._store.url), options, into=place)
         opened = open_base(request, access)
-        both = JoinedFiles(opened.files, [files])
+        both = joined(opened.files, [files])
         summed_job = summed(opened.job, [(seen.location, of_adapter)], both, options)
         holders = {id(holder): holder for _, holder in opened.job.beside}
         its = [_Origin(_INTO, holder) for holder in holders.values()]

@@ -343,9 +343,11 @@ def claim_node(node: str, store: str, spool: Path, patience: float = RESTART) ->
     """Return ``node``, or an id of this output directory if another training here has that one.
 
     Two trainings of one machine may send to one store at the same time, and a node's id is one
-    worker's there.  The id is held until this process ends, whatever program it becomes.  A worker
-    that served ``spool`` under it may be about to end: then it is tried for ``patience`` seconds,
-    since under another id its pins are another's for minutes.
+    worker's there.  The id is held until this process ends, whatever program it becomes.
+
+    Where a worker has served ``spool`` under this id, that worker may be about to end: then this
+    waits up to ``patience`` seconds for the id.  Under a new id, the old worker's pins would count
+    as another node's for minutes.
     """
     # without a file: it goes with its process, and all containers of a network see it
     with socket.socket(socket.AF_UNIX) as holder:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ckptsync.errors import Incomplete
-from ckptsync.tensors import Extent, Files, FilesWrapper
+from ckptsync.tensors import Files
 
 HOMES = ("", "checkpoint", "model", "hf_model")
 """Where a whole model may lie in a checkpoint: Ray Train reports Trainer's in ``checkpoint``
@@ -220,34 +220,3 @@ class Within:
         if name not in self._names:
             raise Incomplete(f"{name}: not found")
         self._files.read_into(self._names[name], start, out)
-
-
-FILL = "--fill-from:"  # before the names of a model's files beside a checkpoint
-
-
-class Joined(FilesWrapper):
-    """The files of a checkpoint and, with `FILL` before their names, those of a model."""
-
-    def __init__(self, files: Files, model: Files) -> None:
-        super().__init__(files)
-        self._model = model
-        self._sizes = {**files.sizes(), **{FILL + n: size for n, size in model.sizes().items()}}
-
-    def sizes(self) -> Mapping[str, int]:
-        """See `Files`."""
-        return self._sizes
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`."""
-        if name.startswith(FILL):
-            self._model.read_into(name.removeprefix(FILL), start, out)
-        else:
-            super().read_into(name, start, out)
-
-    def expect(self, extents: Iterable[Extent]) -> None:
-        """See `Expecting`: the model's files are read as they come."""
-        super().expect(e for e in extents if not e.file.startswith(FILL))
-
-    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
-        """See `Expecting`."""
-        super().foresee((e, at) for e, at in reads if not e.file.startswith(FILL))

@@ -93,12 +93,13 @@ def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[P
 def _places(
     name: str, renamings: Iterable[_ScopedChange], conversions: Iterable[_ScopedChange]
 ) -> tuple[Place, ...]:
-    for one in renamings:
-        if fit := one.match(name):
+    """Return a file's tensor's places: all renamings apply in order, then the first conversion."""
+    for scoped in renamings:
+        if fit := scoped.match(name):
             _, match, scope = fit
-            name = scope + _replaced(match, one.change.names[0])
-    for one in conversions:
-        if fit := one.match(name):
+            name = scope + _replaced(match, scoped.change.names[0])
+    for scoped in conversions:
+        if fit := scoped.match(name):
             piece, match, scope = fit
             number = match.groupdict().get("expert")
             return tuple(
@@ -106,12 +107,12 @@ def _places(
                     scope + _replaced(match, live),
                     None if number is None else int(number),
                     piece,
-                    len(one.change.patterns),
+                    len(scoped.change.patterns),
                     part,
-                    len(one.change.names),
-                    one.change.may_transpose,
+                    len(scoped.change.names),
+                    scoped.change.may_transpose,
                 )
-                for part, live in enumerate(one.change.names)
+                for part, live in enumerate(scoped.change.names)
             )
     return (Place(name),)
 
@@ -132,6 +133,10 @@ def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
 
 
 def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the families of a model and of its parts, each with the prefixes of its names.
+
+    A class in ``architectures`` that the table has comes before the ``model_type``.
+    """
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
     kind = config.get("model_type")
@@ -172,6 +177,7 @@ def _table() -> Mapping[str, tuple[_Change, ...]]:
 
 
 def _parsed(line: str) -> _Change:
+    """Return a line of the table: ``FILE => MEMORY``, with ``^T`` where axes may be swapped."""
     file, _, live = line.partition(" => ")
     live, mark, _ = live.partition(" ^T")
     texts, names = _alternatives(file), _alternatives(live)
@@ -184,4 +190,4 @@ def _alternatives(text: str) -> tuple[str, ...]:
     """Return ``q_proj`` and ``k_proj`` of ``{q,k}_proj``."""
     before, mark, rest = text.partition("{")
     inner, _, after = rest.partition("}")
-    return tuple(f"{before}{one}{after}" for one in inner.split(",")) if mark else (text,)
+    return tuple(f"{before}{word}{after}" for word in inner.split(",")) if mark else (text,)

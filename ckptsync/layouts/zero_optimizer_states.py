@@ -144,6 +144,7 @@ def _check_kind(save: ZeroFiles) -> None:
 
 
 def _check_model(save: ZeroFiles, model: StateFile) -> None:
+    """Raise Unsupported where the model file says that the universal form cannot hold the state."""
     if expert_counts(model):
         raise Unsupported(f"{model.name}: a model with experts is not converted", hint=_EXPERTS)
     info = section(model.content, "universal_checkpoint_info")
@@ -173,26 +174,31 @@ def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
             hint="elastic_checkpoint is not converted: save without it",
         )
     masters = state.get(_FLAT if stage == 3 else MASTERS)
-    found = []
+    flats = []
     for number, flat in enumerate(masters if isinstance(masters, (list, tuple)) else ()):
         index = number if stage == 3 else _index(base, number)
-        held = base["state"].get(index, {})
-        if not isinstance(flat, StoredTensor) or not isinstance(held, dict):
+        states = base["state"].get(index, {})
+        if not isinstance(flat, StoredTensor) or not isinstance(states, dict):
             raise Corrupt(f"{file.name}: no state of parameter group {number}")
-        found.append(_flat(file, flat, held))
-    return found
+        flats.append(_flat(file, flat, states))
+    return flats
 
 
 def _index(base: Mapping[str, Any], group: int) -> Any:
     """Return the index of a group's one flat parameter in the state of torch's optimizer."""
     groups = base.get("param_groups")
-    held = groups[group] if isinstance(groups, list) and group < len(groups) else None
-    indices = held.get("params") if isinstance(held, dict) else None
+    group_content = groups[group] if isinstance(groups, list) and group < len(groups) else None
+    indices = group_content.get("params") if isinstance(group_content, dict) else None
     is_one = isinstance(indices, list) and len(indices) == 1 and type(indices[0]) is int
     return indices[0] if is_one and indices else group
 
 
 def _flat(file: StateFile, master: StoredTensor, held: Mapping[Any, Any]) -> _Flat:
+    """Return a rank's flat masters of a group with ``held``, what the optimizer has of them.
+
+    Raises Unsupported for a state without one value for each element, Corrupt for names that are
+    none.
+    """
     states: dict[str, Part] = {}
     dtypes: dict[str, str] = {}
     numbers: dict[str, Number] = {}
@@ -240,11 +246,16 @@ def _check_numbers(ranks: Mapping[str, Sequence[_Flat]]) -> None:
 def _parameter(
     tensor: Tensor, ranks: Mapping[str, Sequence[_Flat]], index: int, stage: int
 ) -> TrainedParameter:
+    """Return a parameter with its states, which lie where its masters do.
+
+    ``ranks``: by file, what the rank has of each group; ``index``: the parameter's group, at stage
+    1 and 2.  Raises Corrupt where ranks disagree.
+    """
     master = tensor.copies[0]
     groups = {file: each if stage == 3 else each[index : index + 1] for file, each in ranks.items()}
-    every = [group for each in groups.values() for group in each]
-    keys = dict.fromkeys(key for group in every for key in group.states)
-    step = next((g.numbers[STEP] for g in every if STEP in g.numbers), None)
+    flats = [group for each in groups.values() for group in each]
+    keys = dict.fromkeys(key for group in flats for key in group.states)
+    step = next((g.numbers[STEP] for g in flats if STEP in g.numbers), None)
     states = {key: _moved(tensor.name, master, key, groups) for key in keys}
     return TrainedParameter(tensor, master, states, step)
 
@@ -260,19 +271,19 @@ def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Fla
             raise Corrupt(f"{part.extent.file}: no {key} of {name}, which other ranks have")
         dtypes.add(flat.dtypes[key])
         size = ITEMSIZE[flat.dtypes[key]]
-        at = (part.extent.start - flat.master.extent.start) // item
-        if state.strides or (at + part.sizes[0]) * size > state.extent.size:
+        offset = (part.extent.start - flat.master.extent.start) // item
+        if state.strides or (offset + part.sizes[0]) * size > state.extent.size:
             raise Corrupt(f"{part.extent.file}: {key} is too short to hold that of {name}")
-        extent = Extent(part.extent.file, state.extent.start + at * size, part.sizes[0] * size)
+        extent = Extent(part.extent.file, state.extent.start + offset * size, part.sizes[0] * size)
         parts.append(Part(part.offsets, part.sizes, extent, None, state.checksum))
     if len(dtypes) > 1:
         raise Corrupt(f"{name}: the ranks have its {key} in different element types")
     return Copy(dtypes.pop() if dtypes else master.dtype, master.grid, tuple(parts))
 
 
-def _holder(flats: Sequence[_Flat], at: int) -> _Flat:
-    """Return the flat tensor that holds a byte of a file: the last that begins at or before it."""
-    before = [flat for flat in flats if flat.master.extent.start <= at]
+def _holder(flats: Sequence[_Flat], start: int) -> _Flat:
+    """Return the flat tensor that holds byte ``start`` of a file: the last that begins by then."""
+    before = [flat for flat in flats if flat.master.extent.start <= start]
     return max(before, key=lambda flat: (flat.master.extent.start, flat.master.extent.size))
 
 
@@ -283,19 +294,19 @@ def _common(file: StateFile, base: str, setup: ZeroSetup) -> dict[str, Any]:
     if not isinstance(groups, list):
         raise Corrupt(f"{file.name}: no param_groups")
     left_out: Iterable[str] = (MASTERS, _SLICES, _FLAT, base)
-    found = {key: value for key, value in state.items() if key not in left_out}
+    content = {key: value for key, value in state.items() if key not in left_out}
     if setup.stage == 3:
         # where DeepSpeed reads the step and the groups of stage 3
         numbers = {
-            index: {k: v for k, v in held.items() if k == STEP}
-            for index, held in state[base]["state"].items()
-            if isinstance(held, dict)
+            index: {k: v for k, v in states.items() if k == STEP}
+            for index, states in state[base]["state"].items()
+            if isinstance(states, dict)
         }
-        found[BASE3] = {**state[base], "state": numbers}
+        content[BASE3] = {**state[base], "state": numbers}
     else:
         paddings, counts = state.get("group_paddings"), state.get("partition_count")
         if isinstance(paddings, list):
-            found["group_paddings"] = [0] * len(paddings)
+            content["group_paddings"] = [0] * len(paddings)
         if isinstance(counts, list):
-            found["partition_count"] = [setup.world] * len(counts)
-    return {**found, "param_groups": groups}
+            content["partition_count"] = [setup.world] * len(counts)
+    return {**content, "param_groups": groups}

@@ -22,7 +22,7 @@ from typing import Any
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import row_major, span
+from ckptsync.formats.torch_pickle import span
 from ckptsync.layouts.zero_files import (
     StateFile,
     are_naturals,
@@ -30,7 +30,7 @@ from ckptsync.layouts.zero_files import (
     section,
     trained_shapes,
 )
-from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
+from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor, is_row_major, row_major
 
 Box = tuple[Shape, Shape]  # offsets, sizes
 _HINT = "convert it with DeepSpeed's ds_to_universal, or save the gathered model"
@@ -361,11 +361,8 @@ def cut_box(copy: Copy, shape: Shape, held: Box, into: Shape) -> Iterator[Part]:
 def _skipped(part: Part, skip: int, item: int) -> Part:
     """Return the part ``skip`` bytes behind its start, with the extent that its strides reach."""
     sizes, strides = part.sizes, part.strides or ()
-    is_plain = all(
-        n <= 1 or s == p for n, s, p in zip(sizes, strides, row_major(sizes), strict=True)
-    )
     extent = Extent(part.extent.file, part.extent.start + skip, span(sizes, strides) * item)
-    return replace(part, extent=extent, strides=None if is_plain else strides)
+    return replace(part, extent=extent, strides=None if is_row_major(sizes, strides) else strides)
 
 
 def cut(shape: Shape, start: int, stop: int) -> Iterator[Box]:

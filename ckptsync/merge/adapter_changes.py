@@ -18,10 +18,10 @@ from ckptsync.merge import adapter_config as rules
 from ckptsync.merge.adapter_config import Scales
 from ckptsync.merge.adapter_factors import OTHER_MODEL, sums
 from ckptsync.merge.adapter_names import Base, Parts, Slot, split
-from ckptsync.merge.adapter_ties import WITH_HEAD, Tie, is_one_of
+from ckptsync.merge.adapter_ties import WITH_HEAD, Tie
 from ckptsync.merge.completeness import check_adapter, listed
 from ckptsync.merge.low_rank import BiasDelta, Change, Changes, IsEqual, LowRank, Replacement, Rows
-from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS
+from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 
 _QUANTISED = re.compile(
@@ -194,7 +194,7 @@ class _Plan:
         """Record a resized vocabulary; raise Corrupt of every other difference."""
         if own.shape == tensor.shape and own.name not in self._shapes:
             return
-        is_resized = is_one_of(own.name, _VOCABULARY) and own.shape[1:] == tensor.shape[1:]
+        is_resized = ends_in(own.name, _VOCABULARY) and own.shape[1:] == tensor.shape[1:]
         if not is_resized or self._shapes.setdefault(own.name, tensor.shape) != tensor.shape:
             raise Corrupt(
                 f"{tensor.name}: {tensor.shape}, and {own.name} of the base has {own.shape}",
@@ -364,7 +364,7 @@ class _Plan:
         new = {shape[0] for shape in self._shapes.values()}
         old = {self._old[name][0] for name in self._shapes}
         starts = {(count,) for count in old}
-        words = (n for n in self._old if is_one_of(n, (*EMBEDDINGS, *HEADS)))
+        words = (n for n in self._old if ends_in(n, (*EMBEDDINGS, *HEADS)))
         left = sorted(n for n in words if self._old[n][:1] in starts and n not in self._shapes)
         if len(new) > 1 or left:
             raise Corrupt(

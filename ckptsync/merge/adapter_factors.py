@@ -300,7 +300,6 @@ def _low_ranks(
             box.sizes,
             is_transposed=is_transposed,
             magnitude=pair.magnitude,
-            is_embedding=pair.is_embedding,
         )
         if pair.magnitude:
             outputs = matrix.columns if is_transposed else matrix.rows

@@ -63,15 +63,14 @@ class Pair:
 class Parts:
     """An adapter's tensors by what they are; modules under their names in memory.
 
-    ``plain``: name of a parameter → what replaces it; ``base``: the same, of base layers;
-    ``ignored``: tensors that change nothing.
+    ``plain``: name of a parameter → what replaces it; ``base``: the same, of base layers.  Tensors
+    that change nothing are left out.
     """
 
     pairs: dict[str, Pair] = field(default_factory=dict)
     tokens: dict[str, Tensor] = field(default_factory=dict)
     plain: dict[str, Tensor] = field(default_factory=dict)
     base: dict[str, Tensor] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
 
 
 def split(tensors: Sequence[Tensor]) -> Parts:
@@ -94,7 +93,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
             adapters.add(match["adapter"] or "")
             saved[f"{match['module']}.{match['end']}"] = tensor
         elif _ORIGINAL.fullmatch(name):
-            parts.ignored.append(tensor.name)
+            pass  # peft's copy of what was not trained
         elif match := _BASE_LAYER.fullmatch(name):
             parts.base[f"{match['module']}.{match['end']}"] = tensor
         else:
@@ -114,10 +113,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
         )
     for name, tensor in saved.items():
         # with a resized vocabulary peft writes what it trained twice, under both names
-        if name in parts.plain:
-            parts.ignored.append(tensor.name)
-        else:
-            parts.plain[name] = tensor
+        parts.plain.setdefault(name, tensor)
     return parts
 
 

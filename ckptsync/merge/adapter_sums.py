@@ -33,7 +33,8 @@ from ckptsync.merge.low_rank import (
     Rows,
 )
 from ckptsync.merge.plan import PlannedTensor
-from ckptsync.merge.units import Box, part_of, stored_bytes
+from ckptsync.merge.tensor_pieces import box_of
+from ckptsync.merge.units import stored_bytes
 from ckptsync.tensors import Checksum, Copy, Files, Shape, Tensor
 
 BLOCK = 256 << 10  # elements that are summed at once: more leave the caches
@@ -421,11 +422,11 @@ class AdapterSums:
         if offsets is None or sizes is None:
             return floats(self._files, copy)
         if copy.grid == tensor.shape:
-            return floats(self._files, part_of(copy, Box(offsets, sizes)))
+            return floats(self._files, box_of(copy, offsets, sizes))
         # it is stored flattened: whole rows of it, then these columns
         width = prod(tensor.shape[1:])
-        flat = Box((offsets[0] * width,), (sizes[0] * width,))
-        rows = floats(self._files, part_of(copy, flat)).reshape(sizes[0], *tensor.shape[1:])
+        flat = box_of(copy, (offsets[0] * width,), (sizes[0] * width,))
+        rows = floats(self._files, flat).reshape(sizes[0], *tensor.shape[1:])
         box = [slice(o, o + n) for o, n in zip(offsets[1:], sizes[1:], strict=True)]
         index = (slice(None), *box)
         return np.asarray(rows[index]).reshape(-1)
@@ -564,11 +565,12 @@ def _flat(files: Files, tensor: Tensor, low: int, high: int) -> Array:
     """Return the values of a range of a flattened tensor."""
     copy = tensor.copies[0]
     if len(copy.grid) == 1:
-        return floats(files, part_of(copy, Box((low,), (high - low,))))
+        return floats(files, box_of(copy, (low,), (high - low,)))
     width = prod(copy.grid[1:])
     rows = low // width, -(-high // width)
-    box = Box((rows[0], *(0,) * (len(copy.grid) - 1)), (rows[1] - rows[0], *copy.grid[1:]))
-    return floats(files, part_of(copy, box))[low - rows[0] * width : high - rows[0] * width]
+    offsets = (rows[0], *(0,) * (len(copy.grid) - 1))
+    box = box_of(copy, offsets, (rows[1] - rows[0], *copy.grid[1:]))
+    return floats(files, box)[low - rows[0] * width : high - rows[0] * width]
 
 
 def _slice(of: range) -> slice:

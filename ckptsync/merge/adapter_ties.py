@@ -6,13 +6,13 @@ peft 0.21 adds both changes to the one tensor instead, also where they are the s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptsync.merge.adapter_names import Base
 from ckptsync.merge.low_rank import Change, IsEqual, LowRank, Replacement, Rows
-from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, is_tied, pairs
+from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, pairs
 from ckptsync.tensors import Tensor
 
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -60,13 +60,13 @@ class Tie:
     @classmethod
     def of(cls, base: Base, config: Mapping[str, Any]) -> Tie | None:
         """Return the tie of a base, None if its embedding and head are two tensors, or unknown."""
-        heads = [t for t in base.tensors.values() if is_one_of(t.name, HEADS)]
+        heads = [t for t in base.tensors.values() if ends_in(t.name, HEADS)]
         if not (is_tied(config) if config else not heads) or len(heads) > 1:
             return None
         words = [
             t
             for t in base.tensors.values()
-            if is_one_of(t.name, EMBEDDINGS)
+            if ends_in(t.name, EMBEDDINGS)
             and len(t.shape) == 2
             and (not heads or t.shape == heads[0].shape)
         ]
@@ -76,10 +76,10 @@ class Tie:
 
     def side(self, base: Base, name: str) -> Side | None:
         """Return the side that a weight is, None of all others."""
-        if not is_one_of(name, (*HEADS, *EMBEDDINGS)):
+        if not ends_in(name, (*HEADS, *EMBEDDINGS)):
             return None
         slots = base.find(name)
-        if not slots and not self.head and is_one_of(name, HEADS):
+        if not slots and not self.head and ends_in(name, HEADS):
             self._head_name = name
             return self.head_side
         if len(slots) == 1 and slots[0].file.is_whole:
@@ -146,11 +146,6 @@ class Tie:
             f"{self.tensor.name} and {name} were tied, and were trained apart: config.json says so"
         )
         return Outcome(of, added, settings, note)
-
-
-def is_one_of(name: str, ends: Collection[str]) -> bool:
-    """Return whether a name is, or ends in, one of these whole components."""
-    return any(name == end or name.endswith(f".{end}") for end in ends)
 
 
 def _is_same(one: Change, other: Change, equal: IsEqual) -> bool:

@@ -16,13 +16,19 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.live_names import Place, places
 from ckptsync.merge.completeness import listed
-from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS
+from ckptsync.merge.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.merge.tensor_pieces import Piece, assembled
 from ckptsync.tensors import Shape, Tensor
 
 MOST_HEADS = 4  # first components that are tried as the part one model is of the other
 _PACKED = ("U8", "I8", "I32", "U32")
 _QUANTIZED = (".weight_scale_inv", ".qweight", ".qzeros", ".absmax")
+# What a training does not change in a configuration, and tensors follow from.
+_STRUCTURE = (
+    *("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "moe_intermediate_size", "num_experts"),
+    *("num_local_experts", "n_routed_experts", "n_layer", "n_embd", "n_head"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +196,7 @@ def in_memory(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[
 
 def is_vocabulary(name: str) -> bool:
     """Return whether a tensor has a row for each token."""
-    return any(name == end or name.endswith(f".{end}") for end in (*EMBEDDINGS, *HEADS))
+    return ends_in(name, (*EMBEDDINGS, *HEADS))
 
 
 def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -207,6 +213,32 @@ def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]
             " are not those that were trained",
             hint="give the unquantised model",
         )
+
+
+def check_same_structure(
+    own: Mapping[str, Any], given: Mapping[str, Any], taken: Iterable[str]
+) -> None:
+    """Raise Unsupported where two ``config.json`` contradict each other: of two models.
+
+    ``own``: the checkpoint's.  ``taken``: tensors of the given model's: of tokens, they must be as
+    many.
+    """
+    keys = (*_STRUCTURE, "vocab_size") if any(map(is_vocabulary, taken)) else _STRUCTURE
+    sections = [k for k in own if k.endswith("_config")]
+    for section in ("", *sections):
+        one, other = (c.get(section) if section else c for c in (own, given))
+        if not (isinstance(one, dict) and isinstance(other, dict)):
+            continue
+        for key in keys:
+            values = one.get(key), other.get(key)
+            if None not in values and values[0] != values[1]:
+                name = f"{section}.{key}" if section else key
+                raise Unsupported(
+                    f"--fill-from: another model: {name} is {values[1]} in its config.json,"
+                    f" {values[0]} in the checkpoint's",
+                    hint="give the model that was trained, or correct the config.json that is"
+                    " wrong",
+                )
 
 
 def _from(rows: int, rank: int) -> Shape:

@@ -22,7 +22,6 @@ import msgspec
 
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Exists, NotFound, StoreError
-from ckptsync.layouts.file_names import FILL
 from ckptsync.merge.adapter_sums import ChangeTotals
 from ckptsync.merge.engine import (
     Destination,
@@ -35,6 +34,7 @@ from ckptsync.merge.engine import (
     write_model,
 )
 from ckptsync.merge.inputs import MergeRequest, Prepared, check_unchanged
+from ckptsync.merge.joined_files import FILL
 from ckptsync.merge.model_files import index_name
 from ckptsync.merge.plan import FORMAT, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD

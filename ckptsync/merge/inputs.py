@@ -6,14 +6,16 @@ them have, and times are compared: one model is never made of two saves.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import BESIDE_WEIGHTS, Joined, metadata_files
+from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
 from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
+from ckptsync.merge.joined_files import FILL, JoinedFiles
 from ckptsync.merge.model_files import DAMAGED, parsed
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
@@ -33,6 +35,8 @@ _INNER = re.compile(
 )
 _STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?([0-9]+)")
 _LARGE_JSON = 1 << 20
+MOST_THREADS = 8  # more than a disk takes in
+FAR_THREADS = 4
 _OPTIONS = {"base": "--base", "fill_from": "--fill-from", "names_of": "--names-of"}
 
 
@@ -74,9 +78,10 @@ def open_sources(
     use_times: bool = True,
     planner: Callable[[Files], MergeJob] | None = None,
 ) -> Prepared:
-    """Open everything and plan the merge; compare the files' times unless ``use_times`` is false.
+    """Open the checkpoint and the models that the request names, and return the planned merge.
 
-    ``planner`` plans something else than a merge into one model.
+    The files' times are compared unless ``use_times`` is false.  ``planner`` plans, from the
+    checkpoint's files, something else than a merge into one model.
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
@@ -110,8 +115,8 @@ def open_sources(
             fill_from=fill_from,
             names_of=names_of,
         )
-    given = {show_path(getattr(request, key)): holder for key, holder in models.items()}
-    config += given.items()
+    named_models = {show_path(getattr(request, key)): holder for key, holder in models.items()}
+    config += named_models.items()
     notes = list(job.notes)
     for shown, holder in config:
         if names := [name for name, found_in in job.beside if found_in is holder]:
@@ -123,12 +128,27 @@ def open_sources(
     check_one_save(trees, job, use_times=use_times)
     for name, holder in job.beside:
         _check_json(holder, name)
-    reader = Joined(files, fill_from) if fill_from else files
+    reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
     return Prepared(request, replace(job, notes=tuple(notes)), reader, trees)
 
 
+def usual_threads(places: Iterable[PathOrUrl]) -> int:
+    """Return how many threads a merge that reads these places has, unless the user says it.
+
+    One for each core that this process may use, at most `MOST_THREADS`; `FAR_THREADS` where a place
+    is a URL.
+    """
+    if any(isinstance(place, Remote) for place in places):
+        return FAR_THREADS
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
 def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
-    """Return the models that the request names, by its fields: each directory opened once."""
+    """Return the models that the request names, by its fields.
+
+    Opens a directory once that several fields name.  Raises ConfigError, StoreError, and
+    Unsupported where a directory holds no weights.
+    """
     opened: dict[PathOrUrl, Files] = {}
     models: dict[str, Files] = {}
     for key, option in _OPTIONS.items():
@@ -137,10 +157,10 @@ def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
             continue
         if place not in opened:
             opened[place] = file_sources.named(place, access)
-        models[key] = found = opened[place]
-        if not registry.sources(found):
+        models[key] = files = opened[place]
+        if not registry.sources(files):
             raise Unsupported(
-                f"{option} {show_path(place)}: no weights among its {len(found.sizes())} files",
+                f"{option} {show_path(place)}: no weights among its {len(files.sizes())} files",
                 hint="give the directory of the model that was trained, with model*.safetensors",
             )
     return models

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from ckptsync.merge.adapter import STEM
 from ckptsync.merge.adapter_changes import changes
 from ckptsync.merge.adapter_sums import Sum, floats
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merge.joined_files import JoinedFiles, prefixed
 from ckptsync.merge.low_rank import Change, Changes, Replacement
 from ckptsync.merge.model_files import (
     ADAPTER_CONFIG,
@@ -32,14 +33,21 @@ from ckptsync.merge.model_files import (
     is_code,
     parsed,
 )
-from ckptsync.merge.plan import FilePlan, MergeOptions, PlannedTensor, file_plan, grouped, named
+from ckptsync.merge.plan import (
+    SHARD_SIZE,
+    FilePlan,
+    MergeOptions,
+    PlannedTensor,
+    file_plan,
+    grouped,
+    named,
+)
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.stores.opening import Access
-from ckptsync.tensors import Copy, Extent, Files, Part, Tensor, expect, foresee
+from ckptsync.tensors import Copy, Files, Tensor
 
 AS_BASE = 0
 """The ``max_shard_size`` of a merge whose files are cut as the base's are."""
-_USUAL = 5_000_000_000
 _ONE_FILE = 1 << 62
 _FILE = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 _GENERATION = "generation_config.json"
@@ -51,46 +59,6 @@ _OF_TOKENIZER = (
     *("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "spiece"),
     *("sentencepiece", "normalizer", "bpe", "source.spm", "target.spm"),
 )
-
-
-class JoinedFiles:
-    """The files of a base, and those of adapters, each under a prefix."""
-
-    def __init__(self, base: Files, adapters: Sequence[Files]) -> None:
-        self._files = {_prefix(number): its for number, its in enumerate(adapters)} | {"": base}
-        self._sizes = {
-            prefix + name: size
-            for prefix, its in self._files.items()
-            for name, size in its.sizes().items()
-        }
-
-    def sizes(self) -> Mapping[str, int]:
-        """See `Files`."""
-        return self._sizes
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`."""
-        prefix = self._prefix(name)
-        self._files[prefix].read_into(name.removeprefix(prefix), start, out)
-
-    def expect(self, extents: Iterable[Extent]) -> None:
-        """See `Expecting`."""
-        for prefix, its in self._by_prefix((e.file, e) for e in extents).items():
-            expect(self._files[prefix], (_without(prefix, e) for e in its))
-
-    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
-        """See `Expecting`."""
-        for prefix, its in self._by_prefix((e.file, (e, at)) for e, at in reads).items():
-            foresee(self._files[prefix], ((_without(prefix, e), at) for e, at in its))
-
-    def _prefix(self, name: str) -> str:
-        return next(prefix for prefix in self._files if name.startswith(prefix))
-
-    def _by_prefix(self, items: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
-        for name, item in items:
-            found.setdefault(self._prefix(name), []).append(item)
-        return found
 
 
 @dataclass(slots=True)
@@ -149,7 +117,7 @@ def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = T
         for source in request.sources
     ]
     adapters = [(show_path(one.request.sources[0]), one.job) for one in opened]
-    files = JoinedFiles(base.files, [one.files for one in opened])
+    files = joined(base.files, [adapter.files for adapter in opened])
     job = summed(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
     return Prepared(
         request, job, files, (*base.trees, *(tree for one in opened for tree in one.trees))
@@ -177,6 +145,11 @@ def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) 
     return base
 
 
+def joined(base: Files, adapters: Sequence[Files]) -> JoinedFiles:
+    """Return the files of a base and its adapters under the names that `summed` reads."""
+    return JoinedFiles(base, {_prefix(number): files for number, files in enumerate(adapters)})
+
+
 def summed(
     base: MergeJob,
     adapters: Sequence[tuple[str, MergeJob]],
@@ -187,7 +160,7 @@ def summed(
 ) -> MergeJob:
     """Return the job of the base with what adapters change, each with a name for messages.
 
-    ``files``: all of them.  Raises Incomplete, Unsupported or Corrupt.
+    ``files``: see `joined`.  Raises Incomplete, Unsupported or Corrupt.
     """
     heads = {plan.name: plan for plan in base.plans if plan.name == VALUE_HEAD}
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
@@ -211,7 +184,7 @@ def summed(
         found = changes(
             list(model.tensors.values()),
             _updated(config, model.config),
-            [_tensor(t, _prefixed(t.copy, prefix)) for t in own],
+            [_tensor(t, prefixed(t.copy, prefix)) for t in own],
             adapter_config,
             is_changed_base=is_changed_base,
             is_equal=partial(_is_equal, files),
@@ -219,7 +192,7 @@ def summed(
         model.apply(found)
         for plan in job.plans:
             if plan.name == VALUE_HEAD:
-                tensors = (replace(t, copy=_prefixed(t.copy, prefix)) for t in plan.tensors)
+                tensors = (replace(t, copy=prefixed(t.copy, prefix)) for t in plan.tensors)
                 heads[VALUE_HEAD] = replace(plan, tensors=tuple(tensors))
         model.notes += [note for note in job.notes if note not in base.notes]
         sources.append(f"{shown} {job.source}")
@@ -262,7 +235,7 @@ def _plans(
         items.append((tensor, tensor.copies[0], dtypes.get(name, own)))
     holders = _holders(base, planned)
     if options.max_shard_size or not holders:
-        return named(grouped(items, options.max_shard_size or _USUAL), "model")
+        return named(grouped(items, options.max_shard_size or SHARD_SIZE), "model")
     starts = {t.name: t.copy.parts[0].extent.start for t in planned if t.copy.parts}
     files: dict[str, list[tuple[Tensor, Copy, str]]] = {
         name: [] for name in sorted({*holders.values()})
@@ -318,29 +291,6 @@ def _prefix(number: int) -> str:
 
 def _tensor(planned: PlannedTensor, copy: Copy) -> Tensor:
     return Tensor(planned.name, copy.dtype, planned.shape, (copy,))
-
-
-def _prefixed(copy: Copy, prefix: str) -> Copy:
-    def part_of(part: Part) -> Part:
-        checksum = part.checksum
-        if checksum:
-            checksum = replace(checksum, extent=_with(prefix, checksum.extent))
-        return replace(
-            part,
-            extent=_with(prefix, part.extent),
-            checksum=checksum,
-            replicas=tuple(map(part_of, part.replicas)),
-        )
-
-    return replace(copy, parts=tuple(map(part_of, copy.parts)))
-
-
-def _with(prefix: str, extent: Extent) -> Extent:
-    return replace(extent, file=prefix + extent.file)
-
-
-def _without(prefix: str, extent: Extent) -> Extent:
-    return replace(extent, file=extent.file.removeprefix(prefix))
 
 
 def _config(job: MergeJob, name: str) -> dict[str, Any] | None:

@@ -46,17 +46,11 @@ class LowRank:
     sizes: Shape
     is_transposed: bool = False
     magnitude: Tensor | None = None
-    is_embedding: bool = False
 
     @property
     def is_per_column(self) -> bool:
         """Whether DoRA's norms are those of columns, not of rows."""
         return self.is_transposed
-
-    @property
-    def zero(self) -> Tensor:
-        """The stored factor that is all zero in an adapter that was never trained."""
-        return self.a.tensor if self.is_embedding else self.b.tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ DTYPES: tuple[DType, ...] = get_args(DType)
 _DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 PlanItem = tuple[Tensor, Copy, str]
 """A tensor, the copy that is read, and the element type that is written."""
+SHARD_SIZE = 5_000_000_000  # bytes of a file, unless the user gives another size
 FORMAT = 1  # of the output: part of what its bytes are a function of
 
 
@@ -39,7 +40,7 @@ class MergeOptions:
     """
 
     dtype: DType = "auto"
-    max_shard_size: int = 5_000_000_000
+    max_shard_size: int = SHARD_SIZE
     source: str | None = None
     allow_code: bool = False
 
@@ -118,16 +119,16 @@ def plan(
 
 
 def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
-    """Return the tensors of each file: a new one begins when the next would not fit."""
+    """Return the tensors of each file: a new file begins where the next tensor would not fit."""
     groups: list[list[PlanItem]] = []
-    held = 0
+    total = 0
     for tensor, copy, dtype in items:
         size = prod(tensor.shape) * ITEMSIZE[dtype]
-        if not groups or held + size > max_shard_size:
+        if not groups or total + size > max_shard_size:
             groups.append([])
-            held = 0
+            total = 0
         groups[-1].append((tensor, copy, dtype))
-        held += size
+        total += size
     return groups
 
 
@@ -144,11 +145,11 @@ def named(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ..
 def file_plan(name: str, group: Sequence[PlanItem]) -> FilePlan:
     """Return the plan of one file with these tensors, in their order."""
     header = encode_header((tensor.name, dtype, tensor.shape) for tensor, _, dtype in group)
-    at, planned = len(header), []
+    start, planned = len(header), []
     for tensor, copy, dtype in group:
         size = prod(tensor.shape) * ITEMSIZE[dtype]
-        planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, at, size, copy))
-        at += size
+        planned.append(PlannedTensor(tensor.name, dtype, tensor.shape, start, size, copy))
+        start += size
     return FilePlan(name, header, tuple(planned))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.gc_pause import paused
 from ckptsync.layouts import registry
-from ckptsync.layouts.file_names import FILL, HOMES, Within, join
+from ckptsync.layouts.file_names import HOMES, Within, join
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merge import (
@@ -28,10 +28,11 @@ from ckptsync.merge import (
 )
 from ckptsync.merge.adapter import EACH, Selected, SeveralAdapters
 from ckptsync.merge.inner_model import InnerModel
+from ckptsync.merge.joined_files import FILL, prefixed
 from ckptsync.merge.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merge.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
-from ckptsync.tensors import Checksum, Files, MemoryFiles, Part, Tensor, read_whole
+from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
@@ -558,48 +559,38 @@ def _filled(
             hint="merge it with --names-of alone, then that model with --fill-from",
         )
     tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
-    taken = tuple(map(_from_fill, relation.missing(own, tied)))
-    if taken and is_silent:
+    filled = tuple(map(_from_fill, relation.missing(own, tied)))
+    if filled:
+        from ckptsync.merge.base_names import check_same_structure  # noqa: PLC0415 - as above
+
+        check_same_structure(config or {}, model.config, (t.name for t in filled))
+    if filled and is_silent:
         raise Incomplete(
-            f"{len(taken)} tensors, such as {taken[0].name}, are not in the checkpoint, and its"
+            f"{len(filled)} tensors, such as {filled[0].name}, are not in the checkpoint, and its"
             " metadata does not say whether they were saved: --fill-from takes only what was not",
             hint="give the directories of all nodes; or save the model with an index or .metadata",
         )
-    return (*own, *taken)
+    return (*own, *filled)
 
 
 def _from_fill(tensor: Tensor) -> Tensor:
-    """Return a tensor of the model's files as `Joined` names them."""
-
-    def moved(part: Part) -> Part:
-        extent, checksum = part.extent, part.checksum
-        if checksum:
-            own = replace(checksum.extent, file=FILL + checksum.extent.file)
-            checksum = replace(checksum, extent=own)
-        return replace(
-            part,
-            extent=replace(extent, file=FILL + extent.file),
-            checksum=checksum,
-            replicas=tuple(map(moved, part.replicas)),
-        )
-
-    copies = (replace(copy, parts=tuple(map(moved, copy.parts))) for copy in tensor.copies)
-    return replace(tensor, copies=tuple(copies), tied=None)
+    """Return a tensor of the model's files as `JoinedFiles` names them."""
+    return replace(tensor, copies=tuple(prefixed(c, FILL) for c in tensor.copies), tied=None)
 
 
 def _is_filled(tensor: Tensor) -> bool:
     return any(part.extent.file.startswith(FILL) for copy in tensor.copies for part in copy.parts)
 
 
-def _note_on_filled(own: Sequence[Tensor], taken: Sequence[Tensor]) -> str:
-    total = len(own) + len(taken)
-    if not taken:
+def _note_on_filled(own: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
+    total = len(own) + len(filled)
+    if not filled:
         return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
-    groups = Counter(".".join(t.name.split(".")[:2]) for t in taken)
+    groups = Counter(".".join(t.name.split(".")[:2]) for t in filled)
     shown = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
     more = ", …" if len(groups) > _MOST_GROUPS else ""
     return (
-        f"--fill-from: {len(taken)} of {total} tensors are the given model's, since the checkpoint"
+        f"--fill-from: {len(filled)} of {total} tensors are the given model's, since the checkpoint"
         f" does not hold them: {', '.join(shown)}{more}; {len(own)} are the checkpoint's"
     )
 

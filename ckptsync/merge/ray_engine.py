@@ -25,7 +25,6 @@ from typing import Any
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.installation import install_extra
-from ckptsync.layouts.file_names import Joined
 from ckptsync.merge.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merge.destination import abouts
 from ckptsync.merge.engine import (
@@ -35,6 +34,7 @@ from ckptsync.merge.engine import (
     WrittenFile,
 )
 from ckptsync.merge.inputs import Prepared
+from ckptsync.merge.joined_files import FILL, JoinedFiles
 from ckptsync.merge.plan import FilePlan, MergeResources
 from ckptsync.merge.prepare import MergeJob
 from ckptsync.merge.readers import open_reader, planned_reader
@@ -302,7 +302,9 @@ def _open_files(
                 ),
             )
     files = open_reader(Overlay(found), found)
-    return Joined(files, file_sources.named(fill_from, access)) if fill_from else files
+    if fill_from is None:
+        return files
+    return JoinedFiles(files, {FILL: file_sources.named(fill_from, access)})
 
 
 def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:

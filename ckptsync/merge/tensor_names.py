@@ -142,16 +142,16 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 def pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield ``(second, first)``, two names that some models use for one tied tensor."""
-    embeddings = [n for n in names if _ends(n, EMBEDDINGS)]
+    embeddings = [n for n in names if ends_in(n, EMBEDDINGS)]
     yield from ((name, first) for name in names if (first := _first_of(name, names)))
     yield from (
-        (head, embedding) for head in names if _ends(head, HEADS) for embedding in embeddings
+        (head, embedding) for head in names if ends_in(head, HEADS) for embedding in embeddings
     )
 
 
 def has_head(names: Iterable[str]) -> bool:
     """Return whether one of the names is that of an output head."""
-    return any(_ends(name, HEADS) for name in names)
+    return any(ends_in(name, HEADS) for name in names)
 
 
 def without_tied(
@@ -209,16 +209,16 @@ def without_tied(
     for name in list(left):
         if first := _first_of(name, left):
             drop(left[name], [left[first]])
-    embeddings = [t for t in left.values() if _ends(t.name, EMBEDDINGS)]
-    for head in [t for t in left.values() if _ends(t.name, HEADS)]:
+    embeddings = [t for t in left.values() if ends_in(t.name, EMBEDDINGS)]
+    for head in [t for t in left.values() if ends_in(t.name, HEADS)]:
         drop(head, embeddings)
-    heads = [t for t in left.values() if _ends(t.name, HEADS)]
-    if len(heads) == 1 and not any(_ends(name, EMBEDDINGS) for name in left):
+    heads = [t for t in left.values() if ends_in(t.name, HEADS)]
+    if len(heads) == 1 and not any(ends_in(name, EMBEDDINGS) for name in left):
         # a head that stands alone gets the name that the base model has for the two, if that is
         # proven
         head, known = heads[0], base or {}
         named = [
-            b.name for b in known.values() if _ends(b.name, EMBEDDINGS) and b.shape == head.shape
+            b.name for b in known.values() if ends_in(b.name, EMBEDDINGS) and b.shape == head.shape
         ]
         if len(named) == 1 and head.name not in known:
             notes.append(
@@ -233,14 +233,15 @@ def without_tied(
     return tuple(left.values()), tuple(notes)
 
 
-def _ends(name: str, ends: tuple[str, ...]) -> bool:
+def ends_in(name: str, ends: tuple[str, ...]) -> bool:
+    """Return whether a name is, or ends in, one of these whole components."""
     return name.endswith(ends) and any(name == end or name.endswith(f".{end}") for end in ends)
 
 
 def _first_of(name: str, names: Collection[str]) -> str | None:
     """Return the first name of a tensor whose second name this may be, if it is there too."""
     for end, first in SECOND.items() if name.endswith(_SECONDS) else ():
-        if _ends(name, (end,)):
+        if ends_in(name, (end,)):
             whole = name.removesuffix(end) + first
             return whole if whole in names else None
     return None

@@ -12,7 +12,7 @@ from math import prod
 
 from ckptsync.errors import Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
+from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor, is_row_major, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,21 @@ def assembled(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
     )
 
 
+def box_of(copy: Copy, offsets: Shape, sizes: Shape) -> Copy:
+    """Return a box of a stored copy's grid as a copy of its own."""
+    source = Tensor("", copy.dtype, copy.grid, (copy,))
+    axes = tuple(range(len(sizes)))
+    piece = Piece(source, offsets, sizes, (0,) * len(sizes), axes)
+    return Copy(copy.dtype, sizes, tuple(_parts([piece], [copy])))
+
+
 def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
     """Yield the copies that all sources have, told apart by their dtypes and their order."""
-    told = [_told_apart(piece.source) for piece in pieces]
-    for key, first in told[0].items():
-        if not all(key in copies for copies in told):
+    keyed = [_told_apart(piece.source) for piece in pieces]
+    for key, first in keyed[0].items():
+        if not all(key in copies for copies in keyed):
             continue
-        copies = [its[key] for its in told]
+        copies = [its[key] for its in keyed]
         absent = next((copy.absent for copy in copies if copy.absent), "")
         doubt = next((copy.doubt for copy in copies if copy.doubt), "")
         parts = () if absent else tuple(_parts(pieces, copies))
@@ -78,6 +86,7 @@ def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
 
 
 def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
+    """Return a tensor's copies by dtype, and by their number among those of that dtype."""
     own: dict[tuple[str, int], Copy] = {}
     for copy in tensor.copies:
         number = sum(dtype == copy.dtype for dtype, _ in own)
@@ -86,6 +95,7 @@ def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
 
 
 def _parts(pieces: Sequence[Piece], copies: Sequence[Copy]) -> Iterator[Part]:
+    """Yield the parts of a new tensor: of each piece from its copy, where they lie in the new."""
     for piece, copy in zip(pieces, copies, strict=True):
         item, shape = ITEMSIZE[copy.dtype], piece.source.shape
         for part in _near(piece, copy):
@@ -129,7 +139,7 @@ def _moved(part: Part, piece: Piece, item: int) -> Part | None:
         ),
         own_sizes,
         Extent(part.extent.file, part.extent.start + begin * item, reach * item),
-        None if _is_row_major(own_sizes, own_strides) else own_strides,
+        None if is_row_major(own_sizes, own_strides) else own_strides,
         part.checksum,
         tuple(replica for replica in replicas if replica),
     )
@@ -167,14 +177,3 @@ def _boxes(part: Part, shape: Shape, item: int) -> Iterator[Part]:
 
         yield replace(cut(part), replicas=tuple(map(cut, part.replicas)))
         at += rows * row
-
-
-def row_major(sizes: Shape) -> Shape:
-    """Return the strides, in elements, of a box that is stored row by row."""
-    return tuple(prod(sizes[d + 1 :]) for d in range(len(sizes)))
-
-
-def _is_row_major(sizes: Shape, strides: Shape) -> bool:
-    return all(
-        n == 1 or s == own for n, s, own in zip(sizes, strides, row_major(sizes), strict=True)
-    )

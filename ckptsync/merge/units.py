@@ -24,7 +24,16 @@ from numpy.lib.stride_tricks import as_strided
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge.cast import RAW, Array
 from ckptsync.merge.plan import FilePlan
-from ckptsync.tensors import Copy, Extent, Files, Part, Shape, expect
+from ckptsync.tensors import (
+    Copy,
+    Extent,
+    Files,
+    Part,
+    Shape,
+    expect,
+    is_row_major,
+    row_major,
+)
 
 WINDOW = (
     4 << 20
@@ -118,24 +127,6 @@ def stored_bytes(files: Files, copy: Copy) -> Iterator[memoryview]:
             yield out
 
 
-def part_of(copy: Copy, box: Box) -> Copy:
-    """Return a box of a stored copy's grid as a copy of its own."""
-    item, parts = ITEMSIZE[copy.dtype], []
-    for part in copy.parts:
-        low = tuple(map(max, box.offsets, part.offsets))
-        ends = zip(box.offsets, box.sizes, part.offsets, part.sizes, low, strict=True)
-        sizes = tuple(min(a + n, b + m) - first for a, n, b, m, first in ends)
-        if any(n <= 0 for n in sizes):
-            continue
-        strides = part.strides or _row_major(part.sizes)
-        start = sum((o - p) * s for o, p, s in zip(low, part.offsets, strides, strict=True))
-        reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-        extent = Extent(part.extent.file, part.extent.start + start * item, reach * item)
-        offsets = tuple(o - b for o, b in zip(low, box.offsets, strict=True))
-        parts.append(Part(offsets, sizes, extent, strides))
-    return Copy(copy.dtype, box.sizes, tuple(parts))
-
-
 class _Cutter:
     """Cuts tensors into units: holds the unit that is being filled."""
 
@@ -225,7 +216,7 @@ def runs(copy: Copy) -> list[Read] | None:
         extent = copy.parts[0].extent
         if extent.size and extent.size == prod(copy.grid) * item:
             return [Read(extent.file, extent.start, extent.size, 0)]
-    steps = [step * item for step in _row_major(copy.grid)]
+    steps = [step * item for step in row_major(copy.grid)]
     for part in copy.parts:
         size = prod(part.sizes) * item
         if not size:
@@ -240,22 +231,12 @@ def runs(copy: Copy) -> list[Read] | None:
 
 
 def _is_range(part: Part, grid: Shape) -> bool:
-    if part.strides is not None and not _is_row_major(part.sizes, part.strides):
+    if part.strides is not None and not is_row_major(part.sizes, part.strides):
         return False
     if part.sizes[1:] == grid[1:]:
         return True
     axis = next((d for d, n in enumerate(part.sizes) if n > 1), len(grid))
     return part.sizes[axis + 1 :] == grid[axis + 1 :]
-
-
-def _is_row_major(sizes: Shape, strides: Shape) -> bool:
-    return all(
-        n == 1 or s == own for n, s, own in zip(sizes, strides, _row_major(sizes), strict=True)
-    )
-
-
-def _row_major(sizes: Shape) -> Shape:
-    return tuple(prod(sizes[d + 1 :]) for d in range(len(sizes)))
 
 
 def boxes(grid: Shape, most: int) -> Iterator[Box]:
@@ -285,7 +266,7 @@ def box_reads(box: Box, part: Part, item: int, at: int) -> Iterator[Read]:
     shared = tuple(min(a + n, b + m) - first for (a, n, b, m), first in zip(ends, low, strict=True))
     if any(n <= 0 for n in shared):
         return
-    strides = part.strides or _row_major(part.sizes)
+    strides = part.strides or row_major(part.sizes)
     boxes = [Box(low, shared)]
     while boxes:
         offsets, sizes = boxes.pop()
@@ -356,7 +337,7 @@ def _direct(read: Read, out: memoryview) -> memoryview | None:
     is_same = target.flags.c_contiguous and read.size == target.nbytes
     return (
         target.reshape(-1).view("u1").data
-        if is_same and _is_row_major(scatter.into.sizes, scatter.strides)
+        if is_same and is_row_major(scatter.into.sizes, scatter.strides)
         else None
     )
 

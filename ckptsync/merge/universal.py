@@ -24,6 +24,7 @@ from ckptsync.layouts.file_names import BESIDE_WEIGHTS, inside, join, use_of
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.zero_files import UNIVERSAL, StateFile
 from ckptsync.layouts.zero_optimizer_states import (
+    ADVICE,
     BASE3,
     MASTER,
     STEP,
@@ -38,6 +39,8 @@ from ckptsync.safe_names import checked_path
 from ckptsync.tensors import Copy, Extent, Files, MemoryFiles, Part, Tensor, read, read_whole
 
 LATEST = "latest_universal"
+_RESUMED = ("trainer_state.json", *BESIDE_WEIGHTS)
+"""Files that are copied, too, beside those that `use_of` calls ``resuming``."""
 _MOST_COMMON = 64 << 20  # bytes of tensors in what is the same for all ranks
 _STAYS = (
     "DeepSpeed restores only what is trained from it: frozen parameters and buffers are those of"
@@ -50,22 +53,25 @@ def choose_shards(files: Files, name: str | None) -> WeightsSource:
 
     Raises Unsupported if there are none, or several.
     """
-    found = registry.sources(files)
-    tags = [source for source in found if source.layout == "zero"]
+    sources = registry.sources(files)
+    tags = [source for source in sources if source.layout == "zero"]
     if name is not None:
         source = registry.choose(files, name)
     elif len(tags) > 1:
         home = tags[0].root.rpartition("/")[0]
         root, _ = registry.deepspeed_tags(files, WeightsSource("whole", home))
         source = WeightsSource("zero", root) if root else registry.choose(files, "zero")
-    elif found:
-        source = tags[0] if tags else found[0]
+    elif sources:
+        source = tags[0] if tags else sources[0]
     else:
         raise registry.no_weights(files)
     if source.layout == "zero":
         return source
     if source.layout == "universal":
-        raise Unsupported(f"{source}: is in DeepSpeed's universal form already")
+        raise Unsupported(
+            f"{source}: is in DeepSpeed's universal form already",
+            hint="resume from it as it is, with load_universal in DeepSpeed's configuration",
+        )
     if source.layout in ("dcp", "dcp_safetensors"):
         raise Unsupported(
             f"{source}: a distributed checkpoint of torch does not depend on the number of ranks",
@@ -117,10 +123,8 @@ def prepare_universal(files: Files, name: str | None, tag: str) -> MergeJob:
     )
 
 
-_RESUMED = ("trainer_state.json", *BESIDE_WEIGHTS)
-
-
 def _notes(state: TrainingState) -> tuple[str, ...]:
+    """Return what a user should know before resuming from the conversion."""
     names = {key for parameter in state.parameters for key in parameter.states}
     adam = {"exp_avg", "exp_avg_sq"}
     notes = [tensor.remark for tensor in state.others if tensor.remark]
@@ -170,7 +174,7 @@ def _model_plan(name: str, file: StateFile) -> FilePlan:
 
 def _pieces(file: StateFile) -> Iterator[Part]:
     """Yield a file's bytes in order, the records of its archive each by itself."""
-    archive, size, at = file.archive, file.files.sizes()[file.name], 0
+    archive, size, end_before = file.archive, file.files.sizes()[file.name], 0
 
     def piece(start: int, end: int) -> Part:
         return Part((start,), (end - start,), Extent(file.name, start, end - start))
@@ -182,19 +186,23 @@ def _pieces(file: StateFile) -> Iterator[Part]:
             if (where := torch_zip.extent(file.files, archive, name)).size
         ]
         for where, checksum in sorted(records, key=lambda record: record[0].start):
-            if where.start < at:
+            if where.start < end_before:
                 raise Corrupt(f"{file.name}: records of its archive overlap")
-            if where.start > at:
-                yield piece(at, where.start)
+            if where.start > end_before:
+                yield piece(end_before, where.start)
             yield Part((where.start,), (where.size,), where, None, checksum)
-            at = where.start + where.size
-    if size > at:
-        yield piece(at, size)
+            end_before = where.start + where.size
+    if size > end_before:
+        yield piece(end_before, size)
 
 
 def _parameter_plans(
     parameter: TrainedParameter, state: TrainingState, tag: str
 ) -> Iterator[FilePlan]:
+    """Yield a plan for the master, for each optimizer state and for the step count.
+
+    Raises Corrupt or Incomplete where parts of a tensor overlap or are missing.
+    """
     tensor = parameter.tensor
     folder = f"{tag}/zero/{tensor.name}"
     for key, copy in ((MASTER, parameter.master), *parameter.states.items()):
@@ -226,6 +234,7 @@ def _other_plans(others: Sequence[Tensor], tag: str) -> Iterator[FilePlan]:
 
 
 def _streamed(path: str, name: str, value: object, stored: StoredTensor, copy: Copy) -> FilePlan:
+    """Return the plan of an archive of ``value``: its one tensor, ``stored``, is a copy's."""
     size = stored.numel * ITEMSIZE[stored.dtype]
     header, ending = torch_archive.streamed(value, size)
     tensor = PlannedTensor(name, stored.dtype, stored.shape, len(header), size, copy)
@@ -237,6 +246,10 @@ def _number(number: Number) -> bytes:
 
 
 def _common(state: TrainingState) -> bytes:
+    """Return ``optimizer_state.pt``.
+
+    Raises Unsupported where the tensors left in it are large or not contiguous.
+    """
     left = _MOST_COMMON
 
     def data(stored: StoredTensor) -> bytes:
@@ -246,7 +259,8 @@ def _common(state: TrainingState) -> bytes:
         if left < 0 or part.strides:
             raise Unsupported(
                 f"{state.first.name}: large tensors beside masters and states, which nothing says"
-                " how to join"
+                " how to join",
+                hint=ADVICE,
             )
         return read(state.first.files, part.extent)
 

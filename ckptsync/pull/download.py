@@ -165,8 +165,11 @@ class Download:
             hint=_OTHER_FILES,
         )
 
-    def bytes_there(self) -> int:
-        """Return how many bytes of it whoever downloads it has, of unfinished files, too."""
+    def downloaded_bytes(self) -> int:
+        """Return how many bytes of this download are here, those of unfinished files included.
+
+        Another process may be downloading them.
+        """
         seen = walk(self._hidden)
         return sum(file.size for file in (*seen.files, *seen.partial))
 

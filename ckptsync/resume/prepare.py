@@ -439,7 +439,7 @@ class _Preparation:
             except Busy as e:  # a node that shares this directory is at it
                 if size < 0:
                     self._options.say(f"waits for another download of {plan.name}")
-                if (now_there := download.bytes_there()) != size:
+                if (now_there := download.downloaded_bytes()) != size:
                     size, until = now_there, time.monotonic() + self._options.wait
                 elif time.monotonic() > until:
                     text = f"it has got nothing for {self._options.wait:.0f} s"

@@ -169,9 +169,10 @@ def begun(spool: Path) -> tuple[Begun, ...]:
 
 
 def ranks_at(spool: Path, at: float) -> int | None:
-    """Return how many ranks trained here ``at`` that time, by the mark of the last that began.
+    """Return the number of ranks of the training that ran here at a time.
 
-    None if no hook has marked any that had not left by then.
+    ``at``: seconds since the epoch.  The mark of the last process that had begun and not left by
+    then says it; None if there is no such mark.
     """
     worlds = [m.world for m in begun(spool) if m.at <= at and not 0 < m.left < at]
     return worlds[-1] if worlds else None

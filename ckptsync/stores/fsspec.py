@@ -329,8 +329,8 @@ def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
         return fs, str(fs._strip_protocol(remote.url)).rstrip("/")
     except ImportError as e:
         raise ConfigError(
-            f"{remote.url}: a package that it needs is not installed: {e.name}",
-            hint=install(e.name or ""),
+            f"{remote.url}: a package that it needs is not installed: {e.name or e}",
+            hint=install(e.name) if e.name else "install what it names, into the same Python",
         ) from e
     except TypeError as e:
         raise ConfigError(

@@ -197,18 +197,19 @@ def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -
 
 
 def is_superseded(aside: Local, there: Iterable[Local]) -> bool:
-    """Return whether a later checkpoint is VERIFIED than one that was moved aside.  Pure.
+    """Return whether a checkpoint that lies here is VERIFIED and later than ``aside``.  Pure.
 
-    Later: of the same series, with a greater step, and written after it.
+    ``aside`` was moved aside.  Later: of the same series, with a greater step, and written after
+    it.
     """
     series, step = series_and_step(aside.name)
     return step is not None and any(
-        one.is_verified
-        and not one.is_busy
-        and series_and_step(one.name)[0] == series
-        and one.age[0] > step
-        and one.age[1] > aside.age[1]
-        for one in there
+        other.is_verified
+        and not other.is_busy
+        and series_and_step(other.name)[0] == series
+        and other.age[0] > step
+        and other.age[1] > aside.age[1]
+        for other in there
     )
 
 

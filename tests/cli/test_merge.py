@@ -278,6 +278,9 @@ def test_options_that_a_sum_has_not_are_refused(
     into = ["--into", str(base)]
     assert main(["merge", adapter, *into, out, "--engine", "ray"]) == 2
     assert main(["merge", adapter, *into, out, "--base", str(base)]) == 2
+    for option in ("--fill-from", "--names-of"):
+        assert main(["merge", adapter, *into, out, option, str(base)]) == 2
+        assert f"merge BASE DST {option} DIR" in capsys.readouterr().err
     assert main(["merge", adapter, out, "--changed-base"]) == 2
     assert main(["merge", str(base), *into, out]) == 5
     assert main(["merge", adapter, "--into", adapter, out]) == 5

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, from_torch
 from ckptsync.formats.pickles import Name
-from ckptsync.formats.torch_pickle import StoredTensor, dtype_of, is_contiguous, row_major, span
+from ckptsync.formats.torch_pickle import StoredTensor, dtype_of, is_contiguous, span
 from ckptsync.formats.torch_save import Container, load, load_tensor, part
 from ckptsync.layouts.registry import WeightsSource, tensors
-from ckptsync.tensors import Extent
+from ckptsync.tensors import Extent, row_major
 from tests.support.dcp_writer import item
 from tests.support.files_in_memory import (
     Call,

@@ -30,6 +30,8 @@ NESTED = {"model_type": "llava", "text_config": {"model_type": "mixtral"}}
         (QWEN2_5, "lm_head.weight", "lm_head.weight"),
         ({"architectures": ["GPTNeoXForCausalLM"]}, "embed_out.weight", "lm_head.weight"),
         ({"model_type": "bert"}, "x.LayerNorm.gamma", "x.LayerNorm.weight"),
+        ({"model_type": "deepseek_v4"}, f"{L}.attn.norm.weight", f"{L}.self_attn.kv_norm.weight"),
+        ({"model_type": "deepseek_v4"}, "model.norm.weight", "model.norm.weight"),
         ({"architectures": [7], "model_type": []}, "x", "x"),
     ],
 )

@@ -341,8 +341,6 @@ def test_doras_norms_are_those_of_outputs() -> None:
     (embedding,) = plan(adapter=words, use_dora=True).of["model.embed_tokens.weight"]
     assert isinstance(embedding, LowRank)
     assert embedding.is_per_column
-    assert embedding.zero.name.endswith("lora_embedding_A")
-    assert linear.zero.name.endswith("lora_B.weight")
 
 
 # What is refused

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.file_names import Joined
 from ckptsync.merge.engine import Destination, write_model
+from ckptsync.merge.joined_files import FILL, JoinedFiles
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
 from tests.support.dcp_writer import checkpoint
@@ -84,7 +84,7 @@ def sharded(arrays: Arrays, config: Mapping[str, Any], *lost: str) -> MemoryFile
 def merged(files: MemoryFiles, dtype: Any = "keep", **models: Any) -> tuple[Bits, MergeJob]:
     job = prepare(files, MergeOptions(dtype), **models)
     written = Written()
-    reader = Joined(files, models["fill_from"]) if "fill_from" in models else files
+    reader = JoinedFiles(files, {FILL: models["fill_from"]}) if "fill_from" in models else files
     write_model(job, reader, Destination(written.write), None)
     data = written["model.safetensors"]
     size = int.from_bytes(data[:8], "little")
@@ -252,6 +252,34 @@ def test_what_is_not_proven_is_refused(
 
     with pytest.raises(kind, match=text):
         merged(files, **{option: opened(model) for option, model in models.items()})
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "lost"),
+    [
+        ({"num_hidden_layers": 1}, {"num_hidden_layers": 2}, "gate.weight"),
+        ({"model_type": "mixtral"}, {"model_type": "minimax"}, "gate.weight"),
+        ({"text_config": {"hidden_size": 3}}, {"text_config": {"hidden_size": 4}}, "gate.weight"),
+        ({"vocab_size": 4}, {"vocab_size": 5}, "lm_head.weight"),
+    ],
+)
+def test_nothing_is_taken_from_a_model_of_another_structure(
+    own: dict[str, Any], given: dict[str, Any], lost: str
+) -> None:
+    part, base = without(LIVE, lost), MIXTRAL | given
+    with pytest.raises(Unsupported, match=f"{next(iter(given))}.* is .* in its config.json, "):
+        merged(sharded(part, MIXTRAL | own), fill_from=whole(BASE, base))
+    whole_model, job = merged(sharded(LIVE, MIXTRAL | own), fill_from=whole(BASE, base))
+    assert (whole_model, job.filled) == (bits(LIVE), ())
+
+
+def test_a_resized_vocabulary_does_not_make_another_structure() -> None:
+    part = without(LIVE, "gate.weight")
+    _, job = merged(
+        sharded(part, MIXTRAL | {"vocab_size": 4}),
+        fill_from=whole(BASE, MIXTRAL | {"vocab_size": 5}),
+    )
+    assert job.filled == (f"{L}.mlp.gate.weight",)
 
 
 def test_nothing_tells_how_a_tensor_lies_that_the_checkpoint_does_not_hold() -> None:

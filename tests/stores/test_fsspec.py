@@ -234,6 +234,16 @@ def test_options_that_are_wrong_are_told_without_their_values(
     assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
+def test_a_class_that_says_itself_what_it_needs_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needy(AbstractFileSystem):  # type: ignore[misc]
+        def __init__(self, **_: object) -> None:
+            raise ImportError("install cloudfs to reach this")  # without a module's name
+
+    with pytest.raises(ConfigError, match="not installed: install cloudfs") as caught:
+        store_on(Needy, "gs", monkeypatch)
+    assert "''" not in caught.value.hint
+
+
 def test_where_a_name_cannot_be_given_in_one_step_nothing_is_written(tmp_path: Path) -> None:
     from fsspec import AbstractFileSystem
     from fsspec.registry import register_implementation

@@ -6,8 +6,8 @@ from math import prod
 from typing import Any
 
 from ckptsync.formats.pickles import Name, PickledObject
-from ckptsync.formats.torch_pickle import Storage, StoredTensor, Wrapped, row_major
-from ckptsync.tensors import Shape
+from ckptsync.formats.torch_pickle import Storage, StoredTensor, Wrapped
+from ckptsync.tensors import Shape, row_major
 
 NEW, OLD = "torch.distributed.tensor", "torch.distributed._tensor"
 

@@ -1,0 +1,78 @@
+"""The files of several models as one `Files`: each model's but the first's under a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ckptsync.tensors import Copy, Extent, Files, Part, expect, foresee
+
+FILL = "--fill-from:"
+"""The prefix of the model that ``--fill-from`` names."""
+_Item = TypeVar("_Item")
+
+
+class JoinedFiles:
+    """The files of a model, and those of ``others``, each under its prefix.
+
+    No prefix begins another one, nor a name of ``files``.
+    """
+
+    def __init__(self, files: Files, others: Mapping[str, Files]) -> None:
+        self._models = {**others, "": files}
+        self._sizes = {
+            prefix + name: size
+            for prefix, model in self._models.items()
+            for name, size in model.sizes().items()
+        }
+
+    def sizes(self) -> Mapping[str, int]:
+        """See `Files`."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`."""
+        prefix = self._prefix(name)
+        self._models[prefix].read_into(name.removeprefix(prefix), start, out)
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """See `Expecting`."""
+        for prefix, group in self._by_prefix((e.file, e) for e in extents).items():
+            expect(self._models[prefix], (_without(prefix, e) for e in group))
+
+    def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
+        """See `Expecting`."""
+        for prefix, group in self._by_prefix((e.file, (e, to)) for e, to in reads).items():
+            foresee(self._models[prefix], ((_without(prefix, e), to) for e, to in group))
+
+    def _prefix(self, name: str) -> str:
+        return next(prefix for prefix in self._models if name.startswith(prefix))
+
+    def _by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
+        groups: dict[str, list[_Item]] = {}
+        for name, item in items:
+            groups.setdefault(self._prefix(name), []).append(item)
+        return groups
+
+
+def prefixed(copy: Copy, prefix: str) -> Copy:
+    """Return a stored copy whose files are named with a prefix, as `JoinedFiles` names them."""
+
+    def extent(own: Extent) -> Extent:
+        return replace(own, file=prefix + own.file)
+
+    def renamed(part: Part) -> Part:
+        checksum = part.checksum
+        return replace(
+            part,
+            extent=extent(part.extent),
+            checksum=replace(checksum, extent=extent(checksum.extent)) if checksum else None,
+            replicas=tuple(map(renamed, part.replicas)),
+        )
+
+    return replace(copy, parts=tuple(map(renamed, copy.parts)))
+
+
+def _without(prefix: str, extent: Extent) -> Extent:
+    return replace(extent, file=extent.file.removeprefix(prefix))
