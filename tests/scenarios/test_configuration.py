@@ -63,6 +63,9 @@ def test_init_refuses_what_it_cannot_know_and_what_no_service_could_read(world: 
         ["--role", "head"],
         ["--role", "worker", "--store", world.store.url],
         ["--role", "head", "--store", "s3:/bucket"],
+        ["--role", "head", "--store", "~no-such-user/store"],
+        ["--role", "head", "--store", " "],
+        ["--role", "head", "--store", world.store.url, "--output-dir", "out"],
         ["--role", "head", "--store", "s3://key:secret@bucket"],
     ):
         done = world.run("init", "new.yaml", *options, code=2)
