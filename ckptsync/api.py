@@ -21,7 +21,13 @@ from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merge.destination import check_free
 from ckptsync.merge.destination import merge as write_merge
 from ckptsync.merge.differences import Difference, Side, by_name, judge, read_changes
-from ckptsync.merge.inputs import MergeRequest, check_unchanged, open_sources, show_path, usual_threads
+from ckptsync.merge.inputs import (
+    MergeRequest,
+    check_unchanged,
+    open_sources,
+    show_path,
+    usual_threads,
+)
 from ckptsync.merge.inspection import Inspection, inspect_checkpoint
 from ckptsync.merge.into_base import AS_BASE, open_into_base
 from ckptsync.merge.plan import DType, MergeOptions, MergeResources, check_dtype
