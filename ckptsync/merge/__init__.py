@@ -1,6 +1,7 @@
 """Merging a sharded checkpoint into safetensors, in four steps.
 
-1. Open what the user named, and check that it is one save: `inputs`, `save_times`.
+1. Open what the user named, and check that it is one save: `inputs`, `save_times`; several models
+   are read as one through `joined_files`.
 2. Plan: `prepare` reads the layout's tensors and decides names (`tensor_names`, `inner_model`,
    `adapter`), leaves out what is no weight (`other_states`), compares with the configuration
    (`completeness`), copies (`copy_comparison`) and the base model (`base_comparison`), and chooses
