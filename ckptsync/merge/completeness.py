@@ -328,7 +328,8 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
     targets = config.get("target_modules")
     if not modules:
         return
-    if isinstance(targets, list):
+    has_exceptions = bool(config.get("exclude_modules"))
+    if isinstance(targets, list) and not has_exceptions:
         absent = sorted(
             str(t) for t in targets if not any(m == str(t) or m.endswith(f".{t}") for m in modules)
         )
@@ -338,6 +339,8 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
     if isinstance(kept, list) and kept and not any(f".{m}." in n for m in kept for n in names):
         yield f"no tensors of modules_to_save ({listed(sorted(map(str, kept)))})"
     if config.get("layers_to_transform") is not None or not isinstance(targets, list):
+        return
+    if has_exceptions:
         return
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module in modules:

@@ -231,6 +231,8 @@ def test_an_adapter_lacks_a_target_or_a_layer() -> None:
     gap = [name for name in adapter() if ".layers.2." not in name]
     assert "layer 2 is missing, of 4" in doubts(gap, target_modules=targets)
     assert doubts(gap, target_modules=targets, layers_to_transform=[0, 1, 3]) == ""
+    excluded = {"target_modules": [*targets, "o_proj"], "exclude_modules": ["o_proj"]}
+    assert doubts(adapter(), **excluded) == doubts(gap, **excluded) == ""
     assert doubts(gap, target_modules=r".*layers\.[013]\..*_proj") == ""
     assert doubts([*gap, "base_model.model.lm_head.weight"]) == ""
     assert "modules_to_save" in doubts(gap, target_modules="x", modules_to_save=["score"])
