@@ -388,12 +388,22 @@ class TopFiles:
         self._paths = {
             file.name: os.path.realpath(file.path) if follows_links else file.path for file in files
         }
-        self._sizes = {
-            name: Path(path).lstat().st_size for name, path in sorted(self._paths.items())
-        }
+        self.root = root
+        self.stamps = {name: _stamp(os.lstat(path)) for name, path in sorted(self._paths.items())}
+        self._sizes = {name: size for name, (size, _, _) in self.stamps.items()}
 
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
+
+    def changed(self) -> tuple[str, ...]:
+        """Return the names of files that were replaced, written to or deleted since."""
+        return tuple(name for name, stamp in self.stamps.items() if stamp != self._now(name))
+
+    def _now(self, name: str) -> tuple[int, float, int] | None:
+        try:
+            return _stamp(os.lstat(self._paths[name]))
+        except FileNotFoundError:
+            return None
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         if name not in self._paths:
