@@ -198,9 +198,8 @@ def fingerprint(prepared: Prepared) -> str:
         "beside": [(name, directory.sizes()[name]) for name, directory in job.beside],
         "contents": {name: digest(data) for name, data in job.contents.items()},
     }
-    if filled := [n for n in job.reads if n.startswith(FILL)]:
-        place, sizes = prepared.request.fill_from, prepared.files.sizes()
-        facts["fill_from"] = [str(place), sorted((name, sizes[name]) for name in filled)]
+    if any(name.startswith(FILL) for name in job.reads):
+        facts["fill_from"] = [str(prepared.request.fill_from), prepared.fill_state]
     # a path may be no text, of which only this writes something
     return digest(json.dumps(facts).encode())
 

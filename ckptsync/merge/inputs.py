@@ -63,12 +63,17 @@ class MergeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A merge that can be done.  ``files`` are those of all ``trees``, one tree a source."""
+    """A merge that can be done.  ``files`` are those of all ``trees``, one tree a source.
+
+    ``fill_state``: a digest of the files of ``request.fill_from`` when they were opened; empty
+    without.
+    """
 
     request: MergeRequest
     job: MergeJob
     files: Files
     trees: tuple[FileTree, ...]
+    fill_state: str = ""
 
 
 def open_sources(
@@ -101,6 +106,7 @@ def open_sources(
         ):
             path = above
             config.append((show_path(path), file_sources.around(path, access, BESIDE_WEIGHTS)))
+    fill_state = file_sources.state_of(request.fill_from, access) if request.fill_from else ""
     models = _open_models(request, access)
     base, fill_from, names_of = (models.get(key) for key in (*_OPTIONS,))
     if planner:
@@ -129,7 +135,7 @@ def open_sources(
     for name, holder in job.beside:
         _check_json(holder, name)
     reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
-    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees)
+    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees, fill_state)
 
 
 def usual_threads(places: Iterable[PathOrUrl]) -> int:

@@ -99,9 +99,7 @@ class FileTree:
 
     def state(self) -> str:
         """Return a digest of the names, sizes and times of the files."""
-        return digest(
-            "\n".join(sorted(repr((name, *seen)) for name, seen in self._seen.items())).encode()
-        )
+        return _digest_of(self._seen)
 
     def passed_over(self) -> tuple[str, ...]:
         """Return what is there and is none of the files, a line for each kind."""
@@ -190,6 +188,10 @@ class DirectoryFiles(FileTree):
 
 def _stamp(stat: os.stat_result) -> tuple[int, float, int]:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _digest_of(stamps: Mapping[str, tuple[int, float, int]]) -> str:
+    return digest("\n".join(sorted(repr((name, *own)) for name, own in stamps.items())).encode())
 
 
 def _refused(path: str, e: OSError) -> StoreError:
@@ -327,12 +329,17 @@ class TopFiles:
         self._paths = {
             file.name: os.path.realpath(file.path) if follows_links else file.path for file in files
         }
-        self._sizes = {
-            name: Path(path).lstat().st_size for name, path in sorted(self._paths.items())
+        self._stamps = {
+            name: _stamp(Path(path).lstat()) for name, path in sorted(self._paths.items())
         }
+        self._sizes = {name: size for name, (size, _, _) in self._stamps.items()}
 
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
+
+    def state(self) -> str:
+        """Return a digest of the names, sizes and times of the files, as `FileTree.state`."""
+        return _digest_of(self._stamps)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         if name not in self._paths:
