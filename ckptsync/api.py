@@ -1,8 +1,8 @@
 """The commands as functions: they return dataclasses, and raise `ckptsync.errors`.
 
-`ckptsync` has them by name, imported when they are called. A place is a path or a URL; the options
-of a store's client are those of ``store.options``, and its keys are found as the commands find
-them. ``progress`` is called with the bytes that are done, and the bytes in all.
+``from ckptsync import api`` has them: `ckptsync.merge` and its like are packages. A place is a path
+or a URL; the options of a store's client are those of ``store.options``, and its keys are found as
+the commands find them. ``progress`` is called with the bytes that are done, and the bytes in all.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from ckptsync.catalogue.uncached import not_found
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merge.destination import check_free
 from ckptsync.merge.destination import merge as write_merge
-from ckptsync.merge.inputs import MergeRequest, open_sources, show_path, usual_threads
+from ckptsync.merge.differences import Difference, Side, by_name, judge, read_changes
+from ckptsync.merge.inputs import (
+    MergeRequest,
+    check_unchanged,
+    open_sources,
+    show_path,
+    usual_threads,
+)
 from ckptsync.merge.inspection import Inspection, inspect_checkpoint
+from ckptsync.merge.into_base import AS_BASE, open_into_base
 from ckptsync.merge.plan import DType, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.readers import open_reader
 from ckptsync.pull.download import Download
@@ -30,8 +38,9 @@ from ckptsync.quantities import parse_size
 from ckptsync.records.model_record import ModelFile
 from ckptsync.records.report import Level, Report, checked_level
 from ckptsync.stores import file_sources
-from ckptsync.stores.checkpoint_files import Overlay
+from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.contract import Store
+from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access, create_store, open_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target
@@ -99,10 +108,14 @@ def merge(
     destination: Place,
     *,
     dtype: DType = "auto",
-    max_shard_size: int | str = "5GB",
+    max_shard_size: int | str | None = None,
     source: str | None = None,
     config_from: Place | None = None,
     base: Place | None = None,
+    fill_from: Place | None = None,
+    names_of: Place | None = None,
+    into: Place | None = None,
+    changed_base: bool = False,
     allow_code: bool = False,
     jobs: int | None = None,
     options: Mapping[str, object] | None = None,
@@ -114,10 +127,14 @@ def merge(
         sources: the checkpoint; several where each node wrote its own part.
         destination: a new directory, which appears whole or not at all; or a URL.
         dtype: auto, keep, bf16, fp16 or fp32.
-        max_shard_size: bytes, or a size such as ``"5GB"``.
+        max_shard_size: bytes, or a size such as ``"5GB"``; 5GB, or as the files of ``into``.
         source: which weights, where a checkpoint holds several.
         config_from: a directory with the config and tokenizer files.
         base: the model that was trained, to compare with.
+        fill_from: the model whose tensors stand for those that the checkpoint does not hold.
+        names_of: the model under whose names all is written.
+        into: the sources are LoRA adapters, which are summed into this model, in this order.
+        changed_base: ``into`` is what the adapter's initialisation left, not the original model.
         allow_code: copy code that lies in the checkpoint.
         jobs: threads; one for each core, at most 8, or 4 where a source is a URL.
         options: of the stores' clients.
@@ -126,18 +143,31 @@ def merge(
     Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
 
     """
-    size = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
+    if into and base:
+        raise ConfigError("base: with into the base is named already", hint="leave it out")
+    if changed_base and not into:
+        raise ConfigError("changed_base: no base", hint="name it with into")
+    size = AS_BASE if into else 5_000_000_000
+    if max_shard_size is not None:
+        size = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
+        if size < 1:
+            why = f"max_shard_size: {max_shard_size!r} is too small: expected at least one byte"
+            raise ConfigError(why)
     chosen = MergeOptions(check_dtype(dtype), size, source, allow_code)
     access = Access(options or {})
     request = MergeRequest(
         [located(os.fspath(place)) for place in _several(sources)],
         located(os.fspath(destination)),
         chosen,
-        located(os.fspath(config_from)) if config_from else None,
-        located(os.fspath(base)) if base else None,
+        _located(config_from),
+        base=_located(base),
+        fill_from=_located(fill_from),
+        names_of=_located(names_of),
+        into=_located(into),
+        is_changed_base=changed_base,
     )
     check_free(request, access)
-    prepared = open_sources(request, access)
+    prepared = (open_into_base if into else open_sources)(request, access)
     work = MergeResources(jobs or usual_threads(request.sources), tensor_digests=False)
     merged = write_merge(prepared, access, progress, work)
     return MergedModel(
@@ -162,6 +192,36 @@ def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Insp
     if conflicts := overlay.conflicts():
         raise Corrupt(f"{conflicts[0]}: has another size in each directory")
     return inspect_checkpoint(open_reader(overlay, trees), trees)
+
+
+def diff(
+    a: Place | Sequence[Place],
+    b: Place | Sequence[Place],
+    *,
+    options: Mapping[str, object] | None = None,
+) -> tuple[Difference, ...]:
+    """Compare two checkpoints, models or adapters tensor by tensor, as ``ckptsync diff``.
+
+    Several places are one save. Compared is what `merge` would write of each; a ``state`` of
+    "same" is what is equal.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    """
+    access = Access(options or {})
+    sides: list[Side] = []
+    trees: list[FileTree] = []
+    for places in (a, b):
+        sources = [located(os.fspath(place)) for place in _several(places)]
+        request = MergeRequest(sources, Path(os.devnull), MergeOptions())
+        prepared = open_sources(request, access)
+        plans = prepared.job.plans
+        tensors = by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors)
+        sides.append(Side(tensors, prepared.files, {}))
+        trees.extend(prepared.trees)
+    one, other = sides
+    differences, _ = read_changes(one, other, judge(one, other), lambda _size: None)
+    check_unchanged(trees)
+    return differences
 
 
 def verify(
@@ -326,6 +386,10 @@ def resume_step(
     statuses = {"VERIFIED"} if trust == "verified" else {"COMPLETE", "CONSOLIDATED", "VERIFIED"}
     whole = [s for s in summaries if s.resume and s.status in statuses and s.step is not None]
     return max((s.step for s in whole if s.step is not None), default=None)
+
+
+def _located(place: Place | None) -> PathOrUrl | None:
+    return located(os.fspath(place)) if place else None
 
 
 def _several(places: Place | Sequence[Place]) -> Sequence[Place]:

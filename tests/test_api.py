@@ -13,6 +13,7 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from tests.support.small_store import DATA, SHARD, flip, make
 
 ROOT = Path(__file__).parents[1]
+VECTORS = ROOT / "tests/vectors"
 NODES = [DATA / f"fsdp2/node{n}/checkpoint-4" for n in (0, 1)]
 
 
@@ -58,3 +59,26 @@ def test_what_is_wrong_is_raised_as_the_command_ends(tmp_path: Path) -> None:
     assert api.resume_step(store, "fsdp2", trust="complete") is None, before
     with pytest.raises(Corrupt):
         api.pull("fsdp2/checkpoint-4", tmp_path / "out", store, unverified=True)
+
+
+def test_an_adapter_is_summed_into_its_base_and_what_it_changed_is_told(tmp_path: Path) -> None:
+    base, adapter = VECTORS / "base", VECTORS / "peft-adapter/out"
+    model = api.merge(adapter, tmp_path / "m", into=base)
+    states = {d.name: d.state for d in api.diff(base, tmp_path / "m")}
+    assert {file.path for file in model.files if file.path.endswith(".safetensors")} == {
+        path.name for path in base.glob("*.safetensors")
+    }
+    assert set(states.values()) == {"same", "changed"}
+    for wrong in ({"into": base, "base": base}, {"changed_base": True}, {"max_shard_size": 0}):
+        with pytest.raises(ConfigError):
+            api.merge(adapter, tmp_path / "n", **wrong)
+    assert not (tmp_path / "n").exists()
+
+
+def test_what_a_checkpoint_does_not_hold_is_filled_and_named_as_another_model(
+    tmp_path: Path,
+) -> None:
+    whole = api.merge(NODES, tmp_path / "m").destination
+    filled = api.merge(NODES, tmp_path / "f", fill_from=whole, names_of=whole)
+    assert {d.state for d in api.diff(whole, filled.destination)} == {"same"}
+    assert {d.state for d in api.diff(NODES, whole)} == {"same"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from ckptsync.cli import output
@@ -50,7 +51,7 @@ def _check(args: argparse.Namespace) -> int:
     output.say(f"{args.file}: valid: {', '.join(roles)}; store {url}")
     for line in config.switched_off:
         output.say(f"note: {line}")
-    output.say(f"`ckptsync doctor -c {args.file}` tries the store and the directories")
+    output.say(f"`ckptsync doctor -c {shlex.quote(args.file)}` tries the store and the directories")
     return 0
 
 
@@ -63,7 +64,10 @@ def _show(args: argparse.Namespace) -> int:
         rows = {each.key: {"value": each.value, "source": each.source} for each in listed}
         output.print_json({"file": args.file, "keys": rows})
         return 0
-    values = [v if isinstance(v := each.value, str) else json.dumps(v) for each in listed]
+    values = [
+        v if isinstance(v := each.value, str) else json.dumps(v, ensure_ascii=False)
+        for each in listed
+    ]
     lines = [(each.key, value, each.source) for each, value in zip(listed, values, strict=True)]
     for line in output.aligned(lines):
         output.say(line)

@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     Raises ConfigError for an answer that is missing or wrong, and for a file that is there.
     """
     from ckptsync.config import loading
-    from ckptsync.stores.urls import located
 
     path = Path(args.file)
     if os.path.lexists(path):
@@ -69,16 +68,21 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"role: {role!r} is none of {', '.join(ROLES)}")
     url = args.url or _asked("--store", "the store: a directory that all machines reach, or a URL")
     url = _absolute(url)
-    located(url)
     output_dirs = args.output_dir
+    if role == "head" and output_dirs:
+        raise ConfigError("--output-dir: a head has none", hint="--role both, if it trains, too")
     if role != "head" and not output_dirs:
         question = "output directories of trainings, globs allowed, with spaces between"
-        output_dirs = shlex.split(_asked("--output-dir", question))
+        output_dirs = _words(_asked("--output-dir", question))
     text = text_of(role, url, [_absolute(each) for each in output_dirs])
     config = loading.read(text, args.file, {})
     _write(path, text)
     examined, code = doctor.examine(path)
     following = [f"ckptsync run -c {shlex.quote(args.file)}"]
+    if code:
+        following.insert(
+            0, f"ckptsync doctor -c {shlex.quote(args.file)}, until it finds no failure"
+        )
     if role == "worker":
         following.append("ckptsync init --role head, on one machine, which merges and verifies")
     if args.json:
@@ -118,9 +122,20 @@ def _scalar(text: str) -> str:
 
 
 def _absolute(place: str) -> str:
-    """Return a path from the root, `~` replaced; a URL as it is."""
-    is_url = re.match(r"[a-z0-9+]+:", place)
-    return place if is_url else str(Path(place).expanduser().absolute())
+    """Return a path from the root, `~` replaced; a URL as it is.  Raises ConfigError."""
+    from ckptsync.stores.urls import Remote, located
+
+    where = located(place.strip())
+    return place.strip() if isinstance(where, Remote) else str(where)
+
+
+def _words(answer: str) -> list[str]:
+    """Return the words of an answer, quoted as in a shell.  Raises ConfigError."""
+    try:
+        return shlex.split(answer)
+    except ValueError as e:
+        hint = "quote a name with a space or a quote in it, as in a shell"
+        raise ConfigError(f"--output-dir: {answer}: {str(e).lower()}", hint=hint) from e
 
 
 def _asked(option: str, question: str, default: str = "") -> str:
@@ -129,7 +144,8 @@ def _asked(option: str, question: str, default: str = "") -> str:
         raise ConfigError(f"{option} is needed where nobody can be asked", hint=question)
     shown = f" [{default}]" if default else ""
     print(f"{question}{shown}: ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline().strip() or default
+    line = sys.stdin.readline()  # empty at its end: ^D is no answer, not even the default
+    answer = line.strip() or (default if line else "")
     if not answer:
         raise ConfigError(f"{option}: no answer", hint=question)
     return answer

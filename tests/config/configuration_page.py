@@ -17,6 +17,11 @@ every key. It is made from the program's own table.
 
 Durations: `10s`, `5m`, `2h`, `7d`, `1h30m`. Sizes: `5GB` (powers of 1000), `512MiB` (powers of
 1024). Rates: `50MB/s`. An environment variable overrides the file, and a warning says so.
+
+Some values need more packages, which ckptsync's extras name (`pip install '.[s3]'` in its
+directory): `s3` for `s3://`, `fsspec` for other schemes such as `gs://` (a killed upload begins
+again there), `alerts` for `alerts.urls`, `ray` for `head.engine: ray`. `ckptsync doctor` says what
+is missing. An SSH host must be in `known_hosts`. `ckptsync alert test -c FILE` tries the channels.
 """
 
 

@@ -63,11 +63,22 @@ def test_init_refuses_what_it_cannot_know_and_what_no_service_could_read(world: 
         ["--role", "head"],
         ["--role", "worker", "--store", world.store.url],
         ["--role", "head", "--store", "s3:/bucket"],
+        ["--role", "head", "--store", "~no-such-user/store"],
+        ["--role", "head", "--store", " "],
+        ["--role", "head", "--store", world.store.url, "--output-dir", "out"],
         ["--role", "head", "--store", "s3://key:secret@bucket"],
     ):
         done = world.run("init", "new.yaml", *options, code=2)
         assert "secret" not in done.err
         assert not (world.home / "new.yaml").exists()
+
+
+@pytest.mark.stores("path")
+def test_config_shows_names_as_they_are_and_hints_that_a_shell_understands(world: World) -> None:
+    options = ["--role", "both", "--store", world.store.url, "--output-dir", "检查点"]
+    world.run("init", "the new.yaml", *options)
+    assert "ckptsync doctor -c 'the new.yaml'" in world.run("config", "check", "the new.yaml").out
+    assert "检查点" in world.run("config", "show", "the new.yaml").out
 
 
 @pytest.mark.stores("path", "sftp")
