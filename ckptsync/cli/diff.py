@@ -191,7 +191,7 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
             e.args = (f"{target}: {e}",)
         raise
     except ConfigError as e:
-        if not is_path(first) and Path(first).exists():
+        if not is_path(first) and Path(first).is_dir():
             e.hint = f"./{first} names the directory of this machine"
         raise
 

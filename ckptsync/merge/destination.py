@@ -93,7 +93,7 @@ def merge(
             merged = write_model(
                 prepared.job, prepared.files, Destination(write), progress, work, engine=engine
             )
-            check_unchanged(prepared.trees)
+            check_unchanged((*prepared.trees, *prepared.fill))
         return merged
     destination = _StoreDestination(access.store(target), prepared)
     # with statistics each file is made again, since its values are not stored
@@ -198,8 +198,10 @@ def fingerprint(prepared: Prepared) -> str:
         "beside": [(name, directory.sizes()[name]) for name, directory in job.beside],
         "contents": {name: digest(data) for name, data in job.contents.items()},
     }
-    if any(name.startswith(FILL) for name in job.reads):
-        facts["fill_from"] = [str(prepared.request.fill_from), prepared.fill_state]
+    if filled := [n for n in job.reads if n.startswith(FILL)]:
+        place, sizes = prepared.request.fill_from, prepared.files.sizes()
+        facts["fill_from"] = [str(place), sorted((name, sizes[name]) for name in filled)]
+        facts["fill_stamps"] = [sorted(tree.stamps.items()) for tree in prepared.fill]
     # a path may be no text, of which only this writes something
     return digest(json.dumps(facts).encode())
 
@@ -296,7 +298,7 @@ class _StoreDestination(Destination):
             self._store.write(name, [data], About(len(data), f"merge {self._record.plan} {name}"))
 
     def at_last_end(self) -> None:
-        check_unchanged(self._prepared.trees)
+        check_unchanged((*self._prepared.trees, *self._prepared.fill))
 
     def at_end(self, name: str, made: WrittenFile) -> None:
         """Record a file before it is there, so that it is never there without."""

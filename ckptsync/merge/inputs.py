@@ -22,7 +22,7 @@ from ckptsync.merge.prepare import MergeJob, prepare
 from ckptsync.merge.readers import open_reader
 from ckptsync.merge.save_times import check_times, notes_on_times
 from ckptsync.stores import file_sources
-from ckptsync.stores.checkpoint_files import FileTree, Overlay
+from ckptsync.stores.checkpoint_files import FileTree, Overlay, TopFiles
 from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
 from ckptsync.stores.stream import stored_digest
@@ -65,15 +65,14 @@ class MergeRequest:
 class Prepared:
     """A merge that can be done.  ``files`` are those of all ``trees``, one tree a source.
 
-    ``fill_state``: a digest of the files of ``request.fill_from`` when they were opened; empty
-    without.
+    ``fill``: the directory of this machine that it is filled from.
     """
 
     request: MergeRequest
     job: MergeJob
     files: Files
     trees: tuple[FileTree, ...]
-    fill_state: str = ""
+    fill: tuple[TopFiles, ...] = ()
 
 
 def open_sources(
@@ -106,7 +105,6 @@ def open_sources(
         ):
             path = above
             config.append((show_path(path), file_sources.around(path, access, BESIDE_WEIGHTS)))
-    fill_state = file_sources.state_of(request.fill_from, access) if request.fill_from else ""
     models = _open_models(request, access)
     base, fill_from, names_of = (models.get(key) for key in (*_OPTIONS,))
     if planner:
@@ -135,7 +133,8 @@ def open_sources(
     for name, holder in job.beside:
         _check_json(holder, name)
     reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
-    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees, fill_state)
+    fill = (fill_from,) if isinstance(fill_from, TopFiles) else ()
+    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees, fill)
 
 
 def usual_threads(places: Iterable[PathOrUrl]) -> int:
@@ -245,7 +244,7 @@ def check_one_save(sources: Sequence[FileTree], job: MergeJob, *, use_times: boo
         check_times(tree.written(), tree.sizes(), job.reads)
 
 
-def check_unchanged(sources: Sequence[FileTree]) -> None:
+def check_unchanged(sources: Sequence[FileTree | TopFiles]) -> None:
     """Raise Incomplete if a file was written to, replaced or deleted since it was opened."""
     changed = [f"{tree.root}/{name}" for tree in sources for name in tree.changed()]
     if changed:

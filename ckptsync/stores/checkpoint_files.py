@@ -99,7 +99,9 @@ class FileTree:
 
     def state(self) -> str:
         """Return a digest of the names, sizes and times of the files."""
-        return _digest_of(self._seen)
+        return digest(
+            "\n".join(sorted(repr((name, *seen)) for name, seen in self._seen.items())).encode()
+        )
 
     def passed_over(self) -> tuple[str, ...]:
         """Return what is there and is none of the files, a line for each kind."""
@@ -188,10 +190,6 @@ class DirectoryFiles(FileTree):
 
 def _stamp(stat: os.stat_result) -> tuple[int, float, int]:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _digest_of(stamps: Mapping[str, tuple[int, float, int]]) -> str:
-    return digest("\n".join(sorted(repr((name, *own)) for name, own in stamps.items())).encode())
 
 
 def _refused(path: str, e: OSError) -> StoreError:
@@ -329,17 +327,22 @@ class TopFiles:
         self._paths = {
             file.name: os.path.realpath(file.path) if follows_links else file.path for file in files
         }
-        self._stamps = {
-            name: _stamp(Path(path).lstat()) for name, path in sorted(self._paths.items())
-        }
-        self._sizes = {name: size for name, (size, _, _) in self._stamps.items()}
+        self.root = root
+        self.stamps = {name: _stamp(os.lstat(path)) for name, path in sorted(self._paths.items())}
+        self._sizes = {name: size for name, (size, _, _) in self.stamps.items()}
 
     def sizes(self) -> Mapping[str, int]:
         return self._sizes
 
-    def state(self) -> str:
-        """Return a digest of the names, sizes and times of the files, as `FileTree.state`."""
-        return _digest_of(self._stamps)
+    def changed(self) -> tuple[str, ...]:
+        """Return the names of files that were replaced, written to or deleted since."""
+        return tuple(name for name, stamp in self.stamps.items() if stamp != self._now(name))
+
+    def _now(self, name: str) -> tuple[int, float, int] | None:
+        try:
+            return _stamp(os.lstat(self._paths[name]))
+        except FileNotFoundError:
+            return None
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         if name not in self._paths:

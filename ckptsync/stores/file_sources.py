@@ -49,16 +49,6 @@ def named(directory: PathOrUrl, access: Access) -> Files:
     return PrefetchedFiles(Within(ListedFiles(access.store(directory)), ""), _OF_OTHERS)
 
 
-def state_of(directory: PathOrUrl, access: Access) -> str:
-    """Return a digest of the names, sizes and times of the files that `named` returns.
-
-    Raises ConfigError, StoreError.
-    """
-    if isinstance(directory, Path):
-        return TopFiles(str(directory), follows_links=True).state()
-    return ListedFiles(access.store(directory)).state()
-
-
 def around(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
     """Return those of ``names`` that lie directly in a directory.
 

@@ -195,6 +195,9 @@ def test_a_path_without_a_mark_beside_a_named_store_is_hinted_at(
     assert "hint: ./merged names the directory" in told(capsys, *words, code=2)
     assert "only in B" in told(capsys, words[0], "./merged", *words[2:], code=1)
     assert "same: all 1" in told(capsys, "merged", "merged", code=0)
+    file = told(capsys, "merged", "merged/model.safetensors", code=2)
+    assert "not a directory" in file  # and no hint that takes the file for one
+    assert "names the directory" not in file
 
 
 @pytest.mark.parametrize(
