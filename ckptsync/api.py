@@ -168,7 +168,8 @@ def merge(
     )
     check_free(request, access)
     prepared = (open_into_base if into else open_sources)(request, access)
-    work = MergeResources(jobs or usual_threads(request.sources), tensor_digests=False)
+    places = [*request.sources, *([request.into] if request.into else [])]
+    work = MergeResources(jobs or usual_threads(places), tensor_digests=False)
     merged = write_merge(prepared, access, progress, work)
     return MergedModel(
         show_path(request.destination),

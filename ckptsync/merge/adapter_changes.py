@@ -80,7 +80,7 @@ def check_unquantised(base: Sequence[Tensor], config: Mapping[str, Any]) -> None
 
 
 class _Plan:
-    """One sum: what was found so far."""
+    """The changes of one adapter, as they are gathered; `result` gathers them all."""
 
     def __init__(
         self,
@@ -180,6 +180,7 @@ class _Plan:
         return new
 
     def _replace(self, module: str, slot: Slot, tensor: Tensor, *, is_base: bool) -> None:
+        """Add a replacement of a tensor of the base; raise Unsupported, or Corrupt by its shape."""
         if slot.own or slot.file.parts > 1:
             raise Unsupported(
                 f"{tensor.name}: trained whole, and a part of {slot.tensor.name} in the base",
@@ -235,6 +236,7 @@ class _Plan:
     # What is added
 
     def _add_factors(self) -> None:
+        """Add products of factors, and biases; raise Corrupt, Incomplete or Unsupported."""
         pairs = self._parts.pairs
         magnitudes = [module for module, pair in pairs.items() if pair.magnitude]
         uses_dora = bool(self._own_config.get("use_dora"))
@@ -280,6 +282,7 @@ class _Plan:
         self._of.setdefault(own.name, []).append(BiasDelta(module, pair.bias, scale))
 
     def _add_tokens(self) -> None:
+        """Add the rows of trained tokens; raise Corrupt where rows and configuration differ."""
         indices = self._own_config.get("trainable_token_indices")
         for module, tensor in self._parts.tokens.items():
             rows = indices
@@ -310,6 +313,7 @@ class _Plan:
             (side.own if side else self._of.setdefault(name, [])).append(replaced)
 
     def _add_tied(self) -> None:
+        """Add what becomes of tied embeddings, once it is known what both sides have."""
         if not self._tie:
             return
         outcome = self._tie.outcome(self._base, self._config, self._equal)
@@ -332,6 +336,7 @@ class _Plan:
     # What is checked at the end
 
     def _check_dtypes(self) -> None:
+        """Raise Unsupported for a tensor, of the base or the adapter, that is not floating."""
         for name, own in self._of.items():
             tensor = self._base.tensors.get(name)
             if tensor and not is_castable(tensor.dtype):
@@ -385,6 +390,7 @@ class _Plan:
 
 
 def _tensors(changes: Iterable[Change]) -> list[Tensor]:
+    """Return the adapter's tensors that changes are made of."""
     result: list[Tensor] = []
     for change in changes:
         if isinstance(change, LowRank):

@@ -97,8 +97,8 @@ def sums(
     targets = names(adapter_config, "target_parameters")
     for inner, modules in experts.items():
         levels = sorted(modules, key=len, reverse=True)  # the innermost first
-        found = _assign(inner, [factors[m] for m in levels], base, targets)
-        for module, (name, matrix) in zip(levels, found, strict=True):
+        assigned = _assign(inner, [factors[m] for m in levels], base, targets)
+        for module, (name, matrix) in zip(levels, assigned, strict=True):
             if pairs[module].magnitude or pairs[module].bias:
                 raise Corrupt(f"{module}: DoRA or a bias over experts, which peft does not have")
             result[module] = _expert_sums(
@@ -108,6 +108,7 @@ def sums(
 
 
 def _factors(module: str, pair: Pair) -> _Factors:
+    """Return a module's factors; raise Incomplete without one, Corrupt where they do not fit."""
     a, b = pair.a, pair.b
     if not a or not b:
         raise Incomplete(
@@ -125,6 +126,7 @@ def _factors(module: str, pair: Pair) -> _Factors:
 def _linear_sums(
     linear: Mapping[str, tuple[_Factors, _Matrix]], scales: Scales, kinds: set[str]
 ) -> dict[str, list[Sum]]:
+    """Return module → what is added; ``kinds``: model types, for square layers of Conv1D."""
     fits = {module: _fits(pair, matrix) for module, (pair, matrix) in linear.items()}
     conv = {module for module in linear if module.rpartition(".")[2] in _CONV1D_LAYERS}
     # a square layer is stored as its siblings are
@@ -262,8 +264,8 @@ def _fits(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
         return frozenset({False}) if is_whole and b[0] == matrix.rows else frozenset()
     if (matrix.experts and a[0] % matrix.experts) or prod(sizes[:-2]) != 1:
         return frozenset()
-    own, there = (b[0], a[1]), (matrix.rows, matrix.columns)
-    ways = {False: own == there, True: own == there[::-1]}
+    own, of_base = (b[0], a[1]), (matrix.rows, matrix.columns)
+    ways = {False: own == of_base, True: own == of_base[::-1]}
     return frozenset(way for way, is_fit in ways.items() if is_fit)
 
 

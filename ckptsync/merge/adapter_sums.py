@@ -187,8 +187,8 @@ class AdapterSums:
         source, target = tensor.copy.dtype, tensor.dtype
         values: Array = np.frombuffer(stored, RAW[ITEMSIZE[source]])
         narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]])
-        one = self._sums[tensor.name]
-        row = _row_length(tensor.shape, one)
+        tensor_sum = self._sums[tensor.name]
+        row = _row_length(tensor.shape, tensor_sum)
         block = max(1, BLOCK // row) * row
         wide = "F64" if source == "F64" else "F32"
         work = self._buffer("work", min(len(values), block), RAW[ITEMSIZE[wide]])
@@ -203,24 +203,24 @@ class AdapterSums:
             else:
                 cast_to(bits, values[at : at + size], source, wide, rest)
             sums = bits.view(FLOATS[wide])
-            for number, step in enumerate(one.steps):
+            for number, step in enumerate(tensor_sum.steps):
                 if number and target != wide:  # peft rounds after each adapter
                     bits[:] = cast(cast(bits, wide, target)[0], target, wide)[0]
                 for change in step:
                     is_unmerged = not number and change is step[0]
-                    stretch = _Stretch(one.base, tensor.shape, first + at, sums, is_unmerged)
+                    stretch = _Stretch(tensor_sum.base, tensor.shape, first + at, sums, is_unmerged)
                     totals += self._apply(change, stretch)
             # the sum of squares tells of nearly all that they are small enough for any type
             is_small = math.isfinite(float(np.dot(sums, sums)))
             if not (is_small or np.isfinite(sums).all()):
-                raise _not_finite(tensor.name, one)
+                raise _not_finite(tensor.name, tensor_sum)
             own = narrow[at : at + size]
             if target == wide:
                 own[:] = bits
             elif is_small and (target, wide) == ("BF16", "F32"):
                 round_to_bf16(sums, own, rest, is_plain=True)
             elif cast_to(own, bits, wide, target, rest):
-                raise _not_finite(tensor.name, one, target)
+                raise _not_finite(tensor.name, tensor_sum, target)
             at += size
         return totals
 
@@ -437,7 +437,7 @@ def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Ite
 
     ``totals`` are of every tensor of ``sums``.
     """
-    adapted = [c for one in sums.values() for step in one.steps for c in step]
+    adapted = [c for tensor_sum in sums.values() for step in tensor_sum.steps for c in step]
     modules = dict.fromkeys(
         c.module for c in adapted if isinstance(c, LowRank) and c.magnitude is None
     )
@@ -504,11 +504,11 @@ def region_of(change: LowRank, shape: Shape) -> _Region:
     raise Corrupt(f"{change.module}: a change of {sizes} by factors of {rows} and {columns}")
 
 
-def _row_length(shape: Shape, one: Sum) -> int:
+def _row_length(shape: Shape, tensor_sum: Sum) -> int:
     """Return at how many elements a tensor's blocks are cut: rows of what is changed."""
     strides = (
         region_of(change, shape).stride
-        for step in one.steps
+        for step in tensor_sum.steps
         for change in step
         if isinstance(change, LowRank)
     )
@@ -577,8 +577,9 @@ def _slice(of: range) -> slice:
     return slice(of.start, of.stop, of.step)
 
 
-def _not_finite(name: str, one: Sum, target: str = "") -> Corrupt:
-    modules = {change.module for step in one.steps for change in step}
+def _not_finite(name: str, tensor_sum: Sum, target: str = "") -> Corrupt:
+    """Return the error of a sum that is NaN or infinite, or too large for the type ``target``."""
+    modules = {change.module for step in tensor_sum.steps for change in step}
     how = f"too large for {target}" if target else "not finite (NaN or infinite)"
     return Corrupt(
         f"{name}: the sum of base and adapter ({min(modules)}) is {how}",

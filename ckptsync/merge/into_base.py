@@ -71,18 +71,21 @@ class _Model:
     notes: list[str] = field(default_factory=list)
     modules: int = 0
 
-    def apply(self, found: Changes) -> None:
-        """Apply what an adapter changes."""
-        self.modules += found.modules
-        self.notes += (*found.notes, *(f"warning: {text}" for text in found.warnings))
-        _update(self.config, found.config)
-        for name in found.removed:
+    def apply(self, changed: Changes) -> None:
+        """Apply what an adapter changes: to tensors, their steps, the configuration and the notes.
+
+        Raises Corrupt where a shape is not the one that was decided.
+        """
+        self.modules += changed.modules
+        self.notes += (*changed.notes, *(f"warning: {text}" for text in changed.warnings))
+        _update(self.config, changed.config)
+        for name in changed.removed:
             del self.tensors[name]
             self.steps.pop(name, None)
-        for tensor in found.added:
+        for tensor in changed.added:
             self.tensors[tensor.name] = tensor
             self.steps.setdefault(tensor.name, [])
-        for name, step in found.of.items():
+        for name, step in changed.of.items():
             own, left = self.tensors[name], list(step)
             while whole := next((c for c in left if isinstance(c, Replacement)), None):
                 # what is replaced is not read
@@ -91,7 +94,7 @@ class _Model:
                 self.steps[name] = []
             self.tensors[name] = own
             self.steps.setdefault(name, []).append(tuple(left))
-        for name, shape in found.shapes.items():
+        for name, shape in changed.shapes.items():
             if self.tensors[name].shape != shape:
                 raise Corrupt(f"{name}: {self.tensors[name].shape}, {shape} expected")
 
@@ -253,10 +256,10 @@ def _holders(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]
     """Return the file of the base that each tensor lies in; empty unless named as usual."""
     if WeightsSource.named(base.source.partition("@")[0]).layout != "whole":
         return {}
-    found = {t.name: {part.extent.file for part in t.copy.parts} for t in planned if t.copy.parts}
-    names = {name: min(its).rpartition("/")[2] for name, its in found.items()}
+    files = {t.name: {part.extent.file for part in t.copy.parts} for t in planned if t.copy.parts}
+    names = {name: min(its).rpartition("/")[2] for name, its in files.items()}
     is_usual = all(map(_FILE.fullmatch, names.values())) and all(
-        len(i) == 1 for i in found.values()
+        len(i) == 1 for i in files.values()
     )
     return names if is_usual else {}
 
@@ -302,11 +305,12 @@ def _config(job: MergeJob, name: str) -> dict[str, Any] | None:
 
 
 def _updated(config: Mapping[str, Any] | None, change: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a copy of a configuration with the values of ``change``; None without one."""
     if config is None:
         return None
-    found: dict[str, Any] = json.loads(json.dumps(config))
-    _update(found, change)
-    return found
+    copied: dict[str, Any] = json.loads(json.dumps(config))
+    _update(copied, change)
+    return copied
 
 
 def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:

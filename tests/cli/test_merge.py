@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.errors import Incomplete
-from ckptsync.merge.destination import merge
+from ckptsync.merge.destination import fingerprint, merge
 from ckptsync.merge.inputs import MergeRequest, open_sources
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.stores.opening import Access
@@ -250,6 +250,17 @@ def test_frozen_tensors_and_names_come_from_a_model_that_is_named(
     (tmp_path / "empty").mkdir()
     assert main(["merge", str(own), str(tmp_path / "x"), "--names-of", str(tmp_path / "empty")]) > 0
     assert "--names-of" in capsys.readouterr().err
+
+
+def test_a_merge_does_not_continue_with_another_model_to_fill_from(tmp_path: Path) -> None:
+    base = model(tmp_path / "base", "w", "frozen", value=1)
+    own = model(tmp_path / "own", "w", value=2)
+    request = MergeRequest([own], tmp_path / "out", MergeOptions(), fill_from=base)
+    first, again = (fingerprint(open_sources(request, Access())) for _ in range(2))
+    assert first == again
+    shutil.rmtree(base)
+    model(tmp_path / "base", "w", "frozen", value=3)  # of the same sizes
+    assert fingerprint(open_sources(request, Access())) != first
 
 
 @pytest.mark.parametrize("place", ["out", "store"])
