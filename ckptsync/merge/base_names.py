@@ -331,13 +331,22 @@ def _part(
 ) -> _Region:
     """Return one of several tensors in memory that are one in the file."""
     lives = [place.live for place in its]
-    rows = [known[live][0] for live in lives if known.get(live)]
-    if len(rows) < len(lives) or sum(rows) != shape[0]:
-        rows = [shape[0] // len(lives)] * len(lives)
-    if sum(rows) != shape[0]:
-        raise Unsupported(f"{name}: {shape[0]} rows, which make up no {len(lives)} tensors alike")
-    sizes = (rows[part], *shape[1:])
-    return _Region(name, lives[part], sum(rows[:part]), (0,) * len(sizes), sizes)
+    rows = [known[live][0] if known.get(live) else None for live in lives]
+    held = sum(count for count in rows if count is not None)
+    absent = rows.count(None)
+    if absent == len(rows) == 2:  # halves: gate and up, or keys and values
+        rows = [shape[0] // 2] * 2
+    elif absent == 1:  # it has what the others leave
+        rows = [shape[0] - held if count is None else count for count in rows]
+    sizes = [count for count in rows if count is not None]
+    if len(sizes) < len(rows) or sum(sizes) != shape[0] or min(sizes) < 0:
+        raise Unsupported(
+            f"{name}: its {shape[0]} rows are {', '.join(lives)} in memory, and nothing says how"
+            " many are whose",
+            hint="merge a checkpoint that holds all of them",
+        )
+    box = (sizes[part], *shape[1:])
+    return _Region(name, lives[part], sum(sizes[:part]), (0,) * len(box), box)
 
 
 def _pieces(

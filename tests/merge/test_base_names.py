@@ -294,3 +294,23 @@ def test_an_adapter_is_neither_filled_nor_renamed() -> None:
     adapter |= {"base_model.model.x.lora_B.weight": values(0, 2, 2)}
     with pytest.raises(Unsupported, match="an adapter; --fill-from and --names-of are for models"):
         merged(sharded(adapter, {}), fill_from=whole(BASE, MIXTRAL))
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_known"), [(("v",), True), (("q",), True), (("k", "v"), False), (("q", "k"), False)]
+)
+def test_a_part_of_fused_attention_is_taken_only_where_its_size_is_known(
+    lost: tuple[str, ...], *, is_known: bool
+) -> None:
+    sarvam = {"model_type": "sarvam_moe", "architectures": ["SarvamMoEForCausalLM"]}
+    rows = {"q": values(0, 8, H), "k": values(50, 2, H), "v": values(80, 2, H)}
+    own = {f"{L}.self_attn.{part}_proj.weight": rows[part] for part in rows}
+    others = {"model.norm.weight": values(7, H)}
+    fused = {f"{L}.attention.query_key_value.weight": np.concatenate([*rows.values()]), **others}
+    part = {n: value for n, value in own.items() if n[-13] not in lost} | others
+    base = whole(fused, sarvam)
+    if is_known:
+        assert merged(sharded(part, sarvam), fill_from=base)[0] == bits(own | others)
+    else:
+        with pytest.raises(Unsupported, match="nothing says how many are whose"):
+            merged(sharded(part, sarvam), fill_from=base)
