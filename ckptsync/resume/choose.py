@@ -107,6 +107,15 @@ def find_unverified(
     return candidates[-1].checkpoint if candidates and candidates[-1] not in verified else ""
 
 
+def find_unresumable(summaries: Sequence[Summary]) -> str:
+    """Return the run's newest complete checkpoint and what of it a training lacks; else empty."""
+    complete = [s for s in by_age(summaries) if s.status in _COMPLETE]
+    if not complete or complete[-1].resume:
+        return ""
+    newest = complete[-1]
+    return f"{newest.checkpoint} is complete, but not for resuming: {'; '.join(newest.lacks[:2])}"
+
+
 def check_nodes(records: Mapping[str, NodeRecord], nnodes: int) -> None:
     """Raise ConfigError where there are more nodes than expected, or nodes expect other numbers."""
     nodes = ", ".join(sorted(records))

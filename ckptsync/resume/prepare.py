@@ -31,6 +31,7 @@ from ckptsync.resume.choose import (
     NodeRecord,
     check_nodes,
     choose,
+    find_unresumable,
     find_unverified,
     list_candidates,
     save_id,
@@ -154,6 +155,7 @@ class _Preparation:
         self._out, self._attempt, self._options = output_dir, attempt, options
         self._here: tuple[LocalCheckpoint, ...] = ()
         self._notes: list[str] = []
+        self._unresumable = ""  # the newest complete checkpoint, and what of it resuming lacks
         self._nodes = {attempt.node}
 
     def alone(self) -> Start:
@@ -223,6 +225,8 @@ class _Preparation:
             record, unverified = self._read_own()
         if unverified and record.candidates:
             self._notes.append(f"{unverified} is newer and complete, but no verifier has read it")
+        if self._unresumable:
+            self._notes.append(self._unresumable)
         return record
 
     def _read_own(self) -> tuple[NodeRecord, str]:
@@ -235,6 +239,7 @@ class _Preparation:
         candidates = list_candidates(own, local, is_verified=is_verified)
         unverified = find_unverified(own, local, candidates)
         of_record = "" if candidates else unverified
+        self._unresumable = find_unresumable(own)
         return NodeRecord(
             self._attempt.node, self._attempt.nnodes, candidates, of_record
         ), unverified

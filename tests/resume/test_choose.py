@@ -17,6 +17,7 @@ from ckptsync.resume.choose import (
     NodeRecord,
     check_nodes,
     choose,
+    find_unresumable,
     list_candidates,
     save_id,
     why_chosen,
@@ -85,6 +86,14 @@ def test_only_what_is_verified_and_can_be_resumed_is_a_candidate() -> None:
     assert names == ["checkpoint-1"]
     names = [one.checkpoint for one in list_candidates(run, [], is_verified=False)]
     assert names == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_a_newest_checkpoint_that_lacks_what_resuming_needs_is_named_with_it() -> None:
+    lacking = stored(3, "COMPLETE", resume=False, lacks=("rng_state_2.pth: not uploaded",))
+    said = "checkpoint-3 is complete, but not for resuming: rng_state_2.pth: not uploaded"
+    assert find_unresumable([stored(2), lacking]) == said
+    assert not find_unresumable([lacking, stored(4), stored(5, "INCOMPLETE", resume=False)])
+    assert not find_unresumable([])
 
 
 def test_what_is_whole_in_the_output_directory_is_ordered_among_what_is_stored() -> None:
