@@ -29,7 +29,7 @@ from ckptsync.merge.inputs import (
     usual_threads,
 )
 from ckptsync.merge.inspection import Inspection, inspect_checkpoint
-from ckptsync.merge.into_base import AS_BASE, open_into_base
+from ckptsync.merge.into_base import AS_BASE, SUM_WINDOW, open_into_base
 from ckptsync.merge.plan import DType, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.readers import open_reader
 from ckptsync.pull.download import Download
@@ -170,6 +170,8 @@ def merge(
     prepared = (open_into_base if into else open_sources)(request, access)
     places = [*request.sources, *([request.into] if request.into else [])]
     work = MergeResources(jobs or usual_threads(places), tensor_digests=False)
+    if into:
+        work = replace(work, window=SUM_WINDOW)
     merged = write_merge(prepared, access, progress, work)
     return MergedModel(
         show_path(request.destination),

@@ -46,6 +46,7 @@ from ckptsync.merge.prepare import MergeJob
 from ckptsync.stores.opening import Access
 from ckptsync.tensors import Copy, Files, Tensor
 
+SUM_WINDOW = 6 << 20  # bytes in flight for each thread: factors of adapters are in memory, too
 AS_BASE = 0
 """The ``max_shard_size`` of a merge whose files are cut as the base's are."""
 _ONE_FILE = 1 << 62
