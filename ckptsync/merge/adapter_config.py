@@ -82,6 +82,8 @@ _CHANGED_BASE = {
     "loftq": "LoftQ",
 }
 _SAME_BASE = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
+# a group that is repeated and holds a repetition: matching may take exponential time
+_NESTED = re.compile(r"[*+}]\??\)+[*+{]")
 _PACKED_BASES = re.compile(r"4bit|8bit|gptq|awq|int4|int8|fp8|aqlm", re.IGNORECASE)
 _MOST_RANK = 1 << 31
 _DAMAGED = "take adapter_config.json from the training again"
@@ -216,6 +218,12 @@ def _patterns(
     for text, value in patterns.items():
         if not _is_number(value) or (key == "rank_pattern" and (value < 1 or value != int(value))):
             raise _bad(f"{key}: {text}", value)
+        if _NESTED.search(text):
+            raise Unsupported(
+                f"{ADAPTER_CONFIG}: {key}: {text!r:.100} repeats what is repeated in it, which may"
+                " take for ever to match",
+                hint="write the pattern without nested repetition",
+            )
         try:
             result.append((text, re.compile(rf"(.*\.)?({text})$"), float(value)))
         except re.error as e:

@@ -378,6 +378,11 @@ REFUSED: dict[str, tuple[type[CkptsyncError], str, dict[str, Any]]] = {
     "another rank": (Corrupt, "rank 8, and .* of rank 2", {"r": 8}),
     "a rank that is none": (Corrupt, "r is '2'", {"r": "2"}),
     "a rank that no number of floats is": (Corrupt, "r is 1000", {"r": 10**400}),
+    "a pattern without an end": (
+        Unsupported,
+        "repeats what is repeated",
+        {"rank_pattern": {"((((.*)*)*)*)*q_projZ": 4}},
+    ),
     "a pattern that is none": (Corrupt, "is no pattern", {"alpha_pattern": {"(": 1}}),
     "DoRA without magnitudes": (Corrupt, "0 of 1 modules", {"use_dora": True}),
     "magnitudes without DoRA": (
