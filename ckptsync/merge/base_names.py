@@ -205,7 +205,11 @@ def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]
         t.name
         for t in tensors.values()
         if t.name.endswith(_QUANTIZED)
-        or (len(t.shape) > 1 and (t.dtype in _PACKED or t.dtype.startswith("F8")))
+        or (
+            len(t.shape) > 1
+            and (t.dtype in _PACKED or t.dtype.startswith("F8"))
+            and not t.name.endswith("bias")  # GPT-2's causal mask
+        )
     ]
     if packed or isinstance(config.get("quantization_config"), dict):
         raise Unsupported(

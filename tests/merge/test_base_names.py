@@ -11,10 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.merge.base_names import check_not_quantized
 from ckptsync.merge.engine import Destination, write_model
 from ckptsync.merge.joined_files import FILL, JoinedFiles
 from ckptsync.merge.plan import MergeOptions
 from ckptsync.merge.prepare import MergeJob, prepare
+from ckptsync.tensors import Tensor
 from tests.support.dcp_writer import checkpoint
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.merge_in_memory import Written
@@ -314,3 +316,12 @@ def test_a_part_of_fused_attention_is_taken_only_where_its_size_is_known(
     else:
         with pytest.raises(Unsupported, match="nothing says how many are whose"):
             merged(sharded(part, sarvam), fill_from=base)
+
+
+def test_a_mask_of_bytes_is_no_quantised_weight() -> None:
+    def check(name: str) -> None:
+        check_not_quantized({name: Tensor(name, "U8", (1, 1, 4, 4), ())}, {})
+
+    check("h.0.attn.bias")
+    with pytest.raises(Unsupported, match=r"h.0.attn.c_attn.weight"):
+        check("h.0.attn.c_attn.weight")
