@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from importlib.util import find_spec
 from urllib.parse import unquote
 
 _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
@@ -17,9 +16,13 @@ def install(*packages: str) -> str:
 
     An environment without pip is uv's.
     """
+    from importlib.metadata import distributions  # noqa: PLC0415 - 20 ms
+
     python = sys.executable
     with_pip, with_uv = [python, "-m", "pip", "install"], ["uv", "pip", "install", "-p", python]
-    return shlex.join([*(with_pip if find_spec("pip") else with_uv), *packages])
+    # not find_spec: asked for pip, setuptools replaces distutils
+    has_pip = any(distributions(name="pip"))
+    return shlex.join([*(with_pip if has_pip else with_uv), *packages])
 
 
 def install_extra(extra: str) -> str:
