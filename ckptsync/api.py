@@ -17,6 +17,7 @@ from typing import Literal
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.catalogue.uncached import not_found
+from ckptsync.config.loading import options_for
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merge.destination import check_free
 from ckptsync.merge.destination import merge as write_merge
@@ -29,8 +30,8 @@ from ckptsync.merge.inputs import (
     usual_threads,
 )
 from ckptsync.merge.inspection import Inspection, inspect_checkpoint
-from ckptsync.merge.into_base import AS_BASE, SUM_WINDOW, open_into_base
-from ckptsync.merge.plan import DType, MergeOptions, MergeResources, check_dtype
+from ckptsync.merge.into_base import AS_BASE, open_into_base
+from ckptsync.merge.plan import SHARD_SIZE, DType, MergeOptions, MergeResources, check_dtype
 from ckptsync.merge.readers import open_reader
 from ckptsync.pull.download import Download
 from ckptsync.pull.find import PullRequest, check_outside, find
@@ -42,7 +43,7 @@ from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.contract import Store
 from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access, create_store, open_store
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import located
 from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target
 from ckptsync.verify.verification import verify as read_and_verify
 from ckptsync.verify.write_reports import write_report
@@ -147,7 +148,7 @@ def merge(
         raise ConfigError("base: with into the base is named already", hint="leave it out")
     if changed_base and not into:
         raise ConfigError("changed_base: no base", hint="name it with into")
-    size = AS_BASE if into else 5_000_000_000
+    size = AS_BASE if into else SHARD_SIZE
     if max_shard_size is not None:
         size = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
         if size < 1:
@@ -170,8 +171,6 @@ def merge(
     prepared = (open_into_base if into else open_sources)(request, access)
     places = [*request.sources, *([request.into] if request.into else [])]
     work = MergeResources(jobs or usual_threads(places), tensor_digests=False)
-    if into:
-        work = replace(work, window=SUM_WINDOW)
     merged = write_merge(prepared, access, progress, work)
     return MergedModel(
         show_path(request.destination),
@@ -305,7 +304,7 @@ def push(
         if progress:
             progress(max(0, min(done, total)), total)
 
-    opened = create_store(url, _options_for(url, options))
+    opened = create_store(url, options_for(url, options or {}))
     return send(offer, opened, own, add, selection=selection)
 
 
@@ -399,15 +398,9 @@ def _several(places: Place | Sequence[Place]) -> Sequence[Place]:
     return [places] if isinstance(places, (str, os.PathLike)) else places
 
 
-def _options_for(url: str, options: Mapping[str, object] | None) -> Mapping[str, object]:
-    """Return the options of a URL's scheme."""
-    where = located(url)
-    return Access(options or {}).options_of(where) if isinstance(where, Remote) else {}
-
-
 def _opened(store: Place, options: Mapping[str, object] | None) -> Store:
     url = os.fspath(store)
-    return open_store(url, _options_for(url, options))
+    return open_store(url, options_for(url, options or {}))
 
 
 def _summaries(store: Store, run: str) -> Sequence[Summary]:

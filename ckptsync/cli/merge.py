@@ -8,7 +8,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ckptsync.cli import output
@@ -20,7 +19,7 @@ from ckptsync.merge.adapter_sums import ChangeTotals
 from ckptsync.merge.destination import EngineAt, check_free, merge
 from ckptsync.merge.engine import Merged
 from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
-from ckptsync.merge.into_base import AS_BASE, SUM_WINDOW, open_into_base
+from ckptsync.merge.into_base import AS_BASE, open_into_base
 from ckptsync.merge.plan import SHARD_SIZE, MergeOptions, MergeResources
 from ckptsync.merge.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
@@ -161,8 +160,6 @@ def run(args: argparse.Namespace) -> int:
     places = [located(word) for word in (*args.sources, args.into) if word]
     jobs = thread_count(args.jobs, places)
     work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
-    if args.into:
-        work = replace(work, window=SUM_WINDOW)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
         [located(source) for source in args.sources],

@@ -40,6 +40,7 @@ from ckptsync.tensors import Checksum, Copy, Files, Shape, Tensor
 BLOCK = 256 << 10  # elements that are summed at once: more leave the caches
 _WHOLE = 4 << 20  # bytes of a factor that is read whole
 _STEPPED = 16 << 20  # the same, where its columns are needed in steps: each row has some of them
+WINDOW = 6 << 20  # bytes in flight for each thread of a merge, beside the factors
 _KEPT = 32 << 20  # bytes of factors that are kept, and of those that are in use
 
 

@@ -82,19 +82,19 @@ class FileModel:
         self.tensors = tensors
         shapes = {name: t.shape for name, t in own.items()}
         self._converted: tuple[_Region, ...] = ()
-        found = places(tensors, config)
-        candidates = [found]
-        if not own.keys() <= _lives(found):
-            candidates += _other_heads(found, own)
+        file_places = places(tensors, config)
+        candidates = [file_places]
+        if not own.keys() <= _lives(file_places):
+            candidates += _other_heads(file_places, own)
         fitting = [c for c in candidates if own.keys() <= _lives(c)]
         if not fitting and own.keys() <= tensors.keys():
             fitting = [{name: (Place(name),) for name in tensors}]
         if not fitting:
             # the checkpoint may have names of files, too, of an older model or another layout
             of_files = places(own, config)
-            if own and _lives(of_files) <= _lives(found):
-                known, regions = _regions(shapes, of_files, {})
-                self._converted, shapes, fitting = tuple(regions), known, [found]
+            if own and _lives(of_files) <= _lives(file_places):
+                live_shapes, regions = _regions(shapes, of_files, {})
+                self._converted, shapes, fitting = tuple(regions), live_shapes, [file_places]
         if not fitting:
             best = min(candidates, key=lambda c: len(own.keys() - _lives(c)))
             lost = [name for name in own if name not in _lives(best)]
@@ -124,12 +124,12 @@ class FileModel:
         """Return a checkpoint's tensors under the names in memory."""
         if not self._converted:
             return tuple(own)
-        known = {t.name: t for t in own}
+        tensors_by_name = {t.name: t for t in own}
         groups: defaultdict[str, list[_Region]] = defaultdict(list)
         for region in self._converted:
             groups[region.live].append(region)
         return tuple(
-            assembled(live, _extent(group), [r.from_file(known[r.name]) for r in group])
+            assembled(live, _extent(group), [r.from_file(tensors_by_name[r.name]) for r in group])
             for live, group in groups.items()
         )
 
@@ -138,8 +138,8 @@ class FileModel:
 
         Raises Unsupported where one would have another vocabulary than those that are there.
         """
-        known = {t.name for t in own}
-        lost = [live for live in self.live if live not in known and live not in tied]
+        own_names = {t.name for t in own}
+        lost = [live for live in self.live if live not in own_names and live not in tied]
         resized = [t for t in own if t.shape != self.live[t.name]]
         if resized and (others := [live for live in lost if is_vocabulary(live)]):
             raise Unsupported(
@@ -161,8 +161,8 @@ class FileModel:
 
         ``tied``: names that another tensor stands for.  Raises Incomplete where one is missing.
         """
-        known = {t.name: t for t in own}
-        absent = [live for live in self.live if live not in known]
+        tensors_by_name = {t.name: t for t in own}
+        absent = [live for live in self.live if live not in tensors_by_name]
         lost = [live for live in absent if live not in tied]
         if lost:
             raise Incomplete(
@@ -172,24 +172,27 @@ class FileModel:
             )
         left = set(absent)
         return tuple(
-            self._file_tensor(name, known)
+            self._file_tensor(name, tensors_by_name)
             for name in self.tensors
             if not any(region.live in left for region in self._of_file[name])
         )
 
-    def _file_tensor(self, name: str, known: Mapping[str, Tensor]) -> Tensor:
+    def _file_tensor(self, name: str, tensors_by_name: Mapping[str, Tensor]) -> Tensor:
         regions, shape = self._of_file[name], self.tensors[name].shape
-        if len(regions) == 1 and (live := known[regions[0].live]).shape != self.live[live.name]:
+        if (
+            len(regions) == 1
+            and (live := tensors_by_name[regions[0].live]).shape != self.live[live.name]
+        ):
             return replace(live, name=name, tied=None)  # of a resized vocabulary
-        return assembled(name, shape, [r.from_memory(known[r.live]) for r in regions])
+        return assembled(name, shape, [r.from_memory(tensors_by_name[r.live]) for r in regions])
 
 
 def in_memory(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of files that are one in memory, too, under the names there."""
-    found = places(tensors, config)
+    file_places = places(tensors, config)
     return {
         its[0].live: replace(tensors[name], name=its[0].live)
-        for name, its in found.items()
+        for name, its in file_places.items()
         if its[0].is_whole
     }
 
@@ -249,41 +252,41 @@ def _from(rows: int, rank: int) -> Shape:
     return (rows, *(0,) * (rank - 1)) if rank else ()
 
 
-def _lives(found: Mapping[str, tuple[Place, ...]]) -> set[str]:
-    return {place.live for its in found.values() for place in its}
+def _lives(file_places: Mapping[str, tuple[Place, ...]]) -> set[str]:
+    return {place.live for its in file_places.values() for place in its}
 
 
 def _other_heads(
-    found: Mapping[str, tuple[Place, ...]], own: Collection[str]
+    file_places: Mapping[str, tuple[Place, ...]], own: Collection[str]
 ) -> Iterator[dict[str, tuple[Place, ...]]]:
     """Yield the same places in a model around this one, or in the model inside it."""
-    heads = Counter(name.partition(".")[0] for name in (*own, *_lives(found)))
+    heads = Counter(name.partition(".")[0] for name in (*own, *_lives(file_places)))
     for head, _ in heads.most_common(MOST_HEADS):
         for change in (f"{head}.{{}}".format, lambda live, h=f"{head}.": live.removeprefix(h)):
             yield {
                 name: tuple(replace(place, live=change(place.live)) for place in its)
-                for name, its in found.items()
+                for name, its in file_places.items()
             }
 
 
 def _regions(
     shapes: Mapping[str, Shape],
-    found: Mapping[str, tuple[Place, ...]],
-    known: Mapping[str, Shape],
+    file_places: Mapping[str, tuple[Place, ...]],
+    live_shapes: Mapping[str, Shape],
 ) -> tuple[dict[str, Shape], list[_Region]]:
     """Return the shapes in memory, and what each tensor of the files has of them.
 
-    ``known``: shapes in memory of some.  Raises Unsupported where the files do not make up whole
+    ``live_shapes``: shapes in memory of some.  Raises Unsupported where the files make up no whole
     tensors.
     """
     groups: defaultdict[str, list[tuple[str, Place]]] = defaultdict(list)
-    for name, its in found.items():
+    for name, its in file_places.items():
         for place in its:
             groups[place.live].append((name, place))
     swapped = {
-        shapes[name] != known[its[0].live]
-        for name, its in found.items()
-        if its[0].may_transpose and its[0].live in known
+        shapes[name] != live_shapes[its[0].live]
+        for name, its in file_places.items()
+        if its[0].may_transpose and its[0].live in live_shapes
     }
     live: dict[str, Shape] = {}
     regions: list[_Region] = []
@@ -291,11 +294,11 @@ def _regions(
         (name, place), *more = members
         if place.is_whole and not more:
             is_swapped = place.may_transpose and _is_swapped(
-                name, shapes[name], known.get(target), swapped
+                name, shapes[name], live_shapes.get(target), swapped
             )
             own = [_whole(name, shapes[name], target, is_transposed=is_swapped)]
         elif place.parts > 1 and not more:
-            own = [_part(name, shapes[name], found[name], place.part, known)]
+            own = [_part(name, shapes[name], file_places[name], place.part, live_shapes)]
         else:
             own = list(_pieces(target, members, shapes))
         live[target] = _extent(own)
@@ -309,13 +312,15 @@ def _extent(regions: Iterable[_Region]) -> Shape:
     return tuple(map(max, *ends)) if len(ends) > 1 else ends[0]
 
 
-def _is_swapped(name: str, shape: Shape, known: Shape | None, others: Collection[bool]) -> bool:
+def _is_swapped(
+    name: str, shape: Shape, live_shape: Shape | None, others: Collection[bool]
+) -> bool:
     """Return whether a file has the last two axes swapped: by the shape in memory, or by others'.
 
     Raises Unsupported where nothing tells.
     """
-    if known is not None:
-        return shape != known
+    if live_shape is not None:
+        return shape != live_shape
     if len(others) != 1:
         raise Unsupported(
             f"{name}: nothing tells whether the file has its last two axes swapped: the checkpoint"
@@ -331,11 +336,11 @@ def _whole(name: str, shape: Shape, live: str, *, is_transposed: bool) -> _Regio
 
 
 def _part(
-    name: str, shape: Shape, its: Sequence[Place], part: int, known: Mapping[str, Shape]
+    name: str, shape: Shape, its: Sequence[Place], part: int, live_shapes: Mapping[str, Shape]
 ) -> _Region:
     """Return one of several tensors in memory that are one in the file."""
     lives = [place.live for place in its]
-    rows = [known[live][0] if known.get(live) else None for live in lives]
+    rows = [live_shapes[live][0] if live_shapes.get(live) else None for live in lives]
     held = sum(count for count in rows if count is not None)
     absent = rows.count(None)
     if absent == len(rows) == 2:  # halves: gate and up, or keys and values

@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from ckptsync.digest import crc32, digest
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merge import model_files, units
+from ckptsync.merge import adapter_sums, model_files, units
 from ckptsync.merge.adapter_sums import AdapterSums, ChangeTotals, findings
 from ckptsync.merge.cast import CAST_ELEMENTS, Array, cast_bytes
 from ckptsync.merge.plan import FilePlan, MergeResources, PlannedTensor
@@ -121,6 +121,8 @@ def write_model(
     one at a time.
     """
     work, there = work or MergeResources(), destination.finished
+    if job.sums:
+        work = replace(work, window=min(work.window, adapter_sums.WINDOW))
     left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
     lock, done = threading.Lock(), job.size - left.size
 

@@ -46,7 +46,6 @@ from ckptsync.merge.prepare import MergeJob
 from ckptsync.stores.opening import Access
 from ckptsync.tensors import Copy, Files, Tensor
 
-SUM_WINDOW = 6 << 20  # bytes in flight for each thread: factors of adapters are in memory, too
 AS_BASE = 0
 """The ``max_shard_size`` of a merge whose files are cut as the base's are."""
 _ONE_FILE = 1 << 62
@@ -185,7 +184,7 @@ def summed(
                 f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
                 hint="copy it there, or give its directory with --config-from (head.config_from)",
             )
-        found = changes(
+        its_changes = changes(
             list(model.tensors.values()),
             _updated(config, model.config),
             [_tensor(t, prefixed(t.copy, prefix)) for t in own],
@@ -193,7 +192,7 @@ def summed(
             is_changed_base=is_changed_base,
             is_equal=partial(_is_equal, files),
         )
-        model.apply(found)
+        model.apply(its_changes)
         for plan in job.plans:
             if plan.name == VALUE_HEAD:
                 tensors = (replace(t, copy=prefixed(t.copy, prefix)) for t in plan.tensors)
@@ -272,7 +271,7 @@ def _beside(
 
     The tokenizer and the chat template are the last adapter's that has them: those of the training.
     """
-    found = {name: (holder, base) for name, holder in base.beside}
+    beside = {name: (holder, base) for name, holder in base.beside}
     own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
     for _, job in adapters:
         its = {
@@ -281,12 +280,12 @@ def _beside(
             if name not in own and not is_code(name)
         }
         if _VOCABULARIES & its.keys():
-            found = {n: at for n, at in found.items() if not n.startswith(_OF_TOKENIZER)}
+            beside = {n: at for n, at in beside.items() if not n.startswith(_OF_TOKENIZER)}
         tokenizer = _config(job, "tokenizer_config.json") or {}
         if "chat_template" in tokenizer or its.keys() & set(_TEMPLATES):
-            found = {n: at for n, at in found.items() if n not in _TEMPLATES}
-        found |= its
-    return {name: found[name] for name in sorted(found, key=lambda name: (name == CONFIG, name))}
+            beside = {n: at for n, at in beside.items() if n not in _TEMPLATES}
+        beside |= its
+    return {name: beside[name] for name in sorted(beside, key=lambda name: (name == CONFIG, name))}
 
 
 def _prefix(number: int) -> str:
