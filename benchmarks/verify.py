@@ -32,7 +32,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.tensors import Demands
-from ckptsync.verify.verification import InStore, VerifyOptions, verify
+from ckptsync.verifier.verification import InStore, VerifyOptions, verify
 
 MIB = 1 << 20
 FILES = 4

@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ckptsync.api import diff, inspect, list_checkpoints, merge, pull, push, resume_step, verify
 
 __version__ = "0.1.0"
+__all__ = (
+    "diff",
+    "inspect",
+    "list_checkpoints",
+    "mark_saved",
+    "merge",
+    "pull",
+    "push",
+    "resume_step",
+    "verify",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Return the function of `ckptsync.api` that has this name; raise AttributeError for others.
+
+    `ckptsync.api` is imported here, and not above, so that ``import ckptsync`` costs nothing.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ckptsync import api  # noqa: PLC0415
+
+    return getattr(api, name)
 
 
 def mark_saved(

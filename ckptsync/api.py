@@ -1,8 +1,8 @@
 """The commands as functions: they return dataclasses, and raise `ckptsync.errors`.
 
-``from ckptsync import api`` has them: `ckptsync.merge` and its like are packages. A place is a path
-or a URL; the options of a store's client are those of ``store.options``, and its keys are found as
-the commands find them. ``progress`` is called with the bytes that are done, and the bytes in all.
+``import ckptsync`` offers them, too: `ckptsync.merge` is `ckptsync.api.merge`. A place is a path or
+a URL; the options of a store's client are those of ``store.options``, and its keys are found as the
+commands find them. ``progress`` is called with the bytes that are done, and the bytes in all.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.catalogue.uncached import not_found
 from ckptsync.config.loading import options_for
+from ckptsync.downloader.download import Download
+from ckptsync.downloader.find import PullRequest, check_outside, find
 from ckptsync.errors import ConfigError, Corrupt
-from ckptsync.merge.destination import check_free
-from ckptsync.merge.destination import merge as write_merge
-from ckptsync.merge.differences import Difference, Side, by_name, judge, read_changes
-from ckptsync.merge.inputs import (
+from ckptsync.merger.destination import check_free
+from ckptsync.merger.destination import merge as write_merge
+from ckptsync.merger.differences import Difference, Side, by_name, judge, read_changes
+from ckptsync.merger.inputs import (
     MergeRequest,
     check_unchanged,
     open_sources,
     show_path,
     usual_threads,
 )
-from ckptsync.merge.inspection import Inspection, inspect_checkpoint
-from ckptsync.merge.into_base import AS_BASE, open_into_base
-from ckptsync.merge.plan import SHARD_SIZE, DType, MergeOptions, MergeResources, check_dtype
-from ckptsync.merge.readers import open_reader
-from ckptsync.pull.download import Download
-from ckptsync.pull.find import PullRequest, check_outside, find
+from ckptsync.merger.inspection import Inspection, inspect_checkpoint
+from ckptsync.merger.into_base import AS_BASE, open_into_base
+from ckptsync.merger.plan import SHARD_SIZE, DType, MergeOptions, MergeResources, check_dtype
+from ckptsync.merger.readers import open_reader
 from ckptsync.quantities import parse_size
 from ckptsync.records.model_record import ModelFile
 from ckptsync.records.report import Level, Report, checked_level
-from ckptsync.stores import file_sources
+from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import FileTree, Overlay
 from ckptsync.stores.contract import Store
-from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access, create_store, open_store
+from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import located
-from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target
-from ckptsync.verify.verification import verify as read_and_verify
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.verification import InStore, VerifyOptions, resolve_target
+from ckptsync.verifier.verification import verify as read_and_verify
+from ckptsync.verifier.write_reports import write_report
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import checked_run
@@ -189,7 +189,7 @@ def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Insp
     hold different saves, StoreError.
     """
     access = Access(options or {})
-    trees = [file_sources.tree(located(os.fspath(place)), access) for place in places]
+    trees = [path_or_url.tree(located(os.fspath(place)), access) for place in places]
     overlay = Overlay(trees)
     if conflicts := overlay.conflicts():
         raise Corrupt(f"{conflicts[0]}: has another size in each directory")

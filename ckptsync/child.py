@@ -2,7 +2,7 @@
 
 `Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
 caller decides how long it may take, and what counts as progress. The head's jobs
-(`ckptsync.service.jobs`), which are commands, level `load` (`ckptsync.verify.level_load`) and the
+(`ckptsync.service.jobs`), which are commands, level `load` (`ckptsync.verifier.level_load`) and the
 commands of events (`ckptsync.events.programs`) use it.
 
 Run as a program, this file becomes the program of its arguments, which dies with its parent too.

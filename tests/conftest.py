@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.stores import progress_signs
 from tests.support.exhaustive import ALL
 
@@ -62,5 +62,5 @@ def _garbage_of_commands_is_garbage() -> Iterator[None]:
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
     """The spool of an output directory, with nothing in it."""
-    folders.make(tmp_path / "_ckptsync")
+    safe_files.make(tmp_path / "_ckptsync")
     return tmp_path / "_ckptsync"

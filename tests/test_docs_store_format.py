@@ -10,8 +10,8 @@ from ckptsync.records.event_record import EventRecord
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import LEVELS, FindingKind, Level, Report, VerifyFinding
+from ckptsync.records.save_decisions import Join, Keep, Tombstone
 from ckptsync.records.store_paths import RecordKind
-from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from ckptsync.records.weights_record import WeightsFinding, WeightsRecord
 from tests.support.store_listing import DOCUMENT, document
 

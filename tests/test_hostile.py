@@ -30,9 +30,9 @@ from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.expected_files import directory_file
-from ckptsync.verify.level_load import LoaderProcess, load_file
-from ckptsync.verify.verification import VerifyOptions, resolve_target, verify
+from ckptsync.verifier.expected_files import directory_file
+from ckptsync.verifier.level_load import LoaderProcess, load_file
+from ckptsync.verifier.verification import VerifyOptions, resolve_target, verify
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
 from tests.support.exhaustive import ALL

@@ -63,7 +63,7 @@ def test_worker_head_merge_and_verify_import_no_torch() -> None:
         for p in SOURCES
         if dotted(p).partition(".")[0] in ("worker", "head", "merge", "verify", "service")
     ]
-    names = [m for m in modules if m != "ckptsync.verify.load_child"]
+    names = [m for m in modules if m != "ckptsync.verifier.load_child"]
     program = (
         "import importlib, sys\n"
         f"for m in {names!r}: importlib.import_module(m)\n"

@@ -14,16 +14,16 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Transient, without_frames
+from ckptsync.head.due_jobs import VerifyPolicy, head_jobs, verify_jobs_in_store
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.retention_rules import Rules
-from ckptsync.head.schedule import VerifyPolicy, head_jobs, verify_jobs_in_store
 from ckptsync.service.head_roles import Catalogues, catalogue_lines
 from ckptsync.service.monitor import Monitor, OverviewReader
 from ckptsync.status.alarms import Patience
 from ckptsync.status.metrics import Process, exposition
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import NoParent
-from ckptsync.verify.verification import InStore, VerifyOptions, verify
+from ckptsync.verifier.verification import InStore, VerifyOptions, verify
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.support.verified_stores import WHOLE, arrive

@@ -10,7 +10,7 @@ import torch
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions

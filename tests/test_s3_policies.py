@@ -20,10 +20,10 @@ import ckptsync
 from ckptsync.errors import Corrupt, NotFound, StoreError
 from ckptsync.head.agreement import Agreement
 from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.removal import keep
 from ckptsync.head.retention_rules import Rules
-from ckptsync.head.schedule import VerifyPolicy
 from ckptsync.records.store_paths import (
     RecordKind,
     RecordName,

@@ -13,7 +13,7 @@ import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError
-from ckptsync.head.schedule import Job
+from ckptsync.head.due_jobs import Job
 from ckptsync.hooks.pin_checkpoint import _in_thread
 from ckptsync.service.jobs import Jobs
 from ckptsync.service.tasks import Outcome, Task

@@ -22,10 +22,10 @@ from ckptsync.records.location_status import (
 )
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import DAMAGE, LEVELS, Level, Report, Verdict
+from ckptsync.records.save_decisions import Tombstone, fate, kept
 from ckptsync.records.save_groups import Sibling
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.store_paths import consolidated_prefix, file_name, parse_record_name
-from ckptsync.records.tombstone_keep_join import Tombstone, fate, kept
 from ckptsync.records.weights_record import ModelValues, WeightsFinding, find_values
 from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import Entry

@@ -11,8 +11,8 @@ from ckptsync.near_names import near_names
 from ckptsync.records.io import Fault, Record, find_missing_manifests, hidden_by, read_records
 from ckptsync.records.location_status import LocationState, list_locations, record_names
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.save_decisions import Tombstone, in_force
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, records_prefix
-from ckptsync.records.tombstone_keep_join import Tombstone, in_force
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
 

@@ -280,7 +280,7 @@ def store_and_name(args: argparse.Namespace, what: str) -> tuple[Store, str]:
         why = f"{what}: is a path or a URL, and --store names another store"
         raise ConfigError(why, hint="give RUN[/CHECKPOINT], or leave --store out")
     from ckptsync.safe_names import CONSOLIDATED, RECORDS
-    from ckptsync.stores.file_sources import enclosing_store
+    from ckptsync.stores.path_or_url import enclosing_store
     from ckptsync.stores.urls import located
 
     enclosing = enclosing_store(located(what), access_of(args))

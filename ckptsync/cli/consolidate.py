@@ -1,7 +1,7 @@
 """``ckptsync consolidate``: what a head does for a checkpoint, now and by hand.
 
 What is complete is merged into its model, a damaged model is made again, and configuration that
-came later is added.  A head runs this command for each job; both ask `head.schedule` what is due.
+came later is added.  A head runs this command for each job; both ask `head.due_jobs` what is due.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ckptsync.config.loading import limits_of, options_for
 from ckptsync.config.schema import Config, HeadConfig
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
 from ckptsync.head.consolidate import HeadOptions, RayCluster, WrittenModel, consolidate_location
-from ckptsync.head.schedule import ANY_RUN, Job, head_jobs
-from ckptsync.merge.plan import MergeOptions, MergeResources
+from ckptsync.head.due_jobs import ANY_RUN, Job, head_jobs
+from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access

@@ -12,12 +12,12 @@ from ckptsync.cli.merge import PARTS, thread_count
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
-from ckptsync.merge.destination import check_free, merge
-from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path
-from ckptsync.merge.plan import MergeOptions, MergeResources
-from ckptsync.merge.universal import LATEST, prepare_universal
+from ckptsync.merger.destination import check_free, merge
+from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merger.plan import MergeOptions, MergeResources
+from ckptsync.merger.universal import LATEST, prepare_universal
 from ckptsync.quantities import show_size
-from ckptsync.stores.file_sources import path, real
+from ckptsync.stores.path_or_url import path, real
 from ckptsync.stores.urls import Remote, located
 
 DETAILS = (

@@ -30,7 +30,7 @@ from ckptsync.cli.inspect import check_exists
 from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.head.consolidate import source_files
-from ckptsync.merge.differences import (
+from ckptsync.merger.differences import (
     STATES,
     Change,
     Difference,
@@ -45,10 +45,10 @@ from ckptsync.merge.differences import (
     read_changes,
     recorded_tensor,
 )
-from ckptsync.merge.inputs import MergeRequest, check_unchanged, open_sources
-from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.prepare import MergeJob, prepare
-from ckptsync.merge.readers import open_reader
+from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
+from ckptsync.merger.plan import MergeOptions
+from ckptsync.merger.prepare import MergeJob, prepare
+from ckptsync.merger.readers import open_reader
 from ckptsync.quantities import show_size
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.model_record import ModelRecord
@@ -58,7 +58,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
 from ckptsync.tensors import Extent, Files
-from ckptsync.verify.verification import InStore, resolve_target
+from ckptsync.verifier.verification import InStore, resolve_target
 
 TOP = 10  # tensors of a kind that are shown
 DIFFERENT = 1  # exit code

@@ -18,11 +18,11 @@ from ckptsync.cli.arguments import access_of
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.merge.inspection import inspect_checkpoint
-from ckptsync.merge.readers import open_reader
+from ckptsync.merger.inspection import inspect_checkpoint
+from ckptsync.merger.readers import open_reader
 from ckptsync.near_names import near_names
 from ckptsync.quantities import show_size
-from ckptsync.stores import file_sources
+from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import Overlay
 from ckptsync.stores.urls import located
 from ckptsync.tensors import Files
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Inspect the directories as one checkpoint, and print what was found."""
     access, locations = access_of(args), [located(target) for target in args.targets]
     check_exists(args.targets)
-    found = [file_sources.tree(location, access) for location in locations]
+    found = [path_or_url.tree(location, access) for location in locations]
     overlay = Overlay(found)
     if conflicts := overlay.conflicts():
         hint = "the directories hold different saves: name only those of one save"

@@ -15,17 +15,17 @@ from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run, option
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
-from ckptsync.merge.adapter_sums import ChangeTotals
-from ckptsync.merge.destination import EngineAt, check_free, merge
-from ckptsync.merge.engine import Merged
-from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
-from ckptsync.merge.into_base import AS_BASE, open_into_base
-from ckptsync.merge.plan import SHARD_SIZE, MergeOptions, MergeResources
-from ckptsync.merge.tensor_statistics import Statistics
+from ckptsync.merger.adapter_sums import ChangeTotals
+from ckptsync.merger.destination import EngineAt, check_free, merge
+from ckptsync.merger.engine import Merged
+from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
+from ckptsync.merger.into_base import AS_BASE, open_into_base
+from ckptsync.merger.plan import SHARD_SIZE, MergeOptions, MergeResources
+from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.records.layer_groups import LAYER_GROUPS, layer_group
-from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.opening import Access
+from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import located
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
@@ -191,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) -> EngineAt:
     """Return how to make the engine for a place to write to.  Raises ConfigError."""
-    from ckptsync.merge.ray_engine import RayEngine, reach
+    from ckptsync.merger.ray_engine import RayEngine, reach
 
     if args.bandwidth:
         why = "--bandwidth: the tasks of a cluster share no limit"

@@ -19,10 +19,9 @@ from ckptsync.cli.arguments import (
     store_and_name,
 )
 from ckptsync.cli.output import say
-from ckptsync.errors import ConfigError, Corrupt
-from ckptsync.pull.download import Download, Result
-from ckptsync.pull.download_plan import PullPlan
-from ckptsync.pull.find import (
+from ckptsync.downloader.download import Download, Result
+from ckptsync.downloader.download_plan import PullPlan
+from ckptsync.downloader.find import (
     FoundCheckpoint,
     PullRequest,
     absent_best,
@@ -30,7 +29,8 @@ from ckptsync.pull.find import (
     find,
     why_retired,
 )
-from ckptsync.pull.logs import pull_logs
+from ckptsync.downloader.logs import pull_logs
+from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.quantities import show_size
 from ckptsync.safe_names import LOGS
 from ckptsync.stores.contract import Store

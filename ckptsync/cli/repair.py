@@ -22,16 +22,16 @@ from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
 from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.quantities import show_size
 from ckptsync.records.location_status import LocationState, proof, unanswered_findings
 from ckptsync.records.report import LEVELS, Level, Report, VerifyFinding
 from ckptsync.spool.markers import boot
 from ckptsync.status.nodes import list_nodes, read_nodes
 from ckptsync.stores.contract import Store
-from ckptsync.verify.expected_files import check_records, check_sizes, expected_files
-from ckptsync.verify.verification import InStore, VerifyOptions, verify
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.expected_files import check_records, check_sizes, expected_files
+from ckptsync.verifier.verification import InStore, VerifyOptions, verify
+from ckptsync.verifier.write_reports import write_report
 
 KEPT = "were read; what was repaired stays so, and the same command continues"
 EVERY = 2.0  # seconds between two steps of --wait

@@ -34,11 +34,11 @@ from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, wit
 from ckptsync.quantities import show_size
 from ckptsync.records.report import DAMAGE, LEVELS, Report, checked_level
 from ckptsync.safe_open import read_named
-from ckptsync.stores import file_sources
+from ckptsync.stores import path_or_url
 from ckptsync.stores.opening import Access
-from ckptsync.verify.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
-from ckptsync.verify.level_digest import Sample
-from ckptsync.verify.verification import (
+from ckptsync.verifier.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
+from ckptsync.verifier.level_digest import Sample
+from ckptsync.verifier.verification import (
     InStore,
     PlainDirectory,
     VerifyOptions,
@@ -46,7 +46,7 @@ from ckptsync.verify.verification import (
     resolve_target,
     verify,
 )
-from ckptsync.verify.write_reports import exit_code, write_report
+from ckptsync.verifier.write_reports import exit_code, write_report
 
 KEPT = "were read; the findings so far are recorded, and the same command begins again"
 Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
@@ -243,7 +243,7 @@ def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
 
 def _record(where: InStore | PlainDirectory, path: Path) -> None:
     assert isinstance(where, PlainDirectory)
-    data = encode_baseline(record_directory(file_sources.tree(where.source, where.access)))
+    data = encode_baseline(record_directory(path_or_url.tree(where.source, where.access)))
     try:
         with path.open("xb") as file:
             file.write(data)

@@ -20,7 +20,7 @@ from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
 from ckptsync.near_names import near_names
 from ckptsync.safe_open import read_named
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import Remote, located
@@ -50,7 +50,7 @@ def _text_of(path: Path) -> str:
     """Return a file's text.  Raises ConfigError."""
     try:
         if split(path)[1]:
-            content = folders.read(path)
+            content = safe_files.read(path)
             if content is None:
                 raise FileNotFoundError(errno.ENOENT, "no file of this user's", str(path))
         else:

@@ -17,7 +17,7 @@ from ckptsync.config import value_parsers
 from ckptsync.config.value_parsers import Role, RunConfig, one_of
 from ckptsync.events.definitions import Definition
 from ckptsync.head.retention_rules import Best, Rules
-from ckptsync.merge.plan import DTYPES, DType
+from ckptsync.merger.plan import DTYPES, DType
 from ckptsync.records.report import Level, checked_level
 from ckptsync.status.alarms import KINDS
 from ckptsync.stores.limits import Schedule

@@ -22,7 +22,7 @@ from ckptsync.doctor.findings import STORAGE, Finding, fail, warn
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.mounts import is_blind, mount_of, unmounted_on_way
 from ckptsync.quantities import show_duration, show_size
-from ckptsync.spool.folders import link
+from ckptsync.spool.safe_files import link
 from ckptsync.walk import SPOOL, UnsafeSpool, open_spool, opened_parent
 
 PATIENCE = 20.0  # seconds: a healthy file server answers within one

@@ -21,7 +21,7 @@ from ckptsync.doctor.findings import STORAGE, Finding, fail, refusal, warn
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
 from ckptsync.records.store_paths import clock_name
 from ckptsync.safe_names import RECORDS
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.stores.clock import DAY, measure_offset
 from ckptsync.stores.contract import About, Store, has_root, read_all
 from ckptsync.stores.limits import Limits
@@ -154,7 +154,7 @@ def _served(url: str, output_dirs: Iterable[Path]) -> list[Path]:
     wanted, found = where.url if isinstance(where, Remote) else str(where), []
     for path in output_dirs:
         with contextlib.suppress(OSError):
-            last = folders.read(path / SPOOL / "store", _LONGEST_URL) or b""
+            last = safe_files.read(path / SPOOL / "store", _LONGEST_URL) or b""
             found += [path] if last.decode("utf-8", "replace").strip() == wanted else []
     return found
 

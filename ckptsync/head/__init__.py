@@ -1,6 +1,6 @@
 """The head merges complete checkpoints, repairs models, and deletes what no rule keeps.
 
-``schedule`` (pure) decides what is due: merges, repairs, verifications.
+``due_jobs`` (pure) decides what is due: merges, repairs, verifications.
 
 Models: ``consolidate`` makes, repairs and completes them; ``agreement`` records what a
 model is made of, so that a head with other options stops.

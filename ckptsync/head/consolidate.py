@@ -29,19 +29,19 @@ from ckptsync.errors import (
     without_frames,
 )
 from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
-from ckptsync.head.schedule import ANY_RUN, FINAL, LEFT_ALONE, todo_for
+from ckptsync.head.due_jobs import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.head.weights_comparison import record_weights
 from ckptsync.layouts.file_names import is_beside_weights
-from ckptsync.merge import model_files
-from ckptsync.merge.completeness import DOUBT
-from ckptsync.merge.engine import Destination, Merged, Progress, Write, write_model
-from ckptsync.merge.inputs import MergeRequest, check_unchanged
-from ckptsync.merge.into_base import joined, open_base, summed
-from ckptsync.merge.plan import FORMAT, MergeOptions, MergeResources, check_dtype
-from ckptsync.merge.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
-from ckptsync.merge.ray_engine import RayEngine, Reach
-from ckptsync.merge.readers import open_reader
-from ckptsync.merge.tensor_statistics import Statistics
+from ckptsync.merger import model_files
+from ckptsync.merger.completeness import DOUBT
+from ckptsync.merger.engine import Destination, Merged, Progress, Write, write_model
+from ckptsync.merger.inputs import MergeRequest, check_unchanged
+from ckptsync.merger.into_base import joined, open_base, summed
+from ckptsync.merger.plan import FORMAT, MergeOptions, MergeResources, check_dtype
+from ckptsync.merger.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
+from ckptsync.merger.ray_engine import RayEngine, Reach
+from ckptsync.merger.readers import open_reader
+from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.records.io import create_record, next_number
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry

@@ -20,9 +20,9 @@ from ckptsync.plain_json import parse
 from ckptsync.records.io import read_record
 from ckptsync.records.location_status import record_names
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.save_groups import locate
 from ckptsync.records.store_paths import records_prefix
-from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
 

@@ -36,6 +36,7 @@ from ckptsync.head.retention import (
 from ckptsync.records.io import append_record, is_made_anew, read_records
 from ckptsync.records.location_status import LocationState, record_names
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone, fate, kept
 from ckptsync.records.store_paths import (
     checked_own,
     checkpoint_of,
@@ -45,7 +46,6 @@ from ckptsync.records.store_paths import (
     senders,
     sending_prefix,
 )
-from ckptsync.records.tombstone_keep_join import Keep, Scope, Stage, Tombstone, fate, kept
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.clock import store_now, wait_until_visible
 from ckptsync.stores.contract import Entry, Store

@@ -19,6 +19,7 @@ from ckptsync.layouts import file_names
 from ckptsync.records.io import Fault, append_record
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.report import DAMAGE, OF_BYTES, VerifyFinding
+from ckptsync.records.save_decisions import Keep
 from ckptsync.records.save_groups import Located
 from ckptsync.records.store_paths import (
     checked_own,
@@ -27,7 +28,6 @@ from ckptsync.records.store_paths import (
     own_prefixes,
     parse_record_name,
 )
-from ckptsync.records.tombstone_keep_join import Keep
 from ckptsync.safe_names import CONSOLIDATED
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import StoredCopy

@@ -33,8 +33,8 @@ from ckptsync.catalogue.location_summary import Summary, by_age, last_models, ti
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.io import Fault, is_made_anew
+from ckptsync.records.save_decisions import Scope
 from ckptsync.records.store_paths import checkpoint_of
-from ckptsync.records.tombstone_keep_join import Scope
 
 RetentionVerdict = Literal["keep", "drop-shards", "drop"]
 Action = Literal["nothing", "mark", "wait", "withdraw", "remove"]

@@ -8,7 +8,7 @@ nodes, and raise what those raise.
 The core, in reading order:
   `pin_checkpoint`   links to all files of a save, published by one rename; room on the disk
   `process_group`    which rank this is, and the words that ranks leave for each other
-  `rank_saves`       one rank's introduction, marks and pins in one output directory
+  `rank_markers`       one rank's introduction, marks and pins in one output directory
   `added_files`      configuration, tokenizer and versions, beside sharded checkpoints
   `embedded_worker`  a worker that the training starts where none is installed; the wait for a store
 The adapters:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.doctor.probe import LIBRARIES, NCCL
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.walk import walk
 
 _VARIABLES = (  # how the nodes were told of each other; none of them holds a secret
@@ -57,7 +57,7 @@ def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
 
     Never raises an Exception but for ``folder`` itself.
     """
-    folders.make(folder)
+    safe_files.make(folder)
     inner = _unwrapped(model)
     steps: dict[str, Callable[[Path], object]] = {}
     if hasattr(inner, "peft_config"):
@@ -138,13 +138,13 @@ def _write_whole(step: Callable[[Path], object], folder: Path) -> None:
     """
     with (
         tempfile.TemporaryDirectory(prefix="ckptsync-added-") as fresh,
-        folders.Tree(folder) as tree,
+        safe_files.Tree(folder) as tree,
     ):
         step(Path(fresh))
         for file in walk(Path(fresh)).files:
             with (
                 (Path(fresh) / file.path).open("rb") as like,
-                folders.copy_of(like.fileno(), folder, *tree.place(file.path)) as out,
+                safe_files.copy_of(like.fileno(), folder, *tree.place(file.path)) as out,
             ):
                 shutil.copyfileobj(like, out)
 

@@ -35,7 +35,7 @@ import ckptsync
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.installation import install_extra
 from ckptsync.quantities import parse_duration
-from ckptsync.spool import folders, markers, pins
+from ckptsync.spool import markers, pins, safe_files
 from ckptsync.walk import SPOOL
 
 LOG = "embedded.log"
@@ -118,11 +118,11 @@ def keep_running(
             "runs": [{"path": glob.escape(str(output_dir)), **name}],
         },
     }
-    folders.make(spool)
-    folders.write_json(spool, config.name, settings)  # JSON is YAML
+    safe_files.make(spool)
+    safe_files.write_json(spool, config.name, settings)  # JSON is YAML
     module = "ckptsync.hooks.embedded_worker"
     worker = [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())]
-    with folders.append(spool / LOG) as out:
+    with safe_files.append(spool / LOG) as out:
         answer = subprocess.run(  # noqa: S603  # our own program
             [sys.executable, "-I", "-S", "-c", _LAUNCH, *worker],
             stdin=subprocess.DEVNULL,
@@ -206,7 +206,7 @@ def log_problem(spool: Path) -> str:
     That is the error with which it ended, or why it waits for its store; empty if it logged
     neither.  Raises OSError.
     """
-    data = folders.read(spool / LOG, last=_TAIL) or b""
+    data = safe_files.read(spool / LOG, last=_TAIL) or b""
     lines = data.decode("utf-8", "replace").splitlines()
     is_log = bool(lines) and lines[-1].startswith("{")  # of JSON; what ends it is text
     hints: list[str] = []
@@ -253,12 +253,12 @@ def is_served(spool: Path) -> bool:
     service tries again.
     """
     try:
-        locks = [path for path in folders.children(spool) if path.match("worker-*.lock")]
+        locks = [path for path in safe_files.children(spool) if path.match("worker-*.lock")]
     except CkptsyncError:  # another user's: no worker of this user is at work in it
         return False
     for lock in locks:
         try:
-            descriptor = folders.lock_file(lock, is_new=False)
+            descriptor = safe_files.lock_file(lock, is_new=False)
         except OSError:
             continue  # gone, or not readable
         try:
@@ -308,7 +308,7 @@ def main(arguments: list[str]) -> None:
     began = markers.began(int(pid))
     if not await_turn(Path(spool), int(pid)):
         return
-    settings = json.loads(folders.read(Path(config)) or b"")
+    settings = json.loads(safe_files.read(Path(config)) or b"")
     own = os.environ.get("CKPTSYNC_NODE") or settings.get("node") or node_id()
     node = claim_node(own, settings["store"]["url"], Path(spool))
     # another process may have its number by now

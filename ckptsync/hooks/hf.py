@@ -24,9 +24,9 @@ from transformers import TrainerCallback
 from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.errors import ConfigError
 from ckptsync.hooks import added_files, embedded_worker
-from ckptsync.hooks.rank_saves import HookLog, at_end, has_failed
+from ckptsync.hooks.rank_markers import HookLog, at_end, has_failed
 from ckptsync.hooks.trainer_saves import TrainerSaves
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.walk import SPOOL
 
 MOST_NAMES = 20  # of saves in one line of the log
@@ -110,7 +110,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             )
             return
         output_dir.mkdir(parents=True, exist_ok=True)
-        folders.make(output_dir / SPOOL)
+        safe_files.make(output_dir / SPOOL)
         self._log.spool, self._log.rank = output_dir / SPOOL, rank
         model = given.get("model")
         facts = added_files.about_process()

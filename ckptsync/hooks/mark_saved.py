@@ -34,7 +34,7 @@ from ckptsync.checkpoint_dirs import (
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.hooks import added_files, process_group
 from ckptsync.hooks.process_group import Rank, Words, this_rank
-from ckptsync.hooks.rank_saves import HookLog, RankSaves, at_end, has_failed
+from ckptsync.hooks.rank_markers import HookLog, RankSaves, at_end, has_failed
 from ckptsync.walk import SPOOL, walk
 
 MarkedPart = Literal["mine", "all"]

@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.errors import Incomplete
-from ckptsync.spool import folders, markers, pins
-from ckptsync.spool.folders import Tree
+from ckptsync.spool import markers, pins, safe_files
 from ckptsync.spool.markers import Commit
 from ckptsync.spool.pins import Pin
+from ckptsync.spool.safe_files import Tree
 from ckptsync.walk import SPOOL, Listing, Stat, open_checkpoint_file, stat_open, walk
 
 SENTINEL = (  # the Trainer's just-in-time save removes it when it is done
@@ -68,8 +68,8 @@ def pin_checkpoint(
     whole = replace(commit, files={s.path: (s.size, s.mtime) for s in listing.files})
     copies: Copies = []
     try:
-        folders.make(fresh.parent)
-        folders.make_new(fresh)
+        safe_files.make(fresh.parent)
+        safe_files.make_new(fresh)
         with Tree(fresh / "files") as tree:
             for file in listing.files:
                 if not pins.link_file(tree, path, file.path):
@@ -110,7 +110,7 @@ def _link_added(added: Path, there: Collection[str], fresh: Path) -> None:
         for file in files:
             tree.place(file.path)  # makes its directory
             with contextlib.suppress(FileNotFoundError):  # somebody deleted it
-                folders.link_or_copy(added / file.path, fresh / "added" / file.path)
+                safe_files.link_or_copy(added / file.path, fresh / "added" / file.path)
 
 
 def _in_thread(work: Callable[[], object], name: str) -> None:
@@ -127,7 +127,7 @@ def _in_thread(work: Callable[[], object], name: str) -> None:
 def discard(folder: Path) -> None:
     """Remove a directory of the spool as far as that is possible: the worker removes the rest."""
     with contextlib.suppress(OSError):
-        folders.remove(folder)
+        safe_files.remove(folder)
 
 
 # --- copies, where the file system has no links
@@ -162,8 +162,8 @@ def _copy(copies: Copies, fresh: Path) -> None:
     """Copy open files, with their times; raise Incomplete if the trainer wrote one again."""
     with Tree(fresh / "files") as tree:
         for descriptor, file in copies:
-            with folders.copy_of(descriptor, fresh, *tree.place(file.path)) as out:
-                folders.copy_bytes(descriptor, out.fileno(), file.size)
+            with safe_files.copy_of(descriptor, fresh, *tree.place(file.path)) as out:
+                safe_files.copy_bytes(descriptor, out.fileno(), file.size)
                 now = stat_open(descriptor, file.path)
                 if (now.size, now.mtime) != (file.size, file.mtime):
                     raise Incomplete(f"{file.path}: written again while it was copied")
@@ -189,7 +189,7 @@ def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]
     hidden = []
     for one in choose_to_give_up(pins.list_pins(output_dir), newest, lacking):
         path = one.path.with_name(f".gone-hook-{os.getpid()}-{one.path.name}")
-        if folders.renamed(one.path, path):  # else somebody was quicker
+        if safe_files.renamed(one.path, path):  # else somebody was quicker
             hidden.append(path)
             stored = "it is in the store" if one.stored else "it was NOT yet in the store"
             log(

@@ -35,9 +35,9 @@ from ckptsync.catalogue.uncached import read_location
 from ckptsync.config import loading
 from ckptsync.config.loading import from_environment
 from ckptsync.digest import digest
+from ckptsync.downloader.download import Download
+from ckptsync.downloader.download_plan import PullPlan, plan_checkpoint
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.pull.download import Download
-from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
 from ckptsync.records.io import hidden_by
 from ckptsync.records.report import DAMAGE, Report, checked_level
 from ckptsync.records.store_paths import checked_node
@@ -47,8 +47,8 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, create_store, open_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.typed_json import Decoder
-from ckptsync.verify.verification import InStore, VerifyOptions, resolve_target, verify
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.verification import InStore, VerifyOptions, resolve_target, verify
+from ckptsync.verifier.write_reports import write_report
 from ckptsync.walk import Listing, walk
 from ckptsync.worker.node_identity import node_id
 from ckptsync.worker.options import checked_run

@@ -21,7 +21,7 @@ from ckptsync.errors import Incomplete
 from ckptsync.hooks import process_group
 from ckptsync.hooks.pin_checkpoint import Log
 from ckptsync.hooks.process_group import Words
-from ckptsync.hooks.rank_saves import RankSaves
+from ckptsync.hooks.rank_markers import RankSaves
 from ckptsync.walk import Listing, walk
 
 Exchange = Callable[[int, int, str], Words]

@@ -1,7 +1,7 @@
 """Records: what nodes, heads and people say about checkpoints, and what the set of them means.
 
 ``store_paths``: where things lie in a store, and which names are safe.  ``manifest``,
-``model_record``, ``weights_record``, ``report``, ``tombstone_keep_join``, ``event_record``: the
+``model_record``, ``weights_record``, ``report``, ``save_decisions``, ``event_record``: the
 records.  ``layer_groups``: the group of layers of a tensor, by its name.  ``io``: canonical JSON,
 named by its own bytes, checked, written to a store and read from it.  ``same_save``: whether two
 manifests are of one save; ``save_groups``: which saves there are, and the location of each;

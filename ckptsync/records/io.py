@@ -24,6 +24,7 @@ from ckptsync.records.event_record import LONGEST_ERROR, LONGEST_NAME, MOST_METR
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.save_decisions import Join, Keep, Tombstone, in_force
 from ckptsync.records.store_paths import (
     FORMAT,
     RecordKind,
@@ -37,7 +38,6 @@ from ckptsync.records.store_paths import (
     parse_record_name,
     records_prefix,
 )
-from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone, in_force
 from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.safe_names import checked_path
 from ckptsync.stores import progress_signs

@@ -19,6 +19,7 @@ from ckptsync.records.io import Record
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import LEVELS, Level, Report, Verdict, VerifyFinding
+from ckptsync.records.save_decisions import Keep, Scope, Tombstone, fate
 from ckptsync.records.save_groups import (
     Known,
     Located,
@@ -36,7 +37,6 @@ from ckptsync.records.store_paths import (
     own_prefixes,
     parse_record_name,
 )
-from ckptsync.records.tombstone_keep_join import Keep, Scope, Tombstone, fate
 from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.tensors import Demands
 

@@ -26,7 +26,7 @@ from ckptsync.records.same_save import (
     parts,
     two_contents,
 )
-from ckptsync.records.tombstone_keep_join import Join, joins_of
+from ckptsync.records.save_decisions import Join, joins_of
 from ckptsync.tensors import Demands
 
 NEAR_NS = 300_000_000_000

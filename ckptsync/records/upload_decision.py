@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckptsync.layouts import file_names
-from ckptsync.records import save_groups, tombstone_keep_join
+from ckptsync.records import save_decisions, save_groups
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.same_save import SLACK
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.walk import Stat
 
 FileKey = tuple[str, int, int]
@@ -288,7 +288,7 @@ def is_retired(
     manifests = {k.name: k.manifest for k in known}
     force: dict[str, Tombstone] = {}
     for location in {stone.location for stone, _ in buried.values()}:
-        force |= tombstone_keep_join.in_force(
+        force |= save_decisions.in_force(
             {name: stone for name, (stone, _) in buried.items() if stone.location == location}
         )
     named = {name for stone in force.values() for name in stone.manifests}

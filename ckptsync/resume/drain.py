@@ -18,7 +18,7 @@ from typing import Literal
 
 from ckptsync import checkpoint_dirs
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.spool import folders, markers
+from ckptsync.spool import markers, safe_files
 from ckptsync.spool.pins import list_pins
 from ckptsync.walk import SPOOL, Stat
 from ckptsync.worker.finished import Rule, is_lost, judge, may_be_alone
@@ -277,7 +277,7 @@ class TrainingMark:
         """Write that it runs, and remove the marks of those that have ended.  Raises OSError."""
         for mark in markers.begun(self._spool):
             if mark.process.startswith(_PROCESS) and markers.is_training(mark) is False:
-                folders.unlink(markers.begun_path(self._spool, mark.process))
+                safe_files.unlink(markers.begun_path(self._spool, mark.process))
         markers.write_mark(markers.begun_path(self._spool, self._process), self._mark)
 
     def end(self) -> None:

@@ -21,10 +21,10 @@ from typing import Literal
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import read_location
 from ckptsync.checkpoint_dirs import series_and_step
+from ckptsync.downloader.download import Busy, Download, Progress, write_pointers
+from ckptsync.downloader.download_plan import PullPlan, plan_checkpoint
+from ckptsync.downloader.find import PullRequest, absent_best, check_outside, find
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Transient
-from ckptsync.pull.download import Busy, Download, Progress, write_pointers
-from ckptsync.pull.download_plan import PullPlan, plan_checkpoint
-from ckptsync.pull.find import PullRequest, absent_best, check_outside, find
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import (
     Candidate,

@@ -21,7 +21,7 @@ from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config
 from ckptsync.events.due import TRIES, DueEvent, Since, due_events
 from ckptsync.events.handling import first_seen
-from ckptsync.head.schedule import (
+from ckptsync.head.due_jobs import (
     ANY_RUN,
     Job,
     JobKind,

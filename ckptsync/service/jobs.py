@@ -27,7 +27,7 @@ import msgspec
 from ckptsync.child import Child, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Corrupt
-from ckptsync.head.schedule import Job, JobKind
+from ckptsync.head.due_jobs import Job, JobKind
 from ckptsync.quantities import backoff
 from ckptsync.records.progress import Progress, State
 from ckptsync.records.store_paths import checkpoint_of

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.spool.markers import began, boot
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores import progress_signs
@@ -149,8 +149,8 @@ class Locks:
                 return
             os.close(self._held.pop(key))  # the output directory was removed, and is made again
         try:
-            folders.make(spool)
-            descriptor = folders.lock_file(spool / f"worker-{self._node}.lock")
+            safe_files.make(spool)
+            descriptor = safe_files.lock_file(spool / f"worker-{self._node}.lock")
         except UnsafeSpool:
             raise
         except OSError as e:
@@ -177,7 +177,7 @@ class Locks:
 def _is_of(descriptor: int, path: Path) -> bool:
     """Return whether a descriptor is of the file that lies there now."""
     try:
-        found = folders.status(path)
+        found = safe_files.status(path)
         return found is not None and os.path.samestat(os.fstat(descriptor), found)
     except OSError:
         return False  # gone, or not to be seen: to lock it again says why

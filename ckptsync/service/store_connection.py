@@ -17,7 +17,7 @@ from ckptsync.config.output_dirs import output_directories
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.mounts import is_mounted
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper
 from ckptsync.stores.opening import NoParent, bare, create_store, is_store
 from ckptsync.stores.urls import Remote, located
@@ -137,7 +137,7 @@ def remember(spool: Path, url: str) -> None:
     if remembers(spool, url):
         return
     try:
-        folders.write(spool / MARK, _normalized(url))
+        safe_files.write(spool / MARK, _normalized(url))
     except UnsafeSpool:
         raise
     except OSError as e:
@@ -148,7 +148,7 @@ def remember(spool: Path, url: str) -> None:
 def remembers(spool: Path, url: str) -> bool:
     """Return whether a spool directory was served to this very store last."""
     with contextlib.suppress(OSError):
-        return folders.read(spool / MARK, _LONGEST) == _normalized(url)
+        return safe_files.read(spool / MARK, _LONGEST) == _normalized(url)
     return False
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ckptsync.spool import folders
+from ckptsync.spool import safe_files
 
 _LARGEST = {"Commit": 32 * 1024 * 1024}  # bytes: 120,000 files and more
 _LARGE = 4 * 1024 * 1024  # of all else
@@ -151,8 +151,8 @@ def write_mark(path: Path, mark: object) -> None:
 
     Folders are made.  Raises OSError.
     """
-    folders.make(path.parent)
-    folders.write_json(path.parent, path.name, dataclasses.asdict(mark))  # type: ignore[call-overload]  # any dataclass
+    safe_files.make(path.parent)
+    safe_files.write_json(path.parent, path.name, dataclasses.asdict(mark))  # type: ignore[call-overload]  # any dataclass
 
 
 def begun(spool: Path) -> tuple[Begun, ...]:
@@ -180,7 +180,7 @@ def ranks_at(spool: Path, at: float) -> int | None:
 
 def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing."""
-    saves = folders.children(spool / "saves")
+    saves = safe_files.children(spool / "saves")
     ranks = (
         mark
         for save in saves
@@ -243,10 +243,10 @@ def began(pid: int) -> str:
 def write_log(spool: Path, text: str) -> None:
     """Add a line to ``hook.log``; it begins anew when it has grown long.  Raises OSError."""
     path = spool / "hook.log"
-    found = folders.status(path)
+    found = safe_files.status(path)
     if found is not None and found.st_size > _LONGEST_LOG:
-        folders.rename(path, spool / "hook.log.1")
-    with folders.append(path) as log:
+        safe_files.rename(path, spool / "hook.log.1")
+    with safe_files.append(path) as log:
         line = " ".join(text.split())[:2000] + "\n"
         # a name may be no UTF-8, and nobody may raise here
         log.write(line.encode("utf-8", "backslashreplace"))
@@ -258,7 +258,7 @@ def read_log(spool: Path) -> tuple[str, ...]:
     for name in ("hook.log.1", "hook.log"):
         try:
             lines += (
-                (folders.read(spool / name, last=_LONGEST_LOG) or b"")
+                (safe_files.read(spool / name, last=_LONGEST_LOG) or b"")
                 .decode("utf-8", "replace")
                 .splitlines()
             )
@@ -273,15 +273,15 @@ _Marker = TypeVar("_Marker")
 def _marks_in(folder: Path, kind: Callable[..., _Marker]) -> Iterator[tuple[str, _Marker]]:
     """Yield the markers in a folder with their names; nothing if it cannot be listed."""
     # the files themselves decide
-    with contextlib.suppress(OSError), folders.opened(folder) as fd:
-        for name in folders.names_in(fd):
+    with contextlib.suppress(OSError), safe_files.opened(folder) as fd:
+        for name in safe_files.names_in(fd):
             if not name.startswith(".") and (mark := read_marker_in(fd, name, kind)) is not None:
                 yield name, mark
 
 
 def read_marker(path: Path, kind: Callable[..., _Marker]) -> _Marker | None:
     """Return what a marker says; ``None`` if it is not there, too large, or not a ``kind``."""
-    with contextlib.suppress(OSError), folders.opened(path.parent) as fd:
+    with contextlib.suppress(OSError), safe_files.opened(path.parent) as fd:
         return read_marker_in(fd, path.name, kind)
     return None
 
@@ -300,7 +300,7 @@ def load_json(folder: int, name: str, largest: int = _LARGE) -> object:
 
     ``None`` if it is not there, too large, too deep, or no JSON.  Raises OSError.
     """
-    data = folders.read_in(folder, name, largest) or b"null"
+    data = safe_files.read_in(folder, name, largest) or b"null"
     if data.count(b"[") + data.count(b"{") > 1000 + len(data) // _DENSE:
         return None
     try:

@@ -40,8 +40,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
-from ckptsync.spool import folders
-from ckptsync.spool.folders import (
+from ckptsync.spool import safe_files
+from ckptsync.spool.markers import (
+    COMMIT,
+    NOTES,
+    Commit,
+    PinNotes,
+    load_json,
+    read_marker_in,
+)
+from ckptsync.spool.safe_files import (
     NO_LINKS,
     Tree,
     children,
@@ -54,14 +62,6 @@ from ckptsync.spool.folders import (
     renamed,
     unlink,
     write_json,
-)
-from ckptsync.spool.markers import (
-    COMMIT,
-    NOTES,
-    Commit,
-    PinNotes,
-    load_json,
-    read_marker_in,
 )
 from ckptsync.walk import SPOOL, Stat, open_checkpoint_file, opened_parent, stat_open, walk
 
@@ -150,7 +150,7 @@ def list_pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) 
     """
     folder, pins = output_dir / SPOOL / "pins", list[Pin]()
     with contextlib.suppress(Incomplete), refusals(folder), opened(folder) as fd:
-        for path in (folder / name for name in folders.names_in(fd)):
+        for path in (folder / name for name in safe_files.names_in(fd)):
             if wanted(_numbered(path)[0]) and (pin := _pin(path, fd)) is not None:
                 pins.append(pin)
     return tuple(sorted(pins, key=lambda p: (p.checkpoint, p.k)))
@@ -160,10 +160,10 @@ def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None
     """Return a new empty pin of this node; ``None`` if another was first."""
     folder = output_dir / SPOOL / "pins"
     with refusals(folder):
-        folders.make(folder)
+        safe_files.make(folder)
         fresh = folder / f".new-{node}-{checkpoint}"
         remove(fresh)
-        folders.make_new(fresh)
+        safe_files.make_new(fresh)
         _write_owner(fresh, node)
         return (
             _read_pin(folder / f"{checkpoint}.{k}")
@@ -188,7 +188,7 @@ def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
             + 1
         )
         while not renamed(fresh, folder / f"{checkpoint}.{k}"):
-            if folders.status(fresh) is None:
+            if safe_files.status(fresh) is None:
                 raise FileNotFoundError(errno.ENOENT, "gone", str(fresh))
             k += 1
         return folder / f"{checkpoint}.{k}"
@@ -203,7 +203,7 @@ def adopt(pin: Pin, node: str) -> Pin | None:
     with contextlib.suppress(Incomplete), refusals(pin.path), opened(pin.path) as fd:
         _write_owner(pin.path, node, mark.name)
         try:
-            folders.link(fd, mark.name, fd, "owner.json")
+            safe_files.link(fd, mark.name, fd, "owner.json")
         except OSError as e:
             if isinstance(e, FileExistsError) and _owner(fd)[0]:
                 return None
@@ -212,7 +212,7 @@ def adopt(pin: Pin, node: str) -> Pin | None:
             # no links here, or an owner that a crash left torn: a rename is exclusive, too
             return claim(pin, node)
         finally:
-            folders.unlink(mark)
+            safe_files.unlink(mark)
         return _read_pin(pin.path)
     return None
 
@@ -245,7 +245,7 @@ def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
             "stable": new["stable"] or old["stable"]
         }
         if merged != old:
-            folders.write_in(fd, NOTES, json.dumps(merged).encode() + b"\n")
+            safe_files.write_in(fd, NOTES, json.dumps(merged).encode() + b"\n")
         return PinNotes(**merged)
 
 
@@ -256,7 +256,7 @@ def mark_stored(pin: Pin) -> None:
     """
     if not pin.stored:
         with _opened_pin(pin) as fd:
-            folders.write_in(fd, "stored", _digest(pin.files))
+            safe_files.write_in(fd, "stored", _digest(pin.files))
 
 
 def _digest(files: Iterable[Stat]) -> bytes:
@@ -267,7 +267,7 @@ def _digest(files: Iterable[Stat]) -> bytes:
 def _is_stored(pin: int, files: Iterable[Stat]) -> bool:
     """Return whether an open pin was marked as stored, and these are the files of that time."""
     try:
-        mark = folders.read_in(pin, "stored")
+        mark = safe_files.read_in(pin, "stored")
     except (OSError, CkptsyncError):
         return False
     return mark in (b"", _digest(files))  # empty: of earlier versions
@@ -290,7 +290,7 @@ def pulse(pin: Pin) -> None:
     """Show the other nodes on this output directory that the pin's owner is alive."""
     # `_ckptsync` may be deleted at any moment
     with contextlib.suppress(Incomplete), refusals(pin.path):
-        folders.pulse(pin.path / "owner.json")
+        safe_files.pulse(pin.path / "owner.json")
 
 
 def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
@@ -372,7 +372,7 @@ def harden(pin: Pin) -> None:
                 Tree(pin.root) as tree,
                 copy_of(fd, pin.path, *tree.place(file.path)) as out,
             ):
-                folders.clone(fd, out.fileno())
+                safe_files.clone(fd, out.fileno())
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
                 # it changed meanwhile and stays a link: `harden_save` will notice
                 if stat_open(fd, file.path) != file:
@@ -402,7 +402,7 @@ def clean_own(output_dir: Path, node: str) -> None:
     for path in (
         path for pin in list_pins(output_dir) if pin.node == node for path in children(pin.path)
     ):
-        if path.name.startswith(folders.FRESH):  # a copy that was cut short
+        if path.name.startswith(safe_files.FRESH):  # a copy that was cut short
             with refusals(path):
                 remove(path)
     clean_abandoned(output_dir, time.time())
@@ -418,7 +418,7 @@ def clean_abandoned(output_dir: Path, now: float) -> None:
         if not (claimed or _HALF_DONE.fullmatch(path.name)):
             continue
         with contextlib.suppress(CkptsyncError), refusals(path):  # another user's, or gone
-            if now - folders.newest(path) < _ABANDONED_AFTER:  # a copy shows in the file that grows
+            if now - safe_files.newest(path) < _ABANDONED_AFTER:  # a copy grows
                 continue
             if claimed:
                 # if its owner shows no pulse, it is claimed again
@@ -448,10 +448,10 @@ def _pin(path: Path, above: int) -> Pin | None:
         return None
     with contextlib.suppress(Incomplete), refusals(path), opened_in(above, path) as fd:
         node, pin_id = _owner(fd)
-        files = folders.status_in(fd, "files")
+        files = safe_files.status_in(fd, "files")
         if not node and (files is None or not stat.S_ISDIR(files.st_mode)):
             return None  # dropped meanwhile, or not of our making
-        mark = folders.status_in(fd, "owner.json") if node else os.fstat(fd)
+        mark = safe_files.status_in(fd, "owner.json") if node else os.fstat(fd)
         if mark is None:
             return None
         held = walk(path / "files", above=fd).files

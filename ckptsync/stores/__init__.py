@@ -10,5 +10,5 @@ as ours.
 files that are sent in parts.
 
 ``stream``, ``parallel_download``, ``prefetch``: reading, compared with digests, and ahead.
-``checkpoint_files``, ``file_sources``: the files of a checkpoint, wherever it is.
+``checkpoint_files``, ``path_or_url``: the files of a checkpoint, wherever it is.
 """

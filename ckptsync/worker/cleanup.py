@@ -28,8 +28,8 @@ from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.upload_decision import find_holder
-from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
+from ckptsync.spool.safe_files import names_in, refusals, remove_in
 from ckptsync.stores import progress_signs
 from ckptsync.tensors import read_whole
 from ckptsync.walk import (

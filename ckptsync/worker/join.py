@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records import save_groups
 from ckptsync.records.io import append_record
+from ckptsync.records.save_decisions import Join, Keep, fate, kept
 from ckptsync.records.store_paths import checkpoint_of
-from ckptsync.records.tombstone_keep_join import Join, Keep, fate, kept
 from ckptsync.stores.contract import Store
 from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
 from ckptsync.worker.store_view import RunRecords, StoreView

@@ -22,14 +22,14 @@ from ckptsync.checkpoint_dirs import CheckpointDir, Family, ListedCheckpoint
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import file_names, registry
-from ckptsync.merge.prepare import check_complete
+from ckptsync.merger.prepare import check_complete
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.safe_names import checked_path, find_alike
-from ckptsync.spool import folders
-from ckptsync.spool.folders import refusals
+from ckptsync.spool import safe_files
 from ckptsync.spool.markers import PinNotes, ranks_at
 from ckptsync.spool.pins import Pin
+from ckptsync.spool.safe_files import refusals
 from ckptsync.stores import progress_signs
 from ckptsync.stores.stream import chunk_room
 from ckptsync.tensors import Demands
@@ -466,24 +466,24 @@ def keep_manifest(output_dir: Path, name: str, data: bytes) -> None:
     if not (output_dir / SPOOL).is_dir():
         return
     with contextlib.suppress(CkptsyncError), refusals(output_dir):
-        folders.make(path.parent)
-        folders.write(path, data)
+        safe_files.make(path.parent)
+        safe_files.write(path, data)
 
 
 def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
     """Return the bytes of one of this node's manifests, if there is a whole copy."""
     with contextlib.suppress(CkptsyncError, OSError), refusals(output_dir):
-        data = folders.read(_copy_path(output_dir, str(name)))
+        data = safe_files.read(_copy_path(output_dir, str(name)))
         return data if data is not None and digest(data)[:16] == name.digest else None
     return None
 
 
 def forget_manifests(output_dir: Path, here: Collection[str]) -> None:
     """Remove the copies for checkpoints that are not in ``here``."""
-    for path in folders.children(output_dir / SPOOL / "manifests"):
+    for path in safe_files.children(output_dir / SPOOL / "manifests"):
         if checkpoint_of(path.name) not in here:
             with contextlib.suppress(Incomplete), refusals(path):
-                folders.remove(path)
+                safe_files.remove(path)
 
 
 def _copy_path(output_dir: Path, name: str) -> Path:

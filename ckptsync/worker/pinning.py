@@ -23,7 +23,6 @@ from pathlib import Path
 from ckptsync import checkpoint_dirs
 from ckptsync.checkpoint_dirs import CheckpointDir, ListedCheckpoint
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.spool.folders import Tree, copy_bytes, copy_of, is_folder, refusals
 from ckptsync.spool.pins import (
     Pin,
     adopt,
@@ -36,6 +35,7 @@ from ckptsync.spool.pins import (
     pulse,
     trim,
 )
+from ckptsync.spool.safe_files import Tree, copy_bytes, copy_of, is_folder, refusals
 from ckptsync.threads import start_thread
 from ckptsync.walk import Stat, open_checkpoint_file, stat_open
 from ckptsync.worker.local_save import LocalSave, local_save

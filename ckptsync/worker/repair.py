@@ -21,15 +21,15 @@ from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.progress import Progress
 from ckptsync.records.report import DAMAGE, OF_BYTES
+from ckptsync.records.save_decisions import fate
 from ckptsync.records.store_paths import (
     checked_own,
     checkpoint_of,
     own_prefixes,
     records_prefix,
 )
-from ckptsync.records.tombstone_keep_join import fate
 from ckptsync.records.upload_decision import KnownDigests
-from ckptsync.spool.folders import children
+from ckptsync.spool.safe_files import children
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store
 from ckptsync.walk import SPOOL, walk

@@ -23,13 +23,13 @@ from ckptsync.records.location_status import (
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report
+from ckptsync.records.save_decisions import Tombstone, fate
 from ckptsync.records.store_paths import (
     RecordName,
     checkpoint_of,
     senders,
     sending_prefix,
 )
-from ckptsync.records.tombstone_keep_join import Tombstone, fate
 from ckptsync.records.upload_decision import (
     KnownDigests,
     Reading,

@@ -16,7 +16,7 @@ from typing import TypeVar
 from ckptsync.digest import Digester, block_size, digest
 from ckptsync.errors import StoreError, Transient
 from ckptsync.records.manifest import FileEntry
-from ckptsync.spool.folders import clone
+from ckptsync.spool.safe_files import clone
 from ckptsync.stores import progress_signs, stream
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import read_ahead, verified

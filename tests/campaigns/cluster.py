@@ -25,9 +25,9 @@ import yaml
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.demo import play, script
 from ckptsync.errors import NotFound
-from ckptsync.head.schedule import Job
+from ckptsync.head.due_jobs import Job
 from ckptsync.layouts import registry
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay

@@ -18,9 +18,9 @@ from pathlib import Path
 from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts import registry
-from ckptsync.merge.engine import Merged
-from ckptsync.merge.plan import DType, MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.merger.engine import Merged
+from ckptsync.merger.plan import DType, MergeOptions
+from ckptsync.merger.prepare import prepare
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
 from ckptsync.stores.contract import Chunk

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from ckptsync.merge.inspection import inspect_checkpoint
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.inspection import inspect_checkpoint
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from tests.campaigns.damaged import Patient
 from tests.campaigns.damaging import HOUR, Damage, Kind, resaved

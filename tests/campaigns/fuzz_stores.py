@@ -19,13 +19,13 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import FileDigest, digest, digest_stream
 from ckptsync.doctor.published_facts import launch_name
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.schedule import VerifyPolicy
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.safe_names import STORE_FILE, checked_path
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Disk, Heartbeat
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify.expected_files import decode_baseline, directory_file, encode_baseline
+from ckptsync.verifier.expected_files import decode_baseline, directory_file, encode_baseline
 from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import changed_json
 from tests.support import small_store

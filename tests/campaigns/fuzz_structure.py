@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import NAMES, NUMBERS, changed_json
 from tests.support import zero_writer

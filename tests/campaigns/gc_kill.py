@@ -27,8 +27,8 @@ from pathlib import Path
 
 import yaml
 
+from ckptsync.head.due_jobs import Job
 from ckptsync.head.gc import apply_retention
-from ckptsync.head.schedule import Job
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import (

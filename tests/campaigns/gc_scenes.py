@@ -18,7 +18,7 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.verification import VerifyOptions, verify_location
+from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.campaigns.cluster import stored_bytes
 from tests.support.retention_stores import FIRST, entry, fill, put, verify
 

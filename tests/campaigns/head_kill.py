@@ -37,8 +37,8 @@ from ckptsync.digest import digest
 from ckptsync.errors import NotFound
 from ckptsync.head.agreement import IDLE
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
-from ckptsync.head.schedule import Job
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.head.due_jobs import Job
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.store_paths import (

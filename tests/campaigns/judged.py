@@ -16,7 +16,7 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts.file_names import is_beside_weights
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import read_all
 from tests.campaigns.cluster import Life, compared, longest, nodes_of

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.head.due_jobs import VerifyPolicy
 from tests.campaigns.campaign import end_by_signal, flags, verdict, working
 from tests.campaigns.forking import Forker, kill, wait_for_ends
 from tests.campaigns.killed_judge import (

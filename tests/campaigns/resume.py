@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.head.due_jobs import VerifyPolicy
 from tests.campaigns.campaign import end_by_signal, verdict, working
 from tests.campaigns.judged import Judge
 from tests.campaigns.two_nodes import (

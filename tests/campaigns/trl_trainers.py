@@ -27,7 +27,7 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts.file_names import is_beside_weights
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store

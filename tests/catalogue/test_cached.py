@@ -26,8 +26,8 @@ from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.report import LEVELS, Report, VerifyFinding
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.store_paths import consolidated_prefix, node_file_name
-from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands

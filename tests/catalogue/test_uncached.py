@@ -8,7 +8,7 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.io import LIMITS, read_records
 from ckptsync.records.location_status import record_names
 from ckptsync.records.report import Report
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import contents, flip, newer, put, two_nodes

@@ -18,7 +18,7 @@ from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, Shown, flip, play, script
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.layouts import registry
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.opening import open_store

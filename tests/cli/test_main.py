@@ -19,7 +19,7 @@ from ckptsync.cli import merge
 from ckptsync.cli.commands import COMMANDS, GROUPS
 from ckptsync.cli.main import bounded, main, parser
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
-from ckptsync.merge import plan
+from ckptsync.merger import plan
 from ckptsync.stores.opening import create_store
 
 

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.errors import Incomplete
-from ckptsync.merge.destination import fingerprint, merge
-from ckptsync.merge.inputs import MergeRequest, open_sources
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.destination import fingerprint, merge
+from ckptsync.merger.inputs import MergeRequest, open_sources
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
 from tests.support.adapters import Q, delta, pair, read_model, write_adapter, write_base

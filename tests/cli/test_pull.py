@@ -18,8 +18,8 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.schedule import VerifyPolicy
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker.options import RunDir, WorkerOptions

@@ -20,8 +20,8 @@ from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify.verification import VerifyOptions, verify_location
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.verification import VerifyOptions, verify_location
+from ckptsync.verifier.write_reports import write_report
 from tests.support.head_in_process import consolidate_due
 from tests.support.retention_stores import FIRST, fill
 from tests.support.small_store import SHARD, flip, make, make_two

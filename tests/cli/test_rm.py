@@ -12,7 +12,7 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.opening import create_store, open_store
 from tests.support.retention_stores import FIRST, fill
 from tests.support.terminal import on_terminal, read_until

@@ -27,7 +27,7 @@ from ckptsync.cli.screen import MOST, Screen
 from ckptsync.cli.status import alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.progress import Progress
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.service.process_control import heartbeat

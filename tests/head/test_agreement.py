@@ -20,8 +20,8 @@ from ckptsync.digest import digest
 from ckptsync.errors import Incomplete
 from ckptsync.head.agreement import IDLE, agree
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
-from ckptsync.head.schedule import VerifyPolicy
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.store_paths import parse_record_name

@@ -15,18 +15,18 @@ from ckptsync.catalogue.location_summary import summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.layer_groups import layer_group
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import VerifyFinding
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.records.weights_record import ModelValues
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from ckptsync.verify.level_parse import UNPARSED
+from ckptsync.verifier.level_parse import UNPARSED
 from tests.support.adapters import Q, write_adapter, write_base
 from tests.support.adapters import delta as adapter_delta
 from tests.support.adapters import pair as adapter_pair

@@ -31,11 +31,11 @@ from ckptsync.head.removal import LEASE, keep, write_tombstone
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import create_record
-from ckptsync.records.tombstone_keep_join import Scope, Stage
+from ckptsync.records.save_decisions import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.verification import VerifyOptions, verify_location
+from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.support.crashing_store import Crash, Dying
 from tests.support.interleaving import raced
 from tests.support.retention_stores import FIRST, entry, fill, put

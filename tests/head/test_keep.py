@@ -7,7 +7,7 @@ from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
 from ckptsync.head.removal import keep, release, write_tombstone
 from ckptsync.head.retention_rules import Rules
-from ckptsync.records.tombstone_keep_join import Stage
+from ckptsync.records.save_decisions import Stage
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import flip
 from tests.support.retention_stores import FIRST, fill

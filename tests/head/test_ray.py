@@ -15,10 +15,10 @@ import ckptsync
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt
 from ckptsync.head.consolidate import HeadOptions, RayCluster, consolidate_location
-from ckptsync.merge import ray_engine
-from ckptsync.merge.engine import Destination, Engine, WrittenFile
-from ckptsync.merge.plan import MergeOptions, MergeResources
-from ckptsync.merge.prepare import MergeJob
+from ckptsync.merger import ray_engine
+from ckptsync.merger.engine import Destination, Engine, WrittenFile
+from ckptsync.merger.plan import MergeOptions, MergeResources
+from ckptsync.merger.prepare import MergeJob
 from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import About
 from ckptsync.stores.opening import create_store

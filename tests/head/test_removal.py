@@ -22,7 +22,7 @@ from ckptsync.head.removal import (
 from ckptsync.head.retention import RetentionDecision
 from ckptsync.records.io import append_record, decode
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.tombstone_keep_join import Keep, Scope, Stage, Tombstone
+from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.support.retention_stores import FIRST, fill, put

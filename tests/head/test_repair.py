@@ -17,8 +17,8 @@ from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import Level, Verdict, VerifyFinding
+from ckptsync.records.save_decisions import Scope, Stage
 from ckptsync.records.store_paths import RecordName, node_file_name
-from ckptsync.records.tombstone_keep_join import Scope, Stage
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE
 from tests.support.filled_stores import flip, put, report_on, two_nodes

@@ -10,10 +10,10 @@ import pytest
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import summarize
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
-from ckptsync.head.schedule import Job, head_jobs, todo_for
+from ckptsync.head.due_jobs import Job, head_jobs, todo_for
 from ckptsync.records.location_status import Condition, LocationState
 from ckptsync.records.report import FindingKind, VerifyFinding
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE, MODEL, look

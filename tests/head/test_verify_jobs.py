@@ -13,7 +13,7 @@ import pytest
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Proven, Summary, summarize
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.head.schedule import (
+from ckptsync.head.due_jobs import (
     MERGED_WITHIN,
     RETRY,
     SPARE,
@@ -296,8 +296,8 @@ def test_ages_count_on_the_clock_of_a_store_that_is_ahead() -> None:
 
 def test_who_asks_imports_none_of_what_verifies() -> None:
     code = (
-        "import ckptsync.head.schedule, sys; print(sorted({'numpy', 'torch',"
-        " 'ckptsync.verify.verification'} & set(sys.modules)))"
+        "import ckptsync.head.due_jobs, sys; print(sorted({'numpy', 'torch',"
+        " 'ckptsync.verifier.verification'} & set(sys.modules)))"
     )
     assert (
         subprocess.run(

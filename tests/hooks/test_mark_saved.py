@@ -25,7 +25,7 @@ from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.hooks import mark_saved as marking
 from ckptsync.hooks.mark_saved import Marker, find_home
 from ckptsync.hooks.process_group import Rank
-from ckptsync.hooks.rank_saves import HookLog
+from ckptsync.hooks.rank_markers import HookLog
 from ckptsync.spool import markers as spool_markers
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk

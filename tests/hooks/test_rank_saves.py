@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.hooks import rank_saves
+from ckptsync.hooks import rank_markers
 from ckptsync.spool import markers
 from tests.hooks.training import trains
 from tests.support.stand_in_programs import ROOT, ran
@@ -48,7 +48,7 @@ def test_marks_are_kept_as_long_as_the_save_is_there_or_pinned(tmp_path: Path) -
     (tmp_path / "checkpoints" / "checkpoint_4").mkdir(parents=True)
     (tmp_path / "run-0" / "checkpoint-1").mkdir(parents=True)
     (spool / "pins" / "checkpoint-2.0").mkdir(parents=True)
-    rank_saves.forget_saves(spool)
+    rank_markers.forget_saves(spool)
     assert sorted(p.name for p in (spool / "saves").iterdir()) == [
         "checkpoint-1@s",
         "checkpoint-2@s",
@@ -66,7 +66,7 @@ def test_a_process_of_another_machine_is_believed_for_a_month(tmp_path: Path) ->
         markers.begun_path(spool, "old"),
         dataclasses.replace(far, process="old", at=far.at - 31 * 24 * 3600),
     )
-    rank_saves.forget_ended(spool)
+    rank_markers.forget_ended(spool)
     assert {b.process for b in markers.begun(spool)} == {mine.process, "far"}
 
 
@@ -77,8 +77,8 @@ def test_a_process_of_another_machine_is_believed_for_a_month(tmp_path: Path) ->
 def test_an_exception_that_nobody_caught_is_seen_at_the_end(script: str, failed: bool) -> None:  # noqa: FBT001
     program = (
         "import atexit\n"
-        "from ckptsync.hooks import rank_saves\n"
-        "atexit.register(lambda: print(rank_saves.has_failed()))\n"
+        "from ckptsync.hooks import rank_markers\n"
+        "atexit.register(lambda: print(rank_markers.has_failed()))\n"
         f"{script}"
     )
     assert ran("-c", program, path=(ROOT,)).stdout.strip() == str(failed)
@@ -86,9 +86,9 @@ def test_an_exception_that_nobody_caught_is_seen_at_the_end(script: str, failed:
 
 FORKED = """
 import multiprocessing, sys
-from ckptsync.hooks import rank_saves
+from ckptsync.hooks import rank_markers
 def work(how):
-    rank_saves.at_end(lambda: print(how, rank_saves.has_failed(), flush=True))
+    rank_markers.at_end(lambda: print(how, rank_markers.has_failed(), flush=True))
     if how == "raises":
         raise ValueError
     sys.exit(how == "exits with 1")

@@ -10,7 +10,7 @@ import pytest
 from ckptsync import checkpoint_dirs
 from ckptsync.errors import Incomplete
 from ckptsync.hooks import trainer_saves
-from ckptsync.hooks.rank_saves import forget_ended
+from ckptsync.hooks.rank_markers import forget_ended
 from ckptsync.spool import markers
 from tests.hooks.training import Said, Table, commits, ranks, save, trains, write_part
 

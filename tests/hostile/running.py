@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.errors import CkptsyncError
-from ckptsync.merge.inspection import inspect_checkpoint
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.inspection import inspect_checkpoint
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
-from ckptsync.verify.verification import VerifyOptions, verify_directory
-from ckptsync.verify.write_reports import exit_code
+from ckptsync.verifier.verification import VerifyOptions, verify_directory
+from ckptsync.verifier.write_reports import exit_code
 from tests.hostile import headers, names, pickles, truncations, zips
 from tests.hostile.attack import Attack
 from tests.support.exhaustive import sampled

@@ -18,7 +18,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import torch_save
 from ckptsync.layouts import dcp, registry
 from ckptsync.layouts.dcp_metadata import StorageItem
-from ckptsync.merge.plan import MergeOptions, plan
+from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
 from tests.support.dcp_writer import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
 from tests.support.files_in_memory import MemoryFiles

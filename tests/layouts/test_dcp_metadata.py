@@ -20,7 +20,7 @@ from ckptsync.layouts.dcp_metadata import (
     TensorMetadata,
 )
 from ckptsync.layouts.file_names import is_of_one_rank, metadata_files
-from ckptsync.merge.plan import MergeOptions, plan
+from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Shape
 from tests.support.dcp_writer import (
     DATA,

@@ -15,7 +15,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import dcp_safetensors, registry
 from ckptsync.layouts.dcp_safetensors import ExpectedModel
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merge.plan import check_tiling
+from ckptsync.merger.plan import check_tiling
 from ckptsync.tensors import Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles, raw_safetensors, tree
 from tests.support.vector import vector

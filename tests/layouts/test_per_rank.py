@@ -20,8 +20,8 @@ from ckptsync.layouts.file_names import holds_weights
 from ckptsync.layouts.per_rank import RankFile, load, of_stem, rank_file
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.sharded_tensors import RankShards
-from ckptsync.merge import copy_comparison
-from ckptsync.merge.plan import MergeOptions, plan
+from ckptsync.merger import copy_comparison
+from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
 from ckptsync.tensors import read as read_bytes
 from tests.support.files_in_memory import MemoryFiles, tree

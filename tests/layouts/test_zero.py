@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
-from ckptsync.merge.plan import DType, MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.merger.plan import DType, MergeOptions
+from ckptsync.merger.prepare import prepare
 from tests.support.deepspeed_in_memory import held
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.torch_bytes import raw, saved

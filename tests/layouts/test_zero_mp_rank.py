@@ -10,8 +10,8 @@ import torch
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.layouts.zero import MpRank, own_tensors, tensors_of
 from ckptsync.layouts.zero_files import load
-from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.merger.plan import MergeOptions
+from ckptsync.merger.prepare import prepare
 from ckptsync.tensors import Copy
 from tests.support.deepspeed_in_memory import TAG, changed, held
 from tests.support.files_in_memory import MemoryFiles

@@ -9,8 +9,8 @@ import torch
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
-from ckptsync.merge.plan import MergeOptions
-from ckptsync.merge.prepare import prepare
+from ckptsync.merger.plan import MergeOptions
+from ckptsync.merger.prepare import prepare
 from tests.support.deepspeed_in_memory import TAG, changed, held, without
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.torch_bytes import saved

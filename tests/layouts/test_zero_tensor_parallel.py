@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.zero_tensor_parallel import NamePatterns, cut, cut_box
-from ckptsync.merge.plan import DType
+from ckptsync.merger.plan import DType
 from ckptsync.tensors import Copy, Extent, Part
 from tests.support.deepspeed_in_memory import TAG, changed, held, without
 from tests.support.files_in_memory import MemoryFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.records.tombstone_keep_join import (
+from ckptsync.records.save_decisions import (
     Fate,
     Keep,
     Scope,

@@ -27,8 +27,8 @@ from ckptsync.records.io import (
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import Report, VerifyFinding
+from ckptsync.records.save_decisions import Join, Keep, Tombstone
 from ckptsync.records.store_paths import RecordKind, RecordName, parse_record_name
-from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands

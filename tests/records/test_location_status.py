@@ -23,8 +23,8 @@ from ckptsync.records.location_status import (
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor, is_same_model
 from ckptsync.records.report import Level, Report, Verdict
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.save_groups import Sibling
-from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.tensors import Demands
 from tests.records.test_save_groups import LATER, entry, known, manifest, of_rank, shard
 

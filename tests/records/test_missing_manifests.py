@@ -10,7 +10,7 @@ from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.io import Record, encode, find_missing_manifests, record_name
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from tests.support.verified_stores import LOCATION, RUN, WHOLE, manifest
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ckptsync.digest import digest
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.same_save import SLACK, Sameness, compare, demands_differ, parts
+from ckptsync.records.save_decisions import Join
 from ckptsync.records.save_groups import (
     NEAR_NS,
     QUIET,
@@ -30,7 +31,6 @@ from ckptsync.records.save_groups import (
     siblings,
 )
 from ckptsync.records.store_paths import node_file_name
-from ckptsync.records.tombstone_keep_join import Join
 from ckptsync.tensors import Demands
 
 S = 1_000_000_000

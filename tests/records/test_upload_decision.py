@@ -13,8 +13,8 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.save_groups import Known, doubtful_until
-from ckptsync.records.tombstone_keep_join import Tombstone
 from ckptsync.records.upload_decision import (
     Reading,
     decide,

@@ -19,8 +19,8 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, list_checkpoint
+from ckptsync.downloader.find import PullRequest, find
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
-from ckptsync.pull.find import PullRequest, find
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.drain import TrainingMark

@@ -14,13 +14,13 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.config.loading import load
 from ckptsync.config.schema import Config
-from ckptsync.head.schedule import Job
+from ckptsync.head.due_jobs import Job
 from ckptsync.service.head_roles import Catalogues, HeadRoles, catalogue_lines, repeated
 from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.verification import VerifyOptions
+from ckptsync.verifier.verification import VerifyOptions
 from tests.support.filled_stores import two_nodes
 from tests.support.scheduled_verification import verify_scheduled
 from tests.support.small_store import SHARD, flip, make, make_two

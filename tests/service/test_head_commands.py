@@ -22,9 +22,9 @@ from ckptsync.cli import gc
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read, share
 from ckptsync.config.schema import Config
+from ckptsync.head.due_jobs import Job, VerifyPolicy, verify_jobs_in_store
 from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention
 from ckptsync.head.retention_rules import Rules
-from ckptsync.head.schedule import Job, VerifyPolicy, verify_jobs_in_store
 from ckptsync.service.jobs import CommandResult, JobFailed, JobProgress, decode_line, end_of
 from ckptsync.service.log import Pairs
 from ckptsync.stores.contract import Store

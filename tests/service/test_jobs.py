@@ -19,7 +19,7 @@ import pytest
 
 from ckptsync.child import Child
 from ckptsync.config.loading import read
-from ckptsync.head.schedule import Job
+from ckptsync.head.due_jobs import Job
 from ckptsync.service import jobs as module
 from ckptsync.service.jobs import (
     LATE,
@@ -242,7 +242,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from ckptsync.config.loading import load
-from ckptsync.head.schedule import Job
+from ckptsync.head.due_jobs import Job
 from ckptsync.service.jobs import Jobs
 config = load(Path(sys.argv[1]), {})
 Jobs(config, {"consolidate": 1}).begin("consolidate", [Job("consolidate", "run", "p")])

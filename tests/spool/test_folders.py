@@ -19,9 +19,9 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.service.process_control import Locks
-from ckptsync.spool import folders, markers
-from ckptsync.spool.folders import children, refusals, remove, renamed, write_json
+from ckptsync.spool import markers, safe_files
 from ckptsync.spool.pins import list_pins
+from ckptsync.spool.safe_files import children, refusals, remove, renamed, write_json
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
@@ -71,8 +71,8 @@ def test_nobody_may_read_a_copy_who_may_not_read_the_original(
     copy.touch(0o666)  # a killed try left it
     with (
         source.open("rb") as like,
-        folders.opened(spool) as to,
-        folders.copy_of(like.fileno(), spool, to, "copy") as out,
+        safe_files.opened(spool) as to,
+        safe_files.copy_of(like.fileno(), spool, to, "copy") as out,
     ):
         out.write(b"x")
     assert (stat.S_IMODE(copy.stat().st_mode), copy.read_bytes()) == (copied, b"x")
@@ -172,11 +172,11 @@ def test_a_directory_of_somebody_else_in_the_spool_is_refused_with_the_reason(
     tmp_path: Path, spool: Path, what: str
 ) -> None:
     lay(tmp_path, ONE)
-    folders.make(spool / "pins")
-    folders.make(spool / "manifests" / "checkpoint-1.0")
+    safe_files.make(spool / "pins")
+    safe_files.make(spool / "manifests" / "checkpoint-1.0")
     os.chown(tmp_path / what, NOBODY, NOBODY)
     with pytest.raises(UnsafeSpool, match=f"{what}: belongs to uid {NOBODY}, and this is uid 0"):
-        folders.names(tmp_path / what)
+        safe_files.names(tmp_path / what)
     if what == "_ckptsync":
         with pytest.raises(UnsafeSpool), contextlib.closing(Locks("n0")) as locks:
             locks.hold(spool)
@@ -227,7 +227,7 @@ def test_a_spool_elsewhere_is_the_operators_link_and_nobody_elses(tmp_path: Path
     for mode in (0o777, 0o775, 0o1777, 0o1775):
         out.chmod(mode)
         with pytest.raises(UnsafeSpool, match="a link that somebody else may have made"):
-            folders.names(out / "_ckptsync")
+            safe_files.names(out / "_ckptsync")
 
 
 @pytest.mark.parametrize("process", ["../../thesis/text", "/etc/passwd", ".."])
@@ -235,8 +235,8 @@ def test_a_name_in_a_file_of_the_spool_leads_nowhere_else(
     spool: Path, thesis: Path, process: str
 ) -> None:
     before = whole(thesis)
-    folders.make(spool / "trains")
-    for act in (folders.unlink, folders.remove):
+    safe_files.make(spool / "trains")
+    for act in (safe_files.unlink, safe_files.remove):
         with pytest.raises(UnsafeSpool):
             act(spool / "trains" / process / "text")
     with pytest.raises(UnsafeSpool):
@@ -268,7 +268,7 @@ def test_a_spool_that_is_removed_and_made_again_is_the_new_one_to_a_worker_that_
     before = open_descriptors()
     for n in range(1, 4):
         shutil.rmtree(spool)
-        folders.make(spool / "pins")  # another process is quicker, and makes it
+        safe_files.make(spool / "pins")  # another process is quicker, and makes it
         assert settle(w, 1000.0 * n).errors == ()
         assert [pin.checkpoint for pin in list_pins(tmp_path)] == ["checkpoint-4"]
     assert open_descriptors() <= before
@@ -281,7 +281,7 @@ def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -
     for n in range(1000):
         out = tmp_path / f"out-{n}"
         out.mkdir()
-        folders.make(out / "_ckptsync" / "pins")
+        safe_files.make(out / "_ckptsync" / "pins")
         workers.append(Worker(WorkerOptions("n0", RunDir(f"run-{n}", out)), MemoryStore()))
         workers[-1].scan(0.0)
     assert open_descriptors() <= before
@@ -311,7 +311,7 @@ def test_a_pipe_in_the_spool_is_waited_for_by_nobody(
     tmp_path: Path, spool: Path, pipe: str
 ) -> None:
     lay(tmp_path, ONE)
-    folders.make((spool / pipe).parent)
+    safe_files.make((spool / pipe).parent)
     if pipe != "trains" and not pipe.startswith("trains/"):  # else no marks are read
         begun = markers.Begun("t", 0, 1, 1, "h", 1, "", "", 1.0)
         markers.write_mark(markers.begun_path(spool, "p"), begun)
@@ -374,7 +374,7 @@ _ELSEWHERE = {  # what lies in no spool
 
 
 def test_no_other_module_reaches_into_the_spool_by_path() -> None:
-    package = Path(folders.__file__).parents[1]
+    package = Path(safe_files.__file__).parents[1]
     found = []
     for path in sorted(
         path
@@ -382,7 +382,7 @@ def test_no_other_module_reaches_into_the_spool_by_path() -> None:
         for path in (package / room).rglob("*.py")
     ):
         name = path.relative_to(package).as_posix()
-        for line in path.read_text().splitlines() if path != Path(folders.__file__) else ():
+        for line in path.read_text().splitlines() if path != Path(safe_files.__file__) else ():
             is_path = _REACHING.search(line) and not re.search(r"dir_fd|\.replace\([\"']", line)
             if is_path and not (name in _ELSEWHERE and re.search(_ELSEWHERE[name], line)):
                 found.append(f"{name}: {line.strip()}")

@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.stores import file_sources
+from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import (
     MERGING,
     DirectoryFiles,
@@ -263,7 +263,7 @@ def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
         (place / f"bad{number}").symlink_to(target)
     (tmp_path / "short").symlink_to(place)
     for root in (place, tmp_path / "short"):
-        files = file_sources.tree(root, Access())
+        files = path_or_url.tree(root, Access())
         assert files.sizes() == {
             "README.md": 4,
             "config.json": 2,
@@ -277,7 +277,7 @@ def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
         ]
         assert f"{len(targets) - 1} more" in files.passed_over()[0]
         assert files.changed() == ()
-    below = file_sources.tree(place / "sub", Access())
+    below = path_or_url.tree(place / "sub", Access())
     assert read_whole(below, "vocab.txt") == b"deep"
     (blobs / "ef56").unlink()
     assert below.changed() == ("vocab.txt",)

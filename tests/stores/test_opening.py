@@ -19,7 +19,7 @@ from ckptsync.errors import (
     Unsupported,
 )
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.stores import file_sources, opening
+from ckptsync.stores import opening, path_or_url
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
@@ -289,15 +289,15 @@ def bucket(*names: str) -> Store:
 def test_a_path_is_a_directory_and_a_url_what_its_store_lists(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     store = bucket("b")
-    assert isinstance(file_sources.tree(tmp_path, Access()), DirectoryFiles)
-    assert file_sources.tree(BUCKET, reaching({BUCKET: store})).sizes() == {"b": 1}
+    assert isinstance(path_or_url.tree(tmp_path, Access()), DirectoryFiles)
+    assert path_or_url.tree(BUCKET, reaching({BUCKET: store})).sizes() == {"b": 1}
 
 
 def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:
     access = reaching(
         {BUCKET: bucket("runs/a/config.json", "runs/a/checkpoint-5/tokenizer.json", "runs/a/other")}
     )
-    found = file_sources.around(RUN, access, ["config.json", "tokenizer.json"])
+    found = path_or_url.around(RUN, access, ["config.json", "tokenizer.json"])
     assert found.sizes() == {"config.json": 18}
     assert read_whole(found, "config.json") == b"runs/a/config.json"
 
@@ -305,17 +305,17 @@ def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:
 def test_who_may_not_look_around_finds_nothing_there_and_a_network_that_fails_is_said() -> None:
     for error in (StoreError("access denied"), NotFound("no such key")):
         access = reaching({BUCKET: Guarded(error)})
-        assert file_sources.around(RUN, access, ["config.json"]).sizes() == {}
-        assert file_sources.store_above(CHECKPOINT, access) is None
+        assert path_or_url.around(RUN, access, ["config.json"]).sizes() == {}
+        assert path_or_url.store_above(CHECKPOINT, access) is None
     with pytest.raises(Transient):
-        file_sources.around(RUN, reaching({BUCKET: Guarded(Transient("reset"))}), ["config.json"])
+        path_or_url.around(RUN, reaching({BUCKET: Guarded(Transient("reset"))}), ["config.json"])
 
 
 def test_the_store_that_a_place_is_in_is_found_at_any_height() -> None:
     for above in (BUCKET, Remote("s3", "bucket/runs"), RUN, CHECKPOINT):
         prefix = above.rest.removeprefix("bucket").lstrip("/")
         access = reaching({BUCKET: bucket(f"{prefix}/.ckptsync/store.json".lstrip("/"))})
-        assert file_sources.store_above(CHECKPOINT, access) == above
+        assert path_or_url.store_above(CHECKPOINT, access) == above
 
 
 def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.Mo
         return bucket()
 
     monkeypatch.setattr(opening, "bare", counted)
-    assert file_sources.store_above(CHECKPOINT, Access()) is None
+    assert path_or_url.store_above(CHECKPOINT, Access()) is None
     assert opened == [threading.current_thread().name], "by whoever asks, before there are threads"
 
 
@@ -336,12 +336,12 @@ def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:
     store = MemoryStore()
     for name in ("config.json", "model.safetensors", "below/config.json"):
         store.write(name, [b"x"])
-    assert file_sources.named(base, reaching({base: store})).sizes() == {
+    assert path_or_url.named(base, reaching({base: store})).sizes() == {
         "config.json": 1,
         "model.safetensors": 1,
     }
     with pytest.raises(ConfigError):
-        file_sources.named(base, reaching({base: MemoryStore()}))
+        path_or_url.named(base, reaching({base: MemoryStore()}))
 
 
 @pytest.mark.parametrize(
@@ -356,18 +356,18 @@ def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:
 def test_around_a_place_are_others_up_to_its_bucket_or_host(place: str, above: list[str]) -> None:
     found = located(place)
     assert isinstance(found, Remote)
-    assert [other.url for other in file_sources.parents(found)] == above
+    assert [other.url for other in path_or_url.parents(found)] == above
 
 
 def test_a_place_may_be_inside_another() -> None:
     for place, other in [("s3://b/x", "s3://b/x"), ("s3://b/x/y", "s3://b/x"), ("/x/y", "/x")]:
-        assert file_sources.is_inside(located(place), located(other))
+        assert path_or_url.is_inside(located(place), located(other))
     for place, other in [
         ("s3://b/xy", "s3://b/x"),
         ("sftp://b/x/y", "s3://b/x"),
         ("/x/y", "s3://x"),
     ]:
-        assert not file_sources.is_inside(located(place), located(other))
+        assert not path_or_url.is_inside(located(place), located(other))
 
 
 def test_options_may_be_given_for_each_scheme() -> None:

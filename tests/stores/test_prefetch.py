@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.merge.readers import open_reader
+from ckptsync.merger.readers import open_reader
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.posix.store import PosixStore

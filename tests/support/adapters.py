@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ckptsync.merge.cast import Array
+from ckptsync.merger.cast import Array
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 DOWN = "model.layers.0.mlp.down_proj.weight"

@@ -10,11 +10,11 @@ from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.uncached import StoreState, read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.head.consolidate import HeadOptions, WrittenModel, consolidate_location
-from ckptsync.head.schedule import VerifyPolicy, verify_jobs_in_store
-from ckptsync.merge.plan import MergeResources
+from ckptsync.head.due_jobs import VerifyPolicy, verify_jobs_in_store
+from ckptsync.merger.plan import MergeResources
 from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
-from ckptsync.verify.verification import VerifyOptions
+from ckptsync.verifier.verification import VerifyOptions
 from tests.support.scheduled_verification import verify_scheduled
 
 BASE_OPTIONS = HeadOptions()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckptsync.merge.engine import Destination, Merged, Progress, Write, write_model
-from ckptsync.merge.plan import MergeOptions, MergeResources
-from ckptsync.merge.prepare import prepare
+from ckptsync.merger.engine import Destination, Merged, Progress, Write, write_model
+from ckptsync.merger.plan import MergeOptions, MergeResources
+from ckptsync.merger.prepare import prepare
 from ckptsync.stores.contract import Chunk
 from ckptsync.tensors import Files
 from tests.support.files_in_memory import safetensors_file

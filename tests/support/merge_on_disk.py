@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ckptsync.merge.destination import check_free, merge
-from ckptsync.merge.engine import Merged
-from ckptsync.merge.inputs import MergeRequest, Prepared, open_sources
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.destination import check_free, merge
+from ckptsync.merger.engine import Merged
+from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.opening import Access
 
 

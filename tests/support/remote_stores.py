@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.merge.destination import check_free, merge
-from ckptsync.merge.engine import Merged
-from ckptsync.merge.inputs import MergeRequest, open_sources
-from ckptsync.merge.plan import MergeOptions, MergeResources
+from ckptsync.merger.destination import check_free, merge
+from ckptsync.merger.engine import Merged
+from ckptsync.merger.inputs import MergeRequest, open_sources
+from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
-from ckptsync.stores.file_sources import PathOrUrl
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
+from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import Remote
 from tests.support.files_in_memory import contents
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from ckptsync.errors import ConfigError
 from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
-from ckptsync.verify.verification import InStore, VerifyOptions, verify
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.verification import InStore, VerifyOptions, verify
+from ckptsync.verifier.write_reports import write_report
 
 
 def verify_scheduled(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import ckptsync
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
-from ckptsync.head.schedule import VerifyPolicy
+from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify.verification import VerifyOptions
+from ckptsync.verifier.verification import VerifyOptions
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.scheduled_verification import verify_scheduled
 from tests.support.worker_in_process import push_now

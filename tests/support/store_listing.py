@@ -12,11 +12,11 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.location_status import LocationState
+from ckptsync.records.save_decisions import Join, Keep, Tombstone
 from ckptsync.records.save_groups import choose_location
-from ckptsync.records.tombstone_keep_join import Join, Keep, Tombstone
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.verification import VerifyOptions, verify_location
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.verification import VerifyOptions, verify_location
+from ckptsync.verifier.write_reports import write_report
 from tests.support.filled_stores import (
     DEMO,
     FIRST,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest_stream
 from ckptsync.layouts import file_names, registry
-from ckptsync.merge.plan import MergeOptions
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.io import Record, encode, record_name
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -20,7 +20,7 @@ from ckptsync.records.store_paths import consolidated_prefix, file_name, node_fi
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Files
-from ckptsync.verify.verification import VerifyOptions, verify_location
+from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.merge_in_memory import consolidate
 

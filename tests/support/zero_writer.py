@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ckptsync.merge.plan import DType, MergeOptions
+from ckptsync.merger.plan import DType, MergeOptions
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.merge_in_memory import consolidate
 from tests.support.torch_bytes import saved

@@ -15,7 +15,7 @@ from ckptsync.checkpoint_dirs import ASIDE, checkpoint_dir_at
 from ckptsync.errors import CkptsyncError, Corrupt, StoreError, Unsupported
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk

@@ -27,8 +27,8 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
-from ckptsync.verify.verification import VerifyOptions, verify_location
-from ckptsync.verify.write_reports import write_report
+from ckptsync.verifier.verification import VerifyOptions, verify_location
+from ckptsync.verifier.write_reports import write_report
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_threads
 from ckptsync.worker.repair import list_requests, send_again

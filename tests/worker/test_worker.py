@@ -18,7 +18,7 @@ import pytest
 
 from ckptsync.errors import StoreError
 from ckptsync.records.progress import Progress
-from ckptsync.records.tombstone_keep_join import Tombstone
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store

@@ -1,0 +1,416 @@
+"""Download the files of a plan into a directory that appears whole, or not at all.
+
+The files arrive in a hidden directory beside the final one, each with its checksum verified on the
+way.  When all are there, the hidden directory gets the files' times (trainers rotate by them) and
+is renamed.  After a kill at any moment there is either the hidden directory, with which the next
+download of the same files continues, or the whole checkpoint.  Nothing that was there before is
+overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync import safe_open
+from ckptsync.downloader.download_plan import PullPlan
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.quantities import show_size
+from ckptsync.stores.contract import About, Store
+from ckptsync.stores.parallel_download import THREADS, StoredFile, download
+from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.publish import sync_directory
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.stream import has_same_bytes
+from ckptsync.threads import ThreadPool
+from ckptsync.walk import walk
+
+Progress = Callable[[int, int], None]
+_OTHER_FILES = (
+    "a pull overwrites nothing, and completes only what a pull has begun: move it away, or name"
+    " another directory"
+)
+_NO_OVERWRITE = "a pull overwrites nothing: name another directory, or remove this one yourself"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a download did, or would do.
+
+    ``directory``: the checkpoint, or the hidden directory if a file ``failed`` (path → error).
+    ``files`` and ``size`` (bytes) count the plan, ``there`` and ``there_size`` what did not need to
+    be downloaded.  ``pointers``: names of the pointer files that were written.
+    """
+
+    directory: Path
+    files: int
+    size: int
+    there: int
+    there_size: int
+    failed: dict[str, CkptsyncError]
+    pointers: tuple[str, ...] = ()
+
+
+class Busy(ConfigError):
+    """Another process downloads the same files into the same directory."""
+
+
+class Download:
+    """The download of one plan into the directory ``destination / plan.name``.
+
+    ``near``: a directory that may hold some of the files, which are linked instead of downloaded.
+
+    Methods raise ConfigError and StoreError.
+    """
+
+    def __init__(self, destination: Path, plan: PullPlan, near: Path | None = None) -> None:
+        self.plan = plan
+        self._parent = destination
+        self._near = near
+        self._final = destination / plan.name
+        self._hidden = destination / f".{plan.name}.pull-{plan.key}"
+        self._open = str(self._hidden)  # while `_opened`: the open directory
+
+    @property
+    def directory(self) -> Path:
+        """The directory that appears at the end."""
+        return self._final
+
+    def preview(self) -> Result:
+        """Return what `run` would do.
+
+        Files that are there already are judged by names and sizes.
+        """
+        there = self.plan.files if self._is_there() else self._left()
+        return self._result(there, {}, tuple(self.plan.pointers))
+
+    def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
+        """Download what is missing; files that are there already are read and verified.
+
+        Raises ConfigError if something else is in the way.  A file that is missing in the store, or
+        damaged, is in `Result.failed`.
+        """
+        count = _counter(self.plan.size, progress)
+        if self._is_there():
+            if wrong := _find_wrong(PosixStore(str(self._final)), self.plan.files, count):
+                raise ConfigError(
+                    f"{self._final}: exists, and {wrong[0].under} has other bytes",
+                    hint=_NO_OVERWRITE,
+                )
+            return self._result(self.plan.files, {}, self._finish())
+        with self._opened() as target:
+            self._link_near()
+            self._check_room()
+            if self.plan.alike:
+                self._check_alike()
+            left = self._left()
+            wrong = _find_wrong(target, left, count)
+            for file in wrong:
+                target.delete(file.under)
+            good = {file.under for file in left} - {file.under for file in wrong}
+            there = [f for f in self.plan.files if f.under in good]
+            missing = [f for f in self.plan.files if f.under not in good]
+            if failed := download(store, target, missing, threads, count):
+                return self._result(there, failed, ())
+            self._publish()
+        return self._result(there, {}, self._finish())
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Return the other hidden directories of this checkpoint.
+
+        They are unfinished downloads of other files, or of other bytes.
+        """
+        with _translated(self._parent):
+            if not self._parent.is_dir():
+                return ()
+            found = self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
+            return tuple(sorted(str(path) for path in found if path != self._hidden))
+
+    def _is_there(self) -> bool:
+        """Whether the final directory holds all files, by names and sizes.
+
+        Raises ConfigError if it holds anything else.
+        """
+        if not os.path.lexists(self._final):
+            return False
+        if self._final.is_symlink() or not self._final.is_dir():
+            raise ConfigError(f"{self._final}: exists, and is not a directory", hint=_NO_OVERWRITE)
+        sizes = _sizes(self._final)
+        if not sizes and not any(self._final.iterdir()):
+            if self._final.is_mount():  # rename(2) onto a mount point fails
+                raise ConfigError(
+                    f"{self._final}: is a mount point, which a rename cannot replace",
+                    hint="name a directory below it",
+                )
+            return False
+        wrong = [f for f in self.plan.files if sizes.get(f.under) != f.size]
+        if not wrong:
+            return True
+        # of a trainer that was killed, of another tool, or of a pull of fewer files
+        first, size = wrong[0], sizes.get(wrong[0].under)
+        is_other = f"has {size} bytes, not {first.size}"
+        found = f"{first.under} {'is missing' if size is None else is_other}"
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        count = f"{len(wrong)} of {len(self.plan.files)} files"
+        raise ConfigError(
+            f"{self._final}: exists, but {count} differ from the store's: {found}{more}",
+            hint=_OTHER_FILES,
+        )
+
+    def downloaded_bytes(self) -> int:
+        """Return how many bytes of this download are here, those of unfinished files included.
+
+        Another process may be downloading them.
+        """
+        seen = walk(self._hidden)
+        return sum(file.size for file in (*seen.files, *seen.partial))
+
+    def _left(self) -> list[StoredFile]:
+        """Return the files that an earlier try has downloaded, by names and sizes."""
+        if not self._hidden.is_dir() or self._hidden.is_symlink():
+            return []
+        sizes = _sizes(self._hidden)
+        return [f for f in self.plan.files if sizes.get(f.under) == f.size]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[PosixStore]:
+        """Make, open and lock the hidden directory."""
+        with _translated(self._parent):
+            self._parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self._hidden.mkdir()
+            at = os.open(self._hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            _lock(at, self._hidden)
+            self._open = safe_open.path_of_open(at, str(self._hidden))
+            # who owns the directory above may put another in its place
+            yield PosixStore(str(self._hidden), at=at)
+        finally:
+            self._open = str(self._hidden)
+            safe_open.close_quietly(at)
+
+    def _link_near(self) -> None:
+        """Link the files that lie nearby under their names, sizes and times; `run` verifies them.
+
+        A download replaces a file by rename, so it writes to no linked one.  It sets times: those
+        of a file with others would change in pins, too, which are known by them.
+        """
+        sizes = _sizes(self._near) if self._near and not self._near.is_symlink() else {}
+        for file in self.plan.files:
+            if self._near and sizes.get(file.under) == file.size:
+                source, target = self._near / file.under, Path(self._open, file.under)
+                # what cannot be linked is downloaded
+                with contextlib.suppress(OSError):
+                    mtime = source.lstat().st_mtime_ns
+                    if mtime == self.plan.times.get(file.under, mtime):
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        os.link(source, target, follow_symlinks=False)
+
+    def _check_room(self) -> None:
+        """Raise StoreError if the rest does not fit on the disk."""
+        with _translated(self._parent):
+            held = sum(
+                found.st_blocks * 512
+                for _, found in safe_open.files_below(self._open, "", lambda _: False)
+            )
+            disk = os.statvfs(self._open)
+        needed, free = self.plan.size - held, disk.f_bavail * disk.f_frsize
+        if needed > free:
+            raise StoreError(
+                f"{self._parent}: {show_size(needed)} are needed, {show_size(free)} are free",
+                hint="make room, or name another directory",
+            )
+
+    def _check_alike(self) -> None:
+        """Raise ConfigError where the destination cannot hold two files whose names are alike."""
+        pair = ("", "")
+        with (
+            _translated(self._parent),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=self._parent) as made,
+        ):
+            try:
+                for number, pair in enumerate(self.plan.alike):
+                    for path in (Path(made, str(number), name) for name in pair):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.touch(exist_ok=False)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise ConfigError(
+                    f"{self._parent}: its file system takes {pair[0]} and {pair[1]} for one file",
+                    hint="pull to a file system that tells them apart, such as ext4 or XFS",
+                ) from None
+
+    def _publish(self) -> None:
+        """Publish the downloaded files: rename the hidden directory to the final one.
+
+        Before that, remove what killed writes have left, and set all times.
+
+        Raises ConfigError if the hidden directory holds a file that no pull put there.
+        """
+        names = {f.under for f in self.plan.files}
+        with _translated(self._final):
+            for name, _ in list(safe_open.files_below(self._open, "", lambda _: False)):
+                if name in names:
+                    continue
+                if not is_unfinished(name.rpartition("/")[2]):
+                    raise ConfigError(
+                        f"{self._hidden}/{name}: not downloaded by a pull",
+                        hint="remove the directory, then try again",
+                    )
+                safe_open.unlink(self._open, name)
+            _set_times(Path(self._open), self.plan.times)
+            self._hidden.rename(self._final)
+
+    def _finish(self) -> tuple[str, ...]:
+        """Make the rename durable, also one of an earlier call that was killed.
+
+        Then write the pointer files, and return their names.
+        """
+        with _translated(self._final):
+            _sync(self._parent)
+        return write_pointers(self._parent, self.plan.pointers)
+
+    def _result(
+        self,
+        there: Collection[StoredFile],
+        failed: dict[str, CkptsyncError],
+        pointers: tuple[str, ...],
+    ) -> Result:
+        directory = self._hidden if failed else self._final
+        size = sum(f.size for f in there)
+        return Result(
+            directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers
+        )
+
+
+def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Write the files that name the newest checkpoint; return the names of those that changed."""
+    store, written = PosixStore(str(directory)), []
+    for name, content in pointers.items():
+        path = directory / name
+        if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+            origin = f"pull {name} {content!r}"  # by which a write that was killed is continued
+            store.write(name, [content], About(len(content), origin))
+            written.append(name)
+    return tuple(written)
+
+
+def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
+    """Return what adds up the bytes that are there, and reports them; any thread may call it."""
+    done, lock = 0, threading.Lock()
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress:
+                progress(min(done, total), total)
+
+    return count
+
+
+def _find_wrong(
+    directory: PosixStore, files: Sequence[StoredFile], count: Callable[[int], None]
+) -> list[StoredFile]:
+    """Return the files that are absent, or have other bytes.
+
+    Raises StoreError if one cannot be read.
+    """
+
+    def is_good(file: StoredFile) -> bool:
+        assert file.digest
+        if not has_same_bytes(directory, file.under, file.size, file.digest.digest):
+            return False
+        count(file.size)
+        return True
+
+    with ThreadPool(THREADS) as pool:
+        found = zip(files, pool.map(is_good, files), strict=True)
+        return [file for file, good in found if not good]
+
+
+def _sizes(directory: Path) -> Mapping[str, int]:
+    with _translated(directory):
+        return {
+            name: found.st_size
+            for name, found in safe_open.files_below(str(directory), "", is_unfinished)
+        }
+
+
+def _set_times(root: Path, times: Mapping[str, int]) -> None:
+    """Set the files' times; a directory gets the time of its newest file.  Raises OSError."""
+    newest: dict[str, int] = {}
+    for path, time in times.items():
+        os.utime(root / path, ns=(time, time), follow_symlinks=False)
+        parts = path.split("/")[:-1]
+        for above in ("/".join(parts[:n]) for n in range(len(parts) + 1)):
+            newest[above] = max(time, newest.get(above, time))
+    for directory in sorted(newest, key=lambda d: -d.count("/") - bool(d)):
+        os.utime(root / directory, ns=(newest[directory], newest[directory]))
+        _sync(root / directory)
+
+
+def _lock(at: int, hidden: Path) -> None:
+    """Lock the open hidden directory.
+
+    Raises ConfigError if another pull has it, has renamed it, or another user made it.
+    """
+    try:
+        fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(
+            f"{hidden}: another pull is downloading into it", hint="wait for it, or stop it"
+        ) from None
+    except OSError:
+        # a file system without locks: two pulls at once both download, and the second one's rename
+        # fails
+        return
+    found = os.fstat(at)
+    try:
+        is_same = os.path.samestat(found, hidden.lstat())
+    except FileNotFoundError:
+        is_same = False
+    if is_same and found.st_uid == os.geteuid():
+        return
+    # servers that squash users, and mounts for one user, give what this user makes to another one
+    if is_same:
+        above = hidden.parent
+        with (
+            _translated(above),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=above) as made,
+        ):
+            is_same = found.st_uid == Path(made).stat().st_uid
+    if not is_same:
+        raise Busy(
+            f"{hidden}: another pull has just finished, or it belongs to another user",
+            hint="try again",
+        )
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync_directory(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _translated(location: Path) -> Iterator[None]:
+    """Raise an OSError as ConfigError or StoreError."""
+    try:
+        yield
+    except OSError as e:
+        why = f"{e.filename or location}: {(e.strerror or str(e)).lower()}"
+        if e.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY):
+            raise ConfigError(
+                why, hint="check the path; a pull overwrites nothing, and follows no link below it"
+            ) from e
+        raise StoreError(why, hint="check free space and permissions") from e

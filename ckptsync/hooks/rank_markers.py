@@ -1,0 +1,242 @@
+"""One rank's saves in one output directory: its introduction, its marks, and the pins.
+
+Each rank introduces itself in the spool (``trains/<process>.json``), and marks its part of a save
+when it has written it (``saves/<checkpoint>@<save>/rank-R.json``).  The last rank to mark, of those
+that write into the directory, makes the pin.  Ranks learn each other's process ids from torch's
+rendezvous (`ckptsync.hooks.process_group`): those whose introduction lies in the directory that a
+rank sees write there, whatever machines they run on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import secrets
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptsync.checkpoint_dirs import find_checkpoint_dirs
+from ckptsync.errors import CkptsyncError
+from ckptsync.hooks.pin_checkpoint import Log, discard, pin_checkpoint
+from ckptsync.spool import markers, pins, safe_files
+from ckptsync.spool.markers import Begun, Commit, RankMark
+from ckptsync.spool.safe_files import children
+from ckptsync.walk import SPOOL, Listing, walk
+
+_log = logging.getLogger("ckptsync.hook")
+_FORGET_EVERY = 64  # pins
+# seconds: a process of another machine, of which nobody here can tell whether it lives
+_FORGET_AFTER = 30 * 24 * 3600.0
+
+
+class RankSaves:
+    """One rank's saves in ``output_dir``; to make this object introduces the rank there.
+
+    ``process`` is its id there (default: a new one); ``marks``: whether it marks ``all`` of its
+    saves, or ``some`` (`Begun`).  Methods raise OSError or one of ckptsync's errors.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        rank: int,
+        world: int,
+        *,
+        trainer: str,
+        facts: Mapping[str, str],
+        log: Log,
+        process: str = "",
+        marks: str = "all",
+    ) -> None:
+        self.output_dir, self.spool, self._log = output_dir, output_dir / SPOOL, log
+        self._counts: Counter[str] = Counter()
+        self._pinned = 0
+        forget_ended(self.spool)
+        self.begun = Begun(
+            train="",
+            rank=rank,
+            world=world,
+            local_world=0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            began=markers.began(os.getpid()),
+            boot=markers.boot(),
+            at=time.time(),
+            trainer=trainer,
+            facts=facts,
+            process=process or secrets.token_hex(8),
+            machine=markers.machine(),
+            marks=marks,
+        )
+        self.update()
+
+    def update(self, **changes: Any) -> None:
+        """Write the introduction again, with these changes."""
+        self.begun = replace(self.begun, **changes)
+        markers.write_mark(markers.begun_path(self.spool, self.begun.process), self.begun)
+
+    def withdraw(self) -> None:
+        """Delete the introduction: this rank will not mark its saves, so files decide."""
+        safe_files.unlink(markers.begun_path(self.spool, self.begun.process))
+
+    def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
+        """Return the ranks that write here, of all ranks' process ids.
+
+        Empty if somebody deleted our own introduction: the others' are gone, too.
+        """
+
+        def is_here(process: str) -> bool:
+            return safe_files.status(markers.begun_path(self.spool, process)) is not None
+
+        if not is_here(self.begun.process):
+            return (self.begun.rank,) if self.begun.world == 1 else ()
+        return tuple(rank for rank, process in enumerate(processes) if is_here(process))
+
+    def count(self, checkpoint: str) -> int:
+        """Count a further save of this name; return how many there were before."""
+        self._counts[checkpoint] += 1
+        return self._counts[checkpoint] - 1
+
+    def save_id(self, checkpoint: str, n: int) -> str:
+        """Return the id of a save, the same on every rank; empty while the training has no name."""
+        return markers.save_id(self.begun.train, checkpoint, n) if self.begun.train else ""
+
+    def mark(self, checkpoint: str, save: str, step: int) -> None:
+        """Mark this rank's part of a save as written, now."""
+        b = self.begun
+        part = (b.train, save, checkpoint, step, b.rank, b.world, b.local_world, b.host, b.pid)
+        path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{b.rank}.json"
+        markers.write_mark(path, RankMark(*part, time.time()))
+
+    def is_last(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
+        """Return whether all ``writers`` have marked this save; true for one caller only."""
+        folder = markers.save_folder(self.spool, checkpoint, save)
+        if not all(safe_files.status(folder / f"rank-{rank}.json") for rank in writers):
+            return False
+        return safe_files.create(folder / "pinning")
+
+    def is_pinned(self, checkpoint: str, listing: Listing) -> bool:
+        """Return whether a pin of this name already holds these very files."""
+        files = {s.path: (s.size, s.mtime) for s in listing.files}
+        pinned = pins.list_pins(self.output_dir, lambda name: name == checkpoint)
+        return any(p.commit and p.commit.files == files for p in pinned)
+
+    def pin(
+        self,
+        path: Path,
+        checkpoint: str,
+        save: str,
+        step: int,
+        writers: tuple[int, ...],
+        *,
+        list_files: Callable[[Path], Listing] = walk,
+        added: Path | None = None,
+    ) -> None:
+        """Pin a save that all ``writers`` have written, as `pin_checkpoint` does.
+
+        With an empty ``save``, files' times tell which nodes' parts belong together.
+        """
+        b = self.begun
+        commit = Commit(
+            b.train, save, checkpoint, step, b.world, writers, b.host, b.trainer, time.time(), {}
+        )
+        pin_checkpoint(path, self.output_dir, commit, self._log, list_files=list_files, added=added)
+        self._pinned += 1
+        if self._pinned % _FORGET_EVERY == 0:
+            forget_saves(self.spool)
+
+
+# --- cleanup of what ended trainings left in the spool
+
+
+def forget_ended(spool: Path) -> None:
+    """Remove what trainings that are over wrote here.  Raises OSError."""
+    # listed before the introductions: a process introduces itself before it adds files
+    added = children(spool / "added")
+    living = set()
+    for begun in markers.begun(spool):
+        running = markers.is_training(begun)
+        if running is False or (running is None and time.time() - begun.at > _FORGET_AFTER):
+            safe_files.unlink(markers.begun_path(spool, begun.process))
+        else:
+            living |= {begun.train, begun.process}  # rank 0's process names the training
+    for folder in added:
+        if folder.name not in living:
+            discard(folder)  # pins have links of their own to what they need
+    forget_saves(spool)
+
+
+def forget_saves(spool: Path) -> None:
+    """Remove the marks of saves that are neither on the disk nor pinned any more."""
+    there = {path.name.rpartition(".")[0] for path in children(spool / "pins")}
+    marked = {folder: folder.name.rpartition("@")[0] for folder in children(spool / "saves")}
+    unpinned = {*marked.values()} - there
+    there |= {name for name in unpinned if (spool.parent / name).exists()}
+    if there.issuperset(marked.values()):
+        return
+    try:
+        there |= {found.name for found in find_checkpoint_dirs(spool.parent)}  # some lie deeper
+    except (CkptsyncError, ImportError):
+        return  # another user's directory; a name that wants a library that is not here
+    for folder, name in marked.items():
+        if name not in there:
+            discard(folder)
+
+
+# --- messages, and the end of the process
+
+
+class HookLog:
+    """Writes messages to the spool's hook.log, and the first of each kind to the trainer's log.
+
+    ``spool`` and ``rank`` are set once they are known; ``before``: a log whose messages count, too.
+    """
+
+    def __init__(self, before: HookLog | None = None) -> None:
+        self.spool: Path | None = None
+        self.rank = 0
+        self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class
+
+    def __call__(self, text: str, *, again: bool = False) -> None:
+        """Log one message; ``again``: also in the trainer's log, whatever was there before."""
+        if self.spool is not None:
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with contextlib.suppress(OSError, CkptsyncError):  # the spool may be what is wrong
+                markers.write_log(self.spool, f"{at} rank {self.rank}: {text}")
+        kind = re.sub(r"[0-9]+", "", text)[:80]
+        if again or kind not in self._seen:
+            self._seen.add(kind)
+            _log.warning("ckptsync: %s", text)
+
+
+def at_end(call: Callable[[], object]) -> None:
+    """Call ``call`` when the script is over.
+
+    A process that multiprocessing started (torch's ``spawn``, accelerate's ``notebook_launcher``)
+    does not run `atexit`, but its own finalizers.
+    """
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize  # noqa: PLC0415  # nobody else needs it
+
+        Finalize(None, call, exitpriority=0)
+    else:
+        atexit.register(call)
+
+
+def has_failed() -> bool:
+    """Return whether an uncaught exception ends this process: its last files may not be whole."""
+    # multiprocessing's is still being raised, and torch's processes exit with 1 when they have
+    # caught theirs
+    now = sys.exc_info()[1]
+    is_exit = now is None or (isinstance(now, SystemExit) and not now.code)
+    return getattr(sys, "last_value", None) is not None or not is_exit

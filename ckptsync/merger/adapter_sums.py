@@ -1,0 +1,590 @@
+"""Sum what an adapter changes into stretches of its base's tensors, as they are written.
+
+Everything is computed in float32 and rounded once, to the type that is written; with several
+adapters after each, as peft does.  A stretch is summed block by block: of the product of the two
+factors only the rows that the stretch needs are computed, while the caches have them.
+
+A factor is read when a stretch needs it: small ones whole, and kept while they are used; of a large
+one the rows or columns that are needed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ckptsync.errors import Corrupt
+from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.merger.cast import FLOATS, RAW, Array, cast, cast_to, round_to_bf16
+from ckptsync.merger.completeness import listed
+from ckptsync.merger.low_rank import (
+    BiasDelta,
+    Change,
+    Factor,
+    LowRank,
+    Replacement,
+    Rows,
+)
+from ckptsync.merger.plan import PlannedTensor
+from ckptsync.merger.read_units import stored_bytes
+from ckptsync.merger.tensor_pieces import box_of
+from ckptsync.tensors import Checksum, Copy, Files, Shape, Tensor
+
+BLOCK = 256 << 10  # elements that are summed at once: more leave the caches
+_WHOLE = 4 << 20  # bytes of a factor that is read whole
+_STEPPED = 16 << 20  # the same, where its columns are needed in steps: each row has some of them
+WINDOW = 6 << 20  # bytes in flight for each thread of a merge, beside the factors
+_KEPT = 32 << 20  # bytes of factors that are kept, and of those that are in use
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What becomes of one tensor: ``steps``, the changes of each adapter in turn.
+
+    ``base``: the base's own copy, which DoRA's norms are of, or what is there instead of it.
+    """
+
+    base: Tensor
+    steps: tuple[tuple[Change, ...], ...]
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the adapters that is read, but for replacements."""
+        for change in (change for step in self.steps for change in step):
+            if isinstance(change, LowRank):
+                yield from (change.a.tensor, change.b.tensor)
+                if change.magnitude is not None:
+                    yield change.magnitude
+            elif not isinstance(change, Replacement):
+                yield change.tensor
+
+    @property
+    def checksums(self) -> Iterator[Checksum]:
+        """The checksums that the adapters' containers have of what is read."""
+        parts = (part for tensor in self.tensors for part in tensor.copies[0].parts)
+        return (part.checksum for part in parts if part.checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTotals:
+    """What the changes of a tensor add up to.
+
+    ``base`` and ``change`` are sums of squares, before and of what was added; ``product`` is the
+    scalar product of both.  ``count``: elements with a plain low-rank change, which ``product``
+    and ``plain`` (its sum of squares) are of.  ``magnitudes``: of DoRA, and how many of them are
+    ``odd``: not near the norm that they belong to.  ``modules``: those whose change is not zero.
+    """
+
+    base: float = 0.0
+    change: float = 0.0
+    product: float = 0.0
+    plain: float = 0.0
+    plain_base: float = 0.0
+    count: int = 0
+    magnitudes: int = 0
+    odd: int = 0
+    modules: tuple[str, ...] = ()
+
+    @property
+    def relative(self) -> float | None:
+        """The norm of the change relative to that of the base; None without a base."""
+        return math.sqrt(self.change / self.base) if self.base > 0 else None
+
+    def __add__(self, other: ChangeTotals) -> ChangeTotals:
+        return ChangeTotals(
+            self.base + other.base,
+            self.change + other.change,
+            self.product + other.product,
+            self.plain + other.plain,
+            self.plain_base + other.plain_base,
+            self.count + other.count,
+            self.magnitudes + other.magnitudes,
+            self.odd + other.odd,
+            tuple(dict.fromkeys((*self.modules, *other.modules))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A matrix within a flattened tensor: its first element, its rows, their distance and width."""
+
+    start: int
+    rows: int
+    stride: int
+    width: int
+
+    def within(self, low: int, high: int) -> tuple[int, int]:
+        """Return the rows, from and to, that have elements from ``low`` to ``high``."""
+        first = (low - self.start - self.width) // self.stride + 1
+        last = -((self.start - high) // self.stride)
+        return max(0, first), max(0, min(self.rows, last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The elements of a tensor from ``first``, in ``sums``.
+
+    ``is_unmerged``: they are still those of ``base``.
+    """
+
+    base: Tensor
+    shape: Shape
+    first: int
+    sums: Array
+    is_unmerged: bool
+
+    def part(self, start: int, size: int) -> tuple[int, int]:
+        """Return which of these elements of the tensor are here, from and to."""
+        return max(self.first, start), min(self.first + len(self.sums), start + size)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A factor, or a vector of norms, once a thread has made it; others wait for the lock."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    values: Array | None = None
+
+
+class AdapterSums:
+    """Sums changes into stretches of tensors; several threads may call `write`.
+
+    ``files``: what the sums' tensors are read from.
+    """
+
+    def __init__(self, files: Files, sums: Mapping[str, Sum]) -> None:
+        self._files, self._sums = files, sums
+        self._lock = threading.Lock()
+        self._factors: OrderedDict[object, _Kept] = OrderedDict()
+        self._norms: dict[object, _Kept] = {}
+        self._held = 0
+        self._own = threading.local()
+
+    def has(self, name: str) -> bool:
+        """Return whether a tensor is changed."""
+        return name in self._sums
+
+    def write(
+        self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
+    ) -> ChangeTotals:
+        """Write a stretch of a tensor from its element ``first``, summed, into ``out``.
+
+        ``stored`` are its bytes as they were read; both may be the same memory.  Returns what was
+        changed.  Raises Corrupt if a sum is no finite number of the written type.
+        """
+        with np.errstate(all="ignore"):  # what is no finite number is refused
+            return self._write(tensor, first, stored, out)
+
+    def _write(
+        self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
+    ) -> ChangeTotals:
+        source, target = tensor.copy.dtype, tensor.dtype
+        values: Array = np.frombuffer(stored, RAW[ITEMSIZE[source]])
+        narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]])
+        tensor_sum = self._sums[tensor.name]
+        row = _row_length(tensor.shape, tensor_sum)
+        block = max(1, BLOCK // row) * row
+        wide = "F64" if source == "F64" else "F32"
+        work = self._buffer("work", min(len(values), block), RAW[ITEMSIZE[wide]])
+        scratch = self._buffer("scratch", len(work), np.dtype("<u4"))
+        totals, at = ChangeTotals(), 0
+        while at < len(values):
+            # blocks begin with a row, but for the first
+            size = min(len(values) - at, block - (first + at) % row)
+            bits, rest = work[:size], scratch[:size]
+            if source == wide:
+                bits[:] = values[at : at + size]
+            else:
+                cast_to(bits, values[at : at + size], source, wide, rest)
+            sums = bits.view(FLOATS[wide])
+            for number, step in enumerate(tensor_sum.steps):
+                if number and target != wide:  # peft rounds after each adapter
+                    bits[:] = cast(cast(bits, wide, target)[0], target, wide)[0]
+                for change in step:
+                    is_unmerged = not number and change is step[0]
+                    stretch = _Stretch(tensor_sum.base, tensor.shape, first + at, sums, is_unmerged)
+                    totals += self._apply(change, stretch)
+            # the sum of squares tells of nearly all that they are small enough for any type
+            is_small = math.isfinite(float(np.dot(sums, sums)))
+            if not (is_small or np.isfinite(sums).all()):
+                raise _not_finite(tensor.name, tensor_sum)
+            own = narrow[at : at + size]
+            if target == wide:
+                own[:] = bits
+            elif is_small and (target, wide) == ("BF16", "F32"):
+                round_to_bf16(sums, own, rest, is_plain=True)
+            elif cast_to(own, bits, wide, target, rest):
+                raise _not_finite(tensor.name, tensor_sum, target)
+            at += size
+        return totals
+
+    def _apply(self, change: Change, of: _Stretch) -> ChangeTotals:
+        """Apply one change to a stretch."""
+        if isinstance(change, LowRank):
+            return self._add_low_rank(change, of)
+        first, sums, shape = of.first, of.sums, of.shape
+        if isinstance(change, BiasDelta):
+            values = self._values(change.tensor, (first,), (len(sums),)) * np.float32(change.scale)
+            return _added(sums, values, change.module)
+        if isinstance(change, Rows):
+            width = prod(shape[1:])
+            for number, row in enumerate(change.rows):
+                low, high = of.part(row * width, width)
+                if low < high:
+                    box = (number, *(0,) * (len(shape) - 1)), (1, *shape[1:])
+                    own = self._values(change.tensor, *box)
+                    sums[low - first : high - first] = own[low - row * width : high - row * width]
+        return ChangeTotals()  # of what is replaced the copy is another
+
+    def _add_low_rank(self, change: LowRank, of: _Stretch) -> ChangeTotals:
+        region = region_of(change, of.shape)
+        low, high = region.within(of.first, of.first + len(of.sums))
+        if low >= high:
+            return ChangeTotals()
+        start, size = region.start + low * region.stride, (high - low) * region.width
+        is_flat = region.stride == region.width
+        is_whole = is_flat and of.part(start, size) == (start, start + size)
+        if change.magnitude is None and is_flat:
+            begin, end = of.part(start, size)
+            delta = self._delta(change, low, high).reshape(-1)[begin - start : end - start]
+            return _added(of.sums[begin - of.first : end - of.first], delta, change.module)
+        scales, totals = None, ChangeTotals()
+        if change.magnitude is not None and (
+            change.is_per_column or not is_whole or not of.is_unmerged
+        ):
+            norms = (
+                self._column_norms(change, of)
+                if change.is_per_column
+                else self._row_norms(change, of, (low, high))
+            )
+            scales, totals = self._scales(change, norms, low)
+        delta = self._delta(change, low, high)
+        if is_whole:
+            own = of.sums[start - of.first : start - of.first + size].reshape(delta.shape)
+            if change.magnitude is not None and scales is None:
+                norms = np.sqrt(_squares(np.stack([own + delta, own])))
+                scales, totals = self._scales(change, norms, low)
+            return totals + _scaled(own, delta, scales, change.module)
+        for row in range(low, high):
+            start = region.start + row * region.stride
+            begin, end = of.part(start, region.width)
+            if begin >= end:
+                continue
+            own, flat = of.sums[begin - of.first : end - of.first], delta[row - low]
+            scale = scales
+            if scales is not None:
+                part = slice(begin - start, end - start)
+                scale = scales[0, part] if change.is_per_column else scales[row - low]
+            totals += _scaled(own, flat[begin - start : end - start], scale, change.module)
+        return totals
+
+    def _scales(self, change: LowRank, norms: Array, low: int) -> tuple[Array, ChangeTotals]:
+        """Return what DoRA multiplies every column with, or the rows from ``low``.
+
+        Also how many magnitudes there are, and how many are odd.  ``norms``: of the sum, of the
+        base.
+        """
+        assert change.magnitude is not None
+        magnitude = self._keep(id(change.magnitude), change.magnitude)
+        if not change.is_per_column:
+            magnitude = magnitude[low : low + norms.shape[1]]
+        scales, ratios = magnitude / norms[0], magnitude / norms[1]
+        totals = ChangeTotals()
+        if not (change.is_per_column and low):  # columns are counted once
+            odd = np.count_nonzero(~((ratios > ODD[0]) & (ratios < ODD[1])))
+            totals = ChangeTotals(magnitudes=len(ratios), odd=int(odd))
+        return scales[None, :] if change.is_per_column else scales[:, None], totals
+
+    def _delta(self, change: LowRank, low: int, high: int) -> Array:
+        """Return these rows of what is added, of the region as it is stored.
+
+        It is valid until this thread asks again.
+        """
+        rows, columns = (change.a, change.b) if change.is_transposed else (change.b, change.a)
+        near = self._factor(rows, rows=not change.is_transposed, low=low, high=high)
+        far = self._factor(columns)
+        if change.is_transposed:
+            near, far = near.T, far.T
+        is_exact = math.frexp(change.scale)[0] == 0.5  # a power of two: rounding is the same
+        if is_exact:
+            near = near * np.float32(change.scale)
+        size = near.shape[0], far.shape[1]
+        delta = self._buffer("delta", prod(size), FLOATS["F32"]).reshape(size)
+        np.matmul(near, far, out=delta)
+        if not is_exact:
+            delta *= np.float32(change.scale)
+        return delta
+
+    def _buffer(self, name: str, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory of this thread, which the next call for that name gives again."""
+        held: Array | None = getattr(self._own, name, None)
+        if held is None or held.nbytes < size * dtype.itemsize:
+            held = np.empty(size * dtype.itemsize, "u1")
+            setattr(self._own, name, held)
+        return held[: size * dtype.itemsize].view(dtype)
+
+    def _row_norms(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Array:
+        """Return the norms of these rows of the unmerged base: with its change, and without.
+
+        They are read again: a stretch may have a part of a row, and other adapters may be summed.
+        """
+        squares = [_squares(values) for values in self._unmerged(change, of, rows)]
+        norms: Array = np.sqrt(np.concatenate(squares, axis=1))
+        return norms
+
+    def _column_norms(self, change: LowRank, of: _Stretch) -> Array:
+        """Return the norms of the columns of the unmerged base: with its change, and without."""
+        with self._lock:
+            kept = self._norms.setdefault((id(change.magnitude), change.offsets), _Kept())
+        with kept.lock:
+            if kept.values is None:
+                region = region_of(change, of.shape)
+                squares: Array = np.zeros((2, region.width), "<f8")
+                for values in self._unmerged(change, of, (0, region.rows)):
+                    squares += np.square(values).sum(1, dtype="<f8")
+                kept.values = np.sqrt(squares).astype("<f4")
+            return kept.values
+
+    def _unmerged(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Iterator[Array]:
+        """Yield rows of the unmerged base, some at once: with its change, and without."""
+        region = region_of(change, of.shape)
+        most = max(1, BLOCK // region.width)
+        for low in range(rows[0], rows[1], most):
+            high = min(rows[1], low + most)
+            start, count = region.start + low * region.stride, high - low
+            end = start + (count - 1) * region.stride + region.width
+            values = _flat(self._files, of.base, start, end)
+            if region.stride != region.width:
+                index = np.arange(count)[:, None] * region.stride + np.arange(region.width)
+                values = values[index]
+            own = values.reshape(count, region.width)
+            yield np.stack([own + self._delta(change, low, high), own])
+
+    def _factor(
+        self, factor: Factor, *, rows: bool = True, low: int = 0, high: int | None = None
+    ) -> Array:
+        """Return a factor as float32: all of it, or ``low`` to ``high`` of its rows or columns."""
+        tensor = factor.tensor
+        own_rows, own_columns = factor.rows, factor.columns
+        if high is not None and rows:
+            own_rows = own_rows[low:high]
+        elif high is not None:
+            own_columns = own_columns[low:high]
+        size = prod(tensor.shape) * 4
+        is_stepped = own_columns.step != 1 or own_rows.step != 1
+        width = prod(tensor.shape[1:])
+        if size <= (_STEPPED if is_stepped else _WHOLE) or len(tensor.shape) != 2:
+            whole = self._keep(id(tensor), tensor)
+            matrix: Array = whole.reshape(tensor.shape[0], width)
+            return matrix[_slice(own_rows), _slice(own_columns)]
+        low_row, low_column = own_rows[0], own_columns[0]
+        sizes = own_rows[-1] + 1 - low_row, own_columns[-1] + 1 - low_column
+        if high is None:
+            matrix = self._keep(
+                (id(tensor), low_row, low_column, sizes), tensor, (low_row, low_column), sizes
+            )
+        else:
+            matrix = self._values(tensor, (low_row, low_column), sizes)
+        matrix = matrix.reshape(sizes)
+        return matrix[:: own_rows.step, :: own_columns.step]
+
+    def _keep(
+        self, key: object, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
+    ) -> Array:
+        """Return values that were read before, or read them and keep them for a while."""
+        with self._lock:
+            kept = self._factors.setdefault(key, _Kept())
+            self._factors.move_to_end(key)
+        with kept.lock:
+            if kept.values is None:
+                kept.values = self._values(tensor, offsets, sizes)
+                with self._lock:
+                    self._held += kept.values.nbytes
+                    while self._held > _KEPT and len(self._factors) > 1:
+                        oldest, dropped = next(iter(self._factors.items()))
+                        if dropped is kept or dropped.values is None:
+                            break
+                        self._held -= dropped.values.nbytes
+                        del self._factors[oldest]
+            return kept.values
+
+    def _values(
+        self, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
+    ) -> Array:
+        """Return a tensor's values, or those of a box of it, as float32, flat."""
+        copy = tensor.copies[0]
+        if offsets is None or sizes is None:
+            return floats(self._files, copy)
+        if copy.grid == tensor.shape:
+            return floats(self._files, box_of(copy, offsets, sizes))
+        # it is stored flattened: whole rows of it, then these columns
+        width = prod(tensor.shape[1:])
+        flat = box_of(copy, (offsets[0] * width,), (sizes[0] * width,))
+        rows = floats(self._files, flat).reshape(sizes[0], *tensor.shape[1:])
+        box = [slice(o, o + n) for o, n in zip(offsets[1:], sizes[1:], strict=True)]
+        index = (slice(None), *box)
+        return np.asarray(rows[index]).reshape(-1)
+
+
+def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Iterator[str]:
+    """Yield warnings on what values tell: adapters that were not trained, or have another base.
+
+    ``totals`` are of every tensor of ``sums``.
+    """
+    adapted = [c for tensor_sum in sums.values() for step in tensor_sum.steps for c in step]
+    modules = dict.fromkeys(
+        c.module for c in adapted if isinstance(c, LowRank) and c.magnitude is None
+    )
+    moved = {module for total in totals.values() for module in total.modules}
+    still = [module for module in modules if module not in moved]
+    if still and len(still) == len(modules):
+        whole = "" if len(modules) < len({c.module for c in adapted}) else ": the model is the base"
+        yield f"warning: this adapter changes nothing, it was never trained (B is all zero){whole}"
+    elif still:
+        yield (
+            f"warning: {len(still)} of {len(modules)} modules are not changed (B is all zero):"
+            f" {listed(still)}"
+        )
+    if _is_contained(totals.values()):
+        yield (
+            "warning: the base seems to contain this adapter already: it was merged before, or an"
+            " initialisation such as PiSSA has moved a part of the base into it, which was not"
+            " taken out of this base"
+        )
+    magnitudes = sum(total.magnitudes for total in totals.values())
+    odd = sum(total.odd for total in totals.values())
+    if odd > MOST_ODD * magnitudes:
+        yield (
+            f"warning: {odd} of {magnitudes} magnitudes (DoRA) are not near the norms of the"
+            " base's rows: is this the base that the adapter was trained on?"
+        )
+
+
+def _is_contained(totals: Iterable[ChangeTotals]) -> bool:
+    """Return whether the projection of base on change is about 1, tensor by tensor.
+
+    It is about 0 for an adapter that the base does not contain; of one tensor it may be anything.
+    """
+    sure = [
+        t.product / t.plain
+        for t in totals
+        if t.plain > 0 and t.count and math.sqrt(t.plain_base / t.plain / t.count) < SURE
+    ]
+    like = sum(CONTAINED[0] < rho < CONTAINED[1] for rho in sure)
+    return bool(sure) and like >= MOST * len(sure)
+
+
+CONTAINED, SURE, MOST = (0.7, 1.3), 0.1, 0.75
+"""The projection of a base that contains an adapter; its standard deviation by chance, at most; of
+so many of the tensors."""
+MOST_ODD = 0.1  # of the magnitudes: training moves few of them so far
+ODD = 0.5, 2.0
+"""Between them a magnitude is to the norm of its row, at least of nearly all: training moves both
+little."""
+
+
+def region_of(change: LowRank, shape: Shape) -> _Region:
+    """Return the matrix within the flattened tensor that a change covers."""
+    rows, columns = len(change.b.rows), len(change.a.columns)
+    if change.is_transposed:
+        rows, columns = columns, rows
+    steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    sizes, start = change.sizes, sum(o * s for o, s in zip(change.offsets, steps, strict=True))
+    for axis in range(len(shape)):
+        if (prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :])) != (1, rows, columns):
+            continue
+        if sizes[axis + 2 :] == shape[axis + 2 :]:
+            return _Region(start, rows, steps[axis], columns)
+    raise Corrupt(f"{change.module}: a change of {sizes} by factors of {rows} and {columns}")
+
+
+def _row_length(shape: Shape, tensor_sum: Sum) -> int:
+    """Return at how many elements a tensor's blocks are cut: rows of what is changed."""
+    strides = (
+        region_of(change, shape).stride
+        for step in tensor_sum.steps
+        for change in step
+        if isinstance(change, LowRank)
+    )
+    return next(strides, prod(shape[1:]) if len(shape) > 1 else 1) or 1
+
+
+def _added(sums: Array, delta: Array, module: str) -> ChangeTotals:
+    """Add in place, and return what that changes."""
+    own = sums if sums.dtype == delta.dtype else sums.astype(delta.dtype)
+    base, change, product = _dot(own, own), _dot(delta, delta), _dot(own, delta)
+    np.add(sums, delta, out=sums)
+    modules = (module,) if change or delta.any() else ()
+    return ChangeTotals(base, change, product, change, base, len(sums), modules=modules)
+
+
+def _squares(values: Array) -> Array:
+    """Return the sums of squares of the rows of several matrices."""
+    squares: Array = np.einsum("nij,nij->ni", values, values)
+    return squares
+
+
+def _scaled(sums: Array, delta: Array, scales: Array | None, module: str) -> ChangeTotals:
+    """Add and multiply in place, and return what that changes."""
+    if scales is None:
+        return _added(sums, delta, module)
+    new = (sums + delta) * scales
+    moved = (new - sums).reshape(-1)
+    base, change = _dot(sums.reshape(-1), sums.reshape(-1)), _dot(moved, moved)
+    modules = (module,) if delta.any() else ()
+    np.copyto(sums, new)
+    return ChangeTotals(base, change, modules=modules)
+
+
+def _dot(one: Array, other: Array) -> float:
+    return float(np.dot(one, other))
+
+
+def floats(files: Files, copy: Copy) -> Array:
+    """Return the values of a stored copy as float32."""
+    out: Array = np.empty(prod(copy.grid), "<u4")
+    at = 0
+    for data in stored_bytes(files, copy):
+        values: Array = np.frombuffer(data, RAW[ITEMSIZE[copy.dtype]])
+        own = out[at : at + len(values)]
+        if copy.dtype == "F32":
+            own[:] = values
+        else:
+            cast_to(own, values, copy.dtype, "F32", np.empty(len(values), "<u4"))
+        at += len(values)
+    return out.view("<f4")
+
+
+def _flat(files: Files, tensor: Tensor, low: int, high: int) -> Array:
+    """Return the values of a range of a flattened tensor."""
+    copy = tensor.copies[0]
+    if len(copy.grid) == 1:
+        return floats(files, box_of(copy, (low,), (high - low,)))
+    width = prod(copy.grid[1:])
+    rows = low // width, -(-high // width)
+    offsets = (rows[0], *(0,) * (len(copy.grid) - 1))
+    box = box_of(copy, offsets, (rows[1] - rows[0], *copy.grid[1:]))
+    return floats(files, box)[low - rows[0] * width : high - rows[0] * width]
+
+
+def _slice(of: range) -> slice:
+    return slice(of.start, of.stop, of.step)
+
+
+def _not_finite(name: str, tensor_sum: Sum, target: str = "") -> Corrupt:
+    """Return the error of a sum that is NaN or infinite, or too large for the type ``target``."""
+    modules = {change.module for step in tensor_sum.steps for change in step}
+    how = f"too large for {target}" if target else "not finite (NaN or infinite)"
+    return Corrupt(
+        f"{name}: the sum of base and adapter ({min(modules)}) is {how}",
+        hint="the training diverged, or the adapter is damaged: take an earlier checkpoint"
+        if not target
+        else "write it in another type with --dtype bf16 or --dtype fp32",
+    )

@@ -1,0 +1,165 @@
+"""What a LoRA adapter changes in an embedding and a head that are one tensor.  Pure.
+
+What was trained as one tensor is changed once, for both names; what was trained apart is untied.
+peft 0.21 adds both changes to the one tensor instead, also where they are the same change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptsync.merger.adapter_names import Base
+from ckptsync.merger.low_rank import Change, IsEqual, LowRank, Replacement, Rows
+from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, pairs
+from ckptsync.tensors import Tensor
+
+WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(slots=True)
+class Side:
+    """The changes of an embedding, or of a head: of its base layer, and what was trained."""
+
+    base: list[Change] = field(default_factory=list)
+    own: list[Change] = field(default_factory=list)
+
+    @property
+    def all(self) -> tuple[Change, ...]:
+        """All of them, in order of application."""
+        return (*self.base, *self.own)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a copy of the tensor was trained, beside the tied one."""
+        return any(isinstance(change, Replacement) for change in self.own)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What becomes of the two: their changes, a head of its own, settings of ``config.json``."""
+
+    of: dict[str, tuple[Change, ...]] = field(default_factory=dict)
+    added: tuple[Tensor, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+class Tie:
+    """An embedding that is the head, too; ``tensor`` holds both.
+
+    ``head``: the head's own tensor, where the base's files have the bytes twice.
+    """
+
+    def __init__(self, tensor: Tensor, head: Tensor | None) -> None:
+        self.tensor, self.head = tensor, head
+        self.embedding_side, self.head_side = Side(), Side()
+        self._head_name = ""  # as the adapter has it
+
+    @classmethod
+    def of(cls, base: Base, config: Mapping[str, Any]) -> Tie | None:
+        """Return the tie of a base, None if its embedding and head are two tensors, or unknown."""
+        heads = [t for t in base.tensors.values() if ends_in(t.name, HEADS)]
+        if not (is_tied(config) if config else not heads) or len(heads) > 1:
+            return None
+        words = [
+            t
+            for t in base.tensors.values()
+            if ends_in(t.name, EMBEDDINGS)
+            and len(t.shape) == 2
+            and (not heads or t.shape == heads[0].shape)
+        ]
+        # those of positions and types have the same names, and fewer rows
+        first = max(words, key=lambda t: t.shape[0], default=None)
+        return cls(first, heads[0] if heads else None) if first else None
+
+    def side(self, base: Base, name: str) -> Side | None:
+        """Return the side that a weight is, None of all others."""
+        if not ends_in(name, (*HEADS, *EMBEDDINGS)):
+            return None
+        slots = base.find(name)
+        if not slots and not self.head and ends_in(name, HEADS):
+            self._head_name = name
+            return self.head_side
+        if len(slots) == 1 and slots[0].file.is_whole:
+            if slots[0].tensor.name == self.tensor.name:
+                return self.embedding_side
+            if self.head and slots[0].tensor.name == self.head.name:
+                return self.head_side
+        return None
+
+    def outcome(self, base: Base, config: Mapping[str, Any], equal: IsEqual) -> Outcome:
+        """Return what becomes of the two.
+
+        ``equal``: whether two tensors of the adapter are, the second transposed if it is told so.
+        """
+        first, second = self.embedding_side, self.head_side
+        if not (first.all or second.all):
+            return Outcome()
+        if not self._stays(config, equal):
+            return self._untied(config)
+        changes = (*(first.base or second.base)[:1], *(first.own or second.own))
+        names = [self.tensor.name, *((self.head.name,) if self.head else ())]
+        names += [n for n, own in pairs(base.tensors) if own == self.tensor.name and n not in names]
+        is_sum = any(isinstance(change, LowRank) for change in changes)
+        note = f"{self.tensor.name} is the head, too: it is changed once, for both"
+        if not (first.own and second.own):
+            trained = "embedding" if first.own else "head"
+            note += f", as in peft; in the training only the {trained} had the change"
+        return Outcome(dict.fromkeys(names, changes), note=note if is_sum else "")
+
+    def _stays(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
+        first, second = self.embedding_side, self.head_side
+        if first.own and second.own:
+            return len(first.own) == len(second.own) and all(
+                _is_same(one, other, equal)
+                for one, other in zip(first.own, second.own, strict=True)
+            )
+        # of a sum both change, as in peft; a copy that was trained is a tensor of its own
+        return not second.is_replaced and not (first.is_replaced and self._has_head(config))
+
+    def _has_head(self, config: Mapping[str, Any]) -> bool:
+        classes = config.get("architectures")
+        name = str(classes[0]) if isinstance(classes, list) and classes else ""
+        return bool(self.head or self._head_name) or name.endswith(WITH_HEAD)
+
+    def _untied(self, config: Mapping[str, Any]) -> Outcome:
+        name = self.head.name if self.head else self._head_name or HEADS[0]
+        own = self.head_side.all
+        added: tuple[Tensor, ...] = ()
+        of = {self.tensor.name: self.embedding_side.all} if self.embedding_side.all else {}
+        if not self.head:
+            last = own[-1] if own else None
+            if isinstance(last, Replacement):  # all of it is the adapter's
+                whole, own = last.tensor, ()
+            else:
+                whole = self.tensor
+            added = (replace(whole, name=name, tied=None),)
+        if own:
+            of[name] = own
+        settings: dict[str, Any] = {"tie_word_embeddings": False}
+        for key, section in config.items():
+            if isinstance(section, dict) and "tie_word_embeddings" in section:
+                settings[key] = {"tie_word_embeddings": False}
+        note = (
+            f"{self.tensor.name} and {name} were tied, and were trained apart: config.json says so"
+        )
+        return Outcome(of, added, settings, note)
+
+
+def _is_same(one: Change, other: Change, equal: IsEqual) -> bool:
+    is_crossed = False
+    if isinstance(one, Rows) and isinstance(other, Rows):
+        return one.rows == other.rows and equal(one.tensor, other.tensor, is_crossed)
+    if isinstance(one, Replacement) and isinstance(other, Replacement):
+        return equal(one.tensor, other.tensor, is_crossed)
+    if isinstance(one, LowRank) and isinstance(other, LowRank):
+        if one.scale != other.scale or one.magnitude or other.magnitude:
+            return False
+        is_crossed = one.is_transposed != other.is_transposed  # an embedding's, and a linear head's
+        first, second = (other.b, other.a) if is_crossed else (other.a, other.b)
+        return equal(one.a.tensor, first.tensor, is_crossed) and equal(
+            one.b.tensor, second.tensor, is_crossed
+        )
+    return False

@@ -1,0 +1,271 @@
+"""Compare a merge with its base model: names, shapes and dtypes.  Only headers are read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import prod
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats.dtypes import is_castable
+from ckptsync.layouts import registry
+from ckptsync.merger.adapter import PREFIX, TUNERS
+from ckptsync.merger.completeness import listed
+from ckptsync.merger.tensor_names import HEADS
+from ckptsync.tensors import Files, Shape, Tensor
+
+MOST_HEADS = 8  # first components that are tried as the part one model is of the other
+# Buffers that older versions of transformers stored, and newer ones compute.
+_COMPUTED = re.compile(
+    r"(.*\.)?(inv_freq|position_ids|masked_bias|attn\.bias|attention\.bias|num_batches_tracked)"
+)
+_MOVED = frozenset({"model", "language_model", "text_model", "vision_model", "transformer"})
+_ALIKE = {"block_sparse_moe": "mlp"}  # Mixtral's, in memory and in its files
+_EXPERT = re.compile(r"(.+\.experts)\.[0-9]+\.\w+\.(?:weight|bias)")
+_FUSED = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj|gate_proj|up_proj)")
+_VOCABULARY = (
+    *("embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "shared"),
+    *("lm_head", "embed_out", "proj_out", "decoder"),
+)
+_ADAPTED = (*TUNERS, "token_adapter")
+Model = Mapping[str, Tensor]
+"""The tensors of a model by name."""
+_OTHER_MODEL = "give the model that this adapter was trained on"
+
+
+def read(files: Files, option: str = "--base") -> BaseModel:
+    """Return the base model of a directory of ``save_pretrained``'s files.
+
+    ``option``: what named it, for errors.  Raises Unsupported, Incomplete or Corrupt.
+    """
+    try:
+        source = registry.choose(files, None)
+        tensors = registry.tensors(files, source)
+    except (Corrupt, Incomplete, Unsupported) as e:
+        raise type(e)(f"{option}: {e}", hint=e.hint) from e
+    if source.layout == "peft":
+        raise Unsupported(
+            f"{option}: an adapter, a model is expected",
+            hint="give the model that the adapter was trained on",
+        )
+    return BaseModel(tensors)
+
+
+class BaseModel:
+    """The model that a merge is compared with."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors: Model = {t.name: t for t in tensors}
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Return the shapes of its tensors."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def packed(self) -> Mapping[str, str]:
+        """Return the element types of matrices that may hold quantised weights."""
+        found = self.tensors.values()
+        return {t.name: t.dtype for t in found if len(t.shape) > 1 and _is_packed(t)}
+
+    def under_names_of(self, names: Collection[str]) -> Model:
+        """Return its tensors under the names that another model has for them.
+
+        transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
+        ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
+        ``model.language_model.x`` in memory.
+        """
+        base = self.tensors
+        if base.keys() <= set(names):
+            return base
+        found = [base]
+        own = {_parts(name): name for name in names}
+        there = {name: _parts(name) for name in base}
+        # else two of one would be made
+        if len(own) == len(set(names)) and len(set(there.values())) == len(there):
+            found.append({own.get(parts, name): base[name] for name, parts in there.items()})
+        heads = Counter(name.partition(".")[0] for name in (*names, *base))
+        for head, _ in heads.most_common(MOST_HEADS):
+            found.append({f"{head}.{n}": t for n, t in base.items()})
+            found.append({n.removeprefix(f"{head}."): t for n, t in base.items()})
+        return max(found, key=lambda tensors: sum(n in names for n in tensors))
+
+    def beside(self, own: Model) -> Model:
+        """Return its tensors as ``own`` has them: by name, and experts as one tensor.
+
+        transformers 5 keeps all experts of a layer in one tensor in memory, and its files hold one
+        for each expert: they are the same if they have as many elements.
+        """
+        there = self.under_names_of(own.keys())
+        stored: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for name in there:
+            if (match := _EXPERT.fullmatch(name)) and name not in own:
+                stored[_parts(match[1])].append(name)
+        fused: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for name in own:
+            if (match := _FUSED.fullmatch(name)) and name not in there:
+                fused[_parts(match[1])].append(name)
+        found = dict(there)
+        for parts, names in fused.items():
+            experts = stored[parts]
+            dtypes = {there[n].dtype for n in experts}
+            if len(dtypes) == 1 and _elements(there, experts) == _elements(own, names):
+                found = {n: t for n, t in found.items() if n not in set(experts)}
+                found |= {n: replace(own[n], dtype=there[experts[0]].dtype) for n in names}
+        return found
+
+    def with_dtypes(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors with its dtypes where both are floating, for ``auto``.
+
+        A packed matrix, which some quantisers store as floats, has another shape than the weights
+        in it, and keeps its dtype.
+        """
+        there = self.beside({t.name: t for t in tensors})
+
+        def change(own: Tensor) -> Tensor:
+            known = there.get(own.name)
+            if (
+                known is None
+                or not (is_castable(known.dtype) and is_castable(own.dtype))
+                or known.shape[1:] != own.shape[1:]
+            ):
+                return own
+            return replace(own, dtype=known.dtype)
+
+        return tuple(map(change, tensors))
+
+    def compare(self, tensors: Sequence[Tensor], tied: Collection[str] = ()) -> tuple[str, ...]:
+        """Return notes on what the base model does not have.
+
+        Raises Corrupt where a shape differs, Incomplete where a name is missing.  ``tied``: names
+        that were left out, or may be, since another tensor has their values.
+        """
+        own = {t.name: t for t in tensors}
+        there = self.beside(own)
+        differ = {n for n, t in there.items() if n in own and own[n].shape != t.shape}
+        resized = _resized(differ, own, there)
+        misshapen = [
+            f"{n} is {list(own[n].shape)}, {list(there[n].shape)} in the base model"
+            for n in there
+            if n in differ and n not in resized and not (_is_packed(there[n]) or _is_packed(own[n]))
+        ]
+        if misshapen:
+            raise Corrupt(
+                listed(misshapen),
+                hint="give the base of this model; without --base nothing is compared",
+            )
+        if missing := [
+            n for n in there if n not in own and n not in tied and not _COMPUTED.fullmatch(n)
+        ]:
+            same = len(own.keys() & there.keys())
+            raise Incomplete(
+                f"{len(missing)} of the base model's {len(there)} tensors are missing ({same} are"
+                f" there): {listed(missing)}",
+                hint=(
+                    "was all of the model saved? if the base model only has other names for them,"
+                    " give it with --config-from instead"
+                ),
+            )
+        notes = []
+        if unexpected := [n for n in own if n not in there and n not in tied]:
+            notes.append(
+                f"{len(unexpected)} of {len(own)} tensors are not in the base model:"
+                f" {listed(unexpected)}"
+            )
+        for name in resized:
+            rows = own[name].shape[0]
+            notes.append(
+                f"{name} has {rows} rows, not as many as in the base model: its vocabulary was"
+                " resized"
+            )
+        return (*notes, f"names and shapes compared with the base model's {len(there)} tensors")
+
+    def compare_adapter(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+        """Return notes on an adapter; raise Corrupt where the base model has no such part."""
+        targets = {t.name: _target(t.name) for t in tensors}
+        weights = {f"{target}.weight" for target in targets.values()}
+        there = self.under_names_of(weights.union(targets.values()))
+        modules = {above for name in there for above in accumulate(name.split("."), "{}.{}".format)}
+        lost = [
+            n
+            for n, target in targets.items()
+            if target and target not in modules and f"{target}.weight" not in HEADS
+        ]
+        # saved whole: a classifier that the base model need not have
+        heads = [n for n in lost if targets[n] == _own_name(n)]
+        if len(lost) > len(heads):
+            raise Corrupt(
+                f"{len(lost)} of {len(tensors)} adapter tensors belong to modules that the base"
+                f" model does not have: {listed(lost)}",
+                hint=_OTHER_MODEL,
+            )
+        if wrong := [
+            t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))
+        ]:
+            raise Corrupt(f"shapes do not match the base model: {listed(wrong)}", hint=_OTHER_MODEL)
+        if heads:
+            count = f"{len(heads)} of {len(tensors)} tensors"
+            return (f"{count} are not in the base model: {listed(heads)}",)
+        return ()
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the components of a name that both ways of naming have."""
+    return tuple(_ALIKE.get(part, part) for part in name.split(".") if part not in _MOVED)
+
+
+def _elements(tensors: Model, names: Iterable[str]) -> int:
+    return sum(prod(tensors[name].shape) for name in names)
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Return whether a tensor may hold quantized weights, which have shapes of their own."""
+    return tensor.dtype in ("U8", "I8", "I32", "U32")
+
+
+def _resized(differ: Iterable[str], own: Model, there: Model) -> list[str]:
+    """Return embeddings and heads of a resized vocabulary: all have the same new number of rows."""
+    common = [
+        n
+        for n in there
+        if n in own and n.rpartition(".weight")[0].rpartition(".")[2] in _VOCABULARY
+    ]
+    found = [n for n in common if n in differ]
+    rows = {(own[n].shape[:1], there[n].shape[:1]) for n in found}
+    is_same_width = all(own[n].shape and own[n].shape[1:] == there[n].shape[1:] for n in found)
+    if len(rows) != 1 or not is_same_width:
+        return []
+    ((_, old),) = rows
+    return found if found == [n for n in common if there[n].shape[:1] == old] else []
+
+
+def _target(name: str) -> str:
+    """Return ``x.q_proj`` of ``base_model.model.x.q_proj.lora_A.weight``.
+
+    Of a module saved whole its tensor's own name; empty of what is no module's (prompts, vectors
+    that all modules share).
+    """
+    if not name.startswith(PREFIX):
+        return ""
+    parts = name.removeprefix(PREFIX).split(".")
+    for at, part in enumerate(parts):
+        if part.startswith(_ADAPTED):
+            return ".".join(p for p in parts[:at] if p != "base_layer")
+    return _own_name(name)
+
+
+def _own_name(name: str) -> str:
+    return ".".join(part for part in name.removeprefix(PREFIX).split(".") if part != "base_layer")
+
+
+def _fits(tensor: Tensor, weight: Tensor | None) -> bool:
+    """Return whether LoRA's two factors fit the linear layer between them.
+
+    The layer is stored either way round: GPT-2 has it transposed.
+    """
+    if weight is None or _is_packed(weight) or len(tensor.shape) != 2 or len(weight.shape) != 2:
+        return True
+    if tensor.name.endswith(".lora_A.weight"):
+        return tensor.shape[1] in weight.shape
+    return not tensor.name.endswith(".lora_B.weight") or tensor.shape[0] in weight.shape

@@ -1,0 +1,352 @@
+"""Whether tensors are all that a model or an adapter needs, by names and shapes.  Pure.
+
+What ``config.json`` implies is needed, where `config_shapes` knows its class: then a missing tensor
+is Incomplete.  Of other classes nothing is certain: layers are compared with each other, and with
+the numbers of the configuration, and what does not fit is a doubt, in words.  The same holds for
+``adapter_config.json``: peft ignores a target that its base model does not have, so only half a
+pair of factors is certainly too little.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from ckptsync.errors import Incomplete
+from ckptsync.layouts import config_shapes
+from ckptsync.layouts.zero import WITHOUT_FROZEN
+from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, is_tied
+from ckptsync.tensors import Shape, Tensor
+
+FIRST = 3  # names that a message lists
+DOUBT = "may be incomplete: "
+MOST_DOUBTS = 4
+_COMMON = 2  # tensors that all layers have, besides others: parts of nn.Sequential have fewer
+_OUTER = frozenset({"model", "language_model", "transformer", "gpt_neox"})
+# Names come from files, so all that is done with them is bounded.
+_NUMBER = re.compile(r"\.([0-9]{1,9})(?=\.)")
+_MOST_NUMBERS = 8  # in a name
+_MOST_KINDS = 16  # of layers in a stack that a layer is compared with
+_LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")  # of transformers; "num_layers" is also others'
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
+_ENDS = (".weight", ".bias")
+_WEIGHTS = (".weight", ".lora_embedding_A", ".lora_embedding_B")
+_PACKED = ("U8", "I8", "I32", "U32")
+_EMPTY = (
+    "ZeRO-3 leaves empty weights where it saves without gathering: merge DeepSpeed's shards"
+    " (global_step…), or set stage3_gather_16bit_weights_on_model_save and save again"
+)
+_ALL = (
+    "give the directories of all nodes; if the save is whole, and the model was changed on purpose,"
+    " correct config.json"
+)
+_FACTORS = {"lora_A": "lora_B", "lora_B": "lora_A"} | {
+    "lora_embedding_A": "lora_embedding_B",
+    "lora_embedding_B": "lora_embedding_A",
+}
+
+
+def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return doubts whether this is a whole model; raises Incomplete where it certainly is not."""
+    _check_empty(tensors)
+    config = config or {}
+    shapes = {t.name: t.shape for t in tensors}
+    expected = config_shapes.expected(config, shapes)
+    if any(t.dtype in _PACKED and len(t.shape) > 1 for t in tensors):
+        expected = config_shapes.Expected()  # quantised: shapes and names of their own
+    is_whole = not any(WITHOUT_FROZEN in t.remark for t in tensors)
+    if expected.sizes and (doubts := _compare(shapes, expected, config, is_whole)) is not None:
+        if isinstance(config.get("vision_config"), dict):
+            text = {_inner(name) for name in expected.sizes}
+            vision = {name: shape for name, shape in shapes.items() if _inner(name) not in text}
+            doubts += _compare_layers(vision, {})
+        return _doubts(doubts)
+    return _doubts(_compare_layers(shapes, config))
+
+
+def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return doubts whether this is a whole adapter; raises Incomplete where it is not."""
+    _check_empty(tensors)
+    names = {t.name for t in tensors}
+    halves = sorted(name for name in names if (other := _other_half(name)) and other not in names)
+    if halves:
+        raise Incomplete(
+            f"{listed(halves)}: LoRA needs two factors, and the other one is missing",
+            hint="give the directories of all nodes, or save the adapter again",
+        )
+    return _doubts(_compare_targets(names, config or {}))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
+    return ", ".join(names[:FIRST]) + more
+
+
+def _doubts(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{DOUBT}{doubt}" for doubt in list(found)[:MOST_DOUBTS])
+
+
+def _check_empty(tensors: Sequence[Tensor]) -> None:
+    # others may rightly be empty: observers of torch's quantisation begin as such
+    if empty := [t.name for t in tensors if t.shape == (0,) and t.name.endswith(_WEIGHTS)]:
+        raise Incomplete(
+            f"{len(empty)} of {len(tensors)} tensors are empty, without values: {listed(empty)}",
+            hint=_EMPTY,
+        )
+
+
+# A class that is known
+
+
+def _compare(
+    found: Mapping[str, Shape],
+    known: config_shapes.Expected,
+    config: Mapping[str, Any],
+    is_whole: bool,  # noqa: FBT001
+) -> list[str] | None:
+    """Return doubts, by what the configuration implies; None if these are not its tensors.
+
+    Raises Incomplete if a tensor is missing, unless the save says that it left some out
+    (``is_whole`` is false): then that is a doubt.
+    """
+    wanted, own = known.sizes, found
+    head, embedding = known.head, known.embedding
+    if not wanted.keys() <= found.keys():
+        # a part of the model, or one that keeps the text model in an attribute
+        own = {_inner(name): shape for name, shape in found.items()}
+        wanted = {_inner(name): sizes for name, sizes in wanted.items()}
+        head, embedding = _inner(head), _inner(embedding)
+    absent = [name for name in wanted if name not in own]
+    if len(absent) == len(wanted):
+        return None
+    doubts = []
+    if is_tied(config) and (head in own or embedding in own):
+        absent = [name for name in absent if name not in (head, embedding)]
+    elif absent and all(name.startswith(head.removesuffix("weight")) for name in absent):
+        has_another = any(
+            name not in wanted and name.endswith(_ENDS) and not _NUMBER.search(name) for name in own
+        )
+        if has_another or embedding in found or not _unties(config):
+            doubts.append(f"no {head}, which config.json implies: right with another head, or none")
+            absent = []
+    if absent:
+        lost = set(absent)
+        names = [name for name in known.sizes if name in lost or _inner(name) in lost]
+        message = (
+            f"{len(absent)} of the {len(wanted)} tensors that config.json implies are missing"
+            f" ({len(wanted) - len(absent)} are there): {listed(names)}"
+        )
+        if is_whole:
+            raise Incomplete(message, hint=_ALL)
+        doubts.append(message)
+    vocabulary = {head, embedding}
+    unlike = []
+    for name, sizes in wanted.items():
+        shape = own.get(name)
+        if shape is None or shape == sizes:
+            continue
+        pairs = list(zip(shape, sizes, strict=False))
+        differing = [n > size for n, size in pairs if size is not None and n != size]
+        if len(shape) != len(sizes) or (differing and any(differing)):
+            unlike.append(name)
+        elif differing:
+            raise Incomplete(
+                f"{name}: {_shown(shape)} is a part of {_shown(sizes)}, the shape that config.json"
+                " implies",
+                hint="give the directories of all nodes; or config.json is another model's",
+            )
+    if resized := [name for name in unlike if name in vocabulary]:
+        doubts.append(
+            f"{resized[0]} has {own[resized[0]][0]} rows, config.json implies"
+            f" {wanted[resized[0]][0]}: set vocab_size, if loading it fails"
+        )
+    if others := [name for name in unlike if name not in vocabulary]:
+        doubts.append(
+            f"{len(others)} tensors have not the shapes that config.json implies, such as"
+            f" {others[0]}: {_shown(own[others[0]])}, not {_shown(wanted[others[0]])}"
+        )
+    return doubts
+
+
+def _unties(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration says that head and embedding are two tensors."""
+    sections = (config, *(config[key] for key in _SECTIONS if isinstance(config.get(key), dict)))
+    return any(section.get("tie_word_embeddings") is False for section in sections)
+
+
+def _inner(name: str) -> str:
+    """Return a name without the parts that one class has around another."""
+    while True:
+        outer, _, rest = name.partition(".")
+        if outer not in _OUTER or not rest:
+            return name
+        name = rest
+
+
+def _shown(sizes: Sequence[int | None]) -> str:
+    return " x ".join("?" if n is None else str(n) for n in sizes) or "a scalar"
+
+
+# Another class
+
+
+def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield doubts: layers that are missing, or have less than the others."""
+    stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    of_experts: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    names: list[str] = []  # one for all experts of a layer: there may be 100,000
+    for name in found:
+        stack, mark, rest = name.partition("experts.")
+        number, _, inner = rest.partition(".")
+        if mark and number.isdecimal() and len(number) < 10:
+            of_experts[f"{stack}experts", inner].add(int(number))
+        else:
+            names.append(name)
+    names += (f"{stack}.#.{inner}" for stack, inner in of_experts)
+    experts: defaultdict[str, dict[str, set[int]]] = defaultdict(dict)
+    for (stack, inner), numbers in of_experts.items():
+        experts[f"{_NUMBER.sub('.#', stack)}.{inner}"][stack] = numbers
+    for name in names:
+        for match in islice(_NUMBER.finditer(name), _MOST_NUMBERS):
+            rest = _NUMBER.sub(".#", name[match.end() :])
+            stacks[name[: match.start()]][int(match[1])].add(rest)
+    layers = {
+        stack: members
+        for stack, members in stacks.items()
+        if len(members) > 1
+        and min(map(len, members.values())) > _COMMON
+        and len(set.intersection(*members.values())) >= _COMMON
+    }
+    for stack, members in layers.items():
+        yield from _gaps(stack, members)
+        yield from _thinner(stack, members, {0, max(members)} if not _is_causal(config) else ())
+    yield from _uneven(experts)
+    yield from _fewer_than_told(layers, experts, config)
+    yield from _without_head(found, config)
+    hollow = [name for name, shape in found.items() if 0 in shape and name.endswith(".weight")]
+    if hollow:
+        yield f"{len(hollow)} weights have no elements: {listed(hollow)}"
+
+
+def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
+    """Yield the numbers that are missing below the greatest of the layers."""
+    total = max(layers) + 1
+    absent = total - len(layers)
+    shown = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
+    more = f" and {absent - FIRST} more" if absent > FIRST else ""
+    if absent:
+        which = f"layer {shown} is" if absent == 1 else f"layers {shown}{more} are"
+        yield f"{stack}: {which} missing, of {total}"
+
+
+def _thinner(
+    stack: str, members: Mapping[int, set[str]], apart: Collection[int] = ()
+) -> Iterator[str]:
+    """Yield the one layer that lacks something that the others have; those ``apart`` may."""
+    kinds = Counter(frozenset(own) for own in members.values())
+    usual = [kind for kind, times in kinds.most_common(_MOST_KINDS) if times > 1]
+    for number, own in sorted(members.items()):
+        more = next((kind for kind in usual if own < kind), None)
+        if more and kinds[frozenset(own)] == 1 and number not in apart:
+            lacking = sorted(name.removeprefix(".") for name in more - own)
+            yield f"{stack}.{number} has no {listed(lacking)}, which other layers have"
+
+
+def _uneven(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
+    """Yield layers that have fewer experts than others."""
+    told = set()
+    for layers in experts.values():
+        most = set[int]().union(*layers.values())
+        for stack, own in sorted(layers.items()):
+            if own != most and stack not in told:
+                told.add(stack)
+                yield (
+                    f"{stack}: {len(own)} experts, {len(most)} in other layers (no"
+                    f" {min(most - own)})"
+                )
+
+
+def _fewer_than_told(
+    layers: Mapping[str, Mapping[int, object]],
+    experts: Mapping[str, Mapping[str, set[int]]],
+    config: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield that there are fewer layers or experts than the configuration says."""
+    sections = [config[key] for key in _SECTIONS if isinstance(config.get(key), dict)] or [config]
+    told = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
+    most = max((max(members) + 1 for members in layers.values()), default=0)
+    for key, count in told[:1]:
+        if 0 < most < count and any(width in s for s in sections for width in _WIDTHS):
+            yield f"{most} layers, config.json says {key} {count}"
+    numbers = [max(own) + 1 for its in experts.values() for own in its.values()]
+    for key, count in [(k, s[k]) for s in sections for k in _EXPERTS if type(s.get(k)) is int][:1]:
+        if 0 < max(numbers, default=0) < count:
+            yield f"{max(numbers)} experts in a layer, config.json says {key} {count}"
+
+
+def _without_head(found: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield that a language model has no output layer, or no embedding."""
+    rows = config.get("vocab_size")
+    if not _is_causal(config) or not _unties(config):
+        return
+    embeddings = {name for name in found if name.endswith(EMBEDDINGS)}
+    heads = (n for n, shape in found.items() if n.endswith(HEADS) or shape[:1] == (rows,))
+    if embeddings and not any(name not in embeddings for name in heads):
+        yield "no output layer (lm_head), and config.json does not tie it to the embedding"
+
+
+def _is_causal(config: Mapping[str, Any]) -> bool:
+    classes = config.get("architectures")
+    return isinstance(classes, list) and any(str(name).endswith("ForCausalLM") for name in classes)
+
+
+# An adapter
+
+
+def _other_half(name: str) -> str:
+    """Return the name of the other of LoRA's two factors; empty if it is none."""
+    parts = name.split(".") if not name.endswith(".bias") else []  # only one has a bias
+    for at in range(len(parts) - 1, max(-1, len(parts) - 4), -1):
+        if parts[at] in _FACTORS:
+            return ".".join((*parts[:at], _FACTORS[parts[at]], *parts[at + 1 :]))
+    return ""
+
+
+def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield doubts: targets without tensors, layers that others have."""
+    modules = {
+        name.partition(mark)[0]
+        for name in names
+        if (mark := next((f".{m}" for m in _FACTORS if f".{m}" in name), ""))
+    }
+    targets = config.get("target_modules")
+    if not modules:
+        return
+    has_exceptions = bool(config.get("exclude_modules"))
+    if isinstance(targets, list) and not has_exceptions:
+        absent = sorted(
+            str(t) for t in targets if not any(m == str(t) or m.endswith(f".{t}") for m in modules)
+        )
+        if absent:
+            yield f"no tensors of the target modules {listed(absent)}"
+    kept = config.get("modules_to_save")
+    if isinstance(kept, list) and kept and not any(f".{m}." in n for m in kept for n in names):
+        yield f"no tensors of modules_to_save ({listed(sorted(map(str, kept)))})"
+    if config.get("layers_to_transform") is not None or not isinstance(targets, list):
+        return
+    if has_exceptions:
+        return
+    stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for module in modules:
+        if match := _NUMBER.search(module):
+            own = stacks[module[: match.start()]][int(match[1])]
+            own.add(_NUMBER.sub(".#", module[match.end() :]))
+    for stack, layers in stacks.items():
+        yield from _gaps(stack, layers)
+        yield from _thinner(stack, layers)

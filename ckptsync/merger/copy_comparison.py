@@ -1,0 +1,326 @@
+"""Compare the copies of a parameter: if they differ, the files are of several saves.
+
+DeepSpeed keeps the model's 16-bit weights beside the fp32 masters, the Trainer a whole model beside
+the shards.  Each copy is the most precise one, rounded to nearest: so a rank's file of another run
+shows, also where names, sizes, steps and times are the same.  Of every file all values are compared
+if they are few, else `WINDOWS` ranges, evenly spaced.
+
+Replicas, which several ranks store of one part of a tensor, are compared so, too; and in full while
+a merge reads them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.formats.dtypes import ITEMSIZE, PRECISION
+from ckptsync.merger.cast import FLOATS, RAW, Array, cast
+from ckptsync.merger.container_crcs import CrcCheckedFiles
+from ckptsync.merger.plan import FilePlan, PlannedTensor
+from ckptsync.merger.read_units import Box, Read, Unit, box_reads, gather
+from ckptsync.tensors import Copy, Extent, Files, FilesWrapper, Part, Shape, Tensor
+
+WINDOWS = 16  # of a file
+ELEMENTS = 4 << 10  # of a window; a file of no more than all windows' elements is compared whole
+_TENSORS = 64  # in a window at most: many small ones tell as much as one large one
+_BATCH = 512 << 10  # elements that are compared at once
+
+
+class _Pair(NamedTuple):
+    """Two copies of a tensor that must agree.
+
+    ``narrow`` is ``wide`` rounded to its element type.
+    """
+
+    tensor: Tensor
+    wide: Copy
+    narrow: Copy
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        return self.wide.dtype, self.narrow.dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Range:
+    """A box of a tensor that is a range of the flattened one: its first element and its length."""
+
+    pair: _Pair
+    box: Box
+    start: int
+    count: int
+
+    def files(self, element: int) -> tuple[str, str]:
+        """Return the files that hold this element of the wide and of the narrow copy."""
+        at = self.start + element
+        return _holder(self.pair.wide, at), _holder(self.pair.narrow, at)
+
+
+def check(files: Files, tensors: Iterable[Tensor]) -> None:
+    """Raise Corrupt if two stored copies of a tensor differ; it names the file that agrees least.
+
+    Raises Unsupported for replicas that differ where nothing else says that they are replicas.
+    """
+    pairs = [pair for tensor in tensors if not tensor.tied for pair in _pairs(tensor)]
+    ranges = {(id(one.pair.narrow), one.start, one.count): one for one in _ranges(pairs)}
+    equal: set[tuple[str, str]] = set()
+    differ: dict[tuple[str, str], _Pair] = {}
+    for batch in _batches(ranges.values()):
+        differs, at = _compare(files, batch), 0
+        for one in batch:
+            odd = np.flatnonzero(differs[at : at + one.count])
+            equal |= {one.files(0), one.files(one.count - 1)}
+            for element in {int(odd[0]), int(odd[-1])} if len(odd) else ():
+                differ.setdefault(one.files(element), one.pair)
+            at += one.count
+    if not differ:
+        return
+    agrees = Counter(name for names in equal - differ.keys() for name in names)
+    differs_from = Counter(name for names in differ for name in names)
+    names = min(
+        differ, key=lambda names: min((agrees[name], -differs_from[name]) for name in names)
+    )
+    odd_file, other = sorted(names, key=lambda name: (agrees[name], -differs_from[name]))
+    pair = differ[names]
+    parts = [part for part in (*pair.wide.parts, *pair.narrow.parts) if part.extent.file in names]
+    # else a part is a piece of a record of any length
+    is_replica = any(part.replicas for part in pair.wide.parts)
+    raise _unequal(
+        files, pair.tensor.name, pair.wide.doubt, parts if is_replica else (), (odd_file, other)
+    )
+
+
+def _pairs(tensor: Tensor) -> Iterator[_Pair]:
+    """Yield the pairs that must agree: copies with the most precise one, replicas with parts."""
+    here = [copy for copy in tensor.copies if copy.parts]
+    if not tensor.unlike and len(here) > 1:
+        wide = max(here, key=lambda copy: PRECISION.get(copy.dtype, 0))
+        for narrow in here:
+            is_castable = {narrow.dtype, wide.dtype} <= PRECISION.keys()
+            if narrow is not wide and (narrow.dtype == wide.dtype or is_castable):
+                yield _Pair(tensor, wide, narrow)
+    for copy in tensor.copies:
+        for nth in range(min((len(part.replicas) for part in copy.parts), default=0)):
+            yield _Pair(
+                tensor, copy, replace(copy, parts=tuple(part.replicas[nth] for part in copy.parts))
+            )
+
+
+def _unequal(
+    files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]
+) -> CkptsyncError:
+    """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged."""
+    odd, other = names
+    CrcCheckedFiles(files, {part.checksum for part in parts if part.checksum}).finish()
+    if doubt:
+        return Unsupported(
+            f"{name} {doubt}, its values in {odd} differ from those in {other}, and no metadata"
+            " says how to combine them",
+            hint=(
+                "are the files of one save? if so, save it on a mesh of all ranks, or with"
+                " torch.distributed.checkpoint"
+            ),
+        )
+    return Corrupt(
+        f"{odd}: values of {name} differ from those in {other}",
+        hint="the files are of different saves: give those that one save wrote",
+    )
+
+
+def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
+    """Yield what is compared: of each file that holds some of the pairs' parts."""
+    held: defaultdict[str, list[tuple[_Pair, Copy, Part]]] = defaultdict(list)
+    for pair in pairs:
+        for copy in (pair.wide, pair.narrow):
+            for part in copy.parts:
+                if prod(part.sizes):
+                    held[part.extent.file].append((pair, copy, part))
+    for parts in held.values():
+        ends = list(accumulate(prod(part.sizes) for _, _, part in parts))
+        starts, size, most = [0], ends[-1], len(parts)
+        if size > WINDOWS * ELEMENTS:
+            starts = [n * (size - ELEMENTS) // (WINDOWS - 1) for n in range(WINDOWS)]
+            size, most = ELEMENTS, _TENSORS
+        for start in starts:
+            first = bisect_right(ends, start)
+            for (pair, copy, part), end in zip(
+                parts[first : first + most], ends[first : first + most], strict=True
+            ):
+                begin = end - prod(part.sizes)
+                if begin >= start + size:
+                    break
+                low, high = max(start - begin, 0), min(start + size, end) - begin
+                # of a part that is no range of the tensor, what follows its first element in the
+                # tensor
+                at = _flattened(copy.grid, part, low)
+                stop = at + high - low if part.sizes[1:] == copy.grid[1:] else at + 1
+                while at < stop:
+                    found = _around(pair, at, stop - at)
+                    yield found
+                    at = found.start + found.count
+
+
+def _flattened(grid: Shape, part: Part, element: int) -> int:
+    """Return which element of the flattened tensor the one of this number in a part is."""
+    at = 0
+    for index, offset, whole in zip(_indices(element, part.sizes), part.offsets, grid, strict=True):
+        at = at * whole + offset + index
+    return at
+
+
+def _around(pair: _Pair, at: int, most: int) -> _Range:
+    """Return whole rows, or a piece of one, of about ``most`` elements, from element ``at`` on."""
+    shape, most = pair.tensor.shape, max(1, min(most, ELEMENTS))
+    if not shape:
+        return _Range(pair, Box((), ()), 0, 1)
+    axis = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) <= most)
+    behind = shape[axis + 1 :]
+    tail = prod(behind)
+    indices = _indices(at // tail, shape[: axis + 1])
+    rows = min(max(1, most // tail), shape[axis] - indices[-1])
+    box = Box((*indices, *(0,) * len(behind)), (*(1,) * axis, rows, *behind))
+    return _Range(pair, box, at // tail * tail, rows * tail)
+
+
+def _indices(element: int, shape: Shape) -> tuple[int, ...]:
+    """Return the indices of an element of a flattened tensor."""
+    found: list[int] = []
+    for size in reversed(shape):
+        element, index = divmod(element, size)
+        found.insert(0, index)
+    return tuple(found)
+
+
+def _holder(copy: Copy, element: int) -> str:
+    """Return the file that has an element of a copy."""
+    indices = _indices(element, copy.grid)
+    for part in copy.parts:
+        if all(
+            o <= n < o + size for n, o, size in zip(indices, part.offsets, part.sizes, strict=True)
+        ):
+            return part.extent.file
+    return copy.parts[0].extent.file
+
+
+def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
+    """Yield ranges that are read together: their copies have the same two element types."""
+    batch: list[_Range] = []
+    held = 0
+    for one in ranges:
+        if batch and (held + one.count > _BATCH or one.pair.dtypes != batch[0].pair.dtypes):
+            yield batch
+            batch, held = [], 0
+        batch.append(one)
+        held += one.count
+    if batch:
+        yield batch
+
+
+def _compare(files: Files, batch: Sequence[_Range]) -> Array:
+    """Return for each element of the ranges whether the copies differ; two NaNs do not."""
+    wide = _read(files, [(one, one.pair.wide) for one in batch])
+    narrow = _read(files, [(one, one.pair.narrow) for one in batch])
+    dtype = batch[0].pair.narrow.dtype
+    rounded, _ = cast(wide, batch[0].pair.wide.dtype, dtype)
+    differs: Array = (rounded != narrow) & ~(_is_nan(rounded, dtype) & _is_nan(narrow, dtype))
+    return differs
+
+
+def _is_nan(values: Array, dtype: str) -> Array:
+    if dtype == "BF16":
+        return (values & 0x7FFF) > 0x7F80
+    return np.isnan(values.view(FLOATS[dtype])) if dtype in FLOATS else np.zeros(len(values), bool)
+
+
+def _read(files: Files, ranges: Sequence[tuple[_Range, Copy]]) -> Array:
+    """Return the elements of all ranges, one after the other."""
+    item, unit = ITEMSIZE[ranges[0][1].dtype], Unit()
+    for one, copy in ranges:
+        box = one.box if copy.grid == one.pair.tensor.shape else Box((one.start,), (one.count,))
+        for part in copy.parts:
+            unit.reads += box_reads(box, part, item, unit.stored)
+        unit.stored += one.count * item
+    out = np.empty(unit.stored, "u1")
+    gather(files, unit, out.data)
+    return out.view(RAW[item])
+
+
+class _Replica(NamedTuple):
+    """A replica of a part; it is read to byte ``at`` of what is read of the part."""
+
+    at: int
+    tensor: PlannedTensor
+    part: Part
+    replica: Part
+
+
+class ComparedFiles(FilesWrapper):
+    """Files that compare each range of planned parts with the same range of their replicas.
+
+    The replicas' bytes are read with every read of a part.
+    """
+
+    def __init__(self, files: Files, plans: Iterable[FilePlan]) -> None:
+        super().__init__(files)
+        held: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(list)
+        for tensor in (tensor for plan in plans for tensor in plan.tensors):
+            for part in tensor.copy.parts:
+                if part.replicas:
+                    extent = part.extent
+                    held[extent.file].append(
+                        (extent.start, extent.start + extent.size, tensor, part)
+                    )
+        self._parts = {name: sorted(parts, key=itemgetter(0, 1)) for name, parts in held.items()}
+        self._ends = {
+            name: list(accumulate((end for _, end, *_ in parts), max))
+            for name, parts in self._parts.items()
+        }
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """See `Files`.
+
+        Raises Corrupt or Unsupported, as `check`, if a replica has other bytes.
+        """
+        self._files.read_into(name, start, out)
+        for unit, replicas in self.replicas(name, start, start + out.nbytes):
+            found = np.empty(unit.stored, "u1")
+            gather(self._files, unit, found.data)
+            for read, (at, tensor, part, replica) in zip(unit.reads, replicas, strict=True):
+                if not np.array_equal(
+                    np.frombuffer(out, "u1", read.size, at), found[read.at : read.at + read.size]
+                ):
+                    names = replica.extent.file, part.extent.file
+                    raise _unequal(
+                        self._files, tensor.name, tensor.copy.doubt, (part, replica), names
+                    )
+
+    def replicas(self, name: str, start: int, end: int) -> Iterator[tuple[Unit, list[_Replica]]]:
+        """Yield the replicas of a range of a file: the first of each part, then the second, …"""
+        if name not in self._parts:
+            return
+        parts = self._parts[name]
+        near = parts[
+            bisect_right(self._ends[name], start) : bisect_left(parts, end, key=itemgetter(0))
+        ]
+        for nth in range(max((len(part.replicas) for *_, part in near), default=0)):
+            unit, replicas = Unit(), []
+            for first, last, tensor, part in near:
+                low, high = max(start, first), min(end, last)
+                if low < high and nth < len(part.replicas):
+                    extent: Extent = part.replicas[nth].extent
+                    unit.reads.append(
+                        Read(extent.file, extent.start + low - first, high - low, unit.stored)
+                    )
+                    unit.stored += high - low
+                    replicas.append(_Replica(low - start, tensor, part, part.replicas[nth]))
+            yield unit, replicas

@@ -1,0 +1,331 @@
+"""Where a model is written: a new directory, which appears by rename, or a store.
+
+A killed merge into a store continues, and keeps no state on this machine.  The first file that is
+written, `RECORD`, says which merge it is; until it goes away, or says so, the model is not whole.
+What opens a model (its configuration, the index of several files) comes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+
+from ckptsync.digest import digest
+from ckptsync.errors import ConfigError, Exists, NotFound, StoreError
+from ckptsync.merger.adapter_sums import ChangeTotals
+from ckptsync.merger.engine import (
+    Destination,
+    Engine,
+    Merged,
+    Progress,
+    Write,
+    WrittenFile,
+    describe_tensor,
+    write_model,
+)
+from ckptsync.merger.inputs import MergeRequest, Prepared, check_unchanged
+from ckptsync.merger.joined_files import FILL
+from ckptsync.merger.model_files import index_name
+from ckptsync.merger.plan import FORMAT, MergeResources
+from ckptsync.stores.checkpoint_files import MERGING as RECORD
+from ckptsync.stores.checkpoint_files import MERGING_LIMIT
+from ckptsync.stores.contract import About, Chunk, Rooted, Store, has_root, read_all
+from ckptsync.stores.opening import Access
+from ckptsync.stores.path_or_url import PathOrUrl
+from ckptsync.stores.posix.publish import sync_directory
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.stream import has_same_bytes
+from ckptsync.stores.urls import Remote
+from ckptsync.typed_json import Decoder
+
+EngineAt = Callable[[PathOrUrl], Engine]
+"""Makes an engine whose tasks write below a directory or URL by themselves."""
+_OCCUPIED = "ckptsync never overwrites: choose another destination, or delete its files"
+
+
+def check_free(request: MergeRequest, access: Access) -> None:
+    """Raise ConfigError if something is at the destination.
+
+    In a store an unfinished merge may be there: whether it is this one is known when this one is
+    planned.
+    """
+    destination = request.destination
+    if isinstance(destination, Remote):
+        store = access.store(destination)
+        names = {entry.name for entry in store.names("")} if has_root(store) else set()
+        if names and RECORD not in names:
+            raise _occupied(store, min(names))
+        return
+    if destination.is_symlink() or (
+        destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
+    ):
+        raise ConfigError(
+            f"{destination}: exists", hint="choose a new directory: ckptsync never overwrites"
+        )
+
+
+def merge(
+    prepared: Prepared,
+    access: Access,
+    progress: Progress | None = None,
+    work: MergeResources | None = None,
+    engine_at: EngineAt | None = None,
+) -> Merged:
+    """Write the model.  In a store, continue the same merge if one was killed there.
+
+    Raises ConfigError if anything else is there, Incomplete if a source changed meanwhile.  After
+    an error no directory appears; a store keeps what was written, without what would open it.
+    """
+    work, target = work or MergeResources(), prepared.request.destination
+    if isinstance(target, Path):
+        with _new_directory(target) as (directory, write):
+            engine = engine_at(directory) if engine_at else None
+            merged = write_model(
+                prepared.job, prepared.files, Destination(write), progress, work, engine=engine
+            )
+            check_unchanged((*prepared.trees, *prepared.fill))
+        return merged
+    destination = _StoreDestination(access.store(target), prepared)
+    # with statistics each file is made again, since its values are not stored
+    notes = [] if work.statistics else destination.resume()
+    there = len(destination.finished)
+    engine = engine_at(target) if engine_at else None
+    merged = write_model(prepared.job, prepared.files, destination, progress, work, engine=engine)
+    if there:
+        notes.append(
+            f"{there} of {len(prepared.job.plans)} files were there from an earlier merge: checked,"
+            " not made again"
+        )
+    return replace(merged, notes=(*merged.notes, *notes, *destination.end()))
+
+
+@contextlib.contextmanager
+def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
+    """Give a temporary directory beside ``destination``, and a function that writes there.
+
+    The directory is renamed to ``destination`` at the end; after an error it is deleted.  It is
+    held open: whoever owns the one above may put another in its place.
+    """
+    work = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
+
+    def write(name: str, chunks: Iterable[Chunk]) -> None:
+        try:
+            store.write(name, chunks)
+        except StoreError as e:
+            if not isinstance(e.__cause__, OSError) or e.__cause__.errno not in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+                errno.EFBIG,
+            ):
+                raise
+            hint = "make room, or name a directory elsewhere; nothing was left behind"
+            raise StoreError(f"{destination}/{e}", hint=hint) from e.__cause__
+
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir()
+        try:
+            with _opened(work, os.O_NOFOLLOW) as at:
+                store = PosixStore(str(work), at=at)
+                yield work, write
+            work.rename(destination)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        with _opened(destination.parent) as above:
+            sync_directory(above)
+    except OSError as e:
+        why = (e.strerror or str(e)).lower()
+        raise StoreError(
+            f"{destination}: {why}", hint="check the free space and the permissions there"
+        ) from e
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
+    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+class _Finished(msgspec.Struct, frozen=True):
+    """A file of weights that an unfinished merge has written: its BLAKE3, and notes on it.
+
+    ``changes``: what adapters have changed, by tensor.
+    """
+
+    digest: str
+    notes: tuple[str, ...] = ()
+    changes: dict[str, ChangeTotals] = {}
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The record of an unfinished merge.
+
+    ``plan`` is its `fingerprint`; ``files``: the finished files of weights.
+    """
+
+    format: int
+    plan: str
+    files: dict[str, _Finished] = {}
+    ended: bool = False
+
+
+_DECODER = Decoder(_Record, "a record of a merge", MERGING_LIMIT)
+
+
+def fingerprint(prepared: Prepared) -> str:
+    """Return a digest of everything that the output's bytes are a function of."""
+    job = prepared.job
+    facts = {
+        "format": FORMAT,
+        "options": asdict(prepared.request.options),
+        "sources": sorted((tree.root, tree.state()) for tree in prepared.trees),
+        "source": job.source,
+        "files": [(plan.name, plan.size, digest(plan.header)) for plan in job.plans],
+        "beside": [(name, directory.sizes()[name]) for name, directory in job.beside],
+        "contents": {name: digest(data) for name, data in job.contents.items()},
+    }
+    if filled := [n for n in job.reads if n.startswith(FILL)]:
+        place, sizes = prepared.request.fill_from, prepared.files.sizes()
+        facts["fill_from"] = [str(place), sorted((name, sizes[name]) for name in filled)]
+        facts["fill_stamps"] = [sorted(tree.stamps.items()) for tree in prepared.fill]
+    # a path may be no text, of which only this writes something
+    return digest(json.dumps(facts).encode())
+
+
+def abouts(prepared: Prepared) -> dict[str, About]:
+    """Return each file of weights with its size and an identity, before it is written.
+
+    The identity names the merge, so that a killed upload of the same bytes continues.
+    """
+    plan = fingerprint(prepared)
+    return {file.name: About(file.size, f"merge {plan} {file.name}") for file in prepared.job.plans}
+
+
+class _StoreDestination(Destination):
+    """A store and the record in it.  Several threads may finish files."""
+
+    def __init__(self, store: Store, prepared: Prepared) -> None:
+        super().__init__(self._write)
+        self._store, self._prepared, self._lock = store, prepared, threading.Lock()
+        plans = prepared.job.plans
+        self._outputs = {*(p.name for p in plans), *(name for name, _ in prepared.job.beside)}
+        if index := index_name(plans):
+            self._outputs.add(index)
+        self._abouts = abouts(prepared)
+        self._record = self._begin(_Record(FORMAT, fingerprint(prepared)))
+        self._there: Mapping[str, int] = {entry.name: entry.size for entry in store.names("")}
+
+    def _begin(self, own: _Record) -> _Record:
+        """Return the record that the same merge has left, or write a new one."""
+        store = self._store
+        if isinstance(store, Rooted):
+            store.make_root()
+        names = {entry.name for entry in store.names("")}
+        if RECORD not in names:
+            if names:
+                raise _occupied(store, min(names))
+            try:
+                store.create(RECORD, [msgspec.json.encode(own)])
+            except Exists:
+                # the answer to an earlier try was lost, or the same merge began elsewhere: read
+                # which
+                pass
+            else:
+                return own
+        try:
+            data = read_all(store, RECORD, _DECODER.limit)
+        except NotFound:
+            raise _occupied(
+                store, RECORD
+            ) from None  # it was there a moment ago: another merge has just ended
+        found = _DECODER.decode(data, f"{store.url}/{RECORD}", "name another destination")
+        if (found.format, found.plan) != (own.format, own.plan):
+            raise ConfigError(
+                f"{store.url}: an unfinished merge of other sources, or with other options",
+                hint=_OCCUPIED,
+            )
+        if strangers := names - {RECORD} - self._outputs:
+            raise ConfigError(
+                f"{store.url}: {min(strangers)} does not belong to the merge that began here",
+                hint=_OCCUPIED,
+            )
+        # the record could not be deleted; something is missing now
+        if found.ended and not self._outputs <= names:
+            found = msgspec.structs.replace(found, ended=False)
+            self._write_record(found)
+        return found
+
+    def resume(self) -> list[str]:
+        """Read back what an earlier merge has finished; return notes on files to make again."""
+        notes, found = [], {}
+        for plan in self._prepared.job.plans:
+            finished = self._record.files.get(plan.name)
+            if finished is None or self._there.get(plan.name) != plan.size:
+                continue
+            if has_same_bytes(self._store, plan.name, plan.size, finished.digest):
+                tensors = tuple(describe_tensor(plan, tensor) for tensor in plan.tensors)
+                found[plan.name] = WrittenFile(
+                    finished.digest, finished.notes, tensors, changes=finished.changes
+                )
+            else:
+                notes.append(
+                    f"{plan.name}: does not match the checksum that an earlier merge recorded;"
+                    " ckptsync writes it again"
+                )
+        self.finished = found
+        return notes
+
+    def _write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        if name in self._abouts:
+            self._store.write(name, chunks, self._abouts[name])
+            return
+        data = b"".join(map(bytes, chunks))
+        if self._there.get(name) != len(data) or read_all(self._store, name) != data:
+            self._store.write(name, [data], About(len(data), f"merge {self._record.plan} {name}"))
+
+    def at_last_end(self) -> None:
+        check_unchanged((*self._prepared.trees, *self._prepared.fill))
+
+    def at_end(self, name: str, made: WrittenFile) -> None:
+        """Record a file before it is there, so that it is never there without."""
+        with self._lock:
+            files = {
+                **self._record.files,
+                name: _Finished(made.digest, made.notes, {**made.changes}),
+            }
+            self._record = msgspec.structs.replace(self._record, files=files)
+            self._write_record(self._record)
+
+    def end(self) -> tuple[str, ...]:
+        """Delete the record of a model that is whole, or say so in it and return a note on that."""
+        try:
+            self._store.delete(RECORD)
+        except StoreError:  # who may write may not always delete
+            self._write_record(msgspec.structs.replace(self._record, ended=True))
+            return ((f"{RECORD} could not be deleted; it is no longer needed"),)
+        return ()
+
+    def _write_record(self, record: _Record) -> None:
+        data = msgspec.json.encode(record)
+        self._store.write(RECORD, [data], About(len(data)))
+
+
+def _occupied(store: Store, name: str) -> ConfigError:
+    return ConfigError(
+        f"{store.url}: exists, with {name} in it",
+        hint="choose another destination: ckptsync never overwrites",
+    )

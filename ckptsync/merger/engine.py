@@ -1,0 +1,461 @@
+"""Write a planned merge: first the weights, then the files beside them, the index last.
+
+The bytes written are a pure function of the files, the options and the output's format number.
+
+A file of weights is made as a stream: gathered, cast, digested and counted in one pass, cut into
+units (`read_units.units`).  Threads make several units at once.  Two consumers see every unit in
+order, each in a thread of its own: the digest of the file, and the counts of each tensor's values.
+Whoever writes the file gets the same units in order.  So memory is bounded, and the bytes are the
+same for any number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from blake3 import blake3
+
+from ckptsync.digest import crc32, digest
+from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.merger import adapter_sums, model_files, read_units
+from ckptsync.merger.adapter_sums import AdapterSums, ChangeTotals, findings
+from ckptsync.merger.cast import CAST_ELEMENTS, Array, cast_bytes
+from ckptsync.merger.plan import FilePlan, MergeResources, PlannedTensor
+from ckptsync.merger.prepare import MergeJob
+from ckptsync.merger.read_units import Share, Unit, gather
+from ckptsync.merger.readers import planned_reader
+from ckptsync.merger.tensor_statistics import Statistics, has_statistics, remarks, statistics
+from ckptsync.records.model_record import ModelFile, ModelTensor
+from ckptsync.stores.contract import Chunk
+from ckptsync.tensors import Files
+from ckptsync.threads import ThreadPool
+
+Write = Callable[[str, Iterable[Chunk]], None]
+Progress = Callable[[int, int], None]
+_PIECE = 4 << 20
+# what disks address: chunks begin and end at multiples of it, in the file and in memory
+ALIGN = 4 << 10
+THREADS_A_FILE = 2  # beside the one that writes: what one disk can take in
+
+
+class Abandoned(Exception):
+    """Another file failed, so this file is not written; the caller raises the other error."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """What is known of a file of weights once it is written: its BLAKE3, and notes for the user.
+
+    Its tensors have digests, and ``statistics`` by their names, if they were asked for; those that
+    adapters change have totals in ``changes``.
+    """
+
+    digest: str
+    notes: tuple[str, ...]
+    tensors: tuple[ModelTensor, ...]
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    changes: Mapping[str, ChangeTotals] = field(default_factory=dict)
+
+
+class Destination:
+    """Where files are written.  A subclass records what is finished, so that a merge continues.
+
+    ``finished``: files that are there already.  They are not made again, and what only they need is
+    not read.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+        self.finished: Mapping[str, WrittenFile] = {}
+
+    def at_end(self, name: str, made: WrittenFile) -> None:
+        """Record a file of weights when `write` has all its bytes, before it is committed."""
+
+    def at_last_end(self) -> None:
+        """Check the sources once everything was read, before the last `at_end`."""
+
+
+Engine = Callable[
+    [MergeJob, Files, Destination, Callable[[int], None], MergeResources], dict[str, WrittenFile]
+]
+"""Writes all files of weights of a job; calls the function with each number of bytes made.
+
+The number is negative where bytes must be made again.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was written, with notes for the user; tensors have digests if that was asked for."""
+
+    files: tuple[ModelFile, ...]
+    tensors: tuple[ModelTensor, ...]
+    notes: tuple[str, ...]
+    source: str
+    statistics: Mapping[str, Statistics] | None = None
+    changes: Mapping[str, ChangeTotals] = field(default_factory=dict)
+
+
+def write_model(
+    job: MergeJob,
+    files: Files,
+    destination: Destination,
+    progress: Progress | None = None,
+    work: MergeResources | None = None,
+    *,
+    engine: Engine | None = None,
+) -> Merged:
+    """Write the files of a planned merge, and return what was written.
+
+    ``engine`` makes the files of weights, by default with threads of this process.
+
+    Raises Corrupt, before the last file of weights is committed, if a source's bytes do not have
+    the CRC32 of its container. If ``work.jobs`` is above 1, several threads read
+    ``files``; from four on, several write, each with a file of its own. ``progress`` is called by
+    one at a time.
+    """
+    work, there = work or MergeResources(), destination.finished
+    if job.sums:
+        work = replace(work, window=min(work.window, adapter_sums.WINDOW))
+    left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
+    lock, done = threading.Lock(), job.size - left.size
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress:
+                progress(done, job.size)
+
+    made = {**there, **(engine or write_weights)(left, files, destination, count, work)}
+    weights = [made[plan.name] for plan in job.plans]
+    written = [ModelFile(p.name, p.size, w.digest) for p, w in zip(job.plans, weights, strict=True)]
+    small = [(name, job.content(name)) for name, _ in job.beside]
+    if index := model_files.index_name(job.plans):
+        small.append((index, model_files.index(job.plans)))
+    for name, data in small:
+        destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
+        written.append(ModelFile(name, len(data), digest(data)))
+    notes = [*job.notes, *(note for one in weights for note in one.notes)]
+    changes = {name: total for one in weights for name, total in one.changes.items()}
+    notes += findings(job.sums, changes)
+    if work.statistics:
+        counts = Counter(
+            t.dtype for plan in job.plans for t in plan.tensors if not has_statistics(t.dtype)
+        )
+        notes += [
+            (
+                f"{count} tensors of {dtype} have no statistics: ckptsync does not support this"
+                " type there"
+            )
+            for dtype, count in sorted(counts.items())
+        ]
+    return Merged(
+        tuple(written),
+        tuple(tensor for one in weights for tensor in one.tensors),
+        tuple(notes),
+        job.source,
+        {k: v for one in weights for k, v in one.statistics.items()} if work.statistics else None,
+        changes,
+    )
+
+
+def write_weights(
+    job: MergeJob,
+    files: Files,
+    destination: Destination,
+    progress: Callable[[int], None],
+    work: MergeResources,
+) -> dict[str, WrittenFile]:
+    """Write all files of weights, several at once where there are enough threads.
+
+    This is the `Engine` of this process.
+    """
+    reader, crcs = planned_reader(files, job.plans, job.checksums)
+    sums = AdapterSums(reader, job.sums) if job.sums else None
+    at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
+    own = replace(work, jobs=max(1, work.jobs // at_once))
+    lock, has_failed = threading.Lock(), threading.Event()
+    left = len(job.plans)
+
+    def chunks(plan: FilePlan, made: WeightsFile) -> Generator[memoryview, None, None]:
+        nonlocal left
+        with contextlib.closing(made.chunks()) as stream:
+            for chunk in stream:
+                if has_failed.is_set():
+                    raise Abandoned
+                yield chunk
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            crcs.finish()
+            destination.at_last_end()
+        destination.at_end(plan.name, made.result())
+
+    def write_one(plan: FilePlan) -> WrittenFile:
+        made = WeightsFile(plan, reader, progress, own, sums)
+        with contextlib.closing(chunks(plan, made)) as stream:
+            destination.write(plan.name, stream)
+        return made.result()
+
+    if at_once == 1:
+        return {plan.name: write_one(plan) for plan in job.plans}
+    pool = ThreadPool(at_once, "ckptsync-file")
+    try:
+        tasks = {plan.name: pool.submit(write_one, plan) for plan in job.plans}
+        for task in as_completed(tasks.values()):
+            task.result()  # raises the first error
+        return {name: task.result() for name, task in tasks.items()}
+    finally:
+        has_failed.set()
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass(slots=True)
+class _OutputUnit:
+    """A unit and where it lies in the output file: ``size`` bytes from ``start``.
+
+    Once made, also its bytes.
+
+    ``buffer`` has room for ``lead`` bytes before the unit, back to a multiple of `ALIGN`.
+    ``shares``: of each tensor in the unit its number, its bytes, its overflows and its statistics.
+    ``changes``: of each tensor that adapters change its number and what was changed.
+    """
+
+    planned: Unit
+    start: int
+    size: int
+    is_last: bool
+    buffer: Array = field(default_factory=lambda: np.empty(0, "u1"))
+    shares: list[tuple[int, memoryview, int, Statistics | None]] = field(default_factory=list)
+    changes: list[tuple[int, ChangeTotals]] = field(default_factory=list)
+
+    @property
+    def lead(self) -> int:
+        return self.start % ALIGN
+
+    @property
+    def data(self) -> memoryview:
+        return self.buffer.data[self.lead : self.lead + self.size]
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory for the unit, written and stored: no buffer is smaller than a window."""
+        return max(self.size, read_units.WINDOW) + max(self.planned.stored, read_units.WINDOW)
+
+
+class WeightsFile:
+    """One output file.
+
+    `chunks` yields its bytes front to back; `result` says afterwards what they were.
+
+    ``progress`` gets the number of bytes of each chunk of tensors.
+    """
+
+    def __init__(
+        self,
+        plan: FilePlan,
+        files: Files,
+        progress: Callable[[int], None],
+        work: MergeResources,
+        sums: AdapterSums | None = None,
+    ) -> None:
+        self._plan, self._files, self._progress, self._work = plan, files, progress, work
+        self._sums = sums
+        self._changes: dict[int, ChangeTotals] = {}
+        self._buffers: deque[Array] = deque()  # used before
+        self._digester, self._crc = blake3(), 0
+        self._digests: dict[int, str] = {}
+        self._begun = (-1, blake3())  # the tensor whose digest has begun in an earlier unit
+        self._overflows: Counter[int] = Counter()
+        self._statistics: dict[int, Statistics] = {}
+
+    def chunks(self) -> Generator[memoryview, None, None]:
+        """Yield the header, then every tensor, then the ending.
+
+        Close it if it is not read to its end: threads may be at work.
+
+        A chunk is valid until the next one is asked for.  All but the last begin and end at
+        multiples of `ALIGN`, in the file and in memory.
+        """
+        left = b""
+        with contextlib.closing(self._made()) as made:
+            for unit in made:
+                view, end = unit.buffer.data, unit.lead + unit.size
+                view[: unit.lead] = left
+                cut = end if unit.is_last and not self._plan.ending else end - end % ALIGN
+                left = bytes(view[cut:end])
+                if cut:
+                    yield view[:cut]
+                if unit.planned.stored:
+                    self._progress(unit.size)
+        if self._plan.ending:
+            ending = self._plan.ending.encoded(self._crc)
+            self._digester.update(ending)
+            self._progress(len(ending))
+            yield memoryview(left + ending)
+
+    def result(self) -> WrittenFile:
+        """Return what was written; call it after the last chunk."""
+        empty = blake3().hexdigest() if self._work.tensor_digests else ""
+        tensors, notes = [], list[str]()
+        counted: dict[str, Statistics] = {}
+        for n, tensor in enumerate(self._plan.tensors):
+            tensors.append(describe_tensor(self._plan, tensor, self._digests.get(n, empty)))
+            if count := self._overflows[n]:
+                notes.append(f"{tensor.name}: {count} finite values became infinite in the cast")
+            if found := self._statistics.get(n):
+                counted[tensor.name] = found
+                notes += remarks(tensor.name, found)
+        changes = {self._plan.tensors[n].name: totals for n, totals in self._changes.items()}
+        return WrittenFile(
+            self._digester.hexdigest(), tuple(notes), tuple(tensors), counted, changes
+        )
+
+    def _made(self) -> Generator[_OutputUnit, None, None]:
+        """Yield every unit in order, made and seen by both consumers.
+
+        With one job everything happens in the caller's thread.  With more, that many threads make
+        units, of at most ``jobs * window`` bytes together, or a single unit.  Any error is raised
+        here, as it is, and no thread is left.
+        """
+        work = self._work
+        if work.jobs == 1 or self._plan.size <= read_units.WINDOW:  # threads cost more
+            for unit in self._units():
+                self._digest(self._update_results(self._make(unit)))
+                yield unit
+                self._buffers.append(unit.buffer)
+            return
+        makers = ThreadPool(work.jobs, "ckptsync-merge")
+        consumers = (
+            ThreadPool(1, "ckptsync-digest"),
+            ThreadPool(1, "ckptsync-count"),
+        )
+        queue: deque[tuple[_OutputUnit, list[Future[_OutputUnit]]]] = deque()
+        held = 0
+
+        def first() -> Generator[_OutputUnit, None, None]:
+            nonlocal held
+            unit, (made, *seen) = queue.popleft()
+            yield made.result()
+            for one in seen:
+                one.result()
+            held -= unit.weight
+            self._buffers.append(unit.buffer)
+
+        try:
+            for unit in self._units():
+                while queue and held + unit.weight > work.jobs * work.window:
+                    yield from first()
+                made = makers.submit(self._make, unit)
+                digested = consumers[0].submit(_see, made, self._digest)
+                counted = consumers[1].submit(_see, made, self._update_results)
+                queue.append((unit, [made, digested, counted]))
+                held += unit.weight
+            while queue:
+                yield from first()
+        finally:
+            for pool in (makers, *consumers):
+                pool.shutdown(cancel_futures=True)
+
+    def _units(self) -> Iterator[_OutputUnit]:
+        at, end = 0, self._plan.size  # which adds up all tensors
+        if self._plan.ending:
+            end -= self._plan.ending.size
+        for planned in read_units.units(self._plan):
+            size = len(planned.text) + sum(
+                _written_size(s, self._plan.tensors[s.number]) for s in planned.shares
+            )
+            yield _OutputUnit(planned, at, size, at + size == end)
+            at += size
+
+    def _make(self, unit: _OutputUnit) -> _OutputUnit:
+        """Gather and cast the bytes of a unit.  Raises what the files raise."""
+        planned = unit.planned
+        unit.buffer = self._buffer(unit.lead + unit.size)
+        data = unit.data
+        if planned.text:
+            data[:] = planned.text
+            return unit
+        shares = [(share, self._plan.tensors[share.number]) for share in planned.shares]
+        is_cast = any(tensor.dtype != tensor.copy.dtype for _, tensor in shares)
+        raw, scratch = data, unit.buffer
+        if is_cast:
+            buffers = self._buffer(planned.stored), self._buffer(4 * CAST_ELEMENTS)
+            raw, scratch = (
+                buffers[0].data[: planned.stored],
+                buffers[1][: 4 * CAST_ELEMENTS].view("<u4"),
+            )
+        gather(self._files, planned, raw)
+        at = 0
+        for share, tensor in shares:
+            own = data[at : at + _written_size(share, tensor)]
+            stored = raw[share.at : share.at + share.size]
+            overflows = 0
+            if self._sums and self._sums.has(tensor.name):
+                element = (unit.start + at - tensor.start) // ITEMSIZE[tensor.dtype]
+                totals = self._sums.write(tensor, element, stored, own)
+                unit.changes.append((share.number, totals))
+            elif is_cast:
+                overflows = cast_bytes(stored, own, tensor.copy.dtype, tensor.dtype, scratch)
+            found = statistics(own, tensor.dtype) if self._work.statistics else None
+            unit.shares.append((share.number, own, overflows, found))
+            at += len(own)
+        if is_cast:
+            self._buffers += buffers  # which the next unit takes first, while the caches have them
+        return unit
+
+    def _digest(self, unit: _OutputUnit) -> _OutputUnit:
+        self._digester.update(unit.data)
+        if self._plan.ending and unit.planned.stored:
+            self._crc = crc32(unit.data, self._crc)
+        return unit
+
+    def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
+        """Add what a unit tells of its tensors.  A tensor's shares follow each other."""
+        for number, totals in unit.changes:
+            self._changes[number] = self._changes.get(number, ChangeTotals()) + totals
+        for number, data, overflows, found in unit.shares:
+            self._overflows[number] += overflows
+            if found is not None:
+                self._statistics[number] = self._statistics.get(number, Statistics()) + found
+            if not self._work.tensor_digests:
+                continue
+            if self._begun[0] != number:
+                self._begun = number, blake3()
+            digester = self._begun[1].update(data)
+            self._digests[number] = digester.hexdigest()
+        return unit
+
+    def _buffer(self, size: int) -> Array:
+        with contextlib.suppress(IndexError):  # there is none to use again
+            used = self._buffers.pop()
+            if len(used) >= size:
+                return used
+        size = max(size, read_units.WINDOW + ALIGN)
+        held: Array = np.empty(size + ALIGN, "u1")
+        at = -held.ctypes.data % ALIGN  # a disk can write from there
+        return held[at : at + size]
+
+
+def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> ModelTensor:
+    """Return a planned tensor as a model record describes it."""
+    return ModelTensor(
+        tensor.name, tensor.dtype, tensor.shape, plan.name, tensor.start, tensor.size, digest
+    )
+
+
+def _written_size(share: Share, tensor: PlannedTensor) -> int:
+    return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
+
+
+def _see(made: Future[_OutputUnit], consume: Callable[[_OutputUnit], _OutputUnit]) -> _OutputUnit:
+    """Consume a unit as soon as it is made."""
+    return consume(made.result())

@@ -1,0 +1,287 @@
+"""What stands beside the weights, and notes where weights and configuration do not fit.  Pure.
+
+A configuration may lead its reader to code: `auto_map` names classes in Python files beside the
+weights, or in any repository.  Such keys are found here, and taken out unless the user named the
+directory that they come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ckptsync.errors import Corrupt
+from ckptsync.formats.dtypes import FROM_TORCH, PRECISION, is_castable
+from ckptsync.layouts.file_names import is_beside_weights
+from ckptsync.merger.plan import DType, FilePlan
+from ckptsync.plain_json import parse
+from ckptsync.tensors import Tensor
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+VERL_LORA = "lora_train_meta.json"
+_TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
+VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names it
+DAMAGED = "copy it again, or remove it and give another directory with --config-from"
+
+
+def beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
+    """Return the files to copy beside the weights, the one that opens the model last.
+
+    An adapter has no ``config.json`` of its own, a model no ``adapter_config.json``.
+    """
+    own, other = (ADAPTER_CONFIG, CONFIG) if adapter else (CONFIG, ADAPTER_CONFIG)
+    found = (name for name in names if is_beside_weights(name) and name != other)
+    return tuple(sorted(found, key=lambda name: (name == own, name)))
+
+
+def is_code(name: str) -> bool:
+    """Return whether a file beside the weights is a program."""
+    return name.endswith(".py")
+
+
+def is_configuration(name: str) -> bool:
+    """Return whether a file may lead to code.  In vocabularies ``auto_map`` is a token."""
+    return name.endswith("config.json")
+
+
+def has_code(name: str, data: bytes) -> bool:
+    """Return whether a file is code, or leads to some.  Raises Corrupt if it is not JSON."""
+    return is_code(name) or (is_configuration(name) and bool(code_of(name, data)))
+
+
+def code_of(name: str, config: bytes) -> dict[str, Any]:
+    """Return the keys of a configuration that lead to code, with their values; nested ones, None.
+
+    Raises Corrupt if it is not JSON.
+    """
+    content, keys = _parse_with_code(name, config)
+    top = {}
+    if isinstance(content, dict):
+        top = {key: value for key, value in content.items() if _leads_to_code(key, value)}
+    return {**dict.fromkeys(sorted(keys - top.keys())), **top}
+
+
+def without_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
+    """Return a configuration without the keys of `code_of`, but with those of ``known`` at its top.
+
+    One without such keys is left as it is, byte for byte.  Raises Corrupt if it is not JSON.
+    """
+    if not (found := code_of(name, config)):
+        return config
+    content = _without_code(_parse_with_code(name, config)[0])
+    kept = {
+        key: known[key] for key in found if known.get(key) is not None and isinstance(content, dict)
+    }
+    return (json.dumps(content | kept if kept else content, indent=2) + "\n").encode()
+
+
+def parsed(
+    name: str, data: bytes, unique: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Parse a file beside the weights.  Raises Corrupt: with a damaged one nothing opens."""
+    try:
+        return parse(data, name, unique=unique)
+    except Corrupt as e:
+        raise Corrupt(str(e), hint=DAMAGED) from e
+
+
+def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
+    """Return the content and all its keys that lead to code, also those given a second time."""
+    found: set[str] = set()
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.update(key for key, value in items if _leads_to_code(key, value))
+        return dict(items)
+
+    return parsed(name, config, pairs), found
+
+
+def _without_code(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {
+            key: _without_code(value)
+            for key, value in content.items()
+            if not _leads_to_code(key, value)
+        }
+    return [_without_code(value) for value in content] if isinstance(content, list) else content
+
+
+def _leads_to_code(key: str, value: Any) -> bool:
+    """Return whether transformers or peft would import something because of this key.
+
+    transformers does for ``auto_map``, ``custom_pipelines`` and kernels.
+    """
+    if key in ("auto_map", "custom_pipelines"):
+        return bool(value) and not isinstance(value, int | float)  # a number is that of a label
+    if key == "trust_remote_code":
+        return bool(value)
+    if key == "auto_mapping":
+        library = value.get("parent_library") if isinstance(value, dict) else value
+        return bool(value) and (
+            not isinstance(library, str) or library.partition(".")[0] != "transformers"
+        )
+    if key == "megatron_core":
+        return bool(value) and (not isinstance(value, str) or value.partition(".")[0] != "megatron")
+    if key.removesuffix("_internal").endswith(("attn_implementation", "experts_implementation")):
+        return "/" in json.dumps(value)
+    return False
+
+
+def torch_dtype(dtypes: Iterable[str], option: DType) -> str | None:
+    """Return the dtype that ``config.json`` should name, or None to leave the file alone.
+
+    `from_pretrained` casts to the dtype that is named there.
+
+    The one floating type of all tensors; of several the most precise, unless the model itself mixes
+    them (``auto``).
+    """
+    found = set(filter(is_castable, dtypes))
+    if not found or (len(found) > 1 and option == "auto"):
+        return None
+    return _TORCH[max(found, key=PRECISION.__getitem__)]
+
+
+def with_dtype(config: bytes, dtype: str | None) -> bytes:
+    """Return ``config.json`` with ``dtype`` where it names one; as it is if it cannot be read."""
+    try:
+        content = parse(config, CONFIG)
+    except Corrupt:
+        return config  # what it means is for its reader to say
+    keys = [
+        k
+        for k in ("dtype", "torch_dtype")
+        if isinstance(content, dict) and isinstance(content.get(k), str)
+    ]
+    if dtype is None or all(content[key] == dtype for key in keys):
+        return config
+    return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2) + "\n").encode()
+
+
+def lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
+    """Return ``adapter_config.json`` for LoRA tensors of these names; empty without rank and alpha.
+
+    ``known``: `VERL_LORA`. Modules are named as verl's own merger does, by their last part.
+    """
+    rank, alpha = known.get("r"), known.get("lora_alpha")
+    if type(rank) is not int or type(alpha) not in (int, float):
+        return b""
+    modules = {name.partition(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
+    config = {
+        "peft_type": "LORA",
+        "task_type": known.get("task_type"),
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted(modules),
+        "inference_mode": True,
+    }
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def index_name(plans: Sequence[FilePlan]) -> str:
+    """Return the index's name, such as ``model.safetensors.index.json``; empty if there is none.
+
+    The files that it lists are named ``model-00001-of-00002.safetensors`` and so on.
+    """
+    first = plans[0].name.rpartition("/")[2] if plans else ""
+    stem, numbers, _ = first.rpartition("-of-")
+    return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
+
+
+def index(plans: Sequence[FilePlan]) -> bytes:
+    """Return ``model.safetensors.index.json`` as transformers writes it."""
+    plans = [plan for plan in plans if plan.name != VALUE_HEAD]
+    weight_map = {tensor.name: plan.name for plan in plans for tensor in plan.tensors}
+    total = {
+        "total_parameters": sum(prod(t.shape) for p in plans for t in p.tensors),
+        "total_size": sum(t.size for p in plans for t in p.tensors),
+    }
+    content = {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+NO_CONFIG = (
+    "no config.json was found: give its directory with --config-from, so that from_pretrained can"
+    " open the model"
+)
+NO_ADAPTER_CONFIG = (
+    "no adapter_config.json was found: give its directory with --config-from; PeftModel cannot"
+    " load the adapter without it, and no shard contains its scale (lora_alpha)"
+)
+FUSED = (
+    "the experts of each layer are one tensor, which transformers 5 loads; vLLM and older"
+    " transformers expect one tensor per expert: for these, merge with --names-of and the model"
+    " that was trained"
+)
+PACKED = (
+    "the weights are quantized by bitsandbytes and copied unchanged; loading them needs their"
+    " quantization_config"
+)
+LORA = (
+    "the shards contain LoRA weights, which from_pretrained ignores; if they are peft's, --source"
+    " SOURCE@adapter writes the adapter, and @base the base model"
+)
+
+
+def notes_on_code(left_out: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on code in a checkpoint that is not written."""
+    if not left_out:
+        return ()
+    note = (
+        f"not copied, since code in a checkpoint may be malicious: {', '.join(left_out)};"
+        " ckptsync copies code from the directory of --config-from (head.config_from), or from"
+        " the checkpoint with --allow-code (head.allow_code)"
+    )
+    return (note,)
+
+
+def notes_on_model(
+    tensors: Sequence[Tensor],
+    config: Mapping[str, Any] | None,
+    option: DType,
+    *,
+    has_base: bool = False,
+) -> Iterator[str]:
+    """Yield notes on a model as it is going to be written, beside this configuration.
+
+    ``has_base``: a base model was given.
+    """
+    if config is None:
+        yield NO_CONFIG
+    known = config or {}
+    # mixed precision stores what the optimizer works on: FSDP shards of a bf16 model are float32
+    sections = [
+        section for section in (known, known.get("text_config")) if isinstance(section, dict)
+    ]
+    named = [
+        section[key]
+        for section in sections
+        for key in ("dtype", "torch_dtype")
+        if isinstance(section.get(key), str)
+    ]
+    dtype = named[0] if named else ""
+    found = {t.dtype for t in tensors if is_castable(t.dtype)}
+    if (
+        option == "auto"
+        and len(found) == 1
+        and 0 < PRECISION.get(FROM_TORCH.get(dtype, ""), 0) < PRECISION[min(found)]
+    ):
+        by_base = "" if has_base else ", --base DIR casts each to the base model's dtype"
+        yield (
+            f"config.json says {dtype}, but all weights are stored as {min(found)}, and ckptsync"
+            f" keeps that; --dtype casts all of them{by_base}"
+        )
+    if known.get("quantization_config") and all(
+        is_castable(t.dtype) for t in tensors if len(t.shape) > 1
+    ):
+        yield (
+            "config.json has a quantization_config, but no weight is quantized: loaders quantize"
+            " them again, or fail; remove it from config.json to load the weights as they are"
+        )
+    if any(t.name.endswith(".SCB") or ".quant_state.bitsandbytes__" in t.name for t in tensors):
+        yield PACKED
+    if any(t.name.endswith((".experts.gate_up_proj", ".experts.down_proj")) for t in tensors):
+        yield FUSED
+    if any(".lora_" in t.name for t in tensors):
+        yield LORA

@@ -1,0 +1,725 @@
+"""Plan a merge before the first byte is written: tensors, their names, files, what is beside them.
+
+Pure but for small reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.gc_pause import paused
+from ckptsync.layouts import registry
+from ckptsync.layouts.file_names import HOMES, Within, join
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.layouts.zero import WITHOUT_FROZEN
+from ckptsync.merger import (
+    adapter,
+    completeness,
+    inner_model,
+    model_files,
+    other_states,
+    tensor_names,
+)
+from ckptsync.merger.adapter import EACH, Selected, SeveralAdapters
+from ckptsync.merger.inner_model import InnerModel
+from ckptsync.merger.joined_files import FILL, prefixed
+from ckptsync.merger.model_files import ADAPTER_CONFIG, CONFIG
+from ckptsync.merger.plan import FilePlan, MergeOptions, plan
+from ckptsync.plain_json import parse
+from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
+
+if TYPE_CHECKING:
+    from ckptsync.layouts.dcp_safetensors import ExpectedModel
+    from ckptsync.merger.adapter_sums import Sum
+    from ckptsync.merger.base_comparison import BaseModel
+    from ckptsync.merger.base_names import FileModel
+
+MAX_BESIDE = 256 << 20
+MAX_CONFIG = 16 << 20
+_MOST_GROUPS = 6  # of filled tensors that a note names
+_EVERY_ADAPTER = f"peft:{EACH}"
+_Select = Callable[[Sequence[Tensor]], tuple[Selected, InnerModel]]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeJob:
+    """Everything that is known before the first byte is written.
+
+    ``beside``: the files beside the weights and where they come from.  ``contents``: the bytes of
+    those that were read already, as they are written: what was searched for code is not read a
+    second time, when it may be something else. ``left_out``: code in the checkpoint that is not
+    written, a file's name or ``config.json: auto_map``. ``code``: names of those of ``beside`` that
+    bring code from the directory that the user named. ``filled``: names of tensors that are of the
+    model of ``fill_from``.  ``sums``: by name, the tensors that adapters change; ``modules``: how
+    many modules they adapt.
+    """
+
+    source: str
+    plans: tuple[FilePlan, ...]
+    beside: tuple[tuple[str, Files], ...]
+    notes: tuple[str, ...]
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    code: frozenset[str] = frozenset()
+    filled: tuple[str, ...] = ()
+    sums: Mapping[str, Sum] = field(default_factory=dict)
+    modules: int = 0
+
+    def content(self, name: str) -> bytes:
+        """Return the bytes of a file of ``beside`` as they are written.
+
+        Raises what reading it raises.
+        """
+        return (
+            self.contents[name]
+            if name in self.contents
+            else read_whole(dict(self.beside)[name], name, MAX_BESIDE)
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of weights to write."""
+        return sum(p.size for p in self.plans)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether a PEFT adapter is written, not a model."""
+        return any(
+            plan.name.rpartition("/")[2] == f"{adapter.STEM}.safetensors" for plan in self.plans
+        )
+
+    @property
+    def checksums(self) -> frozenset[Checksum]:
+        """The checksums that the containers have of the records that are read."""
+        of_sums = (one.checksums for one in self.sums.values())
+        return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans), *of_sums)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The source files whose tensor bytes are read."""
+        return frozenset(
+            part.extent.file for p in self.plans for t in p.tensors for part in t.copy.stored()
+        )
+
+
+@paused()
+def prepare(
+    files: Files,
+    options: MergeOptions,
+    config: Sequence[Files] = (),
+    base: Files | None = None,
+    code_from: Files | None = None,
+    *,
+    every: bool = False,
+    fill_from: Files | None = None,
+    names_of: Files | None = None,
+) -> MergeJob:
+    """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt.
+
+    ``config``: further directories for configuration and tokenizer, the first that has a file wins;
+    ``base``: the model to compare with.  ``code_from``: the one of these directories from which
+    code is taken, also without ``options.allow_code``.  ``every``: where ``options.source`` names
+    none of several adapters, plan all, each in the directory of its name.
+    """
+    name, path = inner_model.split_source(options.source)
+    name, part = adapter.split_source(name)
+
+    models = _Models(
+        _read_base(base, "--base") if base else None,
+        _read_model(fill_from, "--fill-from"),
+        _read_model(names_of, "--names-of"),
+        tuple(directory for directory in (base, names_of, fill_from) if directory),
+    )
+
+    def plan_one(source: WeightsSource, part: str) -> MergeJob:
+        return _prepare_one(
+            files, source, (path, part), options, config=config, models=models, code_from=code_from
+        )
+
+    if name == _EVERY_ADAPTER or (every and name is None and not part):
+        of_files = registry.adapters(files)
+        if len(of_files) > 1 or name == _EVERY_ADAPTER:
+            below = {("" if s.root in HOMES else s.root.rpartition("/")[2]): s for s in of_files}
+            return _joined(_EVERY_ADAPTER, {n: plan_one(s, part) for n, s in below.items()})
+    source = registry.choose(files, name)
+    each = f"adapter={EACH}"
+    try:
+        job = plan_one(source, "" if part == each else part)
+    except SeveralAdapters as e:
+        if part != each and not every:
+            raise
+        jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
+        return _joined(_source_name(source, path, each), jobs)
+    except (Corrupt, Incomplete) as e:
+        shards = _sound_shards(files, plan_one) if name is None and source.is_whole else None
+        if shards is None:
+            raise
+        hint = f"the shards beside it can be merged: --source {shlex.quote(str(shards))}"
+        raise type(e)(str(e), hint=f"{hint}; or {e.hint}" if e.hint else hint) from e
+    others = [s for s in registry.adapters(files) if s != source and source.layout == "peft"]
+    left_out = [
+        f"left out: the adapter {other}; --source {shlex.quote(str(other))} writes it"
+        for other in others
+    ]
+    return replace(job, notes=(*job.notes, *left_out))
+
+
+def _sound_shards(
+    files: Files, plan_one: Callable[[WeightsSource, str], MergeJob]
+) -> WeightsSource | None:
+    """Return the first sharded source that can be merged."""
+    for source in registry.sources(files):
+        if not source.is_whole:
+            with contextlib.suppress(CkptsyncError):
+                plan_one(source, "")
+                return source
+    return None
+
+
+def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
+    """Return one job for several adapters, in directories of their names as peft saves them."""
+    if not jobs:
+        raise Unsupported(f"source {source!r}: no PEFT adapter has files of its own here")
+    contents: dict[str, bytes] = {}
+    for below, job in jobs.items():
+        for name, _ in job.beside:
+            if name == ADAPTER_CONFIG:
+                contents[join(below, name)] = job.content(name)
+    first, own = next(iter(jobs.values())), MemoryFiles(contents)
+    shared = [(name, holder) for name, holder in first.beside if name != ADAPTER_CONFIG]
+    return replace(
+        first,
+        source=source,
+        plans=tuple(
+            replace(plan, name=join(below, plan.name))
+            for below, job in jobs.items()
+            for plan in job.plans
+        ),
+        beside=(*shared, *((name, own) for name in contents)),
+        notes=tuple(dict.fromkeys(note for job in jobs.values() for note in job.notes)),
+        contents={**first.contents, **contents},
+        left_out=tuple(sorted({name for job in jobs.values() for name in job.left_out})),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FilesOfModel:
+    """Tensors of a model's files, and its configuration: empty where there is none."""
+
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+
+    def relation(self, own: Iterable[Tensor]) -> FileModel:
+        """Return where a checkpoint's tensors are in the files; raises Unsupported, Corrupt."""
+        from ckptsync.merger.base_names import FileModel  # noqa: PLC0415 - few merges need it
+
+        return FileModel(self.tensors, self.config, {t.name: t for t in own})
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The models that a merge is compared with, filled from, and named after."""
+
+    base: BaseModel | None
+    fill: _FilesOfModel | None
+    names: _FilesOfModel | None
+    directories: tuple[Files, ...]
+
+
+def _read_model(files: Files | None, option: str) -> _FilesOfModel | None:
+    if files is None:
+        return None
+    return _FilesOfModel(_read_base(files, option).tensors, _read_config([files], CONFIG) or {})
+
+
+def _prepare_one(
+    files: Files,
+    source: WeightsSource,
+    parts: tuple[str | None, str],
+    options: MergeOptions,
+    *,
+    config: Sequence[Files],
+    models: _Models,
+    code_from: Files | None,
+) -> MergeJob:
+    """Return the job for one set of weights, or for what ``parts`` name of it.
+
+    They are the module that the model lies in, and the adapter or its base model.
+    """
+    path, part = parts
+    directories = [*_directories(files, source), *config]
+    adapter_config = _read_config(directories, ADAPTER_CONFIG)
+    directories += models.directories
+    model_config = _read_config(directories, CONFIG)
+    known = models.base
+
+    base_names = known.tensors if known else {}
+    where = (path, base_names, model_config, adapter_config)
+
+    def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
+        own, left = (tensors, ()) if path else other_states.without_states(tensors)
+        clean, renamed = tensor_names.unwrapped(own, base_names)
+        inner = inner_model.inner_model(clean, *where)
+        inner = replace(inner, notes=(*left, *renamed, *inner.notes))
+        if source.layout == "peft" and tensors is stored and not part:
+            # the names that peft itself has saved
+            return Selected(inner.tensors, ""), inner
+        return adapter.select(inner.tensors, part, adapter_config), inner
+
+    is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
+    expected = _expected_model(directories[1:], known) if is_told else None
+    if expected:
+        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
+    stored = registry.tensors(files, source, expected)
+    selected, inner = select(stored)
+    if selected.adapter and join(selected.adapter, ADAPTER_CONFIG) in files.sizes():
+        # peft saves an adapter that is not called default in a directory of its name
+        directories.insert(0, Within(files, selected.adapter))
+        adapter_config = _read_config(directories, ADAPTER_CONFIG)
+        where = (*where[:-1], adapter_config)
+        selected, inner = select(stored)
+    if inner.value_head and not selected.tensors:
+        raise Unsupported(
+            f"{source}: only a value head, without its model",
+            hint="TRL's value head model saves no more in its state dict with an adapter: merge"
+            " what save_pretrained wrote",
+        )
+    remarks = dict.fromkeys(t.remark for t in stored if t.remark)
+    notes = [*(r for r in remarks if not models.fill or WITHOUT_FROZEN not in r), *inner.notes]
+    own = [t.name for t in selected.tensors]
+    is_odd = source.layout == "lightning" or inner_model.is_in_doubt(own)
+    if inner.path is None and model_config and is_odd and selected.adapter is None:
+        notes.append(inner_model.IN_DOUBT)
+    notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
+    notes += selected.notes
+    if selected.adapter is None and source.layout != "peft":
+        job = _prepare_model(
+            selected.tensors,
+            files,
+            options,
+            models,
+            _beside(directories, options, code_from, is_adapter=False),
+            is_silent=registry.is_silent_on_missing(files, source),
+        )
+    else:
+        beside = _beside(directories, options, code_from, is_adapter=True)
+        job = _prepare_adapter(
+            selected, options, models, _with_verl_config(beside, directories, selected)
+        )
+    if not job.plans:
+        raise Unsupported(
+            f"{source}: a model without tensors",
+            hint="check that this is the checkpoint's directory and that the model was saved",
+        )
+    head, note = inner.value_head, ""
+    if not head:
+        head, note = _read_value_head(files, source)
+    job = _with_value_head(job, head, note, options)
+    _check_bounds(files, job.plans)
+    notes += other_states.notes_on_files(files, source, job.reads)
+    return replace(job, source=_source_name(source, *parts), notes=(*notes, *job.notes))
+
+
+def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
+    """Return what ``--source`` takes for a part of a source."""
+    return "@".join((str(source), *filter(None, (path and f"module={path}", part))))
+
+
+def _directories(files: Files, source: WeightsSource) -> list[Files]:
+    """Return where a checkpoint has configuration; an adapter's own lies beside it."""
+    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
+    return [*own, files, *registry.around(files, source)]
+
+
+def check_complete(files: Files) -> tuple[str, ...]:
+    """Return doubts whether the preferred weights are a whole model or adapter.
+
+    Raises Incomplete where they are not; and what `registry.tensors` and `adapter.select` raise.
+    Reads no tensor bytes.
+    """
+    sources = registry.adapters(files) or (registry.choose(files, None),)
+    doubts: list[str] = []
+    for source in sources:
+        name = f"{source}: " if len(sources) > 1 else ""
+        try:
+            doubts += [f"{name}{doubt}" for doubt in _check_source(files, source)]
+        except Incomplete as e:
+            raise Incomplete(f"{name}{e}", hint=e.hint) from e
+    return tuple(doubts)
+
+
+def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
+    directories = _directories(files, source)
+    config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
+    own, _ = other_states.without_states(registry.tensors(files, source))
+    clean, _ = tensor_names.unwrapped(own)
+    inner = inner_model.inner_model(clean, None, (), model_config, config)
+    if source.layout == "peft":
+        return completeness.check_adapter(inner.tensors, config)
+    selected = adapter.select(inner.tensors, "", config)
+    if selected.adapter is not None:
+        return completeness.check_adapter(selected.tensors, config)
+    return completeness.check_model(selected.tensors, model_config)
+
+
+def prepare_beside(
+    files: Files,
+    options: MergeOptions,
+    config: Sequence[Files],
+    dtypes: Iterable[str],
+    code_from: Files | None = None,
+) -> MergeJob:
+    """Return what stands beside a model that is made already, without reading a shard.
+
+    ``options.source``: what it was made of; ``dtypes``: of its tensors; the rest as in `prepare`.
+    """
+    around = registry.around(files, WeightsSource.named((options.source or "").partition("@")[0]))
+    job = _beside([files, *around, *config], options, code_from, is_adapter=False)
+    return _with_dtype(job, dtypes, options)
+
+
+def _check_copies(
+    files: Files, source: WeightsSource, tensors: Iterable[Tensor], select: _Select
+) -> Iterator[str]:
+    """Raise Corrupt where two copies of a tensor differ, in this source or another of its save.
+
+    Yields notes on sources that were not compared.
+    """
+    found = {tensor.name: tensor for tensor in tensors}
+    for other in registry.beside(files, source):
+        try:
+            its, inner = select(registry.tensors(files, other))
+        except (Corrupt, Incomplete, Unsupported) as e:
+            yield f"not compared with {other}, which cannot be merged: {e}"
+            continue
+        for tensor in (*its.tensors, *inner.value_head):
+            mine = found.get(tensor.name)
+            if mine and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
+                unlike = mine.unlike or tensor.unlike
+                found[tensor.name] = replace(
+                    mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
+                )
+    from ckptsync.merger import copy_comparison  # noqa: PLC0415 - the worker loads no numpy
+
+    copy_comparison.check(files, found.values())
+
+
+def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
+    """Return the value head in a file of its own beside the weights, and the file's name.
+
+    LLaMA-Factory writes ``value_head.safetensors``, or of old ``value_head.bin``; TRL wrote
+    ``pytorch_model.bin`` beside an adapter.
+    """
+    names = [model_files.VALUE_HEAD, "value_head.bin"]
+    names += ["pytorch_model.bin"] if source.layout == "peft" else []
+    for root in dict.fromkeys((source.root, source.root.rpartition("/")[0])):
+        for name in (join(root, name) for name in names):
+            if name not in files.sizes():
+                continue
+            tensors = registry.file_tensors(files, name)
+            if inner_model.is_value_head([t.name for t in tensors]):
+                return tensors, name
+    return (), ""
+
+
+def _with_value_head(
+    job: MergeJob, tensors: Sequence[Tensor], origin: str, options: MergeOptions
+) -> MergeJob:
+    """Return the job with a file of the value head, if there is one; ``origin``: a file's name."""
+    if not tensors:
+        return job
+    name = model_files.VALUE_HEAD
+    plans = plan(tensors, replace(options, max_shard_size=1 << 62), name.partition(".")[0])
+    taken = f"from {origin}" if origin else "from the same shards"
+    note = f"{name}: the value head ({', '.join(t.name for t in tensors)}), {taken}"
+    return replace(job, plans=(*job.plans, *plans), notes=(note, *job.notes))
+
+
+def _read_base(files: Files, option: str) -> BaseModel:
+    from ckptsync.merger import base_comparison  # noqa: PLC0415 - few merges have a base model
+
+    return base_comparison.read(files, option)
+
+
+def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
+    """Return expected shapes, for tensors whose checkpoint does not name their shapes."""
+    from ckptsync.layouts.dcp_safetensors import ExpectedModel  # noqa: PLC0415 - as its layout
+
+    directory = next((directory for directory in directories if CONFIG in directory.sizes()), None)
+    config = read_whole(directory, CONFIG, MAX_BESIDE) if directory else None
+    if base is None:
+        return ExpectedModel(config=config)
+    return ExpectedModel(base.shapes(), config, base.packed())
+
+
+def _prepare_model(
+    stored: Sequence[Tensor],
+    files: Files,
+    options: MergeOptions,
+    models: _Models,
+    beside: MergeJob,
+    *,
+    is_silent: bool,
+) -> MergeJob:
+    """Return the job of a model.
+
+    ``is_silent``: a lost file of the source could have taken names with it.
+    """
+    config = _read_config(
+        [directory for name, directory in beside.beside if name == CONFIG], CONFIG
+    )
+    # bitsandbytes keeps packed 4-bit weights in any dtype, floats too: no cast may touch them
+    packed = [
+        t.name for t in stored if t.name.endswith((".absmax", ".SCB")) or ".quant_state." in t.name
+    ]
+    if packed and options.dtype not in ("auto", "keep"):
+        raise Unsupported(
+            f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
+            hint="use --dtype auto or --dtype keep to copy them unchanged",
+        )
+    base, known = models.base, models.base.tensors if models.base else None
+    if model := models.names or models.fill:
+        from ckptsync.merger import base_names  # noqa: PLC0415 - few merges need it
+
+        known = base_names.in_memory(model.tensors, model.config)
+    is_given = models.fill or models.names
+    tying = config
+    if known and is_given and not tensor_names.has_head(known):
+        tying = {"tie_word_embeddings": True}  # as the given files do, whatever the sections say
+    tensors, notes = tensor_names.without_tied(stored, files, options, tying, known)
+    if models.fill:
+        own, names = len(tensors), {t.name for t in stored}
+        tensors = _filled(tensors, names, models.fill, config, is_silent=is_silent)
+        notes = (*notes, _note_on_filled(tensors[:own], tensors[own:]))
+        doubts = completeness.check_model(tensors, config)
+    else:
+        doubts = completeness.check_model(stored, config)
+    if models.names:
+        relation = models.names.relation(tensors)
+        tensors = relation.in_memory(tensors)
+        names = {t.name for t in tensors}
+        tensors = relation.under_file_names(tensors, _tied(names, relation.live, config))
+        notes = (*notes, f"names are those of the given model's {len(relation.tensors)} tensors")
+    if base:
+        # names that the written model, or the base, need not have: another of a tied pair stands
+        # for them
+        names = {t.name for t in tensors}
+        tied = {t.name for t in stored} - names
+        there = base.beside({t.name: t for t in (tensors if models.names else stored)}).keys()
+        if config and tensor_names.is_tied(config):
+            pairs = tensor_names.pairs({*there, *names})
+            tied |= {second for second, first in pairs if first in there or first in names}
+        notes = (*notes, *base.compare(tensors, tied))
+        tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
+    plans = plan(tensors, options)
+    of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
+    notes = (*doubts, *notes, *of_model, *beside.notes)
+    taken = [t.name for t in tensors if models.fill and _is_filled(t)]
+    return _with_dtype(
+        replace(beside, plans=plans, notes=notes, filled=tuple(taken)),
+        (t.dtype for p in plans for t in p.tensors),
+        options,
+    )
+
+
+def _tied(
+    names: Collection[str], others: Iterable[str], config: Mapping[str, Any] | None
+) -> set[str]:
+    """Return names that need not be there: the configuration ties them to one of ``names``."""
+    if not config or not tensor_names.is_tied(config):
+        return set()
+    pairs = [*tensor_names.pairs({*names, *others})]
+    return {a for pair in pairs for a, b in (pair, pair[::-1]) if b in names and a not in names}
+
+
+def _filled(
+    own: Sequence[Tensor],
+    stored: Collection[str],
+    model: _FilesOfModel,
+    config: Mapping[str, Any] | None,
+    *,
+    is_silent: bool,
+) -> tuple[Tensor, ...]:
+    """Return a checkpoint's tensors, and after them those that only the model's files have.
+
+    ``stored``: all names that the checkpoint has.  Raises Incomplete where they may be lost.
+    """
+    relation = model.relation(own)
+    in_memory = relation.in_memory(own)
+    if in_memory != tuple(own):
+        raise Unsupported(
+            f"the checkpoint's names, such as {own[0].name}, are neither those of the given files,"
+            " nor those in memory",
+            hint="merge it with --names-of alone, then that model with --fill-from",
+        )
+    tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
+    filled = tuple(map(_from_fill, relation.missing(own, tied)))
+    if filled:
+        from ckptsync.merger.base_names import check_same_structure  # noqa: PLC0415 - as above
+
+        check_same_structure(config or {}, model.config, (t.name for t in filled))
+    if filled and is_silent:
+        raise Incomplete(
+            f"{len(filled)} tensors, such as {filled[0].name}, are not in the checkpoint, and its"
+            " metadata does not say whether they were saved: --fill-from takes only what was not",
+            hint="give the directories of all nodes; or save the model with an index or .metadata",
+        )
+    return (*own, *filled)
+
+
+def _from_fill(tensor: Tensor) -> Tensor:
+    """Return a tensor of the model's files as `JoinedFiles` names them."""
+    return replace(tensor, copies=tuple(prefixed(c, FILL) for c in tensor.copies), tied=None)
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    return any(part.extent.file.startswith(FILL) for copy in tensor.copies for part in copy.parts)
+
+
+def _note_on_filled(own: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
+    total = len(own) + len(filled)
+    if not filled:
+        return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
+    groups = Counter(".".join(t.name.split(".")[:2]) for t in filled)
+    shown = [f"{count} of {group}" for group, count in groups.most_common(_MOST_GROUPS)]
+    more = ", …" if len(groups) > _MOST_GROUPS else ""
+    return (
+        f"--fill-from: {len(filled)} of {total} tensors are the given model's, since the checkpoint"
+        f" does not hold them: {', '.join(shown)}{more}; {len(own)} are the checkpoint's"
+    )
+
+
+def _with_verl_config(
+    beside: MergeJob, directories: Iterable[Files], selected: Selected
+) -> MergeJob:
+    """Return the job with a configuration made of verl's rank and alpha, where there is no other.
+
+    verl's SFT trainer writes both to a file, and no ``adapter_config.json``.
+    """
+    if ADAPTER_CONFIG in dict(beside.beside):
+        return beside
+    known = _read_config(directories, model_files.VERL_LORA)
+    data = model_files.lora_config(known or {}, [t.name for t in selected.tensors])
+    if not data:
+        return beside
+    note = f"{ADAPTER_CONFIG} is made of {model_files.VERL_LORA} and the names of the tensors"
+    return replace(
+        beside,
+        beside=(*beside.beside, (ADAPTER_CONFIG, MemoryFiles({ADAPTER_CONFIG: data}))),
+        contents={**beside.contents, ADAPTER_CONFIG: data},
+        notes=(*beside.notes, note),
+    )
+
+
+def _prepare_adapter(
+    selected: Selected, options: MergeOptions, models: _Models, beside: MergeJob
+) -> MergeJob:
+    """Return a job of one file, whatever its size: peft knows no adapter of several."""
+    if models.fill or models.names:
+        raise Unsupported(
+            "an adapter; --fill-from and --names-of are for models",
+            hint="merge the adapter without them; --source SOURCE@base is the model under it",
+        )
+    config = _read_config(
+        [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
+    )
+    notes = completeness.check_adapter(selected.tensors, config)
+    adapter.check(selected, config or {})
+    notes += models.base.compare_adapter(selected.tensors) if models.base else ()
+    if config is None:
+        notes = (*notes, model_files.NO_ADAPTER_CONFIG)
+    plans = plan(selected.tensors, replace(options, max_shard_size=1 << 62), adapter.STEM)
+    return replace(beside, plans=plans, notes=(*notes, *beside.notes))
+
+
+def _beside(
+    directories: Sequence[Files],
+    options: MergeOptions,
+    code_from: Files | None,
+    *,
+    is_adapter: bool,
+) -> MergeJob:
+    """Return a job without weights: the files beside them, with code only from ``code_from``."""
+    found: dict[str, Files] = {}
+    left: set[str] = set()
+    for directory in directories:
+        for name in model_files.beside(directory.sizes(), adapter=is_adapter):
+            if options.allow_code or directory is code_from or not model_files.is_code(name):
+                found.setdefault(name, directory)
+            else:
+                left.add(name)
+    job = MergeJob(
+        "",
+        (),
+        tuple((name, found[name]) for name in model_files.beside(found, adapter=is_adapter)),
+        (),
+    )
+    if options.allow_code:
+        return job
+    left -= found.keys()
+    contents: dict[str, bytes] = {}
+    code = {name for name in found if model_files.is_code(name)}
+    for name, directory in job.beside:
+        if not model_files.is_configuration(name):
+            continue
+        contents[name] = config = read_whole(directory, name, MAX_CONFIG)
+        keys = known = model_files.code_of(name, config)
+        if directory is not code_from:
+            # a key may stay where the user's own file has it at its top, with the value that it has
+            # there
+            own = {}
+            if code_from and name in code_from.sizes():
+                own = model_files.code_of(name, read_whole(code_from, name, MAX_CONFIG))
+            known = {key: value for key, value in own.items() if value is not None}
+            contents[name] = model_files.without_code(name, config, known)
+            left |= {f"{name}: {key}" for key in keys if key not in known}
+        if known.keys() & keys.keys():
+            code.add(name)
+    left_out = tuple(sorted(left))
+    notes = model_files.notes_on_code(left_out)
+    return replace(job, contents=contents, left_out=left_out, code=frozenset(code), notes=notes)
+
+
+def _with_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> MergeJob:
+    """Return the job with ``config.json`` naming the dtype of the weights."""
+    if CONFIG not in dict(job.beside):
+        return job
+    dtype = model_files.torch_dtype(dtypes, options.dtype)
+    return replace(
+        job, contents={**job.contents, CONFIG: model_files.with_dtype(job.content(CONFIG), dtype)}
+    )
+
+
+def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | None:
+    """Return what the first file of this name says: None without one, {} if it cannot be read."""
+    directory = next((directory for directory in directories if name in directory.sizes()), None)
+    if directory is None:
+        return None
+    try:
+        content = parse(read_whole(directory, name, MAX_CONFIG), name)
+    except Corrupt:
+        return {}  # it is copied as it is; what it means is for its reader to say
+    return content if isinstance(content, dict) else {}
+
+
+def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
+    """Raise Corrupt where a byte that will be read is not there."""
+    sizes = files.sizes()
+    ends: dict[str, int] = {}
+    for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):
+        if extent.file.startswith(FILL):
+            continue  # a model's file, whose header was held against its size when it was read
+        ends[extent.file] = max(ends.get(extent.file, 0), extent.start + extent.size)
+    for name, end in ends.items():
+        size = sizes.get(name, 0)
+        if end > size:
+            raise Corrupt(
+                f"{name}: {size} bytes, at least {end} expected",
+                hint="it is truncated: fetch it again",
+            )

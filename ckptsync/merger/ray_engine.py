@@ -1,0 +1,323 @@
+"""The engine that makes each file of weights in a task of a Ray cluster.
+
+A task reads from the sources and writes to the destination by itself.  It writes the bytes that the
+threads of one process would write.  Through this process go the plan, the CRC32s of what was read,
+and nothing else.  If a node is lost, its tasks run again on another one.  Ray sends values as
+pickles between the processes of one cluster, which trust each other: nothing of a checkpoint is in
+them but names, places and numbers.
+
+Ray 2: `max_retries` counts what the system loses, not what a task raises (ray.io, "Fault
+tolerance", "Task fault tolerance").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ckptsync import __version__
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
+from ckptsync.installation import install_extra
+from ckptsync.merger.container_crcs import CrcCheckedFiles, RecordStretch
+from ckptsync.merger.destination import abouts
+from ckptsync.merger.engine import (
+    Destination,
+    WeightsFile,
+    Write,
+    WrittenFile,
+)
+from ckptsync.merger.inputs import Prepared
+from ckptsync.merger.joined_files import FILL, JoinedFiles
+from ckptsync.merger.plan import FilePlan, MergeResources
+from ckptsync.merger.prepare import MergeJob
+from ckptsync.merger.readers import open_reader, planned_reader
+from ckptsync.stores import path_or_url
+from ckptsync.stores.checkpoint_files import Overlay
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import Access
+from ckptsync.stores.path_or_url import PathOrUrl
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.urls import Remote
+from ckptsync.tensors import Files
+
+RETRIES = 20  # of one file, after as many lost nodes
+MOST_JOBS = 4  # threads of a task: they mostly wait for the store
+POLL = 0.5  # seconds between two looks at the progress
+REPORTED = 32 << 20  # bytes that a task makes between two reports of its progress
+_NO_CLUSTER = (
+    "`ray start --head` starts one; --ray-address names another, or `local` for one of this machine"
+    " alone"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a task opens its sources and its destination: functions that run on the task's node.
+
+    ``raises``: what they raise for their caller to see, beside CkptsyncError.
+    """
+
+    files: Callable[[], Files]
+    write: Callable[[], Write]
+    raises: tuple[type[Exception], ...] = ()
+
+
+TaskResult = tuple[WrittenFile, tuple[RecordStretch, ...]] | Exception
+"""What a task has made, and the sums of what it has read; or its error."""
+
+
+class RayEngine:
+    """An `Engine` on the Ray cluster at ``address``.
+
+    ``auto`` is this machine's cluster; ``local`` starts one here for the merge.
+
+    Raises ConfigError where there is no Ray or no cluster, StoreError where the cluster is lost,
+    and what a task raises.
+    """
+
+    def __init__(self, address: str, reach: Reach) -> None:
+        self._address, self._reach = address, reach
+
+    def __call__(
+        self,
+        job: MergeJob,
+        files: Files,
+        destination: Destination,
+        progress: Callable[[int], None],
+        work: MergeResources,
+    ) -> dict[str, WrittenFile]:
+        """Make each file in a task."""
+        own = replace(work, jobs=min(work.jobs, MOST_JOBS))
+        with connected(self._address) as ray:
+            try:
+                results = _run_all(ray, job.plans, own, self._reach, progress)
+                return collect(results, job, files, destination)
+            except ray.exceptions.RayError as e:
+                raise StoreError(
+                    f"the Ray cluster {self._address}: {type(e).__name__}: {_first_line(e)}",
+                    hint=(
+                        "look at its nodes, then run the same again: what is finished is not made"
+                        " again"
+                    ),
+                ) from e
+
+
+def run_task(
+    plan: FilePlan, work: MergeResources, version: str, reach: Reach, report: Callable[[int], None]
+) -> TaskResult:
+    """Make one output file, on whatever node this runs.
+
+    ``version``: of the ckptsync that planned it.  ``report`` takes all bytes made so far, now and
+    then.
+    """
+    if version != __version__:
+        here = f"{socket.gethostname()}: ckptsync {__version__} there, {version} here"
+        return ConfigError(here, hint="install the same on all nodes")
+    done = reported = 0
+
+    def progress(size: int) -> None:
+        nonlocal done, reported
+        done += size
+        if done - reported >= REPORTED:
+            reported = done
+            report(done)
+
+    handed_back: tuple[type[Exception], ...] = (CkptsyncError, *reach.raises)
+    try:
+        reader, crcs = planned_reader(reach.files(), [plan], plan.checksums)
+        file = WeightsFile(plan, reader, progress, work)
+        with contextlib.closing(file.chunks()) as chunks:
+            reach.write()(plan.name, chunks)
+    except handed_back as e:
+        return e
+    return file.result(), crcs.stretches()
+
+
+def collect(
+    results: Iterable[tuple[str, TaskResult]], job: MergeJob, files: Files, destination: Destination
+) -> dict[str, WrittenFile]:
+    """Record what tasks have made, each file by its name, and return it.
+
+    Raises the first error of a task, and Corrupt where several tasks' sums show a damaged record.
+    """
+    summed = CrcCheckedFiles(files, job.checksums)
+    made: dict[str, WrittenFile] = {}
+    for name, result in results:
+        if isinstance(result, Exception):
+            raise result
+        made[name], stretches = result
+        summed.join(stretches)
+        if len(made) == len(job.plans):
+            summed.finish()
+            destination.at_last_end()
+        destination.at_end(name, made[name])
+    return made
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Give Ray itself, in the cluster, which is left at the end if it was entered here.
+
+    Raises ConfigError.
+    """
+    try:
+        import ray  # noqa: PLC0415 - it need not be installed
+        import ray.exceptions  # noqa: PLC0415
+    except ImportError as e:
+        hint = f"{install_extra('ray')}, on every node"
+        raise ConfigError("the engine ray: Ray is not installed here", hint=hint) from e
+    if ray.is_initialized():
+        yield ray
+        return
+    host, _, port = address.rpartition(":")
+    if "/" not in address and port.isdecimal() and int(port[:6]) < 65536:
+        try:  # where nothing answers, Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as e:
+            why = (e.strerror or str(e)).lower()
+            raise ConfigError(f"the Ray cluster {address}: {why}", hint=_NO_CLUSTER) from e
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    handler = signal.getsignal(signal.SIGTERM)
+    dashboard = False if address == "local" else None
+    try:
+        ray.init(
+            address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=dashboard
+        )
+    except (ConnectionError, RuntimeError, ValueError) as e:
+        raise ConfigError(f"the Ray cluster {address}: {_first_line(e)}", hint=_NO_CLUSTER) from e
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+class Board:
+    """An actor that holds the bytes made of each file.
+
+    If it is lost, only the progress shown suffers.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def set(self, name: str, count: int) -> None:
+        """Replace the count of a file: of a task that was begun again it is smaller."""
+        self._counts[name] = count
+
+    def all(self) -> Mapping[str, int]:
+        """Return the counts of all files that have begun."""
+        return self._counts
+
+
+def _run_all(
+    ray: Any,
+    plans: Iterable[FilePlan],
+    work: MergeResources,
+    reach: Reach,
+    progress: Callable[[int], None],
+) -> Iterator[tuple[str, TaskResult]]:
+    """Yield every file's name and result as they come, and report progress in between."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=True
+    )
+    board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(Board).remote()
+    shown: dict[str, int] = {}
+
+    def show(counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            if count != shown.get(name, 0):
+                progress(count - shown.get(name, 0))
+                shown[name] = count
+
+    run = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_remote)
+    shared = ray.put(reach)  # it may be large, and so goes to each node once
+    running = {run.remote(plan, work, __version__, shared, board): plan for plan in plans}
+    try:
+        while running:
+            ready, _ = ray.wait([*running], timeout=POLL)
+            with contextlib.suppress(ray.exceptions.RayError):
+                show(ray.get(board.all.remote(), timeout=POLL))
+            for one in ready:
+                plan, result = running.pop(one), ray.get(one)
+                show({plan.name: sum(t.size for t in plan.tensors)})
+                yield plan.name, result
+    finally:
+        for one in running:
+            # the first error is the one that is raised
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.cancel(one, force=True)
+
+
+def _run_remote(
+    plan: FilePlan, work: MergeResources, version: str, reach: Reach, board: Any
+) -> TaskResult:
+    return run_task(plan, work, version, reach, lambda n: board.set.remote(plan.name, n))
+
+
+def _first_line(e: BaseException) -> str:
+    return next(iter(str(e).strip().splitlines()), type(e).__name__)
+
+
+def reach(prepared: Prepared, access: Access, target: PathOrUrl) -> Reach:
+    """Return how tasks reach the sources of a merge, and write below ``target``.
+
+    ``target`` is the destination, or the directory in which a local one is written until it
+    appears.
+    """
+    limits = replace(access.limits, pace=Limits().pace)  # a pace is one process's own
+    plain = replace(access, limits=limits, _opened={})
+    states = tuple(tree.state() for tree in prepared.trees)
+    sources = tuple(prepared.request.sources)
+    return Reach(
+        partial(_open_files, sources, plain, states, prepared.request.fill_from),
+        partial(_open_write, target, plain, abouts(prepared)),
+    )
+
+
+def _open_files(
+    sources: Sequence[PathOrUrl],
+    access: Access,
+    states: Sequence[str],
+    fill_from: PathOrUrl | None,
+) -> Files:
+    """Raises ConfigError, or Incomplete where the sources are not what was planned from."""
+    found = [path_or_url.tree(source, access) for source in sources]
+    for tree, state in zip(found, states, strict=True):
+        if tree.state() != state:
+            raise Incomplete(
+                f"{tree.root}: not the files that the merge was planned for",
+                hint=(
+                    "a path must show the same files on every node of the cluster: check the"
+                    " mounts, and that nothing writes there"
+                ),
+            )
+    files = open_reader(Overlay(found), found)
+    if fill_from is None:
+        return files
+    return JoinedFiles(files, {FILL: path_or_url.named(fill_from, access)})
+
+
+def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:
+    store: Store
+    if isinstance(target, Remote):
+        store = access.store(target)
+    elif target.is_dir():
+        store = PosixStore(str(target))
+    else:
+        hint = "a cluster of several nodes writes to a URL, or to a disk that they share"
+        raise ConfigError(f"{target}: not on this node", hint=hint)
+
+    def write(name: str, chunks: Iterable[Chunk]) -> None:
+        store.write(name, chunks, known.get(name, UNKNOWN))
+
+    return write

@@ -1,0 +1,68 @@
+"""What lies under a byte of a merge: one stack of readers, opened before the plan and closed by it.
+
+    read_units.gather        puts each range where the output needs it
+      ComparedFiles     the same bytes in every replica                   } `planned_reader`,
+      CrcCheckedFiles   the CRC32s of torch's containers, once each       }  with the plan
+      CheckedFiles      the digests of the manifests; only of a store         } `open_reader`,
+      PrefetchedFiles   few requests, made early; only where sources are far  }  for the plan
+    FileTree, StoreFiles, Overlay    bytes of directories and stores, by the checkpoint's names
+
+What a layer has checked are the bytes that it hands up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from ckptsync.merger import read_units
+from ckptsync.merger.checked_files import CheckedFiles
+from ckptsync.merger.container_crcs import CrcCheckedFiles
+from ckptsync.merger.copy_comparison import ComparedFiles
+from ckptsync.merger.plan import FilePlan
+from ckptsync.records.manifest import FileEntry
+from ckptsync.stores.prefetch import AROUND, MEMORY, PrefetchedFiles, is_near
+from ckptsync.tensors import Checksum, Extent, Files, foresee
+
+
+def open_reader(
+    files: Files,
+    sources: Iterable[object],
+    entries: Mapping[str, FileEntry] | None = None,
+    memory: int = MEMORY,
+) -> Files:
+    """Return what planning and merging read.
+
+    ``sources``: the stores or trees of ``files``, which are read ahead unless all are on disks of
+    this machine.  ``entries``: what the manifests say, of a checkpoint in a store.  ``memory``:
+    bytes of what is read ahead, at most.
+    """
+    is_far = not all(map(is_near, sources))
+    if is_far:
+        files = PrefetchedFiles(files, memory)
+    return files if entries is None else CheckedFiles(files, entries, AROUND if is_far else 0)
+
+
+def planned_reader(
+    files: Files, plans: Sequence[FilePlan], checksums: Collection[Checksum]
+) -> tuple[ComparedFiles, CrcCheckedFiles]:
+    """Return the reader of a planned merge, and the layer that sums up what was read.
+
+    ``files``: of `open_reader`; where they are far, requests are planned from all reads.
+    ``checksums``: of the records that are read.
+    """
+    crcs = CrcCheckedFiles(files, checksums)
+    compared = ComparedFiles(crcs, plans)
+    foresee(files, _reads(plans, compared))
+    return compared, crcs
+
+
+def _reads(plans: Iterable[FilePlan], compared: ComparedFiles) -> Iterator[tuple[Extent, int]]:
+    """Yield all reads of a merge, and how far in the output (bytes) each is."""
+    at = 0
+    for plan in plans:
+        for unit in read_units.units(plan):
+            for one in unit.reads:
+                yield Extent(one.file, one.start, one.size), at
+                for replica, _ in compared.replicas(one.file, one.start, one.start + one.size):
+                    yield from ((Extent(r.file, r.start, r.size), at) for r in replica.reads)
+            at += unit.stored

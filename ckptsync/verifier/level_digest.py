@@ -1,0 +1,422 @@
+"""Level digest: read every byte, or a sample, and compare it with its recorded digest.
+
+From a disk of this machine one thread reads file after file, front to back, while another digests:
+two streams at once took a virtual disk twice as long.  Files that are in memory already are
+digested by several threads.  From elsewhere each thread has its own request under way, and large
+files are read in ranges.  Memory: a buffer a thread.  A damaged file is read again, to narrow its
+damage.
+
+Files without a recorded digest may have CRC32s: torch's archives do (`check_crc32s`).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+
+from ckptsync import safe_open
+from ckptsync.digest import (
+    Checker,
+    Digests,
+    FileDigest,
+    RangeDigests,
+    compared_ranges,
+    digest,
+    digest_stream,
+)
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
+from ckptsync.formats import torch_zip
+from ckptsync.layouts import dcp, dcp_metadata, registry
+from ckptsync.layouts.file_names import DCP_SHARD, TORCH
+from ckptsync.merger.container_crcs import CrcCheckedFiles
+from ckptsync.plain_json import parse
+from ckptsync.records.report import FindingKind, VerifyFinding
+from ckptsync.stores.stream import Reads, digest_of, read_ahead, stream
+from ckptsync.tensors import Extent, Files
+from ckptsync.threads import ThreadPool
+from ckptsync.verifier.expected_files import ExpectedFile
+from ckptsync.verifier.tracked_files import CountedSource, TrackedFiles, local_root, pieces
+
+FAR = 8  # requests at once
+LOCAL_THREADS = 4  # threads where files are in memory, or on a mounted server; more are no faster
+RANGE = 32 << 20  # bytes of a range of a large file: a request of its own
+LARGE = 2 * RANGE
+PIECE = 1 << 20  # least bytes that a sample takes or leaves
+_BUFFER = 1 << 20
+_FAR_AHEAD = 4 << 20, 8  # bytes of a piece, and how many are read before they are digested
+_NEAR_AHEAD = 2 << 20, 1  # the disk reads on while a piece is digested
+_PROBES = 16  # files that are checked for being in memory
+_SHOWN = 3, 10  # ranges and tensors in a finding's text
+Item = tuple[int, int, str]
+"""Start, size, name."""
+Compared = tuple[list[VerifyFinding], int, int]
+"""Findings, and how many files and bytes were compared."""
+Ranges = tuple[tuple[int, int], ...]
+"""``(start, end)`` in bytes, ascending, apart from each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A share of all bytes, above 0 and at most 1; another ``seed`` takes other bytes."""
+
+    share: float
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes ``start`` to ``end`` of a file, of which ``digests`` has all ranges."""
+
+    file: ExpectedFile
+    start: int
+    end: int
+    digests: Digests
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+    @property
+    def has_one_digest(self) -> bool:
+        """Whether no part of it has a digest of its own."""
+        return sum(1 for _ in compared_ranges(self.digests, self.start, self.end)) == 1
+
+
+def check_digests(
+    source: CountedSource,
+    files: Sequence[ExpectedFile],
+    checkpoint: Files,
+    sample: Sample | None = None,
+) -> Compared:
+    """Return findings, and how many files and bytes were compared.
+
+    ``files`` are there, with their sizes; ``checkpoint`` is read to name the tensors in damage.
+    Raises StoreError if the store does not answer, which is no damage.
+    """
+    if sample:
+        chosen = choose_sample(files, sample)
+    else:
+        in_ranges = local_root(source) is None
+        chosen = [stretch for file in files for stretch in split(file, in_ranges=in_ranges)]
+    compared = len({stretch.file.name for stretch in chosen})
+    names = find_damaged(source, chosen)
+    found = find_ranges(source, [f for f in files if f.name in names], checkpoint)
+    return found, compared, sum(stretch.size for stretch in chosen)
+
+
+def split(file: ExpectedFile, *, in_ranges: bool) -> list[Stretch]:
+    """Return all of a file: one stretch, or several if it is large and read in ranges."""
+    is_cut = in_ranges and file.size > LARGE and file.recorded.blocks
+    return list(_stretches(file, RANGE if is_cut else file.size))
+
+
+def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch]:
+    """Return stretches of at least the sample's share of all bytes, in the order of the files.
+
+    They are as small as digests allow: blocks of a checkpoint's files, tensors of a model.
+    """
+    found: list[Stretch] = []
+    for file in files:
+        if file.size > PIECE and file.tensors:
+            for start, end, own in ((t.start, t.start + t.size, t.digest) for t in file.tensors):
+                alone = RangeDigests(file.size, file.recorded.digest, (start, end), ("", own))
+                found += [Stretch(file, start, end, alone)] if start < end else []
+        else:
+            found += _stretches(file, PIECE if file.recorded.blocks else file.size)
+    draws = [digest(f"{sample.seed} {s.start} {s.file.name}".encode()) for s in found]
+    left = sample.share * sum(stretch.size for stretch in found)
+    chosen = []
+    for i in sorted(range(len(found)), key=draws.__getitem__):
+        if left <= 0:
+            break
+        chosen.append(i)
+        left -= found[i].size
+    return [found[i] for i in sorted(chosen)]
+
+
+def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
+    """Yield all of a file, in stretches of whole blocks that have about ``least`` bytes."""
+    if file.size <= least:
+        yield Stretch(file, 0, file.size, file.recorded)
+        return
+    block = file.recorded.block_size
+    step = max(1, least // block) * block
+    for start in range(0, file.size, step):
+        yield Stretch(file, start, min(start + step, file.size), file.recorded)
+
+
+def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozenset[str]:
+    """Return names of files with a stretch that differs or is not there.  Raises StoreError."""
+    root = local_root(source)
+    threads = FAR if root is None else _near_threads(source.source, root, stretches)
+    ahead = _FAR_AHEAD if root is None else _NEAR_AHEAD
+    # Read one after the other, each ahead of its digest: all from a disk; from elsewhere what is
+    # large and has one digest alone.  Threads that read ahead would need many buffers.
+    ordered, others = list[Stretch](), list[Stretch]()
+    for one in stretches:
+        is_large = root is None and one.size > LARGE and one.has_one_digest
+        (ordered if threads == 1 or is_large else others).append(one)
+    workers = min(threads, len(others))
+    if workers < 2:
+        is_well = [_matches(source, stretch, threads) for stretch in others]
+    else:
+        with ThreadPool(workers, thread_name_prefix="ckptsync-verify") as pool:
+            is_well = list(pool.map(partial(_matches, source), others))
+    is_well += [_matches(source, stretch, ahead=ahead) for stretch in ordered]
+    pairs = zip([*others, *ordered], is_well, strict=True)
+    return frozenset(stretch.file.name for stretch, is_one in pairs if not is_one)
+
+
+def _near_threads(source: Reads, root: str, stretches: Sequence[Stretch]) -> int:
+    probed = [s for s in stretches if s.size][:: max(1, len(stretches) // _PROBES)]
+    is_mounted = bool(getattr(source, "late", 0.0))
+    if not is_mounted and not all(_is_in_memory(root, stretch) for stretch in probed):
+        return 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return min(LOCAL_THREADS, len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
+def _is_in_memory(root: str, stretch: Stretch) -> bool:
+    """Whether a byte in its middle can be read without waiting for a disk (preadv2(2))."""
+    try:
+        fd = safe_open.open_file(root, stretch.file.name)
+    except OSError:
+        return False  # the thread that reads it says what is wrong
+    try:
+        middle = stretch.start + stretch.size // 2
+        return os.preadv(fd, [bytearray(1)], middle, getattr(os, "RWF_NOWAIT", 0)) == 1
+    except OSError:
+        return False  # EAGAIN: it would have waited; or the system cannot say
+    finally:
+        safe_open.close_quietly(fd)
+
+
+def _matches(
+    source: CountedSource,
+    stretch: Stretch,
+    threads: int = 1,
+    ahead: tuple[int, int] | None = None,
+) -> bool:
+    """Whether a stretch is there, with its digests."""
+    name, size = stretch.file.name, stretch.size
+    digesters = threads if size >= LARGE else 1
+    checker = Checker(name, stretch.digests, stretch.start, stretch.end, digesters)
+    try:
+        if ahead:
+            with closing(read_ahead(source, name, size, *ahead, first=stretch.start)) as views:
+                for view in views:
+                    checker.add(view)
+        else:
+            buffer = memoryview(bytearray(min(_BUFFER, max(1, size))))
+            stream(source, Extent(name, stretch.start, size), buffer, checker.add)
+        checker.end()
+    except (NotFound, Incomplete, Corrupt):
+        return False  # it differs, is gone, or shorter than it was: `find_ranges` says which
+    return True
+
+
+def find_ranges(
+    source: CountedSource,
+    damaged: Sequence[ExpectedFile],
+    checkpoint: Files,
+) -> list[VerifyFinding]:
+    """Read damaged files once more; return findings with byte ranges and the tensors in them."""
+    found = [_find_range(source, file) for file in damaged]
+    own = {f.path: one.ranges for f, one in zip(damaged, found, strict=True) if f.is_own}
+    names = name_tensors(checkpoint, own) if own else {}
+    for i, (file, finding) in enumerate(zip(damaged, found, strict=True)):
+        if finding.kind == "digest":
+            tensors = names.get(file.path, ()) if file.is_own else finding.tensors
+            detail = _describe(finding.ranges, tensors)
+            found[i] = replace(finding, tensors=tensors, detail=detail)
+    return found
+
+
+def _find_range(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
+    try:
+        if file.is_consolidated:
+            ranges = _differing_tensors(source, file)
+            tensors = (t.name for t in file.tensors if overlaps(ranges, t.start, t.size))
+            return VerifyFinding("digest", file.shown, "", ranges, tuple(sorted(tensors)))
+        read = digest_file(source, file.name, file.size, file.recorded.block_size)
+        return VerifyFinding("digest", file.shown, "", find_differing(file.recorded, read))
+    except (NotFound, Incomplete):
+        detail = f"{file.size} bytes expected; it was deleted while it was read"
+        return VerifyFinding("missing", file.shown, detail)
+    except Corrupt as e:
+        return VerifyFinding("size", file.shown, f"{file.size} bytes expected: {e}")
+
+
+def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
+    """Each tensor has a digest; what differs and lies in no tensor lies in the header."""
+    spans = [(t, Extent(file.name, t.start, t.size)) for t in file.tensors]
+    odd = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]
+    ranges = join_ranges((e.start, e.start + e.size) for e in odd if e.size)
+    header = (0, min((t.start for t in file.tensors), default=file.size))
+    if ranges and not _is_header(source, file.name, header[1]):
+        return join_ranges((header, *ranges))
+    whole = Extent(file.name, 0, file.size)
+    if not ranges and digest_of(pieces(source, whole)) != file.recorded.digest:
+        return (header,)
+    return ranges
+
+
+def _is_header(source: CountedSource, name: str, size: int) -> bool:
+    """Whether a header parses: it has no digest of its own to compare."""
+    head = bytearray(size)
+    source.read_into(name, 0, memoryview(head))
+    try:
+        return isinstance(parse(head[8 : 8 + int.from_bytes(head[:8], "little")], name), dict)
+    except Corrupt:
+        return False
+
+
+def digest_file(source: Reads, name: str, size: int, block: int = 0) -> FileDigest:
+    """Return the digests of a file and of its blocks, as a manifest records them."""
+    return digest_stream(pieces(source, Extent(name, 0, size)), size, block)
+
+
+def _describe(ranges: Ranges, tensors: Collection[str]) -> str:
+    if not ranges:
+        return "two reads differ, and the second one is right: check disk, memory and network"
+    first = [f"{start} to {end}" for start, end in ranges[: _SHOWN[0]]]
+    names = list(tensors)[: _SHOWN[1]]
+    if len(ranges) > len(first):
+        first.append(f"{len(ranges) - len(first)} more ranges")
+    if len(tensors) > len(names):
+        names.append(f"{len(tensors) - len(names)} more")
+    where = f"checksum mismatch in bytes {', '.join(first)}"
+    return f"{where} ({', '.join(names)})" if names else where
+
+
+def find_differing(recorded: FileDigest, found: FileDigest) -> Ranges:
+    """Return the blocks that differ, or the whole file where blocks cannot tell; empty if equal."""
+    if (recorded.size, recorded.digest) == (found.size, found.digest):
+        return ()
+    size, block = max(recorded.size, found.size), recorded.block_size
+    if block != found.block_size or block < 1:
+        return ((0, size),)
+    pairs = enumerate(zip_longest(recorded.blocks, found.blocks))
+    odd = [(i * block, min((i + 1) * block, size)) for i, (a, b) in pairs if a != b]
+    return join_ranges(odd) or ((0, size),)
+
+
+def join_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the ranges sorted, with those that touch each other made one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
+def overlaps(ranges: Ranges, start: int, size: int) -> bool:
+    """Return whether some of ``size`` bytes from ``start`` lie in one of the ranges."""
+    at = bisect_right(ranges, start, key=lambda r: r[1])
+    return size > 0 and at < len(ranges) and ranges[at][0] < start + size
+
+
+def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[str, ...]]:
+    """Return the tensors in the damaged ranges of each file of a sharded checkpoint, by path.
+
+    Tensors are left out where the metadata that names them is damaged itself.  Raises StoreError.
+    """
+    found: dict[str, set[str]] = {}
+    try:
+        sources = registry.sources(files)
+    except StoreError:
+        raise
+    except CkptsyncError:
+        return {}  # damaged metadata names nothing; a finding names the file all the same
+    for source in sources:
+        tracked = TrackedFiles(files)
+        try:
+            tensors = registry.tensors(tracked, source)
+        except StoreError:
+            raise
+        except CkptsyncError:
+            continue  # as above, or incomplete, or a layout that this program does not know
+        # Only these files say which tensor is where.  Headers of the others say only where it lies
+        # in them, and must agree with these.
+        row = registry.LAYOUTS[source.layout]
+        naming = (e for e in tracked.reads if e.file.endswith(row.naming))
+        doubtful = {e.file for e in naming if overlaps(damage.get(e.file, ()), e.start, e.size)}
+        if doubtful and not row.is_whole:
+            continue
+        for tensor in tensors:
+            for part in (part for copy in tensor.copies for part in copy.stored()):
+                at = part.extent
+                if at.file not in doubtful and overlaps(damage.get(at.file, ()), at.start, at.size):
+                    found.setdefault(at.file, set()).add(tensor.name)
+    return {path: tuple(sorted(names)) for path, names in found.items()}
+
+
+def find_archives(files: Files) -> dict[str, list[Item] | None]:
+    """Return where torch's archives lie in the shards of distributed checkpoints, by path.
+
+    ``None`` for a shard whose archives are compressed.  Shards without readable metadata are left
+    out.  Raises StoreError.
+    """
+    found: dict[str, list[Item] | None] = {}
+    for root in dcp.roots(files.sizes()):
+        try:
+            metadata = dcp_metadata.read_metadata(files, root)
+        except StoreError:
+            raise
+        except CkptsyncError:
+            continue  # level parse has a finding for it
+        for (name, _), item in metadata.items.items():
+            inside = found.setdefault(item.file, [])
+            if item.transforms or inside is None:
+                found[item.file] = None
+            else:
+                inside.append((item.start, item.size, name))
+    return {path: sorted(items) if items is not None else None for path, items in found.items()}
+
+
+def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
+    """Compare every CRC32 of torch's archives; return findings of this kind.
+
+    They show damage from before anybody recorded a digest.  Raises StoreError, Incomplete.
+    """
+    sizes = files.sizes()
+    inside = find_archives(files) if any(path.endswith(DCP_SHARD) for path in sizes) else {}
+    found: list[VerifyFinding] = []
+    count = total = 0
+    for path, size in sizes.items():
+        archives: list[Extent] = []
+        if path.endswith(TORCH) and torch_zip.has_end(files, Extent(path, 0, size)):
+            archives = [Extent(path, 0, size)]
+        elif items := inside.get(path):
+            archives = [Extent(path, start, n) for start, n, _ in items if start + n <= size]
+        compared = 0
+        try:
+            for where in archives:
+                compared += _compare_crc32s(files, where)
+        except Corrupt as e:
+            found.append(VerifyFinding(kind, files.show(path), str(e)))
+        except Unsupported:
+            pass  # compressed, or of a kind that level parse has a note for: nothing is claimed
+        count, total = count + (compared > 0), total + compared
+    return found, count, total
+
+
+def _compare_crc32s(files: Files, where: Extent) -> int:
+    """Return how many bytes of an archive were compared.  Raises Corrupt."""
+    archive = torch_zip.open_archive(files, where)
+    torch_zip.check_version(files, archive)
+    compared = 0
+    for name in archive.records:  # one by one: each is read behind its header
+        record = torch_zip.extent(files, archive, name)
+        if recorded := torch_zip.checksum(archive, name, record):
+            CrcCheckedFiles(files, [recorded]).finish()
+            compared += record.size
+    return compared

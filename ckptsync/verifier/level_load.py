@@ -1,0 +1,287 @@
+"""Level load: torch and safetensors load every tensor, in a child that is limited and sandboxed.
+
+The child may hang, blow up or die of what it reads.  It is limited from here and cannot raise its
+limits; its death over a file is an answer, too.  It sandboxes itself (`sandbox`) and gets no
+secrets: of this process's environment only what programs and libraries need to be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import IO, Any
+
+from ckptsync import safe_open
+from ckptsync.child import TO_DIE, Child, describe_end
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, StoreError, Unsupported
+from ckptsync.installation import install_extra
+from ckptsync.layouts.file_names import DCP_SHARD, SAFETENSORS, TORCH
+from ckptsync.plain_json import parse
+from ckptsync.records.report import Level, Reading, VerifyFinding
+from ckptsync.stores.stream import Reads
+from ckptsync.tensors import Extent
+from ckptsync.verifier.expected_files import ExpectedFile
+from ckptsync.verifier.level_digest import Item, find_archives
+from ckptsync.verifier.level_parse import UNLOADED
+from ckptsync.verifier.sandbox import MISSING
+from ckptsync.verifier.tracked_files import (
+    CountedSource,
+    ReadProgress,
+    TrackedFiles,
+    copy_to,
+    local_place,
+    no_progress,
+)
+
+Answer = Mapping[str, Any]
+"""What `load_child` answers."""
+LIBRARIES = ("safetensors", "torch")
+LOAD_CHILD = "ckptsync.verifier.load_child"
+STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
+_SLICE = 1.0  # seconds between two calls of `progress`
+_GRACE = 5.0  # seconds beyond a request's time: the child's alarm comes first, and says more
+_KEPT = frozenset(
+    {
+        *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONFAULTHANDLER", "LD_LIBRARY_PATH"),
+        *("USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP"),
+    }
+)
+QUIET = {  # one thread; nothing is written beside the libraries
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+log = logging.getLogger(__name__)
+
+
+def load_files(
+    source: CountedSource,
+    files: Sequence[ExpectedFile],
+    checkpoint: TrackedFiles,
+) -> tuple[list[VerifyFinding], Reading]:
+    """Load every file with tensors; ``checkpoint`` says where in its shards they lie.
+
+    Raises Unsupported where no loader is installed, Incomplete if a file went away, StoreError.
+    """
+    loadable = [f for f in files if f.name.endswith((SAFETENSORS, *TORCH, DCP_SHARD))]
+    has_items = any(file.name.endswith(DCP_SHARD) for file in loadable)
+    archives = find_archives(checkpoint) if has_items else {}
+    findings, answers = list[VerifyFinding](), list[Answer]()
+    with LoaderProcess(source.progress) as child:
+        for file in loadable:
+            answer: Answer
+            if not file.name.endswith(DCP_SHARD):
+                kind = "safetensors" if file.name.endswith(SAFETENSORS) else "torch"
+                answer = load_file(child, source.source, file, kind)
+            elif file.path not in archives:
+                answer = {"refused": "no readable .metadata says where in it tensors lie"}
+            elif items := archives[file.path]:
+                answer = load_file(child, source.source, file, "items", items)
+            else:
+                answer = {"refused": "it is compressed"}
+            answers.append(answer)
+            findings += _findings(file.shown, answer)
+        loader = child.loader
+    done = [a for a in answers if "tensors" in a]
+    tensors = sum(a["tensors"] for a in done)
+    summary = f"{tensors} tensors of {len(done)} files loaded with {loader}" if loader else ""
+    nothing = "nothing to load: no file with tensors"
+    findings.append(VerifyFinding("note", checkpoint.title, summary or nothing))
+    size, of_size = sum(a["read"] for a in done), sum(file.size for file in loadable)
+    return findings, Reading("load", len(done), size, len(loadable), of_size, tensors)
+
+
+def load_file(
+    child: LoaderProcess,
+    source: Reads,
+    file: ExpectedFile,
+    kind: str,
+    items: Sequence[Item] = (),
+) -> Answer:
+    """Load one file; return what the child answers.
+
+    Its limits are far more than loading needs, so that only what hangs or blows up meets them.
+    Raises what `LoaderProcess.ask` raises but Died, Incomplete, StoreError.
+    """
+    request = {
+        "kind": kind,
+        "items": items,
+        "memory": 1 << 30,
+        "cpu": 60 + file.size // (20 << 20),
+        "wall": 300 + file.size // (2 << 20),
+    }
+    with open_file(source, file.name, file.size) as fd:
+        try:
+            return child.ask(request, [fd])
+        except Died as e:
+            return {"fault": str(e)}
+
+
+def _findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
+    if fault := answer.get("fault"):
+        yield VerifyFinding("load", shown, fault)
+    if refused := answer.get("refused"):
+        yield VerifyFinding("note", shown, f"{UNLOADED}{refused}")
+    for name, count in answer.get("nonfinite", {}).items():
+        detail = f"{name}: {count} values are not finite"
+        yield VerifyFinding("nonfinite", shown, detail, tensors=(name,))
+    if more := answer.get("more"):
+        yield VerifyFinding(
+            "nonfinite", shown, f"{more} more tensors have values that are not finite"
+        )
+
+
+@contextlib.contextmanager
+def open_file(source: Reads, name: str, size: int) -> Iterator[int]:
+    """Open a file, or a copy if it is not on this machine.  Raises Incomplete, StoreError."""
+    place = local_place(source, name)
+    if place is None:
+        with tempfile.TemporaryFile() as copy:
+            copy_to(copy, source, Extent(name, 0, size))
+            yield copy.fileno()
+        return
+    try:
+        fd = safe_open.open_file(*place)
+    except OSError as e:
+        if safe_open.is_absence(e):
+            raise Incomplete(f"{name}: not found") from e
+        raise StoreError(f"{name}: {(e.strerror or str(e)).lower()}") from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def require(level: Level) -> None:
+    """Raise Unsupported, before anything is read, where level load's libraries are missing."""
+    for library in LIBRARIES if level == "load" else ():
+        if find_spec(library) is None:
+            raise Unsupported(
+                f"level load: {library} is not installed here", hint=install_extra("load")
+            )
+
+
+class Died(Exception):
+    """The child ended, or was ended, over a request; the text says how."""
+
+
+class LoaderProcess:
+    """`LOAD_CHILD`, started by the first request; after a death, started again.
+
+    ``loader`` names its libraries, and what it could not sandbox itself against.
+    """
+
+    def __init__(self, progress: ReadProgress = no_progress, python: str = sys.executable) -> None:
+        self._progress, self._python = progress, python
+        self._child: Child | None = None
+        self._errors: IO[bytes] | None = None
+        self.loader = ""
+
+    def __enter__(self) -> LoaderProcess:  # noqa: PYI034 - `Self` is younger than Python 3.10
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self) -> Child:
+        """Return the running process.
+
+        Raises Unsupported where its libraries are not installed, CkptsyncError if it cannot start.
+        """
+        if self._child is not None:
+            return self._child
+        environment = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith("LC_")}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        command = [self._python, "-m", LOAD_CHILD]
+        self._child = child = Child(command, environment | QUIET, self._errors)
+        line = self._line(child, STARTING)
+        if line and line.startswith(b"ready "):
+            text = line.decode("utf-8", "replace").removeprefix("ready ").strip()
+            self.loader, _, lacks = text.partition("\t")
+            if lacks:
+                log.warning("%s: %s", LOAD_CHILD, lacks)
+                self.loader += f" ({lacks})"
+            return child
+        code, last = self._bury(child, TO_DIE if line is not None else 0.0)
+        if code == MISSING:
+            raise Unsupported(last, hint=install_extra("load"))
+        how = f"was not ready in {STARTING:.0f} s" if line is None else f"ended with status {code}"
+        why = f"{LOAD_CHILD}: the child process {how}: {last}"
+        raise CkptsyncError(why, hint="check the installation of torch")
+
+    def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Send a request with open files; return its answer.
+
+        Limits in it: ``wall`` and ``cpu`` in seconds; ``memory`` in bytes beyond what the child has
+        now and the files have.  Raises Died, what `start` raises, and CkptsyncError for SIGKILL.
+        """
+        child = self.start()
+        self._progress(0)
+        mapped = 2 * sum(os.fstat(fd).st_size for fd in fds)
+        child.allow(mapped + request["memory"], request["cpu"])
+        try:
+            child.send(json.dumps(request).encode() + b"\n", fds)
+        except OSError:
+            raise self._death(child, request) from None
+        line = self._line(child, request["wall"] + _GRACE)
+        if line is None:
+            self.end()
+            raise Died(f"not done in {request['wall']} s")
+        if not line:
+            raise self._death(child, request)
+        try:
+            answer: dict[str, Any] = parse(line, LOAD_CHILD)
+        except Corrupt:
+            self.end()
+            raise Died(f"its answer is not JSON: {line[:80]!r}") from None
+        return answer
+
+    def end(self) -> None:
+        """End the process, if it runs."""
+        if self._child and self._errors:
+            self._child.end()
+            self._errors.close()
+        self._child = self._errors = None
+
+    def _line(self, child: Child, seconds: float) -> bytes | None:
+        """Return the next line within so many seconds; call `progress` each second until then."""
+        until = time.monotonic() + seconds
+        while (line := child.line(_SLICE)) is None and time.monotonic() < until:
+            self._progress(0)
+        return line
+
+    def _death(self, child: Child, request: dict[str, Any]) -> Died | CkptsyncError:
+        """Return the error for a child that ended over a request.
+
+        Its limits end it by SIGALRM, SIGXCPU or a MemoryError.  SIGKILL comes from the system or
+        from somebody, and says nothing about the file.
+        """
+        code, last = self._bury(child, TO_DIE)
+        if code == -signal.SIGALRM:
+            return Died(f"not done in {request['wall']} s")
+        if code == -signal.SIGXCPU:
+            return Died(f"not done in {request['cpu']} s of CPU time")
+        if code == -signal.SIGKILL:
+            why = f"{LOAD_CHILD}: the child process was killed by SIGKILL: {last}"
+            hint = "give this machine, or the service's MemoryMax, more memory, and verify again"
+            return CkptsyncError(why, hint=hint)
+        return Died(f"the child process {describe_end(code)}: {last}")
+
+    def _bury(self, child: Child, patience: float) -> tuple[int | None, str]:
+        """End the child; return its exit status and the last line of its standard error."""
+        code = child.end(patience)
+        assert self._errors
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - 4096))
+        text = self._errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        self.end()
+        return code, text[:300] or "no error message"

@@ -1,0 +1,128 @@
+"""Level parse: files open, metadata agrees with them, tensors tile, models match their record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import safetensors
+from ckptsync.layouts import registry
+from ckptsync.layouts.registry import WeightsSource
+from ckptsync.merger.plan import check_tiling
+from ckptsync.merger.prepare import check_complete
+from ckptsync.records.model_record import ModelTensor
+from ckptsync.records.report import LEVELS, Level, VerifyFinding
+from ckptsync.verifier.tracked_files import TrackedFiles
+
+# How notes begin without which a level would be claimed that was not reached.
+UNPARSED, UNLOADED = "not parsed: ", "not loaded: "
+INCOMPLETE = "incomplete: "
+_BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
+
+
+def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
+    """Return ``level``, or the highest below it that was reached for every file."""
+    details = [f.detail for f in findings if f.kind == "note"]
+    most = [below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)]
+    return min((level, *most), key=LEVELS.index)
+
+
+def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
+    """Yield damage to the structure of a checkpoint, and notes for what cannot be judged.
+
+    Raises StoreError.
+    """
+    yield from _check_closed(files)
+    found: list[WeightsSource] = []
+    yield from _guard(files, lambda: found.extend(registry.sources(files)))
+    if not found:
+        detail = f"{UNPARSED}no layout that this program knows"
+        yield VerifyFinding("note", files.show(""), detail)
+    wrong = [f for s in found for f in _guard(files, partial(_check_tensors, files, s))]
+    yield from wrong
+    if found:
+        yield from _guard(files, partial(_check_demands, files))
+    if found and not wrong:
+        yield from _check_complete(files)
+
+
+def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator[VerifyFinding]:
+    """Yield what of a consolidated model is not as its model record says.  Raises StoreError."""
+    yield from _check_closed(files)
+    recorded: defaultdict[str, list[ModelTensor]] = defaultdict(list)
+    for tensor in tensors:
+        recorded[tensor.file].append(tensor)
+    for file in sorted(recorded.keys() & files.sizes().keys()):  # level stat names those missing
+        yield from _guard(files, partial(_check_recorded, files, file, recorded[file]))
+    found: list[WeightsSource] = []
+    yield from _guard(files, lambda: found.extend(registry.sources(files)))
+    wrong = [f for s in found for f in _guard(files, partial(_check_tensors, files, s))]
+    yield from wrong
+    if found and not wrong:
+        yield from _check_complete(files)
+
+
+def _guard(files: TrackedFiles, check: Callable[[], None]) -> Iterator[VerifyFinding]:
+    """Yield a finding for the error of a check, named by the file that was read last."""
+    try:
+        check()
+    except Corrupt as e:
+        yield VerifyFinding("parse", files.show(files.last), str(e))
+    except Incomplete as e:
+        yield VerifyFinding("note", files.show(""), f"{INCOMPLETE}{e}")
+    except Unsupported as e:
+        yield VerifyFinding("note", files.show(files.last), f"{UNPARSED}{e}")
+
+
+def _check_closed(files: TrackedFiles) -> Iterator[VerifyFinding]:
+    def check(path: str) -> None:
+        if not registry.closed(path, files):
+            raise Corrupt(f"{path}: lacks the end or the header that its format has")
+
+    for path in files.sizes():
+        for found in _guard(files, partial(check, path)):
+            # Of an empty file nothing was read, so another one was the last.
+            yield replace(found, name=files.show(path))
+
+
+def _check_tensors(files: TrackedFiles, source: WeightsSource) -> None:
+    """Every stored copy tiles its tensor; formats check that it lies inside its file."""
+    for tensor in registry.tensors(files, source):
+        files.tensors += 1
+        for copy in tensor.copies:
+            if not copy.absent:
+                check_tiling(tensor, copy)
+
+
+def _check_demands(files: TrackedFiles) -> None:
+    """Check sizes that metadata demands of files that are here; manifests say which are missing."""
+    demands, sizes = registry.demands(files), files.sizes()
+    for path, size in (demands.model | demands.resume).items():
+        if path in sizes and size is not None and sizes[path] != size:
+            why = f"{sizes[path]} bytes, expected {size} by the checkpoint's own metadata"
+            raise Corrupt(f"{path}: {why}")
+
+
+def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
+    """Yield what the preferred model lacks, or may lack; other errors are found elsewhere."""
+    doubts: list[str] = []
+    with contextlib.suppress(Corrupt, Unsupported):
+        try:
+            doubts = [*check_complete(files)]
+        except Incomplete as e:
+            doubts = [f"{INCOMPLETE}{e}"]
+    yield from (VerifyFinding("note", files.show(""), doubt) for doubt in doubts)
+
+
+def _check_recorded(files: TrackedFiles, file: str, tensors: Iterable[ModelTensor]) -> None:
+    recorded = {(t.start, t.size, t.name, t.dtype, t.shape) for t in tensors}
+    found = set()
+    for tensor in safetensors.tensors(files, file):
+        at = tensor.copies[0].parts[0].extent
+        found.add((at.start, at.size, tensor.name, tensor.dtype, tensor.shape))
+    if odd := recorded ^ found:
+        raise Corrupt(f"{file}: {min(odd)[2]} differs from its model record in place or type")

@@ -1,0 +1,515 @@
+"""What an adapter changes in its base: peft's own sums, and every reason to refuse one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.merger.adapter_changes import changes
+from ckptsync.merger.low_rank import Changes, LowRank
+from ckptsync.tensors import Tensor
+from tests.support.whole_numbers import SUMS, apply, changed, digest, tensor, tensors, value
+
+P = "base_model.model."
+LAYER = "model.layers.0."
+Q = f"{LAYER}self_attn.q_proj"
+SHAPES = {
+    "model.embed_tokens.weight": (12, 4),
+    f"{Q}.weight": (6, 4),
+    f"{LAYER}mlp.down_proj.weight": (4, 10),
+    "lm_head.weight": (12, 4),
+}
+PAIR = {f"{P}{Q}.lora_A.weight": (2, 4), f"{P}{Q}.lora_B.weight": (6, 2)}
+LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "peft_version": "0.21.2"}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 12}
+TIED = {**LLAMA, "tie_word_embeddings": True}
+QWEN = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}
+TIED_SHAPES = {n: s for n, s in SHAPES.items() if n != "lm_head.weight"}
+WORDS = {
+    f"{P}model.embed_tokens.lora_embedding_A": (2, 12),
+    f"{P}model.embed_tokens.lora_embedding_B": (4, 2),
+    f"{P}lm_head.lora_A.weight": (2, 4),
+    f"{P}lm_head.lora_B.weight": (12, 2),
+}
+
+
+def plan(
+    base: Mapping[str, Iterable[int]] = SHAPES,
+    adapter: Mapping[str, Iterable[int]] = PAIR,
+    config: Mapping[str, Any] = LLAMA,
+    *,
+    dtype: str = "F32",
+    is_changed_base: bool = False,
+    is_equal: bool | None = None,
+    **own: Any,
+) -> Changes:
+    def equal(one: Tensor, other: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001
+        assert one.shape == (other.shape[::-1] if is_crossed else other.shape)
+        return bool(is_equal)
+
+    return changes(
+        tensors(base, dtype),
+        config,
+        tensors(adapter),
+        {**LORA, **own},
+        is_changed_base=is_changed_base,
+        is_equal=None if is_equal is None else equal,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(SUMS))
+def test_a_sum_is_pefts_own(name: str) -> None:
+    of = SUMS[name]
+    base = tensors(of["base"])
+    result = changes(base, of["config"], tensors(of["adapter"]), of["adapter_config"])
+    ours = apply(result, base)
+    before = {one.name: value(one.name, one.shape) for one in base}
+    differ = {
+        n: digest(v)
+        for n, v in ours.items()
+        if n not in before or v.shape != before[n].shape or (v != before[n]).any()
+    }
+    assert differ == of["changed"]
+    assert sorted(before.keys() - ours.keys()) == of["lost"]
+    assert {n: v.shape for n, v in ours.items() if n in result.shapes} == result.shapes
+
+
+def test_what_is_written_in_config_json() -> None:
+    def settings(name: str) -> Mapping[str, Any]:
+        of = SUMS[name]
+        own = tensors(of["base"]), of["config"], tensors(of["adapter"]), of["adapter_config"]
+        return changes(*own).config
+
+    assert settings("resized") == {"vocab_size": 15}
+    assert settings("saved-tied-head") == {"tie_word_embeddings": False}
+    assert settings("classifier") == {
+        "architectures": ["LlamaForSequenceClassification"],
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2},
+    }
+    nested = {"text_config": {"vocab_size": 12}, "vision_config": {"vocab_size": 5}}
+    saved = {f"{P}{word}.weight": (15, 4) for word in ("model.embed_tokens", "lm_head")}
+    result = plan(adapter={**PAIR, **saved}, config=nested)
+    assert result.config == {"text_config": {"vocab_size": 15}}
+    assert set(result.shapes.values()) == {(15, 4)}
+
+
+# Scales
+
+
+@pytest.mark.parametrize(
+    ("own", "scale"),
+    [
+        ({}, 2.0),
+        ({"use_rslora": True}, 4 / 2**0.5),
+        ({"alpha_pattern": {"q_proj": 6}}, 3.0),
+        ({"alpha_pattern": {"proj": 6}}, 2.0),  # a whole component, or a pattern that matches one
+        ({"alpha_pattern": {".*_proj": 6}}, 3.0),
+        ({"alpha_pattern": {f"^{Q}": 6, "q_proj": 8}}, 3.0),
+        ({"r": 8, "rank_pattern": {r"layers\.0\.self_attn\.q_proj": 2}}, 2.0),
+        ({"r": 8, "rank_pattern": {"q_proj": 3, f"{LAYER}.*": 2}}, 2.0),  # the factors tell
+    ],
+)
+def test_the_scale_is_that_of_the_first_pattern(own: dict[str, Any], scale: float) -> None:
+    result = plan(**own)
+    (change,) = result.of[f"{Q}.weight"]
+    assert isinstance(change, LowRank)
+    assert change.scale == scale
+    patterns = [*own.get("alpha_pattern", ()), *own.get("rank_pattern", ())]
+    assert ["2 patterns match" in w for w in result.warnings] == [True] * (len(patterns) > 1)
+
+
+# Experts
+
+
+def per_expert(*names: str) -> dict[str, tuple[int, int]]:
+    shapes = {names[0]: (3, 4), names[1]: (3, 4), names[2]: (4, 3)}
+    return {f"{LAYER}mlp.experts.{e}.{n}.weight": s for e in range(2) for n, s in shapes.items()}
+
+
+APART = per_expert("gate_proj", "up_proj", "down_proj")
+FUSED = {f"{LAYER}mlp.experts.gate_up_proj": (2, 6, 4), f"{LAYER}mlp.experts.down_proj": (2, 4, 3)}
+OF_EXPERTS = f"{P}{LAYER}mlp.experts."
+
+
+def factors_apart() -> dict[str, tuple[int, int]]:
+    result: dict[str, tuple[int, int]] = {}
+    for name, (out, size) in APART.items():
+        module = P + name.removesuffix(".weight")
+        result |= {f"{module}.lora_A.weight": (2, size), f"{module}.lora_B.weight": (out, 2)}
+    return result
+
+
+def factors_fused(rank: int = 2) -> dict[str, tuple[int, int]]:
+    return {
+        f"{OF_EXPERTS}base_layer.lora_A.weight": (2 * rank, 4),
+        f"{OF_EXPERTS}base_layer.lora_B.weight": (6, 2 * rank),
+        f"{OF_EXPERTS}lora_A.weight": (2 * rank, 3),
+        f"{OF_EXPERTS}lora_B.weight": (4, 2 * rank),
+    }
+
+
+def delta(result: Changes, shapes: Mapping[str, Iterable[int]]) -> dict[str, Any]:
+    """Return what is added to each tensor; experts one by one, as files have them."""
+    own = {
+        n: changed(np.zeros(tuple(shapes[n]), "f4"), result.of[n]) for n in shapes if n in result.of
+    }
+    for name in [n for n in own if n.endswith("experts.gate_up_proj")]:
+        for e, matrix in enumerate(own.pop(name)):
+            stem = f"{name.removesuffix('gate_up_proj')}{e}."
+            own[f"{stem}gate_proj.weight"], own[f"{stem}up_proj.weight"] = np.split(matrix, 2)
+    for name in [n for n in own if n.endswith("experts.down_proj")]:
+        for e, matrix in enumerate(own.pop(name)):
+            own[f"{name.removesuffix('down_proj')}{e}.down_proj.weight"] = matrix
+    return own
+
+
+@pytest.mark.parametrize("factors", [factors_apart(), factors_fused()], ids=["apart", "fused"])
+def test_experts_get_the_same_whether_they_are_one_tensor_or_many(
+    factors: dict[str, tuple[int, int]],
+) -> None:
+    one = delta(plan(APART, factors, QWEN), APART)
+    other = delta(plan(FUSED, factors, QWEN), FUSED)
+    assert one.keys() == other.keys() == APART.keys()
+    for name in APART:
+        np.testing.assert_array_equal(one[name], other[name])
+        assert one[name].any()
+
+
+def test_a_per_expert_adapter_is_summed_as_linear_layers() -> None:
+    own = delta(plan(APART, factors_apart(), QWEN), APART)
+    for name in APART:
+        module = P + name.removesuffix(".weight")
+        a, b = (f"{module}.lora_{x}.weight" for x in "AB")
+        product = value(b, factors_apart()[b]) @ value(a, factors_apart()[a])
+        np.testing.assert_array_equal(own[name], 2 * product)
+
+
+@pytest.mark.parametrize("version", ["0.18.1", "0.17.0", None])
+def test_before_0_19_peft_took_all_experts_as_in_by_out(version: str | None) -> None:
+    old = {
+        f"{OF_EXPERTS}base_layer.lora_A.weight": (4, 6),
+        f"{OF_EXPERTS}base_layer.lora_B.weight": (4, 4),
+        f"{OF_EXPERTS}lora_A.weight": (4, 4),
+        f"{OF_EXPERTS}lora_B.weight": (3, 4),
+    }
+    result = delta(plan(APART, old, QWEN, peft_version=version), APART)
+    a, b = (value(n, s) for n, s in list(old.items())[:2])
+    for e in range(2):
+        product = 2 * (b[:, e::2] @ a[2 * e : 2 * e + 2]).T
+        stem = f"{LAYER}mlp.experts.{e}."
+        np.testing.assert_array_equal(result[f"{stem}gate_proj.weight"], product[:3])
+        np.testing.assert_array_equal(result[f"{stem}up_proj.weight"], product[3:])
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "is_transposed"),
+    [
+        ("0.18.1", "qwen2_moe", True),
+        ("0.19.0.dev0", "qwen2_moe", False),
+        ("0.21.2", "gpt_oss", True),
+        ("1.0", "qwen2_moe", False),
+    ],
+)
+def test_of_square_experts_only_peft_and_class_tell_how(
+    version: str, kind: str, *, is_transposed: bool
+) -> None:
+    square = {f"{LAYER}mlp.experts.gate_up_proj": (2, 4, 4)}
+    factors = {f"{OF_EXPERTS}lora_A.weight": (4, 4), f"{OF_EXPERTS}lora_B.weight": (4, 4)}
+    result = plan(square, factors, {"model_type": kind}, peft_version=version)
+    (own,) = result.of.values()
+    assert {c.is_transposed for c in own if isinstance(c, LowRank)} == {is_transposed}
+
+
+def test_a_parameter_that_nothing_names_is_known_by_its_shape_or_refused() -> None:
+    down = {n: s for n, s in factors_fused().items() if "base_layer" not in n}
+    assert delta(plan(APART, down, QWEN), APART).keys() == {n for n in APART if "down" in n}
+    like = {f"{LAYER}mlp.experts.gate_proj": (2, 3, 4), f"{LAYER}mlp.experts.up_proj": (2, 3, 4)}
+    factors = {f"{OF_EXPERTS}lora_A.weight": (4, 4), f"{OF_EXPERTS}lora_B.weight": (3, 4)}
+    with pytest.raises(Unsupported, match="may be of gate_proj or of up_proj"):
+        plan(like, factors, QWEN)
+    result = plan(like, factors, QWEN, target_parameters=["experts.up_proj"])
+    assert list(result.of) == [f"{LAYER}mlp.experts.up_proj"]
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("file", "live", "config"),
+    [
+        ("h.0.attn.c_attn", "transformer.h.0.attn.c_attn", {"model_type": "gpt2"}),
+        ("model.layers.0.q_proj", "layers.0.q_proj", {}),
+        ("bert.encoder.layer.0.query", "encoder.layer.0.query", {"model_type": "bert"}),
+        ("language_model.model.layers.0.q", "model.language_model.layers.0.q", {}),
+        ("model.language_model.layers.0.q", "language_model.model.layers.0.q", {}),
+        ("visual.blocks.0.qkv", "model.visual.blocks.0.qkv", {}),
+        ("vision_tower.vision_model.layers.0.q", "model.vision_tower.layers.0.q", {}),
+        ("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate", {}),
+    ],
+)
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_module_is_found_under_the_name_that_its_file_has(
+    file: str, live: str, config: dict[str, Any], *, is_reversed: bool
+) -> None:
+    base, own = (live, file) if is_reversed else (file, live)
+    factors = {f"{P}{own}.lora_A.weight": (2, 4), f"{P}{own}.lora_B.weight": (6, 2)}
+    shape = (4, 6) if own.endswith("c_attn") else (6, 4)
+    assert list(plan({f"{base}.weight": shape}, factors, config).of) == [f"{base}.weight"]
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        ("text_model.layers.0.q", "language_model.layers.0.q"),  # either may be meant
+        ("vision_model.layers.0.q",),  # not the text's
+    ],
+)
+def test_a_name_that_may_be_of_another_tower_is_not_found(base: tuple[str, ...]) -> None:
+    factors = {f"{P}layers.0.q.lora_A.weight": (2, 4), f"{P}layers.0.q.lora_B.weight": (6, 2)}
+    with pytest.raises(
+        Corrupt, match=r"1 modules of the adapter are not in the base: layers\.0\.q"
+    ):
+        plan({f"{name}.weight": (6, 4) for name in base}, factors, {})
+
+
+def test_raw_state_dicts_have_the_adapters_name_in_theirs() -> None:
+    raw = {n.replace(".weight", ".default.weight"): s for n, s in PAIR.items()}
+    assert plan(adapter=raw).of.keys() == plan().of.keys()
+    two = {n.replace("default", "other"): s for n, s in raw.items()}
+    with pytest.raises(Unsupported, match="2 adapters in one file: default, other"):
+        plan(adapter={**raw, **two})
+
+
+# Ties
+
+
+def test_both_of_a_tie_are_changed_once() -> None:
+    equal = plan(TIED_SHAPES, WORDS, TIED, is_equal=True)
+    assert [len(own) for own in equal.of.values()] == [1]
+    assert equal.config == {}
+    ensured = plan(TIED_SHAPES, WORDS, TIED, ensure_weight_tying=True)
+    assert ensured.of == equal.of
+    stored_twice = plan(SHAPES, WORDS, TIED, is_equal=True)
+    assert stored_twice.of.keys() == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert len(set(stored_twice.of.values())) == 1
+
+
+def test_what_was_trained_apart_is_untied() -> None:
+    result = plan(TIED_SHAPES, WORDS, TIED, is_equal=False)
+    (head,) = result.added
+    assert (head.name, head.shape) == ("lm_head.weight", (12, 4))
+    assert head.copies == tensor("model.embed_tokens.weight", (12, 4)).copies
+    assert {n: len(own) for n, own in result.of.items()} == {
+        "model.embed_tokens.weight": 1,
+        "lm_head.weight": 1,
+    }
+    assert result.config == {"tie_word_embeddings": False}
+    assert "were trained apart" in "".join(result.notes)
+
+
+def test_saved_copies_of_a_tie_stay_tied_if_they_are_equal() -> None:
+    saved = {f"{P}model.embed_tokens.weight": (12, 4), f"{P}lm_head.weight": (12, 4), **PAIR}
+    equal = plan(TIED_SHAPES, saved, TIED, is_equal=True)
+    assert (equal.added, equal.config) == ((), {})
+    apart = plan(TIED_SHAPES, saved, TIED, is_equal=False)
+    assert [t.name for t in apart.added] == ["lm_head.weight"]
+    assert apart.added[0].copies == tensor(f"{P}lm_head.weight", (12, 4)).copies
+
+
+def test_a_model_without_a_head_has_nothing_to_untie() -> None:
+    saved = {f"{P}model.embed_tokens.weight": (12, 4), **PAIR}
+    result = plan(TIED_SHAPES, saved, {**TIED, "architectures": ["LlamaModel"]})
+    assert (result.added, result.config) == ((), {})
+
+
+# DoRA
+
+
+def test_doras_norms_are_those_of_outputs() -> None:
+    magnitude = {f"{P}{Q}.lora_magnitude_vector": (6,)}
+    (linear,) = plan(adapter={**PAIR, **magnitude}, use_dora=True).of[f"{Q}.weight"]
+    assert isinstance(linear, LowRank)
+    assert linear.magnitude
+    assert not linear.is_per_column
+    words: dict[str, tuple[int, ...]] = {n: s for n, s in WORDS.items() if "embed" in n}
+    words[f"{P}model.embed_tokens.lora_magnitude_vector"] = (4,)
+    (embedding,) = plan(adapter=words, use_dora=True).of["model.embed_tokens.weight"]
+    assert isinstance(embedding, LowRank)
+    assert embedding.is_per_column
+
+
+# What is refused
+
+KINDS = """
+    PROMPT_TUNING MULTITASK_PROMPT_TUNING P_TUNING PREFIX_TUNING ADALORA ADAMSS BOFT ADAPTION_PROMPT
+    IA3 BEFT LILY LOHA LOKR OFT POLY LN_TUNING VERA FROD PVERA FOURIERFT GLORA XLORA HRA VBLORA
+    UNILORA CPT MISS RANDLORA ROAD TRAINABLE_TOKENS HIRA SHIRA C3A WAVEFT OSF DELORA GRALORA
+    CARTRIDGE TINYLORA PSOFT PEANUT SHADOW SUPERTUNING DEFT BONE
+""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_other_kind_of_peft_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(Unsupported, match=r"^(?!peft_type)") as e:
+        plan(peft_type=kind)
+    assert "peft" in e.value.hint
+
+
+REFUSED: dict[str, tuple[type[CkptsyncError], str, dict[str, Any]]] = {
+    "an unknown kind": (Unsupported, "peft_type NEW", {"peft_type": "NEW"}),
+    "no kind": (Unsupported, "peft_type missing", {"peft_type": ""}),
+    "aLoRA": (Unsupported, "aLoRA", {"alora_invocation_tokens": [1]}),
+    "QALoRA": (Unsupported, "QALoRA", {"use_qalora": True}),
+    "Arrow": (Unsupported, "Arrow", {"arrow_config": {"top_k": 2}}),
+    "BD-LoRA": (Unsupported, "BD-LoRA", {"use_bdlora": {"nblocks": 2}}),
+    "KaSA": (Unsupported, "KaSA", {"kasa_config": {"beta": 1}}),
+    "replication": (Unsupported, "layer_replication", {"layer_replication": [[0, 2]]}),
+    "PiSSA": (Unsupported, "PiSSA", {"init_lora_weights": "pissa_niter_4"}),
+    "OLoRA": (Unsupported, "OLoRA", {"init_lora_weights": "olora"}),
+    "CorDA": (Unsupported, "CorDA", {"init_lora_weights": "corda"}),
+    "LoRA-GA": (Unsupported, "LoRA-GA", {"init_lora_weights": "lora_ga"}),
+    "LoftQ": (Unsupported, "LoftQ", {"init_lora_weights": "loftq"}),
+    "an unknown start": (Unsupported, "does not know", {"init_lora_weights": "new"}),
+    "another rank": (Corrupt, "rank 8, and .* of rank 2", {"r": 8}),
+    "a rank that is none": (Corrupt, "r is '2'", {"r": "2"}),
+    "a rank that no number of floats is": (Corrupt, "r is 1000", {"r": 10**400}),
+    "a pattern without an end": (
+        Unsupported,
+        "repeats what is repeated",
+        {"rank_pattern": {"((((.*)*)*)*)*q_projZ": 4}},
+    ),
+    "a pattern that is none": (Corrupt, "is no pattern", {"alpha_pattern": {"(": 1}}),
+    "DoRA without magnitudes": (Corrupt, "0 of 1 modules", {"use_dora": True}),
+    "magnitudes without DoRA": (
+        Corrupt,
+        "use_dora false, and 1 of 1",
+        {"adapter": {**PAIR, f"{P}{Q}.lora_magnitude_vector": (6,)}},
+    ),
+    "magnitudes of others": (
+        Corrupt,
+        r"\(4,\), 6 magnitudes expected",
+        {"adapter": {**PAIR, f"{P}{Q}.lora_magnitude_vector": (4,)}, "use_dora": True},
+    ),
+    "half a pair": (Incomplete, "two factors", {"adapter": dict(list(PAIR.items())[:1])}),
+    "a layer too many": (
+        Corrupt,
+        r"1 modules .*: model\.layers\.1\.self_attn\.q_proj$",
+        {"adapter": {**PAIR, **{n.replace("s.0.", "s.1."): s for n, s in PAIR.items()}}},
+    ),
+    "another width": (Corrupt, "another model", {"base": {f"{Q}.weight": (6, 8)}}),
+    "the other way round": (Corrupt, "another model", {"base": {f"{Q}.weight": (4, 6)}}),
+    "no product": (
+        Corrupt,
+        "have no product",
+        {"adapter": {**PAIR, f"{P}{Q}.lora_B.weight": (6, 3)}},
+    ),
+    "ZeRO-3's empty weights": (Incomplete, "are empty", {"adapter": dict.fromkeys(PAIR, (0,))}),
+    "another vocabulary": (
+        Corrupt,
+        "another vocabulary",
+        {
+            "base": {**SHAPES, "model.embed_tokens.weight": (13, 4)},
+            "adapter": {n: s for n, s in WORDS.items() if "embed" in n},
+        },
+    ),
+    "half a vocabulary": (
+        Corrupt,
+        "a vocabulary of 15 tokens in model.embed_tokens.weight, and of 12 in lm_head.weight",
+        {"adapter": {**PAIR, f"{P}model.embed_tokens.weight": (15, 4)}},
+    ),
+    "another norm": (
+        Corrupt,
+        r"\(5, 10\), and .* of the base has \(4, 10\)",
+        {"adapter": {**PAIR, f"{P}{LAYER}mlp.down_proj.weight": (5, 10)}},
+    ),
+    "a bias that the base lacks": (
+        Unsupported,
+        "no bias there",
+        {"adapter": {**PAIR, f"{P}{Q}.lora_B.bias": (6,)}},
+    ),
+    "tokens beyond": (
+        Corrupt,
+        "contradicts trainable_token_indices",
+        {
+            "adapter": {
+                **PAIR,
+                f"{P}model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 4),
+            },
+            "trainable_token_indices": [3, 12],
+        },
+    ),
+    "another method's tensor": (
+        Unsupported,
+        "AdaLoRA",
+        {"adapter": {**PAIR, f"{P}{Q}.lora_E": (2, 1)}},
+    ),
+    "attention's projections in one": (
+        Unsupported,
+        "MultiheadAttention",
+        {
+            "base": {"attn.in_proj_weight": (12, 4), "attn.out_proj.weight": (4, 4)},
+            "adapter": {
+                f"{P}attn.lora_A.weight": (2, 4),
+                f"{P}attn.lora_B.weight": (12, 2),
+                f"{P}attn.base_layer.out_proj.lora_A.weight": (2, 4),
+                f"{P}attn.base_layer.out_proj.lora_B.weight": (4, 2),
+            },
+        },
+    ),
+    "a quantised base": (
+        Unsupported,
+        "quantised .*gptq",
+        {"config": {**LLAMA, "quantization_config": {"quant_method": "gptq"}}},
+    ),
+    "a quantised part": (
+        Unsupported,
+        "quantised .*fp8",
+        {"config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
+    ),
+    "bitsandbytes' tensors": (
+        Unsupported,
+        "quantised: it has .*absmax",
+        {"base": {**SHAPES, f"{Q}.weight.absmax": (3,)}},
+    ),
+    "bytes for weights": (Unsupported, "U8 in the base", {"dtype": "U8"}),
+    "nothing": (Corrupt, "no tensor that changes the base", {"adapter": {}}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_be_summed_is_refused_with_its_reason(name: str) -> None:
+    kind, text, own = REFUSED[name]
+    with pytest.raises(kind, match=text) as e:
+        plan(**own)
+    assert e.value.hint
+
+
+def test_a_changed_base_is_taken_if_the_user_says_so() -> None:
+    result = plan(init_lora_weights="pissa", is_changed_base=True)
+    assert result.of == plan().of
+
+
+@pytest.mark.parametrize(
+    ("own", "warning"),
+    [
+        ({"target_modules": ["q_proj"]}, "model.layers.1.self_attn.q_proj"),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0]}, ""),
+        ({"target_modules": ["q_proj"], "exclude_modules": ["layers.1"]}, ""),
+        ({"target_modules": ".*q_proj"}, ""),
+    ],
+)
+def test_layers_that_an_adapter_leaves_out_are_named(own: dict[str, Any], warning: str) -> None:
+    base = {**SHAPES, "model.layers.1.self_attn.q_proj.weight": (6, 4)}
+    warnings = plan(base, **own).warnings
+    assert (warning in "".join(warnings)) == bool(warnings) or not warning
+    assert bool(warnings) == bool(warning)
+
+
+def test_a_base_that_was_quantised_for_the_training_is_told() -> None:
+    (note,) = plan(base_model_name_or_path="unsloth/llama-bnb-4bit").notes
+    assert "unsloth/llama-bnb-4bit (4bit)" in note

@@ -1,0 +1,191 @@
+"""Casts against torch, bit for bit.
+
+A NaN is only promised to stay a NaN of its sign, as torch's own depend on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from ckptsync.merger.cast import RAW, cast
+
+Bits = npt.NDArray[Any]
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NUMPY: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
+TARGETS = ("BF16", "F16", "F32")
+PAIRS = [(s, t) for s in SIZES for t in TARGETS if s != t]
+INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
+
+
+def patterns(source: str) -> st.SearchStrategy[Bits]:
+    whole = st.integers(0, 2 ** (8 * SIZES[source]) - 1)
+    most = 65504 if source == "F16" else 70000
+    near = st.floats(-most, most, width=32).map(
+        lambda x: int(np.array(x, NUMPY[source]).view(RAW[SIZES[source]]))
+    )
+    return arrays(RAW[SIZES[source]], st.integers(0, 40), elements=whole | near)
+
+
+def by_torch(bits: Bits, source: str, target: str) -> Bits:
+    signed = {2: np.int16, 4: np.int32, 8: np.int64}
+    values = torch.from_numpy(bits.view(signed[SIZES[source]]).copy()).view(TORCH[source])
+    narrow = values.to(TORCH[target]).view({2: torch.int16, 4: torch.int32}[SIZES[target]])
+    return narrow.numpy().view(RAW[SIZES[target]])
+
+
+def magnitude(bits: Bits, dtype: str) -> Bits:
+    return np.asarray(bits & ((1 << (8 * SIZES[dtype] - 1)) - 1))
+
+
+def is_nan(bits: Bits, dtype: str) -> npt.NDArray[np.bool_]:
+    return np.asarray(magnitude(bits, dtype) > INFINITY[dtype])
+
+
+def sign(bits: Bits, dtype: str) -> Bits:
+    return np.asarray(bits >> (8 * SIZES[dtype] - 1)).astype(bool)
+
+
+def agree(bits: Bits, source: str, target: str, wanted: Bits) -> None:
+    found, _ = cast(bits, source, target)
+    assert found.dtype == RAW[SIZES[target]]
+    nan = is_nan(bits, source)
+    assert np.array_equal(found[~nan], wanted[~nan])
+    assert is_nan(found[nan], target).all()
+    assert np.array_equal(sign(found[nan], target), sign(bits[nan], source))
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+@given(data=st.data())
+def test_any_bits_become_what_torch_makes_of_them(
+    source: str, target: str, data: st.DataObject
+) -> None:
+    bits = data.draw(patterns(source))
+    agree(bits, source, target, by_torch(bits, source, target))
+
+
+@pytest.mark.parametrize(("source", "target"), [p for p in PAIRS if SIZES[p[0]] == 2])
+def test_every_pattern_of_sixteen_bits_is_right(source: str, target: str) -> None:
+    bits = np.arange(65536, dtype="<u2")
+    agree(bits, source, target, by_torch(bits, source, target))
+
+
+@pytest.mark.parametrize("target", ["BF16", "F16"])
+def test_every_value_and_every_middle_between_two_is_right(target: str) -> None:
+    """Each value of the target, and the float32s just below, at and above each halfway point: all
+    that rounding can get wrong.
+    """
+    narrow = np.arange(65536, dtype="<u2")
+    wide = by_torch(narrow[~is_nan(narrow, target)], target, "F32")
+    step = (1 << 15) if target == "BF16" else (1 << 12)
+    bits = np.concatenate([wide + np.uint32(step + d) for d in (-1, 0, 1)] + [wide])
+    agree(bits, "F32", target, by_torch(bits, "F32", target))
+
+
+def rounded_slowly(bits: Bits) -> Bits:
+    """float32 to bf16 by its definition, in wider integers: the nearer neighbour, of two equally
+    near the even one; a NaN keeps its upper half.
+    """
+    wide = bits.astype("<u8")
+    upper, lower = wide >> 16, wide & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper & 1 == 1))
+    return np.where(is_nan(bits, "F32"), upper | 0x40, upper + up).astype("<u2")
+
+
+@pytest.mark.parametrize("lower", [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234])
+def test_every_upper_half_is_rounded_by_its_definition(lower: int) -> None:
+    """All signs, exponents, infinities, and NaNs whose payload a carry would turn into a number:
+    each alone, and all at once.
+    """
+    bits = np.arange(65536, dtype="<u4") << 16 | lower
+    found, overflowed = cast(bits, "F32", "BF16")
+    wanted = rounded_slowly(bits)
+    assert np.array_equal(found, wanted)
+    assert overflowed == 2 * (lower >= 0x8000)
+    for some in (
+        bits[(bits & 0x7FFFFFFF) < 0x7F7F8000],
+        bits[(bits & 0x7FFFFFFF) >= 0x7F7F0000],
+        bits[bits >= 0xFF800000],
+        bits[:0],
+    ):
+        assert np.array_equal(cast(some, "F32", "BF16")[0], rounded_slowly(some))
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF800001, 0x7FFF8000])
+@pytest.mark.parametrize("at", [0, 500, 999])
+def test_one_nan_among_numbers_stays_a_nan(bits: int, at: int) -> None:
+    values = np.linspace(-3, 3, 1000, dtype="<f4").view("<u4")
+    values[at] = bits
+    found, overflowed = cast(values, "F32", "BF16")
+    assert np.array_equal(found, rounded_slowly(values))
+    assert overflowed == 0
+
+
+def test_what_lies_where_no_element_would_begin_is_cast_all_the_same() -> None:
+    held = np.zeros(4 * 100 + 1, "u1")
+    values = held[1:].view("<u4")
+    values[:] = np.linspace(-3, 3, 100, dtype="<f4").view("<u4")
+    assert np.array_equal(cast(values, "F32", "BF16")[0], rounded_slowly(values))
+    assert np.array_equal(cast(values, "F32", "F16")[0], by_torch(values.copy(), "F32", "F16"))
+
+
+@pytest.mark.parametrize("target", ["BF16", "F16"])
+@pytest.mark.parametrize("away", [2.0**-40, -(2.0**-40), 0.0])
+def test_a_double_next_to_the_middle_of_two_values_is_rounded_as_torch_does(
+    target: str, away: float
+) -> None:
+    half = 2.0**-8 if target == "BF16" else 2.0**-11
+    bits = np.array([1 + half + away, 1 + 3 * half + away, -1 - half - away], "<f8").view("<u8")
+    agree(bits, "F64", target, by_torch(bits, "F64", target))
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+@given(data=st.data())
+def test_finite_values_that_become_infinite_are_counted(
+    source: str, target: str, data: st.DataObject
+) -> None:
+    bits = data.draw(patterns(source))
+    before = magnitude(bits, source) < INFINITY[source]
+    after = magnitude(by_torch(bits, source, target), target) == INFINITY[target]
+    assert cast(bits, source, target)[1] == int((before & after).sum())
+
+
+@pytest.mark.parametrize(
+    ("source", "bits", "target"),
+    [("F32", 0x7F7F8000, "BF16"), ("F32", 0x477FF000, "F16"), ("F64", 0x47EFFFFFF0000000, "F32")],
+)
+def test_the_least_value_that_becomes_infinite_is_counted_and_the_one_below_is_not(
+    source: str, bits: int, target: str
+) -> None:
+    for sign_ in (0, 1 << (8 * SIZES[source] - 1)):
+        assert [
+            cast(np.array([sign_ | each], RAW[SIZES[source]]), source, target)[1]
+            for each in (bits - 1, bits)
+        ] == [0, 1]
+
+
+def test_infinities_that_were_there_are_not_counted() -> None:
+    bits = np.array([np.inf, -np.inf, np.nan, 1e5, -1e6], "<f4").view("<u4")
+    assert cast(bits, "F32", "F16")[1] == 2
+    assert cast(bits, "F32", "BF16")[1] == 0
+
+
+def test_the_same_element_type_is_the_same_bits() -> None:
+    bits = np.array([0x7F800001, 0xFFFFFFFF], "<u4")
+    found, overflowed = cast(bits, "F32", "F32")
+    assert found is bits
+    assert overflowed == 0

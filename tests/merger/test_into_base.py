@@ -1,0 +1,296 @@
+"""Adapters summed into their base: the values that numpy gives, however they are cut, wherever they
+are written, and what is wrong is said.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptsync.errors import Corrupt
+from ckptsync.merger import adapter_sums, read_units
+from ckptsync.merger.cast import Array
+from ckptsync.merger.destination import check_free, merge
+from ckptsync.merger.engine import Merged
+from ckptsync.merger.inputs import MergeRequest
+from ckptsync.merger.into_base import AS_BASE, open_into_base
+from ckptsync.merger.plan import DType, MergeOptions, MergeResources
+from ckptsync.stores.checkpoint_files import MERGING
+from ckptsync.stores.contract import Store
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import Access
+from ckptsync.stores.path_or_url import PathOrUrl
+from tests.support.adapters import (
+    DOWN,
+    EMBED,
+    HEAD,
+    LIVE,
+    NORM,
+    Q,
+    delta,
+    pair,
+    read_model,
+    whole_numbers,
+    write_adapter,
+    write_base,
+)
+from tests.support.crashing_store import Crash, Dying
+from tests.support.remote_stores import OUT, content, far, files_of, reaching
+
+Q_PROJ, DOWN_PROJ = Q.removesuffix(".weight"), DOWN.removesuffix(".weight")
+
+
+def merge_into_base(
+    adapters: list[Path],
+    base: Path,
+    out: PathOrUrl,
+    *,
+    dtype: DType = "auto",
+    jobs: int = 1,
+    access: Access | None = None,
+) -> Merged:
+    options = MergeOptions(dtype, AS_BASE)
+    request = MergeRequest(adapters, out, options, into=base)
+    access = access or Access()
+    check_free(request, access)
+    return merge(open_into_base(request, access), access, work=MergeResources(jobs))
+
+
+def every_change() -> dict[str, Array]:
+    """An adapter of linear modules, of an embedding, with a norm saved whole, and DoRA."""
+    embedding = {
+        f"{LIVE}model.embed_tokens.lora_embedding_A": whole_numbers(21, (4, 50), 2),
+        f"{LIVE}model.embed_tokens.lora_embedding_B": whole_numbers(22, (24, 4), 2),
+    }
+    magnitude = {f"{LIVE}{DOWN_PROJ}.lora_magnitude_vector": np.full(24, 30, "<f4")}
+    return {
+        **pair(Q_PROJ, 11),
+        **pair(DOWN_PROJ, 13),
+        **embedding,
+        **magnitude,
+        f"{LIVE}{NORM}": whole_numbers(31, (24,)),
+    }
+
+
+@pytest.mark.parametrize("window", [64, 100, 1000, 4 << 20])
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("whole", [0, 4 << 20])
+def test_each_way_to_cut_it_gives_the_values_that_numpy_gives(
+    window: int, jobs: int, whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_units, "WINDOW", window)
+    monkeypatch.setattr(adapter_sums, "BLOCK", max(7, window // 16))
+    monkeypatch.setattr(adapter_sums, "_WHOLE", whole)
+    base, own = write_base(tmp_path / "base"), every_change()
+    plain = {name: t for name, t in own.items() if "magnitude" not in name}
+    adapter = write_adapter(tmp_path / "plain", plain, modules_to_save=["norm"])
+    merged = merge_into_base([adapter], tmp_path / "base", tmp_path / "out", jobs=jobs)
+    found = read_model(tmp_path / "out")
+    product = (
+        own[f"{LIVE}model.embed_tokens.lora_embedding_B"]
+        @ own[f"{LIVE}model.embed_tokens.lora_embedding_A"]
+    )
+    wanted = base | {
+        Q: base[Q] + delta(own, Q_PROJ),
+        DOWN: base[DOWN] + delta(own, DOWN_PROJ),
+        EMBED: base[EMBED] + 3 * product.T,
+        NORM: own[f"{LIVE}{NORM}"],
+    }
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert np.array_equal(found[name], values), name
+    total = merged.changes[Q]
+    assert total.relative == pytest.approx(
+        np.linalg.norm(delta(own, Q_PROJ)) / np.linalg.norm(base[Q])
+    )
+
+
+@pytest.mark.parametrize("window", [100, 1000, 4 << 20])
+def test_dora_takes_the_norms_of_whole_rows_and_of_an_embedding_those_over_the_vocabulary(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_units, "WINDOW", window)
+    monkeypatch.setattr(adapter_sums, "BLOCK", max(7, window // 16))
+    base, own = write_base(tmp_path / "base"), every_change()
+    own |= {
+        f"{LIVE}{Q_PROJ}.lora_magnitude_vector": whole_numbers(41, (24,)) + 30,
+        f"{LIVE}model.embed_tokens.lora_magnitude_vector": whole_numbers(42, (24,)) + 40,
+    }
+    adapter = write_adapter(tmp_path / "adapter", own, use_dora=True, modules_to_save=["norm"])
+    merge_into_base([adapter, adapter], tmp_path / "base", tmp_path / "out", jobs=2)
+    found = read_model(tmp_path / "out")
+    embedding = (
+        own[f"{LIVE}model.embed_tokens.lora_embedding_B"]
+        @ own[f"{LIVE}model.embed_tokens.lora_embedding_A"]
+    ).T
+    for name, change, axis in (
+        (Q, delta(own, Q_PROJ), 1),
+        (DOWN, delta(own, DOWN_PROJ), 1),
+        (EMBED, 3 * embedding, 0),
+    ):
+        module = name.removesuffix(".weight")
+        magnitude = np.expand_dims(own[f"{LIVE}{module}.lora_magnitude_vector"], axis)
+        # the norm is the unmerged base's, also for the second adapter
+        scale = magnitude / np.linalg.norm(base[name] + change, axis=axis, keepdims=True)
+        wanted = scale * (scale * (base[name] + change) + change)
+        assert np.allclose(found[name], wanted, rtol=1e-5, atol=1e-5), name
+
+
+def test_several_adapters_are_summed_in_order_and_rounded_after_each(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", "<f2")
+    one, two = pair(Q_PROJ, 1), pair(Q_PROJ, 3)
+    one = {n: t * 1e-3 for n, t in one.items()}
+    adapters = [write_adapter(tmp_path / n, t) for n, t in (("one", one), ("two", two))]
+    merge_into_base(adapters, tmp_path / "base", tmp_path / "out")
+    merge_into_base(adapters[:1], tmp_path / "base", tmp_path / "first")
+    merge_into_base(adapters[1:], tmp_path / "first", tmp_path / "second")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "second")
+    merge_into_base(adapters, tmp_path / "base", tmp_path / "single", dtype="fp32")
+    wanted = base[Q].astype("<f4") + delta(one, Q_PROJ) + delta(two, Q_PROJ)
+    found = read_model(tmp_path / "single")
+    assert np.allclose(found[Q], wanted, rtol=1e-6)
+    assert json.loads((tmp_path / "single" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_files_are_cut_as_the_base_is_and_hold_the_adapters_tokenizer(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    write_base(base, files=3)
+    (base / "chat_template.jinja").write_text("the base's")
+    (base / "merges.txt").write_text("the base's")
+    (base / "generation_config.json").write_text("{}")
+    adapter = write_adapter(tmp_path / "adapter", pair(Q_PROJ, 1))
+    (adapter / "tokenizer.json").write_text('{"of": "the adapter"}')
+    (adapter / "tokenizer_config.json").write_text('{"chat_template": "its own"}')
+    merge_into_base([adapter], base, tmp_path / "out")
+    out = files_of(tmp_path / "out")
+    names = {path.name for path in base.iterdir()} - {"chat_template.jinja", "merges.txt"}
+    assert out.keys() == names | {"tokenizer_config.json"}
+    for path in base.glob("*.safetensors"):
+        assert len(out[path.name]) == path.stat().st_size
+    maps = [
+        json.loads(d)["weight_map"]
+        for d in (
+            out["model.safetensors.index.json"],
+            (base / "model.safetensors.index.json").read_bytes(),
+        )
+    ]
+    assert maps[0] == maps[1]
+    assert json.loads(out["tokenizer.json"]) == {"of": "the adapter"}
+    assert "adapter_config.json" not in out
+
+
+def test_a_resized_vocabulary_is_in_weights_and_configuration(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    embed, head = whole_numbers(5, (56, 24)), whole_numbers(6, (56, 24))
+    saved = {f"{LIVE}{EMBED}": embed, f"{LIVE}{HEAD}": head}
+    config = {"modules_to_save": ["embed_tokens", "lm_head"]}
+    adapter = write_adapter(tmp_path / "adapter", {**pair(Q_PROJ, 1), **saved}, **config)
+    merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
+    found = read_model(tmp_path / "out")
+    assert np.array_equal(found[EMBED], embed)
+    assert np.array_equal(found[HEAD], head)
+    assert np.array_equal(found[DOWN], base[DOWN])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 56
+
+
+def left_behind(adapter: Path, base: Path) -> list[Store]:
+    """What merges have left that died, each at another moment."""
+    found: list[Store] = []
+    for lives in itertools.count(1):
+        store = MemoryStore("mem://out")
+        try:
+            access = reaching({OUT: Dying(store, lives)})
+            merge_into_base([adapter], base, OUT, access=access)
+        except Crash:
+            found.append(store)
+        else:
+            return found
+    raise AssertionError
+
+
+def test_killed_into_a_store_it_continues_and_tells_of_every_change(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    write_base(base, files=3)
+    own = pair(Q_PROJ, 1) | pair(DOWN_PROJ, 3)
+    write_adapter(adapter, own)
+    wanted = merge_into_base([adapter], base, tmp_path / "out")
+    states = left_behind(adapter, base)
+    assert len(states) > 10
+    continued = 0
+    for store in states:
+        begun = MERGING in content(store)
+        if not begun and content(store):
+            continue  # it had ended
+        merged = merge_into_base([adapter], base, OUT, access=reaching({OUT: store}))
+        assert content(store) == files_of(tmp_path / "out")
+        assert merged.changes == wanted.changes
+        continued += any("from an earlier merge" in note for note in merged.notes)
+    assert continued
+
+
+def test_from_far_the_same_bytes_are_written(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    write_base(base, files=2)
+    write_adapter(adapter, pair(Q_PROJ, 5))
+    merge_into_base([adapter], base, tmp_path / "out")
+    stores = far([adapter, base])
+    out = MemoryStore("mem://out")
+    access = reaching({**stores, OUT: out})
+    source, into = stores
+    options = MergeOptions("auto", AS_BASE)
+    request = MergeRequest([source], OUT, options, into=into)
+    merge(open_into_base(request, access), access)
+    assert content(out) == files_of(tmp_path / "out")
+
+
+def test_what_is_wrong_with_values_is_said(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tensors = write_base(base)
+    own = pair(Q_PROJ, 1) | pair(DOWN_PROJ, 3)
+
+    def notes(name: str, changed: dict[str, Array], into: Path = base, **config: object) -> str:
+        adapter = write_adapter(tmp_path / name, own | changed, **config)
+        merged = merge_into_base([adapter], into, tmp_path / f"{name}-out")
+        return "\n".join(merged.notes)
+
+    still = {f"{LIVE}{Q_PROJ}.lora_B.weight": np.zeros((24, 4), "<f4")}
+    zeros = {name: np.zeros_like(t) for name, t in own.items() if "lora_B" in name}
+    assert "warning" not in notes("trained", {})
+    assert f"1 of 2 modules are not changed (B is all zero): {Q_PROJ}" in notes("some", still)
+    assert "this adapter changes nothing" in notes("none", zeros)
+    assert files_of(tmp_path / "none-out").keys() == files_of(base).keys()
+    assert "contain this adapter already" in notes("again", {}, tmp_path / "trained-out")
+    odd = {f"{LIVE}{m}.lora_magnitude_vector": np.full(24, 900, "<f4") for m in (Q_PROJ, DOWN_PROJ)}
+    assert "48 of 48 magnitudes" in notes("dora", odd, use_dora=True)
+    norms = {
+        f"{LIVE}{n.removesuffix('.weight')}.lora_magnitude_vector": np.linalg.norm(
+            tensors[n], axis=1
+        )
+        for n in (Q, DOWN)
+    }
+    assert "magnitudes" not in notes("right", norms, use_dora=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_a_sum_that_is_no_finite_number_is_refused_by_name(value: float, tmp_path: Path) -> None:
+    write_base(tmp_path / "base", "<f2")
+    own = pair(Q_PROJ, 1)
+    own[f"{LIVE}{Q_PROJ}.lora_B.weight"][3, 2] = value
+    adapter = write_adapter(tmp_path / "adapter", own)
+    with pytest.raises(Corrupt, match=Q_PROJ):
+        merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_values_too_large_for_the_written_type_are_refused(tmp_path: Path) -> None:
+    write_base(tmp_path / "base", "<f2")
+    own = {name: t * 300 for name, t in pair(Q_PROJ, 1).items()}
+    adapter = write_adapter(tmp_path / "adapter", own)
+    with pytest.raises(Corrupt, match="too large for F16") as e:
+        merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
+    assert "--dtype" in e.value.hint
+    merge_into_base([adapter], tmp_path / "base", tmp_path / "out", dtype="bf16")

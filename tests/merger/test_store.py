@@ -1,0 +1,320 @@
+"""Merging into a store: the same bytes as on a disk, whatever dies on the way, and nothing made
+twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
+from ckptsync.merger.inputs import MergeRequest, open_sources
+from ckptsync.merger.plan import MergeOptions, MergeResources
+from ckptsync.stores.checkpoint_files import MERGING as RECORD
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.path_or_url import PathOrUrl
+from ckptsync.stores.urls import Remote
+from tests.support.crashing_store import Crash, Dying
+from tests.support.files_in_memory import safetensors_file
+from tests.support.merge_on_disk import merge_local
+from tests.support.remote_stores import (
+    KEEP,
+    OUT,
+    Counting,
+    content,
+    far,
+    files_of,
+    merge_into,
+    reaching,
+)
+from tests.support.vector import Vector, vector
+
+HANDFUL = [
+    "hf-fsdp2-2node",
+    "hf-zero3-2node",
+    "raw-ds-zero3-tied",
+    "acc-ranks-fsdp1",
+    "bin-sharded",
+    "hf-fsdp2-lora",
+]
+TWO_NODES = vector("hf-fsdp2-2node")
+WEIGHTS = [f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)]
+IN, ELSEWHERE = Remote("mem", "in"), Remote("mem", "elsewhere")
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> dict[str, bytes]:
+    """What a merge on a disk writes."""
+    merge_local(TWO_NODES.sources, tmp_path / "out", KEEP)
+    return files_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize("jobs", [1, 8])
+@pytest.mark.parametrize("name", HANDFUL)
+def test_elsewhere_the_same_bytes_are_written_as_here(name: str, jobs: int, tmp_path: Path) -> None:
+    of = vector(name)
+    wanted = merge_local(of.sources, tmp_path / "out", KEEP)
+    out = MemoryStore("mem://out")
+    found = merge_into(out, far(of.sources), work=MergeResources(jobs))
+    assert content(out) == files_of(tmp_path / "out")
+    assert (found.files, found.notes) == (wanted.files, wanted.notes)
+
+
+def test_from_here_to_elsewhere_and_from_both_the_bytes_are_the_same(
+    here: dict[str, bytes],
+) -> None:
+    one, two = TWO_NODES.sources
+    mixed = far([one])
+    both: list[PathOrUrl] = [*mixed, two]
+    for sources in ([one, two], both):
+        out = MemoryStore("mem://out")
+        merge_into(out, mixed, sources)
+        assert content(out) == here
+
+
+def dying(of: Vector, jobs: int = 1) -> Iterable[tuple[MemoryStore, int]]:
+    """What is left behind at every moment at which a merge can die, but when it has ended."""
+    for lives in itertools.count():
+        store = MemoryStore("mem://out")
+        try:
+            merge_into(Dying(store, lives), far(of.sources), work=MergeResources(jobs))
+        except Crash:
+            if lives < 2 or RECORD in content(store):
+                yield store, lives
+            else:
+                assert content(store).keys() >= {*WEIGHTS, INDEX}
+        else:
+            assert lives > 20
+            return
+
+
+def unfinished() -> MemoryStore:
+    """What a merge has left that died when its index was to be written."""
+    return [store for store, _ in dying(TWO_NODES) if INDEX not in content(store)][-1]
+
+
+def test_killed_at_any_moment_it_leaves_no_model_and_done_again_it_makes_only_what_is_missing(
+    here: dict[str, bytes],
+) -> None:
+    digests = [f.digest for f in merge_into(MemoryStore(), far(TWO_NODES.sources)).files]
+    for store, lives in dying(TWO_NODES):
+        left = content(store)
+        assert all(here[name] == data for name, data in left.items() if name != RECORD)
+        if left:
+            with pytest.raises(Incomplete, match="contains an unfinished merge"):
+                open_sources(MergeRequest([OUT], ELSEWHERE, KEEP), reaching({OUT: store}))
+        out, finished = Counting(store), left.keys() & set(WEIGHTS)
+        found = merge_into(out, far(TWO_NODES.sources))
+        assert content(store) == here, lives
+        assert not finished & out.writes.keys()
+        assert set(out.reads) & set(WEIGHTS) == finished
+        assert [file.digest for file in found.files] == digests
+
+
+def test_what_only_finished_files_need_is_not_read_again() -> None:
+    size = 8 << 20
+    model = {name: ("U8", (size,), bytes([n]) * size) for n, name in enumerate("abc")}
+    source = MemoryStore("mem://in")
+    source.write("model.safetensors", [safetensors_file(model)])
+    for lives, left in [(0, 3), (8, 2), (14, 1), (20, 0)]:
+        store = MemoryStore("mem://out")
+        options = MergeOptions("keep", size + 1)
+        with pytest.raises(Crash):
+            merge_into(Dying(store, lives), {IN: source}, options=options)
+        counting = Counting(source)
+        merge_into(store, {IN: counting}, options=options)
+        assert left * size <= counting.read < left * size + (1 << 20), lives
+        assert content(store).keys() == {
+            *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)),
+            INDEX,
+        }
+
+
+def test_of_a_damaged_file_that_an_earlier_merge_left_the_right_one_is_made(
+    here: dict[str, bytes],
+) -> None:
+    store = unfinished()
+    store.write(WEIGHTS[1], [here[WEIGHTS[1]][:-1] + b"!"])
+    found = merge_into(store, far(TWO_NODES.sources))
+    assert content(store) == here
+    assert (
+        f"{WEIGHTS[1]}: does not match the checksum that an earlier merge recorded;"
+        " ckptsync writes it again" in found.notes
+    )
+
+
+@pytest.mark.parametrize("name", ["stranger", "model.safetensors", "config.json"])
+def test_where_something_else_is_nothing_is_written(name: str) -> None:
+    store = MemoryStore("mem://out")
+    store.write(name, [b"precious"])
+    with pytest.raises(ConfigError, match=rf"mem://out: exists, with {name} in it"):
+        merge_into(store, far(TWO_NODES.sources))
+    assert content(store) == {name: b"precious"}
+
+
+def test_beside_an_unfinished_merge_nothing_else_may_be() -> None:
+    store = unfinished()
+    store.write("precious", [b"x"])
+    before = content(store)
+    with pytest.raises(ConfigError, match="precious does not belong to the merge"):
+        merge_into(store, far(TWO_NODES.sources))
+    assert content(store) == before
+
+
+@pytest.mark.parametrize("options", [MergeOptions("bf16", 20_000), MergeOptions("keep", 20_000)])
+def test_another_merge_does_not_go_on_with_it(options: MergeOptions) -> None:
+    store = unfinished()
+    before = content(store)
+    with pytest.raises(
+        ConfigError, match="an unfinished merge of other sources, or with other options"
+    ):
+        merge_into(store, far(TWO_NODES.sources), options=options)
+    assert content(store) == before
+
+
+def test_sources_that_are_no_longer_the_same_do_not_go_on_with_it() -> None:
+    store = unfinished()
+    sources = far(TWO_NODES.sources)
+    one = next(iter(sources.values()))
+    name = "pytorch_model_fsdp_0/__0_0.distcp"
+    one.write(name, [read_all(one, name)])
+    with pytest.raises(ConfigError, match="of other sources"):
+        merge_into(store, sources)
+
+
+class Changing(Counting):
+    """A source that a trainer writes to while it is read."""
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        super().read_into(name, start, out)
+        if out.nbytes > 1000:
+            self.inner.write(name, [read_all(self.inner, name)])
+
+
+@pytest.mark.parametrize("size", [20_000, 1 << 30])
+def test_a_source_that_changes_during_the_merge_leaves_nothing_that_opens(size: int) -> None:
+    store = MemoryStore("mem://out")
+    changing = {place: Changing(source) for place, source in far(TWO_NODES.sources).items()}
+    with pytest.raises(Incomplete, match="changed while it was read"):
+        merge_into(store, changing, options=MergeOptions("keep", size))
+    left = content(store).keys()
+    assert RECORD in left
+    assert (
+        not {"model.safetensors", "config.json", "model.safetensors.index.json", WEIGHTS[-1]} & left
+    )
+
+
+def test_a_damaged_source_leaves_nothing_that_opens() -> None:
+    for size in (20_000, 1 << 30):
+        sources = far(TWO_NODES.sources)
+        one = next(iter(sources.values()))
+        name = "pytorch_model_fsdp_0/__0_0.distcp"
+        data = bytearray(read_all(one, name))
+        data[len(data) // 2] ^= 1
+        one.write(name, [bytes(data)])
+        store = MemoryStore("mem://out")
+        with pytest.raises(Corrupt, match="CRC32"):
+            merge_into(store, sources, options=MergeOptions("keep", size))
+        assert "model.safetensors" not in content(store)
+
+
+class Keeping(Counting):
+    """A store of whose files none may be deleted."""
+
+    def delete(self, name: str) -> None:
+        raise StoreError(f"{name}: access denied")
+
+
+def test_where_nothing_may_be_deleted_the_record_says_that_the_merge_has_ended(
+    here: dict[str, bytes],
+) -> None:
+    store = MemoryStore("mem://out")
+    found = merge_into(Keeping(store), far(TWO_NODES.sources))
+    assert found.notes[-1].startswith(f"{RECORD} could not be deleted")
+    assert json.loads(content(store).pop(RECORD))["ended"]
+    assert {name: data for name, data in content(store).items() if name != RECORD} == here
+    assert open_sources(MergeRequest([OUT], ELSEWHERE, KEEP), reaching({OUT: store})).job.plans
+    again = Counting(store)
+    merge_into(again, far(TWO_NODES.sources))
+    assert set(again.writes) == set()
+    assert content(store) == here
+
+
+class Racing(Counting):
+    """A store in which the same merge is done by somebody else at the first write."""
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        merge_into(self.inner, far(TWO_NODES.sources))
+        super().create(name, chunks, about)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if name == WEIGHTS[1] and not self.writes[name]:
+            self.writes[name] += 1
+            merge_into(self.inner, far(TWO_NODES.sources))
+        super().write(name, chunks, about)
+
+
+def test_two_identical_merges_at_once_do_no_harm(here: dict[str, bytes]) -> None:
+    for first in ("create", "write"):
+        store = MemoryStore("mem://out")
+        racing = Racing(store)
+        if first == "write":
+            racing.create = store.create  # type: ignore[method-assign]
+        merge_into(racing, far(TWO_NODES.sources))
+        assert content(store) == here
+
+
+def test_statistics_are_of_every_file_though_some_are_there(here: dict[str, bytes]) -> None:
+    store = unfinished()
+    found = merge_into(store, far(TWO_NODES.sources), work=MergeResources(statistics=True))
+    assert found.statistics is not None
+    assert len(found.statistics) == len(found.tensors)
+    assert content(store) == here
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"plan": 1}', b'{"plan":"\xff"}', b"[" * 100_000, b" " * ((32 << 20) + 1)], ids=len
+)
+def test_a_record_that_is_none_is_said_and_left_alone(data: bytes) -> None:
+    store = MemoryStore("mem://out")
+    store.write(RECORD, [data])
+    with pytest.raises(Corrupt, match=r"not a record of a merge|bytes, at most"):
+        merge_into(store, far(TWO_NODES.sources))
+    assert content(store) == {RECORD: data}
+
+
+def test_a_destination_inside_a_source_is_refused() -> None:
+    sources = far(TWO_NODES.sources)
+    place = next(iter(sources))
+    for inside in (place, Remote(place.scheme, f"{place.rest}/out")):
+        with pytest.raises(ConfigError, match="inside the checkpoint"):
+            open_sources(MergeRequest([*sources], inside, KEEP), reaching(sources))
+
+
+def test_a_missing_rank_is_told_in_the_same_words_as_here(tmp_path: Path) -> None:
+    with pytest.raises(Incomplete) as here:
+        merge_local(TWO_NODES.sources[:1], tmp_path / "out", KEEP)
+    with pytest.raises(Incomplete) as elsewhere:
+        merge_into(MemoryStore("mem://out"), far(TWO_NODES.sources[:1]))
+    assert (str(here.value), here.value.hint) == (str(elsewhere.value), elsewhere.value.hint)
+
+
+def test_a_source_whose_path_is_no_text_is_merged_into_a_store(
+    tmp_path: Path, here: dict[str, bytes]
+) -> None:
+    odd = tmp_path / os.fsdecode(b"s\xff")
+    sources = [
+        Path(shutil.copytree(source, odd / str(n), copy_function=shutil.copy2))
+        for n, source in enumerate(TWO_NODES.sources)
+    ]
+    store = MemoryStore("mem://out")
+    merge_into(store, {}, sources)
+    assert content(store) == here

@@ -1,0 +1,290 @@
+"""Names without wrappers, one to one.
+
+And one name for tied weights, where the configuration ties them and bytes agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from ckptsync.errors import Unsupported
+from ckptsync.merger.plan import DType, MergeOptions
+from ckptsync.merger.tensor_names import (
+    EMBEDDINGS,
+    HEADS,
+    WRAPPERS,
+    clean_names,
+    is_tied,
+    unwrapped,
+    without_tied,
+)
+from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
+from tests.support.files_in_memory import MemoryFiles
+
+
+def tensors(*names: str, tied: str | None = None) -> list[Tensor]:
+    return [Tensor(name, "F32", (), (Copy("F32", (), ()),), tied) for name in names]
+
+
+def names(*stored: str, known: tuple[str, ...] = ()) -> list[str]:
+    return [t.name for t in unwrapped(tensors(*stored), known)[0]]
+
+
+@pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
+def test_a_wrapper_is_taken_out_wherever_it_stands(wrapper: str) -> None:
+    stored = (
+        f"{wrapper}.a.weight",
+        f"a.{wrapper}.b",
+        f"{wrapper}.{wrapper}.x.{wrapper}.y",
+        "plain",
+    )
+    assert names(*stored) == ["a.weight", "a.b", "x.y", "plain"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a_orig_mod.weight", "_orig_mod_.weight", "my._forward_modules.w", "_orig_mod", "a._orig_mod"],
+)
+def test_only_a_whole_component_above_the_last_is_a_wrapper(name: str) -> None:
+    assert names(name) == [name]
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        (("module.a", "module.b.c"), ["a", "b.c"]),
+        (("module.module.a", "module._orig_mod.module.b"), ["a", "b"]),
+        (("_orig_mod.module.a", "module._orig_mod.b"), ["a", "b"]),
+        (("module.module.a", "module.b"), ["module.a", "b"]),
+        (("module.a", "b"), ["module.a", "b"]),
+        (("a.module.b",), ["a.module.b"]),
+        ((), []),
+    ],
+)
+def test_module_is_a_wrapper_only_as_the_first_component_of_all_names(
+    stored: tuple[str, ...], wanted: list[str]
+) -> None:
+    assert names(*stored) == wanted
+
+
+def test_module_stays_where_the_base_model_has_a_part_of_that_name() -> None:
+    assert names("module.a", known=("module.a",)) == ["module.a"]
+    assert names("module.a", known=("a",)) == ["a"]
+
+
+def test_it_is_said_once_with_an_example_and_the_count() -> None:
+    _, notes = unwrapped(tensors("module._orig_mod.a", "module.b"))
+    assert notes == (
+        "_orig_mod and module taken out of 2 names, such as module._orig_mod.a: now a",
+    )
+    assert unwrapped(tensors("a", "b"))[1] == ()
+
+
+def test_two_tensors_that_would_get_one_name_are_refused() -> None:
+    with pytest.raises(
+        Unsupported,
+        match=r"^_orig_mod\.a: would be renamed to a, the name of another tensor$",
+    ):
+        unwrapped(tensors("_orig_mod.a", "a"))
+
+
+def test_what_a_tensor_is_tied_to_is_renamed_with_it() -> None:
+    found, _ = unwrapped(
+        [
+            *tensors("_orig_mod.e"),
+            *tensors("_orig_mod.h", tied="_orig_mod.e"),
+            *tensors("x", tied="not here"),
+        ]
+    )
+    assert [(t.name, t.tied) for t in found] == [("e", None), ("h", "e"), ("x", "not here")]
+
+
+def test_names_that_need_no_change_cost_no_new_tensor() -> None:
+    given = tensors("a", "b")
+    assert all(one is other for one, other in zip(unwrapped(given)[0], given, strict=True))
+    assert clean_names(["a"]) == {"a": "a"}
+
+
+TIED = {"tie_word_embeddings": True}
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def tensor(
+    name: str, file: str, shape: Shape = (2,), dtype: str = "F32", tied: str | None = None
+) -> Tensor:
+    return Tensor(
+        name,
+        dtype,
+        shape,
+        (Copy(dtype, shape, (Part((0,) * len(shape), shape, Extent(file, 0, 8)),)),),
+        tied,
+    )
+
+
+def kept(
+    tensors: list[Tensor],
+    config: Mapping[str, object] | None = TIED,
+    files: dict[str, bytes] | None = None,
+    dtype: DType = "auto",
+    base: dict[str, Tensor] | None = None,
+) -> tuple[list[str], tuple[str, ...]]:
+    content = (
+        {"e": b"12345678", "same": b"12345678", "other": b"12345679"} if files is None else files
+    )
+    found, notes = without_tied(tensors, MemoryFiles(content), MergeOptions(dtype), config, base)
+    return [t.name for t in found], notes
+
+
+UNTIED = {"tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (TIED, True),
+        ({"text_config": TIED}, True),
+        (TIED | {"text_config": TIED}, True),
+        (UNTIED, False),
+        (TIED | {"text_config": UNTIED}, False),
+        (UNTIED | {"text_config": TIED}, False),
+        ({}, False),
+        ({"text_config": 5}, False),
+        ({"tie_word_embeddings": "yes"}, False),
+        ({"model_type": "gpt2"}, True),
+        ({"model_type": "gpt2"} | UNTIED, False),
+        ({"model_type": "llama"}, False),
+        ({"model_type": ["gpt2"]}, False),
+    ],
+)
+def test_the_configuration_says_whether_head_and_embedding_are_one(
+    config: dict[str, object],
+    wanted: bool,  # noqa: FBT001
+) -> None:
+    assert is_tied(config) is wanted
+
+
+def test_equal_bytes_are_kept_once_under_the_embeddings_name() -> None:
+    for dtype in ("auto", "keep", "bf16"):
+        names, notes = kept(
+            [tensor(HEAD, "same"), tensor("x", "e"), tensor(EMBEDDING, "e")], dtype=dtype
+        )
+        assert names == ["x", EMBEDDING]
+        assert notes == (f"{HEAD} is tied to {EMBEDDING}: one copy is kept",)
+
+
+def test_bytes_that_differ_are_both_kept_and_it_is_said() -> None:
+    names, notes = kept([tensor(EMBEDDING, "e"), tensor(HEAD, "other")])
+    assert names == [EMBEDDING, HEAD]
+    assert notes == (
+        f"{HEAD} and {EMBEDDING} are tied by the configuration, but differ: both are kept",
+    )
+
+
+def test_without_the_configurations_word_both_are_kept() -> None:
+    two = [tensor(EMBEDDING, "e"), tensor(HEAD, "e", tied=EMBEDDING)]
+    assert kept(two, {}) == kept(two, UNTIED) == ([EMBEDDING, HEAD], ())
+    names, notes = kept(two, None)
+    assert names == [EMBEDDING, HEAD]
+    assert notes == (
+        (
+            f"{HEAD} is tied to {EMBEDDING} in the training: both are written, as no config.json"
+            " ties them"
+        ),
+    )
+
+
+@pytest.mark.parametrize(("head", "embedding"), [(EMBEDDING, None), (None, HEAD)])
+def test_where_the_framework_ties_them_nothing_is_read(
+    head: str | None, embedding: str | None
+) -> None:
+    names, _ = kept(
+        [tensor(EMBEDDING, "e", tied=embedding), tensor(HEAD, "e", tied=head)], files={}
+    )
+    assert names == [EMBEDDING]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_the_names_of_any_of_transformers_models_are_known(head: str, embedding: str) -> None:
+    assert kept([tensor(f"a.{embedding}", "e"), tensor(f"b.{head}", "same")])[0] == [
+        f"a.{embedding}"
+    ]
+
+
+def test_only_the_one_embedding_of_the_same_shape_and_type_is_meant() -> None:
+    others = [tensor("a.wte.weight", "e", (1, 2)), tensor("b.wte.weight", "e", dtype="I32")]
+    assert kept([*others, tensor(HEAD, "same")]) == ([*(t.name for t in others), HEAD], ())
+    two = [tensor("a.wte.weight", "e"), tensor("b.wte.weight", "e")]
+    assert kept([*two, tensor(HEAD, "same")]) == ([*(t.name for t in two), HEAD], ())
+
+
+FOUR = (
+    "shared.weight",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+
+
+@pytest.mark.parametrize("parent", ["", "model."])
+def test_an_encoder_and_a_decoder_with_one_embedding_keep_the_shared_name(parent: str) -> None:
+    names = [parent + n for n in FOUR[:3]] + [FOUR[3]]
+    assert kept([tensor(n, "e") for n in names])[0] == [f"{parent}shared.weight"]
+
+
+def test_a_second_name_with_other_bytes_is_kept_and_so_is_a_head_that_is_like_neither() -> None:
+    stored = dict(zip(FOUR, ("e", "other", "same", "other"), strict=True))
+    names, notes = kept([tensor(n, f) for n, f in stored.items()])
+    assert names == ["shared.weight", "encoder.embed_tokens.weight"]  # the head is as the encoder's
+    assert (
+        notes[0]
+        == "encoder.embed_tokens.weight and shared.weight are tied by the configuration, but"
+        " differ: both are kept"
+    )
+
+
+def test_a_second_name_without_a_first_is_left_alone() -> None:
+    assert kept([tensor("encoder.embed_tokens.weight", "e"), tensor("x", "e")])[0] == [
+        "encoder.embed_tokens.weight",
+        "x",
+    ]
+
+
+def test_the_bias_of_a_head_has_two_names() -> None:
+    stored = [tensor("cls.predictions.bias", "e"), tensor("cls.predictions.decoder.bias", "same")]
+    assert kept(stored)[0] == ["cls.predictions.bias"]
+
+
+def test_a_name_is_no_head_that_only_ends_like_one() -> None:
+    assert kept([tensor("my_lm_head.weight", "e"), tensor(EMBEDDING, "same")])[0] == [
+        "my_lm_head.weight",
+        EMBEDDING,
+    ]
+
+
+def test_of_several_embeddings_the_one_with_the_heads_bytes_is_meant() -> None:
+    assert kept(
+        [tensor("a.wte.weight", "other"), tensor("b.wte.weight", "e"), tensor(HEAD, "same")]
+    )[0] == [
+        "a.wte.weight",
+        "b.wte.weight",
+    ]
+
+
+def test_a_head_that_stands_alone_gets_the_name_that_the_base_model_has() -> None:
+    base = {EMBEDDING: tensor(EMBEDDING, "b")}
+    names, notes = kept([tensor("x", "e"), tensor(HEAD, "e"), tensor("y", "e")], base=base)
+    assert names == ["x", EMBEDDING, "y"]
+    assert notes == (f"{HEAD} is written as {EMBEDDING}, which the base model has for the two",)
+
+
+def test_without_proof_a_head_that_stands_alone_keeps_its_name() -> None:
+    for base in (
+        None,
+        {HEAD: tensor(HEAD, "b"), EMBEDDING: tensor(EMBEDDING, "b")},
+        {EMBEDDING: tensor(EMBEDDING, "b", (1, 2))},
+    ):
+        names, notes = kept([tensor(HEAD, "e")], base=base)
+        assert (names, "no embedding with a name of its own" in notes[0]) == ([HEAD], True)
