@@ -191,17 +191,12 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 
 bench: $(BENCH_VENV)/.installed bench-beside bench-idle bench-hook
-	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
-	$(BENCH_VENV)/bin/python -m benchmarks.adapters --python $(BENCH_VENV)/bin/python --llamafactory '$(LLAMAFACTORY)' --rounds $(ROUNDS) --work build/bench
-	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
-	$(BENCH_VENV)/bin/python -m benchmarks.plan --counts $(PLAN_COUNTS) > build/bench/plan.txt
-	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --adapters build/bench/adapters.json --plan build/bench/plan.txt --beside build/bench/beside.json --idle build/bench/idle.json --hook build/bench/hook.json > docs/benchmarks.md.new
+	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS) --memory-gib $(MEMORY_GIB) --counts $(PLAN_COUNTS) --llamafactory '$(LLAMAFACTORY)'
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
-	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --mix $(MIX) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)'
-	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer_report build/bench/transfer.json > docs/benchmarks-transfer.md.new
-	mv docs/benchmarks-transfer.md.new docs/benchmarks-transfer.md
+	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --mix $(MIX) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)' --document docs/benchmarks-transfer.md
 
 campaign: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,18 +98,20 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
     args = parser.parse_args()
-    found = []
+    results = []
     with tempfile.TemporaryDirectory(dir=args.work) as place:
         for kind, threads in itertools.product(args.stores, args.threads):
             with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home:
-                found.append(measured(args, kind, threads, Path(home), Path(place)))
-            print(*[*table(found)][-1:], flush=True)
+                results.append(measure_pairs(args, kind, threads, Path(home), Path(place)))
+            print(*[*table(results)][-1:], flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
+    args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
 
 
-def measured(args: argparse.Namespace, kind: str, threads: int, home: Path, served: Path) -> Beside:
-    """One kind of store, one training."""
+def measure_pairs(
+    args: argparse.Namespace, kind: str, threads: int, home: Path, served: Path
+) -> Beside:
+    """Return all pairs of one training and one kind of store."""
     with ExitStack() as stack:
         trainer = stack.enter_context(_training(args, threads, home))
         worker = stack.enter_context(_sending(args, kind, home, served))
@@ -126,22 +128,39 @@ def measured(args: argparse.Namespace, kind: str, threads: int, home: Path, serv
     return Beside(kind, threads, args.cap, pairs[1:])  # the first one warms caches
 
 
-def table(found: list[Beside]) -> Iterator[str]:
-    """Markdown: medians over pairs; ratios are medians of the pairs' ratios."""
+def section(stored: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of docs/benchmarks.md, from the results as JSON."""
+    results = [_result(each) for each in stored]
+    yield "## A worker that uploads at its limit, beside a training"
+    yield ""
+    yield (
+        f"`benchmarks/beside.py`: {len(results[0].pairs)} pairs of blocks of one training, without"
+        " the worker and with it, in an order that turns; a block's step is the median of its"
+    )
+    yield (
+        "steps, and the table has medians over the pairs. The store is on the same machine, and"
+        " SeaweedFS' own CPU is taken from the training too."
+    )
+    yield ""
+    yield from table(results)
+
+
+def table(results: Sequence[Beside]) -> Iterator[str]:
+    """Yield the table: medians over pairs; ratios are medians of the pairs' ratios."""
     yield (
         "| store | trainer's threads | MB/s sent | step ms alone | step ms beside | ratio |"
         " trainer's CPU, cores alone | beside | worker's CPU, cores | CPU s a GB |"
     )
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
-    for one in found:
-        alone, beside = ([pair[n] for pair in one.pairs] for n in (0, 1))
-        ratio = statistics.median(b.step / a.step for a, b in one.pairs)
+    for result in results:
+        alone, beside = ([pair[n] for pair in result.pairs] for n in (0, 1))
+        ratio = statistics.median(b.step / a.step for a, b in result.pairs)
         sent, worker = _median(beside, "sent"), _median(beside, "worker")
         cells = (
             *(
-                one.store,
-                str(one.threads),
-                f"{sent / 1e6:.0f} of {one.cap}",
+                result.store,
+                str(result.threads),
+                f"{sent / 1e6:.0f} of {result.cap}",
                 f"{_median(alone, 'step') * 1e3:.1f}",
                 f"{_median(beside, 'step') * 1e3:.1f}",
             ),
@@ -156,13 +175,13 @@ def table(found: list[Beside]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def beside_of(told: Mapping[str, Any]) -> Beside:
-    """From what was written of it."""
+def _result(stored: Mapping[str, Any]) -> Beside:
+    """Return one result from its JSON."""
     return Beside(
-        told["store"],
-        told["threads"],
-        told["cap"],
-        [(Block(**a), Block(**b)) for a, b in told["pairs"]],
+        stored["store"],
+        stored["threads"],
+        stored["cap"],
+        [(Block(**a), Block(**b)) for a, b in stored["pairs"]],
     )
 
 
@@ -184,7 +203,7 @@ def _block(
     time.sleep(seconds)
     ended, after = time.time(), _counted(trainer, worker)
     spent = [(b - a) / (ended - begun) for a, b in zip(before, after, strict=True)]
-    steps = [at for at in _steps(home) if begun <= at <= ended]
+    steps = [time_ for time_ in _steps(home) if begun <= time_ <= ended]
     return Block(statistics.median(b - a for a, b in itertools.pairwise(steps)), *spent)
 
 
@@ -197,19 +216,19 @@ def _counted(
 
 def _steps(home: Path) -> list[float]:
     path = home / "truth" / "events-0.jsonl"
-    told = (
+    events = (
         (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}"))
         if path.exists()
         else iter(())
     )
-    return [each["at"] for each in told if each["event"] == "begin"]
+    return [each["at"] for each in events if each["event"] == "begin"]
 
 
 @contextmanager
 def _training(
     args: argparse.Namespace, threads: int, home: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """It goes on for ever; given once it has made some steps."""
+    """Yield a training that never ends, once it has made some steps."""
     words = [
         "ddp",
         "--out",
@@ -240,19 +259,16 @@ def _training(
 def _sending(
     args: argparse.Namespace, kind: str, home: Path, served: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with a checkpoint that lasts for all blocks; given once it sends."""
+    """Yield a worker that uploads, with a checkpoint that lasts for all blocks."""
     sent = home / "out" / "sent" / "checkpoint-4"
     shutil.copytree(HERE / "tests" / "vectors" / "hf-ddp" / "out" / "checkpoint-4", sent)
     with (sent / "ballast_0.distcp").open("wb") as large:
-        block = os.urandom(
-            MIB
-            # real bytes: they lie in memory as those of a save just written do, and a hole's would
-            # not
-        )
+        # real bytes, since the pages of a save that was just written are in memory, too
+        block = os.urandom(MIB)
         for _ in range(int((args.pairs + 3) * (args.block + SKIPPED) * args.cap * 1e6 / MIB)):
             large.write(block)
     os.utime(sent / "trainer_state.json")
-    config = home / "worker.json"  # which YAML is, too
+    config = home / "worker.json"  # JSON is YAML
     worker = {"runs": [{"path": str(home / "out" / "*")}], "quiet": "1s"}
     limits = {"bandwidth": f"{args.cap}MB/s"}
     config.write_text(

@@ -1,4 +1,4 @@
-"""The page cache: what of some files is in it, and putting them out of it."""
+"""The page cache: how much of some files is in it, and how to put them out of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Ask the kernel to forget their pages.
-
-    They are written out first, since what is not cannot be forgotten.
-    """
+    """Write files to the disk, and ask the kernel to drop their pages."""
     for path in files:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -25,9 +22,9 @@ def drop(files: Iterable[Path]) -> None:
             os.close(fd)
 
 
-def cached(files: Iterable[Path]) -> float:
-    """The share of their pages that is in memory, 0 to 1 (mincore(2))."""
-    there = total = 0
+def cached_share(files: Iterable[Path]) -> float:
+    """Return the share of the files' pages that is in memory, 0 to 1 (mincore(2))."""
+    present = total = 0
     for path in files:
         size = path.stat().st_size
         if not size:
@@ -37,10 +34,12 @@ def cached(files: Iterable[Path]) -> float:
             mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as pages,
         ):
             count = -(-size // mmap.PAGESIZE)
-            seen = (ctypes.c_ubyte * count)()
+            states = (ctypes.c_ubyte * count)()
             first = ctypes.c_char.from_buffer(pages)
-            if _LIBC.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), seen):
+            if _LIBC.mincore(
+                ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), states
+            ):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
             del first
-            there, total = there + sum(n & 1 for n in seen), total + count
-    return there / total if total else 0.0
+            present, total = present + sum(n & 1 for n in states), total + count
+    return present / total if total else 0.0

@@ -1,8 +1,6 @@
-"""What has no command of its own: files to a server and back through a library.
+"""Libraries as a command: ``python -m benchmarks.carry LIBRARY up|down DIRECTORY URL``.
 
-``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
-
-HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``boto3`` (upload_file and
+LIBRARY is ``store`` (our store alone: no scan, no manifest, no digest), ``boto3`` (upload_file and
 download_file, eight files at once) or ``s3fs`` (put and get).
 """
 
@@ -18,15 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.movers import HERE
+from benchmarks.contestants import LOCATION
 
 AT_ONCE = 8
 
 
 def main() -> None:
-    """Carry, and say nothing."""
-    how, direction, directory, url = sys.argv[1:]
-    {"store": _store, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url)
+    """Upload or download all files."""
+    library, direction, directory, url = sys.argv[1:]
+    {"store": _store, "boto3": _boto3, "s3fs": _s3fs}[library](direction, Path(directory), url)
 
 
 def _store(direction: str, directory: Path, url: str) -> None:
@@ -35,19 +33,19 @@ def _store(direction: str, directory: Path, url: str) -> None:
     from ckptsync.stores.parallel_download import StoredFile, download
     from ckptsync.stores.posix.store import PosixStore
 
-    there = bare(url, _options())
+    store = bare(url, _options())
     if direction == "down":
         directory.mkdir()
-        wanted = [
-            StoredFile(e.name, e.name.removeprefix(f"{HERE}/"), e.size, None)
-            for e in there.names(f"{HERE}/")
+        downloads = [
+            StoredFile(e.name, e.name.removeprefix(f"{LOCATION}/"), e.size, None)
+            for e in store.names(f"{LOCATION}/")
         ]
-        download(there, PosixStore(str(directory)), wanted)
+        download(store, PosixStore(str(directory)), downloads)
         return
 
     def send(path: Path) -> None:
-        there.write(
-            f"{HERE}/{path.relative_to(directory)}", _chunks(path), About(path.stat().st_size)
+        store.write(
+            f"{LOCATION}/{path.relative_to(directory)}", _chunks(path), About(path.stat().st_size)
         )
 
     _each((path for path in sorted(directory.rglob("*")) if path.is_file()), send)
@@ -84,15 +82,15 @@ def _boto3(direction: str, directory: Path, url: str) -> None:
 def _s3fs(direction: str, directory: Path, url: str) -> None:
     import s3fs
 
-    there = s3fs.S3FileSystem()
+    files = s3fs.S3FileSystem()
     if direction == "up":
-        there.put(f"{directory}/", f"{url.removeprefix('s3://')}/", recursive=True)
+        files.put(f"{directory}/", f"{url.removeprefix('s3://')}/", recursive=True)
     else:
-        there.get(f"{url.removeprefix('s3://')}/", f"{directory}/", recursive=True)
+        files.get(f"{url.removeprefix('s3://')}/", f"{directory}/", recursive=True)
 
 
 def _options() -> dict[str, Any]:
-    """As the commands take them."""
+    """Return the options that the commands read, too."""
     options: dict[str, Any] = json.loads(os.environ.get("CKPTSYNC_STORAGE_OPTIONS", "{}"))
     return options
 

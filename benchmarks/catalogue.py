@@ -26,7 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import places
-from benchmarks.machine import described
+from benchmarks.machine import describe
+from benchmarks.measure import seconds_of
 from ckptsync.digest import digest
 from ckptsync.records.io import Record, encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -151,49 +152,50 @@ class Listed:
 
 def main() -> None:
     """Measure, and print JSON."""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--checkpoints", type=int, nargs="+", default=[10_000, 100_000])
-    asked.add_argument("--runs", type=int, nargs="+", default=[5, 200], help="of each of them")
-    asked.add_argument("--rounds", type=int, default=5)
-    asked.add_argument("--stores", nargs="+", default=["path"], help="path, s3")
-    asked.add_argument("--work", default=tempfile.gettempdir())
-    asked.add_argument("--json", type=Path)
-    asked.add_argument("--document", type=Path)
-    given = asked.parse_args()
-    found = []
-    for kind in given.stores:
-        for checkpoints, runs in zip(given.checkpoints, given.runs, strict=True):
+    parser.add_argument("--checkpoints", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--runs", type=int, nargs="+", default=[5, 200], help="of each of them")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stores", nargs="+", default=["path"], help="path, s3")
+    parser.add_argument("--work", default=tempfile.gettempdir())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--document", type=Path)
+    args = parser.parse_args()
+    results = []
+    for kind in args.stores:
+        for checkpoints, runs in zip(args.checkpoints, args.runs, strict=True):
             with (
-                tempfile.TemporaryDirectory(dir=given.work) as folder,
+                tempfile.TemporaryDirectory(dir=args.work) as folder,
                 _store(kind, Path(folder)) as (url, environment, pid),
             ):
                 os.environ.update(environment)
                 store = create_store(url)
                 fill(_Files(Path(url)) if kind == "path" else store, runs, checkpoints)
-                found.append(
-                    listed(kind, url, (checkpoints, runs), given.rounds, Path(folder), pid)
+                results.append(
+                    measure_listing(kind, url, (checkpoints, runs), args.rounds, Path(folder), pid)
                 )
-                print(json.dumps(asdict(found[-1])), file=sys.stderr)
-    text = json.dumps([asdict(one) for one in found], indent=1)
-    given.json.write_text(text) if given.json else print(text)
-    if given.document:
-        given.document.write_text(document(found))
+                print(json.dumps(asdict(results[-1])), file=sys.stderr)
+    text = json.dumps([asdict(result) for result in results], indent=1)
+    args.json.write_text(text) if args.json else print(text)
+    if args.document:
+        args.document.write_text(page(results))
 
 
-def document(found: Iterable[Listed]) -> str:
-    """What was measured, for people."""
+def page(results: Iterable[Listed]) -> str:
+    """Return the page."""
     rows = [
-        f"| {one.store} | {one.checkpoints} | {one.runs} | {one.cold:.1f} ({one.cold_cpu:.1f}) |"
-        f" {one.warm:.1f} ({one.warm_cpu:.1f}) | {one.warm_peak:.0f} | {one.run_cpu:.2f} s,"
-        f" {one.run_files} | {one.cycle:.2f} | {one.listing:.2f} |"
-        f" {f'{one.server:.1f}' if one.server else '-'} |"
-        f" {one.load:.0f} of {one.cores} | {one.rss:.0f} |"
-        for one in found
+        f"| {result.store} | {result.checkpoints} | {result.runs} |"
+        f" {result.cold:.1f} ({result.cold_cpu:.1f}) | {result.warm:.1f} ({result.warm_cpu:.1f}) |"
+        f" {result.warm_peak:.0f} | {result.run_cpu:.2f} s,"
+        f" {result.run_files} | {result.cycle:.2f} | {result.listing:.2f} |"
+        f" {f'{result.server:.1f}' if result.server else '-'} |"
+        f" {result.load:.0f} of {result.cores} | {result.rss:.0f} |"
+        for result in results
     ]
     return DOCUMENT.format(
-        rows="\n".join(rows), machine="\n".join(f"- {line}" for line in described())
+        rows="\n".join(rows), machine="\n".join(f"- {line}" for line in describe())
     )
 
 
@@ -223,7 +225,7 @@ def fill(store: Store | _Files, runs: int, checkpoints: int) -> None:
     """That many checkpoints in all, in so many runs."""
     steps = [(f"run-{n % runs}", n // runs + 1, n) for n in range(checkpoints)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda at: _checkpoint(store, *at), steps))
+        list(pool.map(lambda arguments: _checkpoint(store, *arguments), steps))
 
 
 def _checkpoint(store: Store | _Files, run: str, step: int, n: int) -> None:
@@ -280,9 +282,9 @@ def _manifest(run: str, location: str, node: str, rank: int, step: int) -> Manif
     )
 
 
-def _entry(run: str, location: str, path: str, at: int) -> FileEntry:
-    found = digest(f"{run}/{location}/{path}".encode())
-    return FileEntry(path, SIZE, found, 8 << 20, (found[:32],), at)
+def _entry(run: str, location: str, path: str, mtime: int) -> FileEntry:
+    checksum = digest(f"{run}/{location}/{path}".encode())
+    return FileEntry(path, SIZE, checksum, 8 << 20, (checksum[:32],), mtime)
 
 
 def _model_record(run: str, location: str, manifests: list[str]) -> ModelRecord:
@@ -304,7 +306,7 @@ def _put(store: Store | _Files, record: Record) -> str:
     return name
 
 
-def listed(  # noqa: PLR0917
+def measure_listing(  # noqa: PLR0917
     kind: str, url: str, size: tuple[int, int], rounds: int, folder: Path, pid: int
 ) -> Listed:
     """Measure a store that was filled; ``pid``: its server's, 0 where there is none.
@@ -314,20 +316,20 @@ def listed(  # noqa: PLR0917
     checkpoints, runs = size
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     cold, cold_cpu, _ = _ls(url)
-    before = _cpu_of(pid)
+    before = seconds_of(pid) if pid else 0.0
     warm = [_ls(url) for _ in range(rounds)]
-    server = round((_cpu_of(pid) - before) / rounds, 2)
+    server = round(((seconds_of(pid) if pid else 0.0) - before) / rounds, 2)
     one_run = subprocess.run(
         [sys.executable, "-c", ONE_RUN, url, "run-0"], stdout=-1, check=True, text=True
     ).stdout.split()
     assert int(one_run[0]) == -(-checkpoints // runs), one_run
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    told = subprocess.run(
+    memory_of_head = subprocess.run(
         [sys.executable, "-c", HEAD, url], stdout=-1, check=True, text=True
     ).stdout.split()
-    assert int(told[0]) == checkpoints, told
+    assert int(memory_of_head[0]) == checkpoints, memory_of_head
     seconds, cpu, peak = (round(statistics.median(of), 2) for of in zip(*warm, strict=True))
-    memory = (int(told[1]) >> 10, int(told[2]) >> 10)
+    memory = (int(memory_of_head[1]) >> 10, int(memory_of_head[2]) >> 10)
     return Listed(
         kind,
         runs,
@@ -339,8 +341,8 @@ def listed(  # noqa: PLR0917
         peak,
         round(float(one_run[2]), 2),
         int(one_run[1]),
-        round(float(told[3]), 2),
-        round(float(told[4]), 2),
+        round(float(memory_of_head[3]), 2),
+        round(float(memory_of_head[4]), 2),
         server,
         *memory,
         round(os.getloadavg()[1], 1),
@@ -348,25 +350,17 @@ def listed(  # noqa: PLR0917
     )
 
 
-def _cpu_of(pid: int) -> float:
-    """Seconds that a process has used (proc(5))."""
-    if not pid:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _ls(url: str) -> tuple[float, float, float]:
     """Wall and CPU seconds of the process, and its most memory in MB."""
-    began = time.monotonic()
+    start = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-m", "ckptsync", "ls", "--store", url], stdout=subprocess.DEVNULL
     ) as process:
-        _, status, used = os.wait4(process.pid, 0)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
-    cpu = used.ru_utime + used.ru_stime
-    return round(time.monotonic() - began, 2), round(cpu, 2), used.ru_maxrss >> 10
+    cpu = usage.ru_utime + usage.ru_stime
+    return round(time.monotonic() - start, 2), round(cpu, 2), usage.ru_maxrss >> 10
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 [--tensors 100000]``.
 
 Needs torch.  The layouts are those of the frameworks (item archives, ``.metadata``, flat groups,
-moments); only the training is left out. Prints what was written as a line of JSON: ``needed``, the
-bytes of the source that make up each output.
+moments); only the training is left out.  Prints one line of JSON: ``needed``, the bytes of the
+source that make up each output.  A kind ``many-…`` has ``--tensors`` small chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import generate_dcp, generate_zero
+from benchmarks import generate_dcp, generate_many, generate_zero
 from benchmarks.sizes import Shapes, config, model, numel, small
 
 KINDS: dict[str, Callable[[Shapes, Path], None]] = {
@@ -31,16 +31,22 @@ KINDS: dict[str, Callable[[Shapes, Path], None]] = {
 
 
 def main() -> None:
-    """Write one."""
+    """Write one checkpoint."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=KINDS)
+    many = {f"many-{name}": generate for name, generate in generate_many.SHAPES.items()}
+    parser.add_argument("kind", choices=[*KINDS, *many])
     parser.add_argument("where", type=Path)
     parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--tensors", type=int, default=100_000)
     args = parser.parse_args()
     torch.manual_seed(0)
+    if generate := many.get(args.kind):
+        args.where.mkdir(parents=True)
+        generate(args.where, args.tensors)
+        print(json.dumps({"tensors": args.tensors, "needed": {}}))
+        return
     shapes = small(args.tensors) if args.kind == "dcp-small" else model(args.gib)
     args.where.mkdir(parents=True)
     KINDS[args.kind](shapes, args.where)

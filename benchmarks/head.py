@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import yaml
 
 from benchmarks.catalogue import fill
+from benchmarks.measure import descendants
 from ckptsync.catalogue.uncached import read_location
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import find_offer, push
@@ -34,8 +34,8 @@ LOCATION = ("real", "checkpoint-1")
 
 
 @dataclass(frozen=True)
-class Held:
-    """MB: the most that the daemon, one child, and all of them together had.
+class HeadMemory:
+    """The most memory, in MB, of the daemon, of one child, and of all together.
 
     ``seconds`` until the checkpoint was VERIFIED.
     """
@@ -52,31 +52,31 @@ class Held:
 
 def main() -> None:
     """Measure, and print JSON."""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--checkpoints", type=int, default=10_000)
-    asked.add_argument("--gib", type=float, default=4.0)
-    asked.add_argument("--threads", type=int, nargs="+", default=[2])
-    asked.add_argument(
+    parser.add_argument("--checkpoints", type=int, default=10_000)
+    parser.add_argument("--gib", type=float, default=4.0)
+    parser.add_argument("--threads", type=int, nargs="+", default=[2])
+    parser.add_argument(
         "--s3",
         action="store_true",
         help="on SeaweedFS, on this machine (the tests' packages are needed)",
     )
-    asked.add_argument("--work", default=tempfile.gettempdir())
-    asked.add_argument("--json", type=Path)
-    given = asked.parse_args()
-    found = []
-    for threads in given.threads:
-        with tempfile.TemporaryDirectory(dir=given.work) as folder:
-            found.append(_held(Path(folder), given, threads))
-            print(json.dumps(asdict(found[-1])), file=sys.stderr)
-    text = json.dumps([asdict(one) for one in found], indent=1)
-    given.json.write_text(text) if given.json else print(text)
+    parser.add_argument("--work", default=tempfile.gettempdir())
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = []
+    for threads in args.threads:
+        with tempfile.TemporaryDirectory(dir=args.work) as folder:
+            results.append(_measure(Path(folder), args, threads))
+            print(json.dumps(asdict(results[-1])), file=sys.stderr)
+    text = json.dumps([asdict(result) for result in results], indent=1)
+    args.json.write_text(text) if args.json else print(text)
 
 
 def _location(home: Path, *, s3: bool) -> dict[str, Any]:
-    """A store's URL and options."""
+    """Return a store's URL and options."""
     if not s3:
         return {"url": str(home / "store")}
     from tests.support.seaweedfs import weed  # noqa: PLC0415 - a real server is started
@@ -85,18 +85,18 @@ def _location(home: Path, *, s3: bool) -> dict[str, Any]:
     return {"url": f"s3://{server.bucket()}/store", "options": server.options()}
 
 
-def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
-    where = _location(home, s3=given.s3)
-    store = create_store(where["url"], where.get("options"))
-    fill(store, 5, given.checkpoints)
-    _written(home / "out" / "checkpoint-1", given.gib)
+def _measure(home: Path, args: argparse.Namespace, threads: int) -> HeadMemory:
+    place = _location(home, s3=args.s3)
+    store = create_store(place["url"], place.get("options"))
+    fill(store, 5, args.checkpoints)
+    _write_model(home / "out" / "checkpoint-1", args.gib)
     push(replace(find_offer(home / "out"), run="real"), store, "node")
     (home / "head.yaml").write_text(
         yaml.safe_dump(
             {
                 "roles": ["head", "verifier"],
                 "node": "head",
-                "store": where,
+                "store": place,
                 "head": {"every": "5s", "threads": threads},
                 "verify": {"tick": "5s"},
             }
@@ -109,24 +109,24 @@ def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
         )
     daemon = child = together = 0.0
     while (
-        seen := read_location(store, *LOCATION).of(*LOCATION)
-    ) is None or seen.status != "VERIFIED":
+        summary := read_location(store, *LOCATION).of(*LOCATION)
+    ) is None or summary.status != "VERIFIED":
         if head.poll() is not None:
             raise SystemExit((home / "log").read_text())
         for _ in range(40):
-            own, others = _pss(head.pid), [_pss(pid) for pid in _children(head.pid)]
+            own, *children = [_pss(pid) for pid in descendants(head.pid)]
             daemon, child, together = (
                 max(daemon, own),
-                max(child, *others, 0.0),
-                max(together, own + sum(others)),
+                max(child, *children, 0.0),
+                max(together, own + sum(children)),
             )
             time.sleep(0.05)
     head.terminate()
     head.wait()
-    return Held(
-        given.checkpoints,
-        given.gib,
-        "s3" if given.s3 else "path",
+    return HeadMemory(
+        args.checkpoints,
+        args.gib,
+        "s3" if args.s3 else "path",
         threads,
         daemon,
         child,
@@ -135,35 +135,26 @@ def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
     )
 
 
-def _written(folder: Path, gib: float) -> None:
-    """A model in one file, and what says that it is a checkpoint."""
+def _write_model(folder: Path, gib: float) -> None:
+    """Write a model of one file, and the trainer's files of a checkpoint."""
     folder.mkdir(parents=True)
-    size, header, at = SIDE * SIDE * 2, {}, 0
+    size, header, end = SIDE * SIDE * 2, {}, 0
     for n in range(max(1, round(gib * 2**30 / size))):
         header[f"model.layers.{n}.mlp.up_proj.weight"] = {
             "dtype": "BF16",
             "shape": [SIDE, SIDE],
-            "data_offsets": [at, at + size],
+            "data_offsets": [end, end + size],
         }
-        at += size
+        end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     block = os.urandom(1 << 20)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for _ in range(at // len(block)):
+        for _ in range(end // len(block)):
             file.write(block)
     (folder / "config.json").write_text('{"architectures": ["X"], "torch_dtype": "bfloat16"}')
     (folder / "trainer_state.json").write_text('{"global_step": 1}')
-
-
-def _children(pid: int) -> Iterator[int]:
-    """All below it."""
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, tasks.read_text().split()):
-                yield child
-                yield from _children(child)
 
 
 def _pss(pid: int) -> float:

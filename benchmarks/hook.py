@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,43 +43,59 @@ class Hooked:
 
 def main() -> None:
     """Measure, and print a table."""
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument(
+    parser.add_argument(
         "--files", type=int, nargs="+", default=[10, 100, 1000], help="in a checkpoint"
     )
-    asked.add_argument("--saves", type=int, default=100)
-    asked.add_argument("--work", default=tempfile.gettempdir(), help="where the training writes")
-    asked.add_argument(
+    parser.add_argument("--saves", type=int, default=100)
+    parser.add_argument("--work", default=tempfile.gettempdir(), help="where the training writes")
+    parser.add_argument(
         "--other",
         default="/dev/shm",  # noqa: S108
         help="a directory on another disk; empty for none",
     )
-    asked.add_argument("--out", type=Path)
-    given = asked.parse_args()
-    spools = ("the same disk", *(["another disk"] if given.other else []))
-    found = [
-        measured(many, given.saves, given.work, spool, given.other)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    spools = ("the same disk", *(["another disk"] if args.other else []))
+    results = [
+        measure_saves(many, args.saves, args.work, spool, args.other)
         for spool in spools
-        for many in given.files
+        for many in args.files
     ]
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps([asdict(one) for one in found], indent=1))
-    print("\n".join(table(found)))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    print("\n".join(table(results)))
 
 
-def table(found: Iterable[Hooked]) -> Iterator[str]:
-    """One row for each number of files and place of the spool."""
+def section(stored: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of docs/benchmarks.md, from the results as JSON."""
+    results = [Hooked(**each) for each in stored]
+    yield "## What the hook takes of a step"
+    yield ""
+    yield (
+        f"`benchmarks/hook.py`: {len(results[0].on_save)} saves of one rank for each row. *on_save*"
+        " remembers; *commit* is the event after it, in which the last rank marks its part and"
+        " makes the pin."
+    )
+    yield "On another disk files are opened there, and copied beside the training."
+    yield ""
+    yield from table(results)
+
+
+def table(results: Sequence[Hooked]) -> Iterator[str]:
+    """Yield a row for each number of files and location of the spool."""
     yield "| spool | files | on_save: median ms | longest | commit: median ms | longest |"
     yield "|---|--:|--:|--:|--:|--:|"
-    for one in found:
-        yield f"| {one.spool} | {one.files} | {_told(one.on_save)} | {_told(one.commit)} |"
+    for result in results:
+        seconds = (_median_and_longest(result.on_save), _median_and_longest(result.commit))
+        yield f"| {result.spool} | {result.files} | {' | '.join(seconds)} |"
 
 
-def measured(files: int, saves: int, work: str, spool: str, other: str) -> Hooked:
-    """One training."""
+def measure_saves(files: int, saves: int, work: str, spool: str, other: str) -> Hooked:
+    """Return the seconds of all saves of one training."""
     with (
         tempfile.TemporaryDirectory(dir=work) as folder,
         tempfile.TemporaryDirectory(dir=other or work) as apart,
@@ -94,10 +110,10 @@ def measured(files: int, saves: int, work: str, spool: str, other: str) -> Hooke
         # the first one imports, and makes directories
         took = [_saved(out, step, files, event) for step in range(1, saves + 2)][1:]
         event("on_train_end", saves + 1)
-        kept = [*(out / "_ckptsync" / "pins").glob("checkpoint-*")]
+        pins = [*(out / "_ckptsync" / "pins").glob("checkpoint-*")]
         hook.leave()
-    if len(kept) < min(saves, BACKLOG):
-        raise SystemExit("the hook has not kept what it was told of")
+    if len(pins) < min(saves, BACKLOG):
+        raise SystemExit("the hook made too few pins")
     return Hooked(files, spool, [a for a, _ in took], [b for _, b in took])
 
 
@@ -112,7 +128,7 @@ def _callback() -> Any:
 
 
 def _training(out: Path) -> tuple[Any, Callable[[str, int], float]]:
-    """A callback, and what tells it of an event and says how many seconds that took."""
+    """Return a callback, and a function that calls one of its events and returns the seconds."""
     hook, args = (
         _callback(),
         SimpleNamespace(output_dir=str(out), process_index=0, world_size=1, should_save=True),
@@ -146,7 +162,7 @@ def _saved(
     return took
 
 
-def _told(seconds: Sequence[float]) -> str:
+def _median_and_longest(seconds: Sequence[float]) -> str:
     return f"{statistics.median(seconds) * 1e3:.2f} | {max(seconds) * 1e3:.2f}"
 
 

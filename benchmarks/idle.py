@@ -1,10 +1,10 @@
-"""What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle
+"""What an idle worker costs, and how soon it uploads: ``python -m benchmarks.idle
 [--out build/bench/idle.json]``.
 
 The worker runs as its command does, over ``--checkpoints`` checkpoints that the store has already.
-Idle is CPU and memory over ``--seconds`` once it has been at rest for a moment.  Soon is from a
-save's settling to the first of its bytes in the store, a directory: with a hook's word a save is
-finished when its pin appears, without one when nothing has changed for ``worker.quiet``.
+Idle is CPU and memory over ``--seconds`` once it has been at rest for a moment.  *First
+byte* is the time from the end of a save to its first byte in the store, a directory: with a hook a
+save is finished when its pin appears, without one when nothing has changed for ``worker.quiet``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,9 +46,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class IdleCost:
-    """``hooked``, ``plain``: seconds from settling to the first byte, of each round, with a hook's
-    word and without.
-    """
+    """``hooked``, ``plain``: seconds to the first byte, of each round, with a hook and without."""
 
     idle: Idle
     hooked: list[float]
@@ -57,42 +55,56 @@ class IdleCost:
 
 def main() -> None:
     """Measure, and print JSON."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--checkpoints", type=int, nargs="+", default=[20, 100])
-    asked.add_argument("--seconds", type=float, default=240.0)
-    asked.add_argument("--rounds", type=int, default=10)
-    asked.add_argument("--work", default=tempfile.gettempdir())
-    asked.add_argument("--out", type=Path)
-    given = asked.parse_args()
-    found = [measured(many, given.seconds, given.rounds, given.work) for many in given.checkpoints]
-    text = json.dumps([asdict(one) for one in found], indent=1)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text)
-    print("\n".join(table(found)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoints", type=int, nargs="+", default=[20, 100])
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--work", default=tempfile.gettempdir())
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    results = [
+        measure_worker(many, args.seconds, args.rounds, args.work) for many in args.checkpoints
+    ]
+    text = json.dumps([asdict(result) for result in results], indent=1)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text)
+    print("\n".join(table(results)))
 
 
-def found_of(told: dict[str, Any]) -> IdleCost:
-    """From what was written of it."""
-    return IdleCost(**{**told, "idle": Idle(**told["idle"])})
+def section(stored: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of docs/benchmarks.md, from the results as JSON."""
+    results = [IdleCost(**{**each, "idle": Idle(**each["idle"])}) for each in stored]
+    yield "## A worker that has nothing to do"
+    yield ""
+    yield (
+        "`benchmarks/idle.py`: over checkpoints of 9 files that the store, a directory, has"
+        f" already; CPU of all threads over {results[0].idle.seconds:.0f} s."
+    )
+    yield (
+        "*First byte*: from the end of a save to its first byte in the store;"
+        f" {len(results[0].hooked)} saves each, one after the other."
+    )
+    yield ""
+    yield from table(results)
 
 
-def table(found: Iterable[IdleCost]) -> Iterator[str]:
-    """One row for each number of checkpoints."""
+def table(results: Sequence[IdleCost]) -> Iterator[str]:
+    """Yield a row for each number of checkpoints."""
     yield (
         "| checkpoints | % of a core | MB | first byte, hook: median s | longest | no hook: median"
         " s | longest |"
     )
     yield "|--:|--:|--:|--:|--:|--:|--:|"
-    for one in found:
+    for result in results:
         yield (
-            f"| {one.idle.checkpoints} | {one.idle.cpu:.2f} | {one.idle.rss:.0f} |"
-            f" {_told(one.hooked)} | {_told(one.plain)} |"
+            f"| {result.idle.checkpoints} | {result.idle.cpu:.2f} | {result.idle.rss:.0f} |"
+            f" {_median_and_longest(result.hooked)} | {_median_and_longest(result.plain)} |"
         )
 
 
-def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> IdleCost:
-    """One worker, over so many checkpoints."""
+def measure_worker(checkpoints: int, seconds: float, rounds: int, work: str) -> IdleCost:
+    """Return the cost of one worker over so many checkpoints."""
     with tempfile.TemporaryDirectory(dir=work) as folder, _worker(Path(folder)) as worker:
         out, store = Path(folder) / "out" / "run", Path(folder) / "store" / "run"
         for step in range(checkpoints):
@@ -103,12 +115,12 @@ def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> IdleCo
         )
         time.sleep(5)
         idle = _idle(worker.pid, checkpoints, seconds)
-        hooked = [_soon(out, store, 1000 + n, _hooked) for n in range(rounds)]
-        plain = [_soon(out, store, 2000 + n, _plain) for n in range(rounds)]
+        hooked = [_first_byte(out, store, 1000 + n, _hooked) for n in range(rounds)]
+        plain = [_first_byte(out, store, 2000 + n, _plain) for n in range(rounds)]
     return IdleCost(idle, hooked, plain)
 
 
-def _told(seconds: list[float]) -> str:
+def _median_and_longest(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f} | {max(seconds):.2f}" if seconds else "- | -"
 
 
@@ -150,13 +162,13 @@ def _cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _soon(out: Path, store: Path, step: int, save: Callable[[Path, int], float]) -> float:
-    """From when it is finished to the first byte."""
+def _first_byte(out: Path, store: Path, step: int, save: Callable[[Path, int], float]) -> float:
+    """Return seconds from the end of a save to its first byte in the store."""
     checkpoint = out / f"checkpoint-{step}"
     finished = save(checkpoint, step)
-    there = store / checkpoint.name
+    stored = store / checkpoint.name
     _until(lambda: list((store / ".ckptsync" / checkpoint.name).glob("manifest-*")), LONGEST)
-    first = min(path.stat().st_mtime for path in there.rglob("*") if path.is_file())
+    first = min(path.stat().st_mtime for path in stored.rglob("*") if path.is_file())
     shutil.rmtree(checkpoint)
     return first - finished
 

@@ -1,4 +1,4 @@
-"""One process from start to exit: seconds, seconds of CPU, memory at the peak, bytes read."""
+"""Measure one process from start to exit: wall and CPU seconds, peak memory, bytes read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Run:
 
 
 class Failed(Exception):
-    """It exited with an error, or had to be ended."""
+    """A program exited with an error, or ran too long."""
 
 
 def measure(
@@ -44,7 +44,7 @@ def measure(
     most_seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> Run:
-    """Run to the end; raises Failed with the end of its output."""
+    """Run a command to its end; raise Failed with the end of its output."""
     start = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -53,12 +53,12 @@ def measure(
         tree = _Tree(process.pid)
         alarm = threading.Timer(most_seconds, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
-        # it is dead and not yet buried: its counters can be read
+        # it has ended, and its counters can still be read
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         wall = time.monotonic() - start
         alarm.cancel()
-        peak = tree.ended()
-        counted = _counted(process.pid)
+        peak = tree.stop()
+        counters = _counters(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -73,14 +73,14 @@ def measure(
         wall,
         usage.ru_utime + usage.ru_stime,
         largest,
-        counted["rchar"],
-        counted["read_bytes"],
+        counters["rchar"],
+        counters["read_bytes"],
         peak or largest,
     )
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The process itself and all below it, as far as they are still there."""
+    """Yield the ids of a process and of all below it that still exist."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -89,7 +89,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def seconds_of(pid: int) -> float:
-    """Seconds of CPU of a process and all below it, those that it has waited for included."""
+    """Return CPU seconds of a process and all below it, with those that it waited for."""
     ticks = 0
     for each in descendants(pid):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -99,29 +99,29 @@ def seconds_of(pid: int) -> float:
 
 
 class _Tree:
-    """Looks twenty times a second how much memory each process below one has had at most."""
+    """Reads twenty times a second the peak memory of each process below one."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._peaks, self._over = pid, dict[int, int](), threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
-    def ended(self) -> int:
-        """The sum, in bytes."""
+    def stop(self) -> int:
+        """Return the sum of all peaks, in bytes."""
         self._over.set()
         self._thread.join()
         return sum(self._peaks.values())
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while not self._over.wait(0.05):
             for pid in descendants(self._pid):
                 with contextlib.suppress(OSError):  # it has ended meanwhile
-                    found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-                    self._peaks[pid] = int(found[1]) * 1024 if found else self._peaks.get(pid, 0)
+                    match = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
+                    self._peaks[pid] = int(match[1]) * 1024 if match else self._peaks.get(pid, 0)
 
 
-def _counted(pid: int) -> dict[str, int]:
-    """Of all threads, and of children that were waited for."""
+def _counters(pid: int) -> dict[str, int]:
+    """Return the counters of proc(5)'s ``io``, of all threads and of children waited for."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return {key: int(value) for key, value in (line.split(": ") for line in lines)}
 

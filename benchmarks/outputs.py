@@ -18,19 +18,18 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]
 
 
 def tensors(destination: Path) -> Tensors:
-    """Name → dtype, shape and digest, of all safetensors files there, and of a universal
-    checkpoint; empty if there are none.
+    """Return name → (dtype, shape, digest) of all safetensors files and of a universal checkpoint.
 
     In a process of its own: the kernel counts the largest resident set of whoever starts a program
     as that program's own.
     """
     command = [sys.executable, "-m", "benchmarks.outputs", str(destination)]
-    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return {name: (dtype, tuple(shape), digest) for name, (dtype, shape, digest) in told.items()}
+    lines = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return {name: (dtype, tuple(shape), digest) for name, (dtype, shape, digest) in lines.items()}
 
 
 def _tensors(destination: Path) -> Tensors:
-    found: dict[str, tuple[str, tuple[int, ...], str]] = {}
+    written: dict[str, tuple[str, tuple[int, ...], str]] = {}
     for path in sorted(destination.rglob("*.safetensors")) if destination.is_dir() else ():
         with (
             path.open("rb") as file,
@@ -40,8 +39,8 @@ def _tensors(destination: Path) -> Tensors:
             base = 8 + int.from_bytes(data[:8], "little")
             for name, entry in json.loads(data[8:base]).items():
                 if name != "__metadata__":
-                    start, end = (base + at for at in entry["data_offsets"])
-                    found[name] = (
+                    start, end = (base + offset for offset in entry["data_offsets"])
+                    written[name] = (
                         entry["dtype"],
                         tuple(entry["shape"]),
                         blake3(view[start:end]).hexdigest(),
@@ -52,12 +51,12 @@ def _tensors(destination: Path) -> Tensors:
             (record,) = [name for name in archive.namelist() if name.endswith("/data/0")]
             data = archive.read(record)
             name = f"{path.parent.name}/{path.stem}"
-            found[name] = ("", (len(data),), blake3(data).hexdigest())
-    return found
+            written[name] = ("", (len(data),), blake3(data).hexdigest())
+    return written
 
 
-def compared(theirs: Tensors, ours: Tensors) -> str:
-    """In a word."""
+def compare(theirs: Tensors, ours: Tensors) -> str:
+    """Return in a word how another program's tensors differ from ours."""
     if not theirs:
         return "no safetensors"
     if theirs == ours:

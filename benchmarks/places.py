@@ -1,7 +1,4 @@
-"""The servers that transfers go to, both on this machine: SeaweedFS for S3, OpenSSH for SFTP.
-
-And what lies there, by digest.
-"""
+"""The servers of the transfers, both on this machine: SeaweedFS for S3, OpenSSH for SFTP."""
 
 # ruff: noqa: PLC0415  each process imports what it needs alone
 
@@ -23,7 +20,17 @@ from typing import Any
 from blake3 import blake3
 
 PIECE = 8 << 20
+_MISLEADING = ("AWS_", "S3_", "RCLONE_", "PYTHONDONTWRITEBYTECODE")
 Digests = Mapping[str, str]
+
+
+def plain_environment() -> dict[str, str]:
+    """Return the environment without what sends a client elsewhere, or makes one slower.
+
+    A bundle of certificates breaks rclone.  Where Python may not keep compiled modules, it would
+    compile ckptsync at each start, which never happens where ckptsync is installed.
+    """
+    return {key: value for key, value in os.environ.items() if not key.startswith(_MISLEADING)}
 
 
 @dataclass(frozen=True)
@@ -41,17 +48,15 @@ class Place:
     ssh: tuple[str, ...] = ()
 
     def below(self, name: str) -> str:
-        """The URL of a name."""
+        """Return the URL of a name."""
         return f"{self.url}/{name}"
 
     def digests(self) -> Digests:
-        """Name → BLAKE3 of everything here, read through a client of its own (another library than
-        the one that wrote it).
-        """
+        """Return name → BLAKE3 of everything here, read with another library than ours."""
         return digests(self.files) if self.files else _digests_of_bucket(self)
 
     def clear(self) -> None:
-        """Remove all that is here, so that the server has its room back."""
+        """Delete all that is here, so that the server has its room again."""
         if self.files:
             shutil.rmtree(self.files)
         else:
@@ -60,30 +65,30 @@ class Place:
 
 @contextlib.contextmanager
 def s3(folder: Path) -> Iterator[Any]:
-    """A function that makes a new empty bucket on a server whose data lie in ``folder``."""
+    """Yield a function that makes an empty bucket on a server whose data lie in ``folder``."""
     environment = {**os.environ, "TMPDIR": str(folder), "GOMEMLIMIT": "2GiB"}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.support.seaweedfs"], stdin=-1, stdout=-1, env=environment
     ) as server:
         assert server.stdout
         assert server.stdin
-        told = json.loads(server.stdout.readline())
+        answer = json.loads(server.stdout.readline())
         shared = {
-            "AWS_ACCESS_KEY_ID": told["key"],
-            "AWS_SECRET_ACCESS_KEY": told["secret"],
-            "AWS_ENDPOINT_URL": told["endpoint_url"],
+            "AWS_ACCESS_KEY_ID": answer["key"],
+            "AWS_SECRET_ACCESS_KEY": answer["secret"],
+            "AWS_ENDPOINT_URL": answer["endpoint_url"],
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
-            "S3_ENDPOINT_URL": told["endpoint_url"],
+            "S3_ENDPOINT_URL": answer["endpoint_url"],
             "RCLONE_CONFIG": os.devnull,
             "RCLONE_CONFIG_S_TYPE": "s3",
             "RCLONE_CONFIG_S_PROVIDER": "SeaweedFS",
             "RCLONE_CONFIG_S_ENV_AUTH": "true",
-            "RCLONE_CONFIG_S_ENDPOINT": told["endpoint_url"],
+            "RCLONE_CONFIG_S_ENDPOINT": answer["endpoint_url"],
         }
 
         def fresh() -> Place:
-            place = Place(f"s3://bench-{secrets.token_hex(6)}", told["pid"], shared)
+            place = Place(f"s3://bench-{secrets.token_hex(6)}", answer["pid"], shared)
             client(place).create_bucket(Bucket=place.url.rpartition("/")[2])
             return place
 
@@ -95,7 +100,7 @@ def s3(folder: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def sftp(folder: Path) -> Iterator[Any]:
-    """A function that makes a new empty directory in ``folder``, behind an SSH server."""
+    """Yield a function that makes an empty directory in ``folder``, behind an SSH server."""
     from tests.support.sshd import Sshd
 
     server = Sshd()
@@ -130,23 +135,23 @@ def sftp(folder: Path) -> Iterator[Any]:
 
 
 def client(place: Place) -> Any:
-    """Of the library that the peers use, too; nothing of ours."""
+    """Return a client of botocore, with nothing of ours."""
     import botocore.session
     from botocore.config import Config
 
-    told = place.environment
+    environment = place.environment
     return botocore.session.get_session().create_client(
         "s3",
-        endpoint_url=told["AWS_ENDPOINT_URL"],
+        endpoint_url=environment["AWS_ENDPOINT_URL"],
         region_name="us-east-1",
-        aws_access_key_id=told["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=told["AWS_SECRET_ACCESS_KEY"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
         config=Config(retries={"total_max_attempts": 3}),
     )
 
 
 def digests(folder: Path) -> Digests:
-    """Relative path → BLAKE3 of every file below."""
+    """Return relative path → BLAKE3 of every file below."""
     return {
         str(path.relative_to(folder)): _digest(path)
         for path in sorted(folder.rglob("*"))
@@ -155,11 +160,11 @@ def digests(folder: Path) -> Digests:
 
 
 def _digest(path: Path) -> str:
-    found, buffer = blake3(), memoryview(bytearray(PIECE))
+    hasher, buffer = blake3(), memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
-            found.update(buffer[:count])
-    return found.hexdigest()
+            hasher.update(buffer[:count])
+    return hasher.hexdigest()
 
 
 def _digests_of_bucket(place: Place) -> Digests:
@@ -168,10 +173,10 @@ def _digests_of_bucket(place: Place) -> Digests:
     names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def digest(name: str) -> str:
-        found = blake3()
+        hasher = blake3()
         for piece in s3.get_object(Bucket=bucket, Key=name)["Body"].iter_chunks(PIECE):
-            found.update(piece)
-        return found.hexdigest()
+            hasher.update(piece)
+        return hasher.hexdigest()
 
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(names, pool.map(digest, names), strict=True))

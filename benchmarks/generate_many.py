@@ -1,24 +1,16 @@
-"""What planning costs by the number of chunks: ``python -m benchmarks.plan [--shapes dcp …]
-[--counts 10000 100000] [--rounds 3]``.
+"""Checkpoints of very many small chunks, to measure what planning costs.
 
-Makes synthetic checkpoints (needs torch), merges each with ``--dry-run`` as a whole process, its
-files in the page cache, and prints seconds, CPU seconds and peak memory.  The bytes of tensors are
-zeros, and large ones holes of sparse files: planning reads none of them.
+The bytes of tensors are zeros, and those of large tensors are holes of sparse files: planning reads
+none of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import pickle
-import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,97 +24,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-RANKS = 4
-# Started from a small process, since the kernel counts a child's peak from that of the process that
-# it was forked from.
-_STARTER = """
-import json, os, sys, time
-start = time.perf_counter()
-null = os.open(os.devnull, os.O_WRONLY)
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, \
-null, 1)])
-_, status, used = os.wait4(child, 0)
-print(json.dumps([status, time.perf_counter() - start, used.ru_utime + used.ru_stime, \
-used.ru_maxrss * 1024]))
-"""
+from benchmarks.sizes import RANKS
+
 HOLE = 1 << 14  # bytes of zeros from which on they are not written
-
-
-def main() -> None:
-    """Generate, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--counts", nargs="+", type=int, default=[10_000, 100_000])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--work", type=Path, help="a directory to generate in; else a temporary one"
-    )
-    args = parser.parse_args()
-    print(f"{'shape':<12}{'chunks':>9}{'seconds':>10}{'CPU':>8}{'µs a chunk':>12}{'peak MB':>9}")
-    for shape in args.shapes:
-        for count in args.counts:
-            with tempfile.TemporaryDirectory(dir=args.work) as work:
-                where = Path(work, "source")
-                where.mkdir()
-                SHAPES[shape](where, count)
-                for path in where.rglob("*"):
-                    _read_once(path)
-                _print(
-                    shape, count, [_planned(where, Path(work, "out")) for _ in range(args.rounds)]
-                )
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of one process: ``peak`` in bytes."""
-
-    seconds: float
-    cpu: float
-    peak: int
-
-
-def _planned(source: Path, destination: Path) -> Cost:
-    command = [
-        sys.executable,
-        "-m",
-        "ckptsync",
-        "merge",
-        "--dry-run",
-        "--json",
-        str(source),
-        str(destination),
-    ]
-    told = subprocess.run(
-        [sys.executable, "-S", "-c", _STARTER, *command],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-    status, seconds, cpu, peak = json.loads(told)
-    if status:
-        raise SystemExit(f"{' '.join(command)}: exit status {status}")
-    return Cost(seconds, cpu, peak)
-
-
-def _print(shape: str, count: int, costs: list[Cost]) -> None:
-    seconds, cpu = (
-        statistics.median(getattr(c, field) for c in costs) for field in ("seconds", "cpu")
-    )
-    peak = max(c.peak for c in costs) / 1e6
-    print(
-        f"{shape:<12}{count:>9}{seconds:>10.2f}{cpu:>8.2f}{cpu / count * 1e6:>12.1f}{peak:>9.0f}",
-        flush=True,
-    )
-
-
-def _read_once(path: Path) -> None:
-    """What is read of a file while planning is at most its metadata: those are small, or were
-    written just now.
-    """
-    if path.is_file() and path.stat().st_size < 1 << 30:
-        path.read_bytes()
 
 
 def _saved(value: Any) -> bytes:
@@ -248,6 +152,3 @@ SHAPES: dict[str, Callable[[Path, int], None]] = {
     "zero3": _zero3,
     "safetensors": _safetensors,
 }
-
-if __name__ == "__main__":
-    main()
