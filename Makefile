@@ -7,7 +7,7 @@
 #                   a hook and a store, hostile pickles, lying servers; and the guides that train
 # make s3-versions  the S3 store with the oldest and the newest botocore that pyproject.toml allows
 # make test-web     the page in Chromium (Debian: apt-get install chromium)
-# make pictures     the pictures of the page in docs/pictures, from a store that services fill
+# make pictures     the demo as a recording, and the page from a store that services fill, in docs/pictures
 # make lint         format, lint, import rules, types, of the page too where tsc is installed
 # make format       format the code
 # make man          the man page of all commands, in build/ckptsync.1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -176,18 +177,24 @@ def test_both_readmes_name_the_same_files_commands_and_words_in_each_section() -
         assert chinese[number] == section, f"section {number}"
 
 
-def test_the_exit_codes_of_both_readmes_are_those_of_the_errors() -> None:
+def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
     from ckptsync import errors
 
-    known = {
-        str(e.exit_code)
-        for e in vars(errors).values()
-        if isinstance(e, type) and issubclass(e, errors.CkptsyncError)
+    codes = {
+        str(error.exit_code)
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.CkptsyncError)
     }
-    for path in READMES:
-        codes = {
-            c.strip()
-            for row in re.findall(r"^\| (\d[\d, ]*) \|", path.read_text(), re.MULTILINE)
-            for c in row.split(",")
-        }
-        assert known <= codes
+    text = (ROOT / "docs" / "cli.md").read_text()
+    cells = re.findall(r"^\| (\d[\d, ]*) \|", text, re.MULTILINE)
+    assert codes <= {code.strip() for cell in cells for code in cell.split(",")}
+
+
+def test_every_status_and_alarm_has_a_row_of_what_to_do() -> None:
+    from ckptsync.records.location_status import Status
+    from ckptsync.status.alarms import CODES
+
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE))
+    named = set(re.findall(r"[A-Z]{2,}", first_cells)) | set(re.findall(r"`([\w-]+)`", first_cells))
+    assert {*get_args(Status), *CODES} <= named

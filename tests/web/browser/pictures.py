@@ -1,17 +1,22 @@
-"""Write the pictures of the page that the documents show: `make pictures`.
+"""Write the pictures that the documents show, of the demo and of the page: `make pictures`.
 
 A store is filled by real services, `ckptsync web` shows it, and Chromium takes the pictures.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
+
+from rich.console import Console
 
 from tests.support.waiting import until
 from tests.web.browser.conftest import ARGUMENTS, DEADLINE
@@ -39,8 +44,22 @@ def is_under_way(bar: Locator) -> bool:
     return value > most / 10
 
 
+def record_demo(path: Path) -> None:
+    """Write what `ckptsync demo` prints as an SVG of a terminal."""
+    command = [sys.executable, "-m", "ckptsync", "demo"]
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    text = re.sub(r"/\S*/ckptsync-demo-\w+", "/tmp/demo", result.stdout)
+    lines = ["$ make demo", *text.partition("\ntry next:")[0].splitlines()]
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print("\n".join(lines), highlight=False, markup=False)
+    console.save_svg(str(path), title="ckptsync")
+
+
 def main(folder: Path) -> None:
-    """Write each page, light and dark, into a folder."""
+    """Write the demo, and each page, light and dark, into a folder."""
+    record_demo(folder / "demo.svg")
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory(prefix="pictures-") as temporary, sync_playwright() as started:
