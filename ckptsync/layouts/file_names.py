@@ -114,7 +114,7 @@ KINDS = (
 
 
 def is_beside_weights(name: str) -> bool:
-    """Return whether a file at the top of a checkpoint belongs to the model, not to the training."""
+    """Return whether a file at the top of a checkpoint is the model's, not the training's."""
     return name in BESIDE_WEIGHTS or bool(_CODE.fullmatch(name))
 
 
@@ -129,7 +129,7 @@ def inside(names: Iterable[str], root: str) -> dict[str, str]:
 
 
 def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tuple[str, ...]:
-    """Return the first of `HOMES` whose names ``holds`` accepts as a model, as a tuple, or ``()``."""
+    """Return the first of `HOMES` whose names ``holds`` accepts, in a tuple; () if none."""
     names_by_home: dict[str, set[str]] = {name: set() for name in HOMES}
     for name in names:
         above, _, last = name.rpartition("/")

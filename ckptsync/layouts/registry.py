@@ -74,8 +74,8 @@ class LayoutRow:
 
     files: re.Pattern[str]
     is_whole: bool = False
-    # `tensors` reads the pickles that `demands` would read, checks that they are there, and does not
-    # need all of them for every merge.
+    # `tensors` reads the pickles that `demands` would read, requires them, and does not need all
+    # of them for every merge.
     checks_itself: bool = False
     has_sections: bool = False  # a root may end in ``#section``
     naming: str = ""  # the suffix of the files that alone say which tensor is where
@@ -167,7 +167,7 @@ def _roots(names: Collection[str]) -> list[WeightsSource]:
     ]
 
 
-_LOOK = 128 << 10  # bytes at the beginning and the end of a file; mostly they describe its content
+_LOOK = 128 << 10  # bytes at the beginning and the end of a file: its description, mostly
 _TRAINER_STATE = "trainer_state.json"
 _TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
 _CONFIG_HINT = "copy the adapter's configuration there: it has its scale, and no other file does"
@@ -489,7 +489,10 @@ def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
 
 
 def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
-    """Return the directories that may hold configuration and tokenizer of a source, the nearest first."""
+    """Return the directories that may hold a source's configuration and tokenizer.
+
+    The nearest comes first.
+    """
     parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
     own = ["/".join([*parts[:-1], name]) for name in beside]
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
@@ -565,7 +568,7 @@ def _states(names: Collection[str]) -> list[str]:
 
 
 def closed(name: str, files: Files) -> bool:
-    """Return whether a file is finished: it ends as its format demands, or its format has no end."""
+    """Return whether a file ends as its format demands; True if its format has no end."""
     size = files.sizes()[name]
     try:
         if name.endswith(".safetensors"):
@@ -625,7 +628,10 @@ def _demands(files: Files, source: WeightsSource) -> dict[str, int | None]:
 def _world(
     files: Files, needed: Mapping[WeightsSource, object], model: Iterable[str]
 ) -> int | None:
-    """Return the number of ranks, as ZeRO records it or as the names of the model's files say, or None."""
+    """Return the number of ranks, or None.
+
+    ZeRO records it; else the names of the model's files say it.
+    """
     for source, files_of_all in needed.items():
         if source.layout == "zero" and files_of_all:
             from ckptsync.layouts import zero

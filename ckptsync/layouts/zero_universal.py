@@ -1,7 +1,7 @@
-"""DeepSpeed's universal checkpoints: a directory ``zero/<parameter>`` with a merged ``fp32.pt`` for each.
+"""DeepSpeed's universal checkpoints: one merged master for each parameter.
 
-They are whole already; this module finds the merged masters, and takes buffers and tied names from
-the copies of the model files beside them. ``ds_to_universal`` also writes an ``fp32.pt`` for every
+The masters are whole already, in ``zero/<parameter>/fp32.pt``; buffers and tied names are in the
+copies of the model files beside them. ``ds_to_universal`` also writes an ``fp32.pt`` for every
 other name of the module: the model's own copy, cast to float32, integers too. Those lose what the
 model file has, and are left out.
 
@@ -99,7 +99,10 @@ def _are_mixed_up(model: StateFile) -> bool:
 
 
 def _check_complete(root: str, models: Sequence[StateFile]) -> None:
-    """Raise Unsupported for a model with experts, Incomplete if buffers of a pipeline are in no file."""
+    """Raise Unsupported for a model with experts.
+
+    Raise Incomplete if a pipeline's buffers are in no file.
+    """
     if expert_counts(models[0]):
         raise Unsupported(
             f"{root or '.'}: a universal checkpoint of a model with experts, which ds_to_universal"
@@ -157,8 +160,8 @@ def _buffers(root: str, models: Sequence[StateFile], parameters: set[str]) -> li
     )
     if unjoinable:
         raise Unsupported(
-            f"{root or '.'}: {unjoinable[0]} is not trained, and ds_to_universal does not join it over"
-            " tensor-parallel ranks",
+            f"{root or '.'}: {unjoinable[0]} is not trained, and ds_to_universal does not join it"
+            " over tensor-parallel ranks",
             hint=_MERGE_SOURCE,
         )
     names = [name for name in ranks[0].own if name not in parameters]
