@@ -150,8 +150,8 @@ def _read_shards(
             lacking = f"no shard of rank {ranks[0]}{_more(ranks)} is here"
         elif "most" not in proven_names and len(shards) < len(ranks_here) * count:
             lacking = (
-                f"{len(shards)} shards are here, {len(ranks_here) * count} expected of {count} files"
-                " a rank"
+                f"{len(shards)} shards are here, {len(ranks_here) * count} expected of {count}"
+                " files a rank"
             )
     absent = [
         join(root, f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors")

@@ -413,9 +413,10 @@ def _frozen(rank: MpRank) -> Iterator[Tensor]:
 
 
 def _untrained(rank: MpRank, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Yield tensors of the model that are not among ``tensors``: buffers, and at stage 1 frozen ones.
+    """Yield tensors of the model that are not among ``tensors``.
 
-    Raise Incomplete for an empty placeholder of stage 3.
+    They are buffers, and at stage 1 frozen parameters. Raise Incomplete for an empty placeholder of
+    stage 3.
     """
     names_of_buffers = buffer_names(rank.first)
     tied = rank.first.get("shared_params", dict)
@@ -511,9 +512,9 @@ def _tied_prefix(
     trained: Mapping[str, Shape],
     expected: Iterable[str],
 ) -> str:
-    """Return the prefix of the one tied module with these names and shapes, or of the layer's number.
+    """Return the prefix of the one tied module with these names and shapes.
 
-    Raise Unsupported if several modules fit.
+    If none fits, return the layer's number as the prefix; raise Unsupported if several fit.
     """
     modules: dict[str, set[str]] = {}
     for name in expected:
@@ -547,8 +548,8 @@ def _check_same(
     ]
     if sums[0] != sums[1] or sums[0] is None:
         raise Unsupported(
-            f"{second[0].name}: has the names and shapes of a tied module that {first[0].name} holds,"
-            " and other values",
+            f"{second[0].name}: has the names and shapes of a tied module that {first[0].name}"
+            " holds, and other values",
             hint=(
                 "a frozen layer beside tied ones? Nothing in the checkpoint tells them apart: save"
                 " the model itself"

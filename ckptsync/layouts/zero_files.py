@@ -438,7 +438,10 @@ class ZeroFiles:
         ]
 
     def expert_files(self, counts: Sequence[int]) -> dict[str, int]:
-        """Return the files of all experts, with their numbers, if layer n has ``counts[n]`` experts."""
+        """Return the files of all experts, with their numbers.
+
+        ``counts``: how many experts each layer has.
+        """
         return {
             join(self.root, f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"): expert
             for layer, count in enumerate(counts)
@@ -488,7 +491,7 @@ _OF_A_MODEL = (
     *("global_steps", "global_samples", "skipped_steps"),
     *("dp_world_size", "mp_world_size", "ds_version"),
 )
-# relative: learning rates are computed on every machine; from step to step they change by far more
+# relative; learning rates are computed on every machine, and change far more from step to step
 _TOLERANCE = 1e-9
 
 
@@ -549,16 +552,19 @@ def _check_equal(
                 )
 
 
-def _is_equal(one: Any, expected: Any) -> bool:
+def _is_equal(first: Any, expected: Any) -> bool:
     """Return whether two values agree; floats may differ a little, and other objects agree."""
-    if type(one) is float and type(expected) is float:
-        return isclose(one, expected, rel_tol=_TOLERANCE)
-    are_plain = all(type(value) in (bool, int, float, str) for value in (one, expected))
-    return not are_plain or bool(one == expected)
+    if type(first) is float and type(expected) is float:
+        return isclose(first, expected, rel_tol=_TOLERANCE)
+    are_plain = all(type(value) in (bool, int, float, str) for value in (first, expected))
+    return not are_plain or bool(first == expected)
 
 
 def _optimizer_numbers(file: StateFile) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of numbers that all ranks share: loss scale, step counts, learning rates."""
+    """Yield name and value of the numbers that all ranks share.
+
+    They are loss scale, step counts and learning rates.
+    """
     state = optimizer_state(file)
     yield "zero_stage", zero_stage(state)
     counts = state.get("partition_count")
