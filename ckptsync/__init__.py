@@ -64,8 +64,7 @@ def mark_saved(
     one of `ckptsync.errors`: ConfigError (no worker would find it, or the ranks are unknown),
     Incomplete (not there, or it changes), StoreError (the disk refuses).
     """
-    from ckptsync.hooks.mark_saved import (  # noqa: PLC0415
-        mark_saved as mark,
-    )  # `import ckptsync` costs nothing
+    # imported here, so that `import ckptsync` costs nothing
+    from ckptsync.hooks.mark_saved import mark_saved as mark  # noqa: PLC0415
 
     return mark(path, part=part, strict=strict)

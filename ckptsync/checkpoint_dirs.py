@@ -1,9 +1,10 @@
-"""Find the checkpoints in an output directory, whoever wrote them.
+"""Find the checkpoints in an output directory, whichever trainer wrote them.
 
-A scan is the truth; events only say when to scan.
+`find_checkpoint_dirs` looks at names, and into directories only as far as their family needs. A
+checkpoint's name in a store follows from its path alone, so that every node and every scan gives it
+the same name. `list_checkpoint` lists the files of one.
 
-A name in a store follows from the path alone, so that every node and every scan gives the same one.
-Where trainers write, and what, was read in their sources and seen in real runs: transformers 5.23,
+The names and places were read in the trainers' sources and seen in real runs: transformers 5.23,
 accelerate 1.15, DeepSpeed 0.19.8, torchtitan 0.3, verl 0.9.1, Lightning 2.6.6, LLaMA-Factory 0.9.5,
 Ray Train 2.60.
 """
@@ -29,7 +30,7 @@ ASIDE = "_ckptsync-aside"
 """The directory of an output directory into which `ckptsync resume` moves checkpoints aside."""
 # accelerate's projects, torchtitan's dump folder, Lightning under most loggers
 NESTED = ("checkpoints", "checkpoint")
-# of a rank's own; of its experts; of a pipeline's layers: a node may hold those of one kind alone
+# DeepSpeed's files of a rank, of its experts, and of a pipeline's layers: a node may hold one kind
 _STATES = re.compile(
     r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_|expp_rank_[0-9]+_|(layer_[0-9]+_)?expert_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt"
     r"|layer_[0-9]+(-model_[0-9]+)?-model_states\.pt"
@@ -38,7 +39,7 @@ _DCP = re.compile(
     r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?"
     r"|metadata\.pkl|(model|optimizer)_[0-9]+\.pt"  # torch_checkpointing's
 )
-# of its PPO trainer; of its SFT trainer, which has no directory for its one model
+# of verl's PPO trainer; of its SFT trainer, which has no directory for its one model
 _VERL = re.compile(
     r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"
     r"|(model|optim|extra_state)_world_size_[0-9]+_rank_[0-9]+\.pt|.+\.safetensors"
@@ -49,7 +50,8 @@ _RAY = re.compile(
     r"checkpoint_[0-9]{4}-[0-9][0-9]-[0-9][0-9]_[0-9][0-9]-[0-9][0-9]-[0-9][0-9]\.[0-9]{6}",
     re.ASCII,
 )
-# by its name, and by a name of something in it where a directory of that name may be anything
+# The name of a checkpoint's directory, its family, and a name in it if other directories may have
+# such names.
 _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = (
     (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer", None),
     (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
@@ -72,8 +74,8 @@ WEIGHTS = re.compile(
     r"((adapter_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors)|((pytorch|adapter)_model(-[0-9]{5}-of-[0-9]{5})?\.bin)"
 )
 _ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
-# A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they
-# grow while nothing else does.
+# A model's own files, and what a trainer writes about it at the end; logs, which grow at any time,
+# are not among them.
 # In transformers' tokenizers vocabularies end in .spm (Marian, Speech2Text), .codes (PhoBERT),
 # .tokenizer (ProphetNet), too.
 OF_MODEL = re.compile(
@@ -92,14 +94,15 @@ _SHOWS_WEIGHTS = re.compile(
     r"|_CHECKPOINT_METADATA|.+\.data-[0-9]{5}-of-[0-9]{5}",
     re.IGNORECASE,
 )
-_MOST_STRAYS = 200  # directories that are looked into
+_MOST_STRAYS = 200  # directories that are searched
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDir:
-    """Where a checkpoint lies. ``name`` is its location in a store: one plain path component.
+    """The place of a checkpoint on disk.
 
-    ``only``: the names in ``path`` that belong to it, where it has no directory of its own.
+    ``name`` is its location in a store: one plain path component. ``only``: the names in ``path``
+    that belong to it, if it has no directory of its own.
     """
 
     name: str
@@ -109,7 +112,7 @@ class CheckpointDir:
 
     @property
     def step(self) -> int | None:
-        """The step in the name; of Ray's all of the date."""
+        """The step in the name, or None; for Ray's names, the digits of the date."""
         if _RAY.fullmatch(self.name):
             return int(re.sub(r"\D", "", self.name))
         return series_and_step(self.name)[1]
@@ -117,9 +120,9 @@ class CheckpointDir:
 
 @dataclass(frozen=True, slots=True)
 class ListedCheckpoint:
-    """A checkpoint as it lies on disk at this moment.
+    """The files of a checkpoint at one moment.
 
-    `ckptsync.walk.Listing` says what is and is not counted.
+    `ckptsync.walk.Listing` explains ``files``, ``partial`` and ``others``.
     """
 
     name: str
@@ -131,7 +134,10 @@ class ListedCheckpoint:
 
 
 def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
-    """Return the files of a checkpoint as they are now; one that has vanished has none."""
+    """Return the files of a checkpoint as they are now: none if it has vanished.
+
+    Raises as `ckptsync.walk.walk`.
+    """
     below = walk(checkpoint_dir.path, checkpoint_dir.only)
     return ListedCheckpoint(
         checkpoint_dir.name,
@@ -144,38 +150,52 @@ def list_checkpoint(checkpoint_dir: CheckpointDir) -> ListedCheckpoint:
 
 
 def list_aside(output_dir: Path) -> dict[str, tuple[str, tuple[Stat, ...]]]:
-    """Return the name in `ASIDE` → the checkpoint's name, and its files, of what was moved aside.
+    """Return the checkpoints in `ASIDE`: the name there → the checkpoint's name, and its files.
 
-    Paths of files are relative to the checkpoint.  Raises ConfigError where they may not be listed.
+    Paths of files are relative to the checkpoint. Raises as `ckptsync.walk.walk`.
     """
     files: dict[str, list[Stat]] = {}
     for file in walk(output_dir / ASIDE).files:
-        name, _, rest = file.path.partition("/")
-        files.setdefault(name, []).append(replace(file, path=rest or name))
-    return {name: (_SECOND.sub("", name), tuple(its)) for name, its in files.items()}
+        name, _, path_in_checkpoint = file.path.partition("/")
+        files.setdefault(name, []).append(replace(file, path=path_in_checkpoint or name))
+    return {name: (_SECOND.sub("", name), tuple(stats)) for name, stats in files.items()}
 
 
 def find_checkpoint_dirs(output_dir: Path) -> tuple[CheckpointDir, ...]:
-    """Return where checkpoints lie, without looking into them further than to know their family."""
+    """Return the checkpoints of an output directory, sorted by name, without listing their files.
+
+    Raises ConfigError if a directory may not be read, StoreError if the disk fails.
+    """
     entries = _entries(output_dir)  # once: 100,000 files of somebody else's may lie there
     candidates = _candidates(entries)
-    found: dict[str, CheckpointDir] = {}
+    by_name: dict[str, CheckpointDir] = {}
     for folder, above, families in _searched_folders(output_dir, candidates):
         is_top = folder == output_dir
         for entry in candidates if is_top else _candidates(_entries(folder)):
-            one = _checkpoint_of(folder, entry, above)
-            if one and one.family in families and not (is_top and entry.name in NESTED):
-                name = _second_name(one, output_dir) if one.name in found else one.name
-                found[name] = replace(one, name=name)
+            checkpoint_dir = _checkpoint_of(folder, entry, above)
+            if (
+                checkpoint_dir
+                and checkpoint_dir.family in families
+                and not (is_top and entry.name in NESTED)
+            ):
+                name = (
+                    _second_name(checkpoint_dir, output_dir)
+                    if checkpoint_dir.name in by_name
+                    else checkpoint_dir.name
+                )
+                by_name[name] = replace(checkpoint_dir, name=name)
         if is_top and (final := _final(output_dir, entries)):
-            found[FINAL] = final
-    return tuple(found[name] for name in sorted(found))
+            by_name[FINAL] = final
+    return tuple(by_name[name] for name in sorted(by_name))
 
 
 def _searched_folders(
     output_dir: Path, entries: Iterable[os.DirEntry[str]]
 ) -> Iterator[tuple[Path, str, Collection[str]]]:
-    """Yield folders that may hold checkpoints, what stands before their names, and the families."""
+    """Yield each folder that may hold checkpoints, the prefix of their names, and their families.
+
+    ``entries``: those of the output directory.
+    """
     everything = get_args(Family)
     yield output_dir, "", everything
     inside = {e.name for e in entries if _is_own_folder(e)}
@@ -190,10 +210,10 @@ def _searched_folders(
             yield saved, f"{entry.name}.", ["lightning"]
 
 
-def _second_name(one: CheckpointDir, output_dir: Path) -> str:
-    """Return the name of the second checkpoint of one name: its path."""
-    parts = (*one.path.relative_to(output_dir).parts, *(one.only or ()))
-    if one.family == "lightning":
+def _second_name(checkpoint_dir: CheckpointDir, output_dir: Path) -> str:
+    """Return the name of a checkpoint whose plain name another one has: it is made of its path."""
+    parts = (*checkpoint_dir.path.relative_to(output_dir).parts, *(checkpoint_dir.only or ()))
+    if checkpoint_dir.family == "lightning":
         return _tagged("/".join(parts)) + _LIGHTNING
     return ".".join(parts)
 
@@ -204,7 +224,7 @@ def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
     return _checkpoint_dir(path.parent, path.name)
 
 
-def is_plain(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Return whether a store can keep a checkpoint under this very name."""
     is_taken = name in NESTED or name.casefold() == LOGS or is_ours(name)
     return bool(_PLAIN.fullmatch(name)) and not is_taken
@@ -213,20 +233,28 @@ def is_plain(name: str) -> bool:
 def is_named_like_one(name: str) -> bool:
     """Return whether a name begins as a checkpoint's does, such as ``checkpoint-4 (copy)``."""
     return any(
-        found and not name[found.end() :][:1].isdigit()
-        for found in (pattern.match(name) for pattern, _, _ in _NUMBERED)
+        match and not name[match.end() :][:1].isdigit()
+        for match in (pattern.match(name) for pattern, _, _ in _NUMBERED)
     )
 
 
-def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, ...]:
-    """List what lies in an output directory and is in none of the checkpoints ``found``.
+def uncovered(directory: Path, checkpoint_dirs: Collection[CheckpointDir]) -> tuple[str, ...]:
+    """Return the names in an output directory that are in none of its ``checkpoint_dirs``.
 
-    A directory's name ends in a slash.
+    A directory's name ends in a slash; one that holds a checkpoint is replaced by its other
+    content.
     """
-    whole = {one.path for one in found if one.only is None}
-    single = {one.path / name for one in found for name in one.only or ()}
+    whole = {
+        checkpoint_dir.path for checkpoint_dir in checkpoint_dirs if checkpoint_dir.only is None
+    }
+    single = {
+        checkpoint_dir.path / name
+        for checkpoint_dir in checkpoint_dirs
+        for name in checkpoint_dir.only or ()
+    }
 
     def below(folder: Path, prefix: str) -> Iterator[str]:
+        """Yield the uncovered names below a folder, each after ``prefix``."""
         for entry in sorted(_entries(folder), key=attrgetter("name")):
             path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
             if entry.name in _NO_CHECKPOINT or path in whole or path in single:
@@ -240,10 +268,11 @@ def uncovered(directory: Path, found: Collection[CheckpointDir]) -> tuple[str, .
 
 
 def find_strays(output_dir: Path) -> dict[str, str]:
-    """Return directories and files with weights that are in no checkpoint of an output directory.
+    """Return the paths of weights that are in no checkpoint, each with a file that shows it.
 
-    By path below the output directory, each with a file that shows it: in a directory, or one level
-    below.  Other output directories are left out where a worker or a hook has made a spool.
+    A path is that of a directory or a file, relative to the output directory. A directory is
+    searched one level deep, and not if it has a spool: then it is another output directory. Raises
+    as `find_checkpoint_dirs`.
     """
     strays: dict[str, str] = {}
     folders = []
@@ -264,21 +293,26 @@ def find_strays(output_dir: Path) -> dict[str, str]:
 
 
 def _shown_weights(folder: Path) -> str:
-    """Return a file of weights in a directory or one level below; empty if there is none."""
+    """Return a file of weights in a directory or one level below.
+
+    Empty if there is none, or a spool.
+    """
     entries = _entries(folder)
     inner = [entry for entry in entries if _is_own_folder(entry)][:_MOST_STRAYS]
     if any(entry.name == SPOOL for entry in entries):
         return ""
-    below = (f"{e.name}/{one.name}" for e in inner for one in _entries(folder / e.name))
+    below = (
+        f"{e.name}/{entry_below.name}" for e in inner for entry_below in _entries(folder / e.name)
+    )
     names = (*(entry.name for entry in entries), *below)
     return next((n for n in names if _SHOWS_WEIGHTS.fullmatch(n.rpartition("/")[2])), "")
 
 
 def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
-    """Yield every output directory in which a worker would find the checkpoint at ``path``.
+    """Yield the output directories in which a worker would find the checkpoint at ``path``.
 
-    The nearest comes first, each with what the checkpoint is there. Raises as
-    `find_checkpoint_dirs` does.
+    The nearest comes first; each is yielded with the checkpoint as it is found there. Raises as
+    `find_checkpoint_dirs`.
     """
     parent = path.parent
     above = [parent]
@@ -305,7 +339,10 @@ def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
 
 
 def checkpoint_name(home: Path, path: Path) -> str:
-    """Return the name of a checkpoint at ``path``, below ``home``, once it has files."""
+    """Return the name that the checkpoint at ``path`` has in the output directory ``home``.
+
+    It need not exist yet.
+    """
     above, name = path.relative_to(home).parts[:-1], path.name
     if name.endswith(_LIGHTNING):
         return _lightning(f"{above[1]}.{name}" if len(above) == 3 else name)
@@ -315,7 +352,10 @@ def checkpoint_name(home: Path, path: Path) -> str:
 
 
 def family_of(name: str) -> Family:
-    """Return whose checkpoint has such a name; a tag may have any."""
+    """Return the family whose checkpoints have such names.
+
+    It is DeepSpeed's if no other fits, since a tag may be any name.
+    """
     if name == FINAL:
         return "final"
     if name.endswith(_LIGHTNING):
@@ -327,26 +367,30 @@ def family_of(name: str) -> Family:
     )
 
 
-@lru_cache(1 << 12)  # those of all runs are alike
+@lru_cache(1 << 12)  # all runs have similar names
 def series_and_step(name: str) -> tuple[str, int | None]:
-    """Return what names of one series of saves have in common, and the step in a name.
+    """Return the part of a name that all saves of one series share, and the step in the name.
 
-    The step is the number at its end; of Lightning's the one that says that it is a step.  None if
-    there is none: a date, as in Ray's names, is what a clock said, and no step.
+    The step is the number at the end; in Lightning's names, the number after ``step-``. It is None
+    if there is none: a date, as in Ray's names, comes from a clock.
     """
     if name.endswith(_LIGHTNING):
-        version, found = _VERSION.match(name), _STEP_OF_LIGHTNING.search(name)
-        return version[0] if version else "", _number(found)
-    found = None if _RAY.fullmatch(name) else _STEP.search(name)
-    return name[: found.start()] if found else name, _number(found)
+        version, match = _VERSION.match(name), _STEP_OF_LIGHTNING.search(name)
+        return version[0] if version else "", _number(match)
+    match = None if _RAY.fullmatch(name) else _STEP.search(name)
+    return name[: match.start()] if match else name, _number(match)
 
 
-def _number(found: re.Match[str] | None) -> int | None:
-    return int(found[1]) if found else None
+def _number(match: re.Match[str] | None) -> int | None:
+    """Return the first group of a match as a number, None without a match."""
+    return int(match[1]) if match else None
 
 
 def _checkpoint_of(folder: Path, entry: os.DirEntry[str], above: str) -> CheckpointDir | None:
-    """Return the checkpoint that an entry of a folder is, if it is one."""
+    """Return the checkpoint that an entry of a folder is, or None.
+
+    ``above`` comes before its name.
+    """
     name = entry.name
     if _is_own_folder(entry):
         return _checkpoint_dir(folder, name, above)
@@ -357,7 +401,7 @@ def _checkpoint_of(folder: Path, entry: os.DirEntry[str], above: str) -> Checkpo
 
 
 def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir | None:
-    """Return a directory that is a checkpoint; ``above`` comes before its name."""
+    """Return the checkpoint that a directory is, or None; ``above`` comes before its name."""
     path = parent / name
     for pattern, family, inside in _NUMBERED:
         if pattern.fullmatch(name) and (inside is None or _holds(path, inside)):
@@ -368,9 +412,9 @@ def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir |
 
 
 def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> CheckpointDir | None:
-    """The model in a run's root, without what else lies there.
+    """Return the final model in a run's root, without the other files there, or None.
 
-    A checkpoint that somebody gives as a run has no root.
+    If the output directory is itself a checkpoint, it has none.
     """
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
@@ -379,7 +423,7 @@ def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> Checkpoin
 
 
 def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tuple[str, ...]:
-    """Return the names of a final model's files and directories; empty without its weights.
+    """Return the names of a final model's files and directories; none if there are no weights.
 
     peft saves adapters that are not called ``default`` in directories of their names.
     """
@@ -407,56 +451,57 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
+    """Return whether a directory has an entry with such a name."""
     return any(pattern.fullmatch(entry.name) for entry in _entries(path))
 
 
 def _plain(tag: str) -> str:
-    """A tag as one component of a store's names.
+    """Return a DeepSpeed tag as one component of a store's names.
 
-    A tag that is none keeps its letters and gets a digest.
+    A tag that cannot be one keeps its letters and gets a digest.
     """
-    return tag if is_plain(tag) and tag != FINAL else _tagged(tag)
+    return tag if is_plain_name(tag) and tag != FINAL else _tagged(tag)
 
 
 def _tagged(tag: str) -> str:
-    from ckptsync.digest import (  # noqa: PLC0415
-        digest,
-    )  # a training's environment may have nothing that digests; few names want one
+    """Return a plain name made of the letters of ``tag`` and its digest."""
+    # imported here: a training's environment may lack blake3, and few names need a digest
+    from ckptsync.digest import digest  # noqa: PLC0415
 
     return f"tag-{re.sub(r'[^A-Za-z0-9_.-]', '_', tag)[:80]}.{digest(os.fsencode(tag))[:8]}"
 
 
 def _lightning(name: str) -> str:
-    """``epoch=3-step=40.ckpt`` as ``epoch-3-step-40.ckpt``.
+    """Return ``epoch=3-step=40.ckpt`` as ``epoch-3-step-40.ckpt``.
 
-    What is no plain name even so gets a digest.
+    If even that is no plain name, it gets a digest.
     """
     plain = name.replace("=", "-")
     return plain if _PLAIN.fullmatch(plain) else _tagged(name) + _LIGHTNING
 
 
 def _candidates(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    """Return by name what may be a checkpoint, or hold one."""
-    found = (e for e in entries if e.is_dir(follow_symlinks=False) or e.name.endswith(_LIGHTNING))
-    return sorted(found, key=attrgetter("name"))
+    """Return the entries that may be a checkpoint or hold one, sorted by name."""
+    candidates = (
+        e for e in entries if e.is_dir(follow_symlinks=False) or e.name.endswith(_LIGHTNING)
+    )
+    return sorted(candidates, key=attrgetter("name"))
 
 
 def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory whose name does not begin with ``_`` or ``.``."""
     return not entry.name.startswith(("_", ".")) and entry.is_dir(follow_symlinks=False)
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """Return what lies in a directory; nothing where it has vanished.
+    """Return the entries of a directory: none if it has vanished.
 
-    Entries say what they are at no cost, of thousands of files, too.
+    Raises ConfigError if it may not be read, StoreError if the disk fails.
     """
     try:
         with os.scandir(path) as entries:
             return list(entries)
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-    ):  # rotation is quicker than we are, and that is its right
+    except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, for example by rotation
         return []
     except PermissionError as e:
         raise ConfigError(

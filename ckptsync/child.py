@@ -1,11 +1,12 @@
 """Run a program in a process that can be killed, as a thread cannot.
 
-`Child` starts it, exchanges lines with it, limits it, and ends it with all that it has started. The
-caller decides how long it may take, and what counts as progress. The head's jobs
-(`ckptsync.service.jobs`), which are commands, level `load` (`ckptsync.verifier.level_load`) and the
-commands of events (`ckptsync.events.programs`) use it.
+`Child` starts the program, exchanges lines with it, limits it, and ends it with all processes that
+it has started. The caller decides how long it may take, and what counts as progress. The head's
+jobs (`ckptsync.service.jobs`), level `load` (`ckptsync.verifier.level_load`) and the commands of
+events (`ckptsync.events.programs`) use it.
 
-Run as a program, this file becomes the program of its arguments, which dies with its parent too.
+Run as a program, this file replaces itself by the program of its arguments, so that it dies with
+its parent, too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends, where it can.
 
-    Without `PARENT` nobody has asked for that.
+    It removes `PARENT` from the environment, and does nothing without it. If the parent has ended
+    already, this process exits.
     """
     if not (parent := os.environ.pop(PARENT, "")):
         return
@@ -63,13 +65,13 @@ def describe_end(code: int | None) -> str:
 class Child:
     """A running ``command``, whose standard input and output are one socket.
 
-    With ``data`` it is a program of the operator's: ``data`` is its input, which it need not read,
-    and ``environment`` is all of its environment.
-
     It runs in `/`, so that it can import nothing from the caller's directory, and in a session of
     its own: a group to kill, and no Ctrl-C of ours. ``environment`` is all that it inherits, with
-    the path to ckptsync, and this process's number for `die_with_parent`. Its standard error goes
-    to ``log`` (ours if ``None``).
+    the path to ckptsync and this process's number for `die_with_parent`. Its standard error goes to
+    ``log`` (ours if ``None``).
+
+    With ``data`` the command is a program of the operator's: ``data`` is its standard input, which
+    it need not read, and it does not get ckptsync's path. Raises OSError if it cannot be started.
     """
 
     def __init__(
@@ -83,14 +85,14 @@ class Child:
         packages = {"PYTHONPATH": path}
         if data is not None:
             command, packages = [sys.executable, "-I", "-S", __file__, *command], {}
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_socket = socket.socketpair()
         self._received, self._searched = bytearray(), 0
         try:
-            with theirs:
+            with child_socket:
                 self._process = subprocess.Popen(  # noqa: S603 - no shell, our own modules
                     command,
-                    stdin=theirs.fileno() if data is None else data.fileno(),
-                    stdout=theirs.fileno(),
+                    stdin=child_socket.fileno() if data is None else data.fileno(),
+                    stdout=child_socket.fileno(),
                     stderr=log,
                     cwd="/",
                     env={**environment, **packages, PARENT: str(os.getpid())},
@@ -102,36 +104,35 @@ class Child:
         self.pid = self._process.pid
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Write to its standard input.
+        """Write to its standard input; raise OSError if it is dead.
 
-        With ``fds``, a byte before the data carries these descriptors. Raises OSError if it is
-        dead.
+        With ``fds``, a byte before the data carries these descriptors.
         """
         if fds:
             socket.send_fds(self._socket, [b"F"], list(fds))
         self._socket.sendall(data)
 
     def line(self, seconds: float, longest: int = LONGEST) -> bytes | None:
-        """Return the next line of its output, or ``longest`` bytes of one.
+        """Return the next line of its output, or the first ``longest`` bytes of a longer one.
 
-        An empty one if it has ended, ``None`` if nothing came for so long.
+        Return an empty line if it has ended, ``None`` if no whole line came within ``seconds``.
         """
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         ready = select.poll()
         ready.register(self._socket, select.POLLIN)
         while (end := self._received.find(b"\n", self._searched)) < 0 and len(
             self._received
         ) < longest:
             self._searched = len(self._received)
-            if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
+            if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return None
             try:
-                got = self._socket.recv(1 << 16)
+                received = self._socket.recv(1 << 16)
             except OSError:  # it died before it had read all that was sent
-                got = b""
-            if not got:
+                received = b""
+            if not received:
                 return b""
-            self._received += got
+            self._received += received
         size = end + 1 if end >= 0 else len(self._received)
         line = bytes(self._received[:size])
         del self._received[:size]
@@ -139,32 +140,43 @@ class Child:
         return line
 
     def rest(self) -> bytes:
-        """Return what it has written after its last line."""
+        """Return the output after the last line that `line` returned."""
         return bytes(self._received)
 
-    def limit(self, which: int, most: int) -> None:
-        """Set one of its limits (`resource.RLIMIT_…`) to ``most``, or to a lower hard limit."""
-        # dead: its next answer says so; or no Linux
+    def limit(self, kind: int, most: int) -> None:
+        """Set one of its limits (`resource.RLIMIT_…`) to ``most``, but not above its hard limit.
+
+        Do nothing if the process has ended, or if this is not Linux.
+        """
+        # it is dead, as its next answer says, or this is not Linux
         with contextlib.suppress(ProcessLookupError, AttributeError):
-            hard = resource.prlimit(self.pid, which)[1]
+            hard = resource.prlimit(self.pid, kind)[1]
             soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.prlimit(self.pid, which, (soft, hard))
+            resource.prlimit(self.pid, kind, (soft, hard))
 
     def go_behind(self, nicer: int, oom_first: int) -> None:
-        """Have it wait for this process, and die before it where memory runs out."""
-        with contextlib.suppress(OSError):  # dead
+        """Lower its priority by ``nicer``, and let the kernel kill it first when memory runs out.
+
+        ``oom_first`` is added to its oom_score_adj. It writes no core dumps, since its memory holds
+        the store's keys.
+        """
+        with contextlib.suppress(OSError):  # it is dead
             nice = os.getpriority(os.PRIO_PROCESS, 0) + nicer
             os.setpriority(os.PRIO_PROCESS, self.pid, nice)
-        with contextlib.suppress(OSError, ValueError):  # no Linux, or nobody may raise it
+        with contextlib.suppress(OSError, ValueError):  # this is not Linux, or it may not be raised
             score = Path(f"/proc/{self.pid}/oom_score_adj")
             score.write_text(str(min(1000, int(score.read_text()) + oom_first)))
         self.limit(resource.RLIMIT_CORE, 0)  # its memory holds the store's keys
 
     def allow(self, memory: int, cpu: int) -> None:
-        """Limit it to so many bytes of addresses, and seconds of CPU, beyond what it has used."""
+        """Limit the memory and CPU time that it may use beyond what it uses now.
+
+        ``memory``: bytes of addresses; ``cpu``: seconds. Does nothing if it has ended, or if this
+        is not Linux.
+        """
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text("utf-8", "replace")
-        except OSError:  # dead: its next answer says so; or no Linux
+        except OSError:  # it is dead, as its next answer says, or this is not Linux
             return
         fields = stat.rpartition(")")[2].split()  # proc(5): from the state on, the third
         seconds = (int(fields[11]) + int(fields[12])) // os.sysconf("SC_CLK_TCK") + 1
@@ -172,10 +184,12 @@ class Child:
         self.limit(resource.RLIMIT_CPU, seconds + cpu)
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Wait so many seconds for it to end by itself, then kill it and its group.
+        """Wait up to ``patience`` seconds for its end, then kill it and its group.
 
-        Return its exit status; ``None`` if it cannot be killed. It is waited for last: until then
-        its group's number is nobody else's.
+        Return its exit status.
+
+        Return ``None`` if it cannot be killed; then it is left behind. The process is reaped last:
+        until then no other process gets the number of its group.
         """
         if self._process.returncode is None:
             if not self._is_over(patience):
@@ -195,14 +209,18 @@ class Child:
         return self._is_over(0.0)
 
     def _kill(self, number: int) -> None:
-        # nobody is left of its group
+        """Send a signal to its whole group; nothing happens if no process of the group is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def _is_over(self, patience: float) -> bool:
-        until = time.monotonic() + patience
+        """Return whether its process ends within ``patience`` seconds.
+
+        The process is not reaped.
+        """
+        deadline = time.monotonic() + patience
         while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True

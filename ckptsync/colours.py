@@ -1,4 +1,4 @@
-"""Whether a terminal's user wants colours."""
+"""Decide whether output is coloured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TextIO
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Return whether to colour what is written to a stream: NO_COLOR and TERM=dumb forbid it."""
+    """Return whether a stream is a terminal whose user has not forbidden colours.
+
+    NO_COLOR and TERM=dumb forbid them.
+    """
     is_forbidden = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not is_forbidden

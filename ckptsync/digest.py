@@ -1,7 +1,8 @@
-"""Digests: BLAKE3 of a file, of each of its blocks, and of each tensor; CRC32 of other containers.
+"""Digests of files, of blocks of files, and of tensors.
 
-Block digests narrow damage to the bytes that changed; the file's digest is what ``b3sum`` prints. A
-`Checker` compares the bytes of a file, or of some of its blocks, with their digests as they come.
+A `Digester` computes the BLAKE3 digest of a stream and of each of its blocks: the file's digest is
+what ``b3sum`` prints, and the blocks' digests narrow damage to the bytes that changed. A `Checker`
+compares bytes with their digests while they are read. `crc32_combine` joins the CRC32s of parts.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from blake3 import blake3
 from ckptsync.errors import Corrupt
 
 try:
-    from isal.isal_zlib import crc32 as crc32  # noqa: PLC0414  for others to import
-except (
-    ImportError
-):  # there are no wheels for this machine: zlib gives the same sums, at a fifth of the speed
+    from isal.isal_zlib import crc32 as crc32  # noqa: PLC0414  other modules import it from here
+except ImportError:
+    # isal has no wheel for this machine: zlib gives the same sums, at a fifth of the speed
     from zlib import crc32 as crc32  # noqa: PLC0414
 
 SMALLEST_BLOCK = 4 << 10
@@ -30,9 +30,10 @@ BLOCK_HEX = 32  # 128 bits are enough to tell which block changed; the file's di
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """``digest``: 64 hex digits.
+    """The digest of a file, and of each of its blocks.
 
-    ``blocks``: `BLOCK_HEX` digits for each ``block_size`` bytes, the last one shorter.
+    ``digest``: 64 hex digits. ``blocks``: `BLOCK_HEX` digits for each ``block_size`` bytes, the
+    last block shorter.
     """
 
     size: int
@@ -42,26 +43,27 @@ class FileDigest:
 
 
 def block_size(size: int, files: int = 1) -> int:
-    """Return the size of a file's blocks: a power of two, at least 4 KiB.
+    """Return the size in bytes of a file's blocks: a power of two, at least 4 KiB.
 
-    A file has at most 1024 blocks, and fewer where it is one of many ``files``.
+    A file has at most 1024 blocks, and fewer if the manifest has many ``files``.
     """
-    # 4: the rest of a file's entry
-    block, most = (SMALLEST_BLOCK, max(1, min(MOST_BLOCKS, MOST_OF_ALL // max(1, files) - 4)))
+    # besides its blocks, a file's entry in a manifest is as long as 4 of them
+    most = max(1, min(MOST_BLOCKS, MOST_OF_ALL // max(1, files) - 4))
+    block = SMALLEST_BLOCK
     while block * most < size:
         block *= 2
     return block
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:
-    """BLAKE3 of bytes in memory, 64 hex digits."""
+    """Return the BLAKE3 digest of bytes in memory, 64 hex digits."""
     return blake3(data).hexdigest()
 
 
 class Digester:
-    """Digest a stream of known size: call ``update`` with every chunk, then ``result``.
+    """Computes the digests of a stream: call ``update`` with every chunk, then ``result`` once.
 
-    ``block``: bytes of a block, by default those of a file alone.
+    ``size``: how many bytes are expected; it decides the size of a block unless ``block`` does.
     """
 
     def __init__(self, size: int, block: int = 0) -> None:
@@ -71,7 +73,7 @@ class Digester:
         self._blocks: list[str] = []
 
     def update(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Chunks may be of any length."""
+        """Add the next chunk, of any length."""
         view = memoryview(chunk).cast("B")
         self._file.update(view)
         self._size += len(view)
@@ -83,12 +85,13 @@ class Digester:
         self._room -= len(view)
 
     def result(self) -> FileDigest:
-        """Call once, after the last chunk."""
+        """Return the digests of all chunks. Call it once, after the last chunk."""
         if self._room < self._block_size:
             self._close_block()
         return FileDigest(self._size, self._file.hexdigest(), self._block_size, tuple(self._blocks))
 
     def _close_block(self) -> None:
+        """Append the current block's digest, and begin the next block."""
         self._blocks.append(self._block.hexdigest()[:BLOCK_HEX])
         self._block, self._room = blake3(), self._block_size
 
@@ -96,7 +99,10 @@ class Digester:
 def digest_stream(
     chunks: Iterable[bytes | bytearray | memoryview], size: int, block: int = 0
 ) -> FileDigest:
-    """Digest of a whole stream that should have ``size`` bytes; ``result.size`` is what it had."""
+    """Return the digests of a whole stream that should have ``size`` bytes.
+
+    ``size`` of the result is the number of bytes that came, which may be another.
+    """
     digester = Digester(size, block)
     for chunk in chunks:
         digester.update(chunk)
@@ -120,33 +126,41 @@ Digests = FileDigest | RangeDigests
 
 
 def digested_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and digest of the smallest ranges that have one, from ``start`` to ``end``.
+    """Yield start, end and digest of the smallest ranges with a digest, from ``start`` to ``end``.
 
-    Both must be ends of such ranges.
+    ``start`` and ``end`` must be ends of such ranges.
     """
     while start < end:
         if isinstance(digests, RangeDigests):
-            at = bisect_right(digests.ends, start)
-            until, digest = digests.ends[at], digests.digests[at]
+            index = bisect_right(digests.ends, start)
+            range_end, digest = digests.ends[index], digests.digests[index]
         else:
-            at = start // digests.block_size
-            until, digest = min((at + 1) * digests.block_size, digests.size), digests.blocks[at]
-        yield start, until, digest
-        start = until
+            index = start // digests.block_size
+            range_end, digest = (
+                min((index + 1) * digests.block_size, digests.size),
+                digests.blocks[index],
+            )
+        yield start, range_end, digest
+        start = range_end
 
 
 def compared_ranges(digests: Digests, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Yield the ranges by which `Checker` compares: a whole file is compared by its one digest."""
+    """Return start, end and digest of the ranges by which `Checker` compares.
+
+    A whole file is one range, with the file's digest; else they are `digested_ranges`.
+    """
     if (start, end) == (0, digests.size):
         return iter([(start, end, digests.digest)])
     return digested_ranges(digests, start, end)
 
 
 class Checker:
-    """Compares bytes from ``start`` to ``end``, both ends of `digested_ranges`, with their digests.
+    """Compares the bytes from ``start`` to ``end`` of a file with their digests.
 
-    Call `add` with them, front to back, then `end`; both raise Corrupt. Without digests all is
-    right.  ``threads`` digest together; more than one pays from some MiB at once on.
+    Call `add` with all bytes in order, then `end`; both raise Corrupt at the first range that
+    differs. ``name`` is for the message. ``start`` and ``end`` must be ends of `digested_ranges`.
+    Without ``digests`` nothing is compared. ``threads`` hash together: more than one is faster if
+    each `add` gets some MiB.
     """
 
     def __init__(
@@ -158,19 +172,22 @@ class Checker:
         self._begin()
 
     def add(self, view: memoryview) -> None:
-        """Take the next bytes."""
+        """Hash the next bytes; raise Corrupt if a range that they complete differs."""
         while view and self._digest is not None:
-            piece = view[: self._missing]
-            self._found.update(piece)
-            self._missing -= len(piece)
+            piece = view[: self._remaining]
+            self._hash.update(piece)
+            self._remaining -= len(piece)
             view = view[len(piece) :]
-            if not self._missing:
+            if not self._remaining:
                 self.end()
 
     def end(self) -> None:
-        """Compare what has come of a range.  A digest without digits matches nothing."""
+        """Compare the range that was begun, and begin the next; raise Corrupt if it differs.
+
+        A digest without digits matches nothing.
+        """
         if (expected := self._digest) is not None and not (
-            expected and self._found.hexdigest().startswith(expected)
+            expected and self._hash.hexdigest().startswith(expected)
         ):
             raise Corrupt(
                 f"{self._name}: bytes {self._start} to {self._end} differ from their checksum"
@@ -178,9 +195,10 @@ class Checker:
         self._begin()
 
     def _begin(self) -> None:
+        """Begin the next range; without one, `add` ignores all bytes."""
         self._start, self._end, self._digest = next(self._ranges, (0, 0, None))
-        self._missing = self._end - self._start
-        self._found = blake3(max_threads=self._threads)
+        self._remaining = self._end - self._start
+        self._hash = blake3(max_threads=self._threads)
 
 
 _POLYNOMIAL = 0xEDB88320  # bit-reversed, as zlib has polynomials: the highest bit is the power 0
@@ -190,13 +208,14 @@ _ONE = 1 << 31
 def crc32_combine(first: int, second: int, size: int) -> int:
     """Return the CRC32 of ``a + b``, from ``crc32(a)``, ``crc32(b)`` and ``len(b)``.
 
-    As ``crc32_combine`` in zlib, which Python does not offer. A CRC is a remainder of polynomials
+    zlib has the same function, which Python does not offer. A CRC is a remainder of polynomials
     over GF(2); bytes that follow multiply it by a power of x.
     """
     return _product(_shift(size), first) ^ second
 
 
 def _product(a: int, b: int) -> int:
+    """Return the product of two polynomials over GF(2), modulo `_POLYNOMIAL`."""
     result = 0
     while a:
         if a & _ONE:

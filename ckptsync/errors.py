@@ -1,4 +1,6 @@
-"""Errors, one class per thing the operator does next.
+"""The errors that a command can end with: one class for each thing that the operator does next.
+
+A class has an exit code, so that scripts and services can decide by it:
 
 CkptsyncError           1  read the message
 ├── ConfigError         2  fix the configuration, or the command
@@ -10,8 +12,8 @@ CkptsyncError           1  read the message
 ├── Unsupported         5  a layout, or a version, that this program does not know
 └── Corrupt            10  stop, and investigate: bytes are not what they should be
 
-Text: lower case, the thing first, then what was expected and what was found; ``hint`` says what
-to do next.
+A message is lower case and names the file or object first, then what was found and what was
+expected; ``hint`` says what to do next.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from typing import TypeVar
 
 
 class CkptsyncError(Exception):
-    """Anything the operator can act on; its message stands alone on one line."""
+    """An error that the operator can act on; its message is one line.
+
+    ``hint``: what to do next, or empty.
+    """
 
     exit_code = 1
 
@@ -53,7 +58,7 @@ class StoreError(CkptsyncError):
 
 
 class Transient(StoreError):
-    """What was asked may succeed if it is asked again, in ``after`` seconds or later."""
+    """The same call may succeed if it is made again, ``after`` seconds later or more."""
 
     def __init__(self, message: str, *, hint: str = "", after: float = 0.0) -> None:
         super().__init__(message, hint=hint)
@@ -65,10 +70,10 @@ class NotFound(StoreError):
 
 
 class Exists(StoreError):
-    """The name is taken; trying again does not help.
+    """The name exists already; trying again does not help.
 
-    ``is_same``: whether what is there was compared with everything that should have been written;
-    ``None`` if the store did not.
+    ``is_same``: whether the stored file was compared and is the file that should have been written;
+    ``None`` if the store did not compare them.
     """
 
     def __init__(self, message: str, *, hint: str = "", is_same: bool | None = None) -> None:
@@ -89,32 +94,35 @@ class Corrupt(CkptsyncError):
 
 
 def without_frames(e: E) -> E:
-    """Return a copy of an error, to keep or to raise again.
+    """Return a copy of an error without its traceback, to keep or to raise again.
 
-    The error itself holds the frames that it passed, and so all that they had read, as long as
-    somebody keeps it, and more of them each time that it is raised.
+    A traceback refers to all frames that the error passed, and so to the data that they had read,
+    as long as the error is kept; each raise adds frames.
     """
     copy: E = type(e).__new__(type(e), *e.args)
     copy.__dict__.update(e.__dict__)
     return copy
 
 
-def not_parsed(e: BaseException, name: str, what: str, hint: str = "") -> Corrupt:
-    """Return the error that ``name`` is not ``what`` (such as "an index"), with a short reason."""
+def not_parsed(e: BaseException, name: str, expected: str, hint: str = "") -> Corrupt:
+    """Return the Corrupt that says that ``name`` is not ``expected``, and why in short.
+
+    ``expected``: with its article, such as "an index".
+    """
     reason = str(e)[:200]  # an error stands on one line
     if isinstance(e, RecursionError):
         reason = "nested too deeply"
     elif isinstance(e, MemoryError):
         reason = "it takes more memory than there is"
-    return Corrupt(f"{name}: not {what}: {reason}", hint=hint)
+    return Corrupt(f"{name}: not {expected}: {reason}", hint=hint)
 
 
 @contextmanager
-def name_in_errors(what: str) -> Iterator[None]:
-    """Put ``what`` before the text of a Corrupt or Unsupported that the block raises."""
+def name_in_errors(prefix: str) -> Iterator[None]:
+    """Put ``prefix`` before the text of a Corrupt or Unsupported that the block raises, once."""
     try:
         yield
     except (Corrupt, Unsupported) as e:
-        if str(e).startswith(what):
+        if str(e).startswith(prefix):
             raise
-        raise type(e)(f"{what}: {e}", hint=e.hint) from e
+        raise type(e)(f"{prefix}: {e}", hint=e.hint) from e

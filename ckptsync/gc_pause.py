@@ -1,4 +1,7 @@
-"""Python's cycle collector, held off while very many values are made that all stay."""
+"""Pause Python's garbage collector while millions of values are made that are all needed.
+
+The collector would visit them all again and again, and find nothing to free.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause Python's garbage collector, which would visit every value, while the block runs.
+    """Pause the garbage collector of the whole process while the block runs.
 
-    It is the whole process's.  Threads may overlap: each leaves it as it found it, so that it runs
-    again once all have left.
+    Threads may overlap: each restores the state that it met, so it runs again after the last block.
     """
     was_on = gc.isenabled()
     gc.disable()

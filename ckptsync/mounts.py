@@ -1,4 +1,8 @@
-"""What file system a path is on, and how long it may hide what other machines wrote.
+"""Which file system a path is on, and how long that may hide what other machines wrote.
+
+`mount_of` reads Linux's mount table and estimates from the kind and options of a mount how old a
+client's cached names may be. `unmounted_on_way` finds directories that should be mounted and are
+not, so that nothing is written below them.
 
 Recommended reading: nfs(5), "Data and metadata coherence", and proc(5), mountinfo.
 """
@@ -16,7 +20,7 @@ FSTAB = Path("/etc/fstab")
 UNITS = tuple(map(Path, ("/etc/systemd/system", "/run/systemd/system", "/run/systemd/generator")))
 _WHERE = re.compile(r"^\s*Where\s*=\s*(/.*?)\s*$", re.MULTILINE)
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-_UNKNOWN = 60.0  # what a program behind FUSE keeps, and for how long, is its own business
+_UNKNOWN = 60.0  # a program behind FUSE may cache anything for any time
 _LATE = {
     "nfs": 60.0,
     "nfs4": 60.0,
@@ -29,7 +33,7 @@ _LATE = {
 # servers call back what a client holds before it changes
 _COHERENT = frozenset({"lustre", "ceph", "gpfs", "ocfs2", "gfs2", "afs"})
 _ONE_MACHINE = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
-# where other machines write without this kernel hearing of it; fuse.* too
+# kinds on which other machines write without inotify's events here; fuse.* too
 _BLIND = """
     9p acfs afs beegfs ceph cifs coda cvmfs fuse fuseblk gfs2 gpfs lustre nfs nfs4 ocfs2 orangefs
     pvfs2 smb3 smbfs vboxsf virtiofs wekafs
@@ -38,12 +42,11 @@ _BLIND = """
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A kind of file system, as far as it matters here.
+    """The kind of a file system, and what follows from it.
 
-    ``late``: seconds for which names, or lengths, that another machine has written may not be seen.
-    ``is_remote``: a server has the files.
-
-    ``options``: what the table says of the mount and of its file system, as mount(8) takes them.
+    ``late``: seconds during which names or lengths that another machine has written may stay
+    hidden. ``is_remote``: a server has the files. ``options``: those of the mount and of its file
+    system, as mount(8) takes them.
     """
 
     kind: str
@@ -67,13 +70,13 @@ def device_kinds() -> dict[int, str]:
 
 def mount_of(path: str) -> Mount:
     """Return the mount of ``path``, which need not exist; a local one if this is not Linux."""
-    return chosen(read_table(), os.path.realpath(path))
+    return find_mount(read_table(), os.path.realpath(path))
 
 
 def is_mounted(point: str) -> bool:
-    """Whether something is mounted on this very directory.
+    """Return whether something is mounted on this very directory.
 
-    A directory bound over another of the same disk is (os.path.ismount does not see it).
+    That includes a directory bound over another of the same disk, which os.path.ismount misses.
     """
     points = {point for point, *_ in _entries(read_table())}
     return os.path.realpath(point) in points if points else os.path.ismount(point)
@@ -81,23 +84,26 @@ def is_mounted(point: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Unmounted:
-    """A directory on which ``source`` (fstab(5), or a unit) mounts something, and nothing is."""
+    """A directory where something should be mounted, and nothing is.
+
+    ``source`` says so: fstab(5), or a unit.
+    """
 
     point: Path
     source: Path
     options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what an error says."""
+        """Return the text of an error about it."""
         return f"{self.point} is in {self.source}, and nothing is mounted there"
 
 
 def unmounted_on_way(path: Path) -> list[Unmounted]:
-    """Return the mount points on the way to a path, and the path itself, that are not mounted."""
+    """Return the configured mount points that contain ``path`` or are it, and are not mounted."""
     real = Path(os.path.realpath(path))
-    way = {path, *path.parents, real, *real.parents}
-    found = {one.point: one for one in (*_units(), *_fstab()) if one.point in way}
-    return [one for point, one in sorted(found.items()) if not is_mounted(str(point))]
+    ancestors = {path, *path.parents, real, *real.parents}
+    unmounted = {entry.point: entry for entry in (*_units(), *_fstab()) if entry.point in ancestors}
+    return [entry for point, entry in sorted(unmounted.items()) if not is_mounted(str(point))]
 
 
 def _fstab() -> Iterator[Unmounted]:
@@ -116,22 +122,24 @@ def _units() -> Iterator[Unmounted]:
 
 
 def _lines(file: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
     try:
         return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
     except OSError:
         return []
 
 
-def chosen(lines: Iterable[str], path: str) -> Mount:
+def find_mount(lines: Iterable[str], path: str) -> Mount:
     """Return the mount of an absolute ``path`` without links, from the lines of a mountinfo.
 
-    It is the last one of the longest directory that the path is in.
+    It is the last mount on the longest directory that contains the path; an empty one if there is
+    none.
     """
-    best, found = "", Mount("")
+    best, mount = "", Mount("")
     for point, _, kind, options in _entries(lines):
         if len(point) >= len(best) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
-            best, found = point, _mount(kind, options)
-    return found
+            best, mount = point, _mount(kind, options)
+    return mount
 
 
 def _entries(lines: Iterable[str]) -> Iterator[tuple[str, int, str, list[str]]]:
@@ -151,21 +159,25 @@ def _entries(lines: Iterable[str]) -> Iterator[tuple[str, int, str, list[str]]]:
 
 
 def _mount(kind: str, options: list[str]) -> Mount:
+    """Return the mount of that kind.
+
+    ``late`` is the longest of the caching options, else what is usual for the kind.
+    """
     late = _LATE.get(kind, _UNKNOWN if kind.startswith("fuse") else 0.0)
     is_remote = (late > 0 or kind in _COHERENT) and kind not in _ONE_MACHINE
     if not is_remote or "noac" in options:
         return Mount(kind, is_remote, options=tuple(options))
-    given = {
+    timeouts = {
         key: float(value)
         for key, _, value in (o.partition("=") for o in options)
         if value.isdecimal()
     }
     # seconds for files and for directories; what is not shown has the kind's own value
-    usual = given.get("actimeo", late)
+    usual = timeouts.get("actimeo", late)
     return Mount(
         kind,
         is_remote,
-        max(given.get("acregmax", usual), given.get("acdirmax", usual)),
+        max(timeouts.get("acregmax", usual), timeouts.get("acdirmax", usual)),
         tuple(options),
     )
 

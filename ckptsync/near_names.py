@@ -1,4 +1,4 @@
-"""Names that are like a word that somebody typed: the one "did you mean" of all messages."""
+"""Find the name that somebody meant who mistyped it: the "did you mean" of all messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterable
 
 
 def near_names(typed: str, names: Iterable[str], most: int = 1) -> list[str]:
-    """Return the names that are like ``typed``, the nearest first; never ``typed`` itself."""
-    others = sorted({name for name in names if name != typed})
-    return difflib.get_close_matches(typed, others, most, 0.6)
+    """Return at most ``most`` names that resemble ``typed``, the nearest first.
+
+    Never ``typed`` itself.
+    """
+    candidates = sorted({name for name in names if name != typed})
+    return difflib.get_close_matches(typed, candidates, most, 0.6)
 
 
 def did_you_mean(typed: str, names: Iterable[str]) -> str:

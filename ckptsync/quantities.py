@@ -1,4 +1,7 @@
-"""Durations (``1h30m``) and sizes (``5 GB``) in text, backoff, and printable names."""
+"""Durations (``1h30m``) and sizes (``5 GB``) as text, for options, configuration and messages.
+
+Also text that is safe to print (`clean`), and the waits between retries (`backoff`).
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ _BYTES = {
 
 
 def clean(text: str, most: int = 0) -> str:
-    """Return ``text`` as it may be printed: control and direction characters are made visible.
+    """Return text that is safe to print: control and direction characters become escapes.
 
-    Names and errors in a store come from anyone who may write to it; terminals and chats obey what
-    is in them.  The text is cut to ``most`` characters, if that is not 0.
+    Anyone who may write to a store chooses names and errors in it, and a terminal or a chat obeys
+    such characters. The text is cut to ``most`` characters, unless that is 0.
     """
     if most and len(text) > most:
         text = f"{text[: most - 1]}…"
@@ -39,22 +42,25 @@ def clean(text: str, most: int = 0) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """The two largest units: ``90.0`` → ``1m30s``.  Below a minute, tenths."""
+    """Return seconds as text: ``90.0`` is ``1m30s``.
+
+    It has the two largest units; below a minute, tenths of a second.
+    """
     if seconds < 0:
         return "-" + show_duration(-seconds)
     if seconds < 60:
         return f"{seconds:.1f}s".replace(".0s", "s")
     parts: list[str] = []
-    left = round(seconds)
+    remainder = round(seconds)
     for unit in ("d", "h", "m", "s"):
-        count, left = divmod(left, int(_SECONDS[unit]))
+        count, remainder = divmod(remainder, int(_SECONDS[unit]))
         if count or parts:
             parts.append(f"{count}{unit}")
     return "".join(p for p in parts[:2] if not p.startswith("0"))
 
 
 def show_size(size: int) -> str:
-    """Three figures in powers of 1000, as ``ls --si`` would: ``5_000_000_000`` → ``5 GB``."""
+    """Return a size with three figures, in powers of 1000: ``5_000_000_000`` → ``5 GB``."""
     value, unit = float(size), "B"
     for larger in ("KB", "MB", "GB", "TB", "PB"):
         if value < 999.5:
@@ -64,10 +70,9 @@ def show_size(size: int) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds.
+    """Return the seconds that a text such as ``1h30m`` says; raise ValueError if it is no duration.
 
-    Units are ``ms s m h d`` and may be joined (``1h30m``); a number needs one, but for ``0``.
-    Raises ValueError.
+    Units are ``ms s m h d``, and several may follow each other; only ``0`` needs no unit.
     """
     text, examples = text.strip(), "such as 10s, 5m, 2h or 7d"
     if text == "0":
@@ -83,23 +88,22 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Return bytes.
+    """Return the bytes that a text such as ``5GB`` says; raise ValueError if it is no size.
 
-    ``KB MB GB TB`` are powers of 1000 and ``KiB MiB GiB TiB`` of 1024; no unit is bytes.  Raises
-    ValueError.
+    ``KB MB GB TB`` are powers of 1000 and ``KiB MiB GiB TiB`` of 1024; no unit is bytes.
     """
-    found, examples = _SIZE.fullmatch(text.strip()), "such as 5GB or 512MiB"
-    if not found:
+    match, examples = _SIZE.fullmatch(text.strip()), "such as 5GB or 512MiB"
+    if not match:
         raise ValueError(f"{text!r} is not a size: expected a number and a unit, {examples}")
-    size = float(found[1]) * _BYTES[(found[2] or "").upper()]
+    size = float(match[1]) * _BYTES[(match[2] or "").upper()]
     if size > LARGEST:
         raise ValueError(f"{text[:40]!r} is not a size: it is too large; expected one {examples}")
     return round(size)
 
 
 def backoff(tries: int, first: float, longest: float) -> float:
-    """Return the seconds to wait before the next try, after so many failures in succession.
+    """Return the seconds to wait before the next try, after ``tries`` failures in succession.
 
-    They double each time.
+    They begin with ``first``, and double with each failure up to ``longest``.
     """
     return min(longest, first * 2.0 ** min(tries - 1, 32))

@@ -1,4 +1,9 @@
-"""Names of files: which are safe to join to a directory, and which are ours."""
+"""Which file names may be joined to a directory, and which are reserved for ckptsync.
+
+Names come from indexes, pickles, manifests and servers. `checked_path` accepts only plain relative
+paths, so that no name reaches outside of its directory; `is_ours` protects ckptsync's own
+directories on every file system.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +28,21 @@ _PLAIN = re.compile(r"\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*(?:/\.?[A-Za-z0-9_-][A-Za-
 
 
 def is_ours(part: str) -> bool:
-    """Return whether a directory's name is one of ours on any file system.
+    """Return whether any file system could take a directory's name for one of ckptsync's own.
 
-    Some fold case, drop characters that are not seen, or dots and spaces at the end.
+    Some file systems fold case, or drop invisible characters, or dots and spaces at the end.
     """
-    seen = "".join(
+    visible = "".join(
         c for c in unicodedata.normalize("NFKC", part) if unicodedata.category(c) != "Cf"
     )
-    name = seen.casefold().rstrip(". ")
+    name = visible.casefold().rstrip(". ")
     return name in (RECORDS, CONSOLIDATED) or _SHORT.fullmatch(name) is not None
 
 
 def checked_run_name(name: str) -> str:
     """Return ``name`` if a store can keep a run under it; raise Corrupt if not.
 
-    A run lies at the top of a store, and nowhere below.
+    A run is a directory at the top of a store, and the name is not reserved.
     """
     if "/" in checked_path(name) or name.startswith((".", "_")) or name == CONSOLIDATED:
         why = f"begins with neither '.' nor '_', and is not {CONSOLIDATED}"
@@ -46,7 +51,7 @@ def checked_run_name(name: str) -> str:
 
 
 def find_alike(paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of paths that some file systems take for one, or for a file and a directory.
+    """Return pairs of paths that some file systems take for the same, or for file and directory.
 
     They differ only in case, or in the spelling of accents.
     """
@@ -60,20 +65,18 @@ def find_alike(paths: Iterable[str]) -> list[tuple[str, str]]:
     for key, path in folded.items():
         parts = key.split("/")
         above = ("/".join(parts[:n]) for n in range(1, len(parts)))
-        pairs += [(folded[one], path) for one in above if one in folded]
+        pairs += [(folded[parent], path) for parent in above if parent in folded]
     return pairs
 
 
 def _folded(path: str) -> str:
+    """Return a path with case and accents folded, as the least distinguishing file system does."""
     composed = unicodedata.normalize("NFC", path)
     return unicodedata.normalize("NFC", composed.casefold())
 
 
 def checked_path(path: str) -> str:
-    """Return ``path`` itself, if it is a plain relative POSIX path; raise Corrupt if not.
-
-    Names come from indexes, pickles, manifests and servers, and so from anyone.
-    """
+    """Return ``path`` itself if it is a plain relative POSIX path; raise Corrupt if not."""
     if len(path) < 256 and _PLAIN.fullmatch(path):
         return path
     parts = path.split("/")

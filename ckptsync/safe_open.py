@@ -1,8 +1,8 @@
 """Open files below a directory component by component, so that no link is followed.
 
 The root itself may be a link, since the operator named it. Functions here raise `OSError`;
-`is_absence` says which of them mean that there is no such regular file. `ckptsync.walk` does the
-same for directories that a trainer writes to, and for spools, which are examined on the way.
+`is_absence` says whether that means that there is no such regular file. `ckptsync.walk` adds rules
+for directories that a trainer writes to, and for spools, whose every step is examined.
 
 `OpenFiles` keeps a few files open, so that reading many pieces of one file opens it once and the
 kernel reads ahead.
@@ -29,8 +29,8 @@ from typing import Literal
 from ckptsync.errors import Corrupt
 from ckptsync.safe_names import checked_path
 
-# O_PATH asks for no permission but search, and on NFS costs no round trip: a directory on the way
-# is only passed through.
+# For directories on the way to a file: O_PATH asks for no permission but search, and costs no round
+# trip on NFS.
 PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # a pipe under a checkpoint's name must not hang the reader
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -42,24 +42,22 @@ NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")
 
 
 def is_absence(e: OSError) -> bool:
-    """Return whether an error says that the path is no file: absent, a link, or a socket."""
+    """Return whether an error says that the path is no file: it is absent, a link, or a socket."""
     return e.errno in _ABSENT
 
 
-def close_quietly(at: int) -> None:
-    """Close a descriptor that was only read from; an error of closing it is ignored.
-
-    Nothing can be lost with it.
-    """
+def close_quietly(descriptor: int) -> None:
+    """Close a descriptor that was only read from, and ignore an error: no data can be lost."""
     with contextlib.suppress(OSError):
-        os.close(at)
+        os.close(descriptor)
 
 
 def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Return at most ``limit + 1`` bytes of a regular file that the user names, through links.
+    """Return at most ``limit + 1`` bytes of a file that the user names; links are followed.
 
-    A pipe could be waited for without end, and a device has none; what the user's own shell has
-    opened (``/dev/stdin``, ``/dev/fd/63``) is read as it is.
+    Raises OSError, also for a directory, a pipe or a device: a pipe may never end, and a device has
+    no end. Only what the user's own shell has opened (``/dev/stdin``, ``/dev/fd/63``) is read
+    whatever it is.
     """
     is_opened = _OPENED.fullmatch(os.fspath(path)) is not None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_opened else os.O_NONBLOCK))
@@ -73,9 +71,10 @@ def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def replace_named(path: Path, data: bytes) -> None:
-    """Write a file that everybody may read, whole, in place of what has its name.
+    """Write a whole file that everybody may read, in place of the file at ``path``.
 
-    Through no link that somebody put there, whatever its draft is called.
+    A draft with a random name is renamed to it, so no link that somebody put there is followed.
+    Raises OSError.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -89,50 +88,59 @@ def replace_named(path: Path, data: bytes) -> None:
         raise
 
 
-def open_below(root: str, way: Sequence[str], flags: int = PASS) -> int:
-    """Return a descriptor of the directory ``way`` below ``root``, for the caller to close."""
-    at = os.open(root, flags)
-    for part in way:
-        try:
-            below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
-        finally:
-            close_quietly(at)
-        at = below
-    return at
+def open_below(root: str, parts: Sequence[str], flags: int = PASS) -> int:
+    """Return a descriptor, for the caller to close, of the directory ``parts`` below ``root``.
 
-
-def path_of_open(at: int, path: str) -> str:
-    """Return a root that is the open directory ``at``, whatever its ``path`` names later.
-
-    The path itself where the system has no names for what is open.
+    Only ``root`` may be a link. Raises OSError.
     """
-    name = f"/proc/self/fd/{at}"
+    directory = os.open(root, flags)
+    for part in parts:
+        try:
+            below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=directory)
+        finally:
+            close_quietly(directory)
+        directory = below
+    return directory
+
+
+def path_of_open(directory: int, path: str) -> str:
+    """Return a path that is the open directory ``directory``, whatever ``path`` names later.
+
+    Return ``path`` itself where the system has no names for open files.
+    """
+    name = f"/proc/self/fd/{directory}"
     return name if os.path.isdir(name) else path  # noqa: PTH112 - no path of a file
 
 
 @contextlib.contextmanager
 def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that ``name`` is in; give it, and the last part of ``name``."""
-    *way, last = name.split("/")
-    at = open_below(root, way)
+    """Open the directory that ``name`` is in; yield its descriptor, and the last part of ``name``.
+
+    The descriptor is closed at the end of the block. Raises OSError.
+    """
+    *folders, last = name.split("/")
+    directory = open_below(root, folders)
     try:
-        yield at, last
+        yield directory, last
     finally:
-        close_quietly(at)
+        close_quietly(directory)
 
 
 def open_file(root: str, name: str) -> int:
-    """Return a descriptor of a regular file, for the caller to close."""
-    with parent_of(root, name) as (at, last):
-        return open_regular(at, last, name)
+    """Return a descriptor of a regular file, for the caller to close.
 
-
-def open_regular(at: int, last: str, name: str = "") -> int:
-    """Return a descriptor of the regular file ``last`` in an open directory.
-
-    ``name`` is for the error.
+    Raise OSError if there is none.
     """
-    fd = os.open(last, _FILE, dir_fd=at)
+    with parent_of(root, name) as (directory, last):
+        return open_regular(directory, last, name)
+
+
+def open_regular(directory: int, last: str, name: str = "") -> int:
+    """Return a descriptor of the regular file ``last`` in the open directory ``directory``.
+
+    Raises OSError, FileNotFoundError for what is no regular file. ``name`` is for the error.
+    """
+    fd = os.open(last, _FILE, dir_fd=directory)
     try:
         _regular(os.fstat(fd), name or last)
     except BaseException:
@@ -142,15 +150,18 @@ def open_regular(at: int, last: str, name: str = "") -> int:
 
 
 def stat_file(root: str, name: str) -> os.stat_result:
-    """Return what `os.stat` says of a regular file."""
-    with parent_of(root, name) as (at, last):
-        return _regular(os.stat(last, dir_fd=at, follow_symlinks=False), name)
+    """Return what `os.stat` says of a regular file; raise OSError if there is none."""
+    with parent_of(root, name) as (directory, last):
+        return _regular(os.stat(last, dir_fd=directory, follow_symlinks=False), name)
 
 
 def stat_opened(root: str, name: str) -> os.stat_result:
-    """Return what `os.stat` says of a regular file, once it was opened.
+    """Return what `os.fstat` says of a regular file after opening it.
 
-    So a client of NFS asks the server, and not what it remembers (close-to-open, nfs(5)).
+    Raise OSError if there is none.
+
+    A client of NFS asks the server when a file is opened, and not its cache (close-to-open,
+    nfs(5)).
     """
     fd = open_file(root, name)
     try:
@@ -160,32 +171,36 @@ def stat_opened(root: str, name: str) -> os.stat_result:
 
 
 def unlink(root: str, name: str) -> None:
-    """Take a regular file's name away."""
-    with parent_of(root, name) as (at, last):
-        _regular(os.stat(last, dir_fd=at, follow_symlinks=False), name)
-        os.unlink(last, dir_fd=at)
+    """Remove the name of a regular file; raise OSError if there is none."""
+    with parent_of(root, name) as (directory, last):
+        _regular(os.stat(last, dir_fd=directory, follow_symlinks=False), name)
+        os.unlink(last, dir_fd=directory)
 
 
 def refresh(root: str, name: str) -> None:
-    """Let no directory on the way to ``name`` be remembered to lack it.
+    """Make a client of NFS forget that ``name`` was absent.
 
-    A client of NFS drops what it remembers of a directory's names once it sees that the directory
-    has changed, and opening one for reading, as `PASS` does not, makes it ask (nfs(5), "Directory
-    entry caching"; Linux, fs/nfs/dir.c, nfs_lookup_verify_inode).
+    The client drops the cached names of a directory once it sees that the directory has changed,
+    and opening one for reading, unlike `PASS`, makes it ask (nfs(5), "Directory entry caching";
+    Linux, fs/nfs/dir.c, nfs_lookup_verify_inode). Raises OSError.
     """
     # it may be passed through without being read: then only time tells
     with contextlib.suppress(PermissionError):
         close_quietly(open_below(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
 
 
-def _regular(found: os.stat_result, name: str) -> os.stat_result:
-    if not stat.S_ISREG(found.st_mode):
+def _regular(info: os.stat_result, name: str) -> os.stat_result:
+    """Return ``info`` if it is of a regular file; raise FileNotFoundError with ``name`` if not."""
+    if not stat.S_ISREG(info.st_mode):
         raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
-    return found
+    return info
 
 
 def read_at(fd: int, start: int, out: memoryview) -> int:
-    """Fill ``out``; fewer bytes than it holds are returned only where the file ends."""
+    """Fill ``out`` with the bytes from ``start``, and return how many were read.
+
+    They are fewer than ``out`` holds only if the file ends there. Raises OSError.
+    """
     view, done = out.cast("B") if out.nbytes else out, 0
     while done < out.nbytes:
         count = os.preadv(fd, [view[done:]], start + done)
@@ -200,7 +215,7 @@ Odd = Literal["link", "special file", "name"]
 Passed = Callable[[str, Odd], object]
 
 
-def is_plain(name: str) -> bool:
+def is_plain_path(name: str) -> bool:
     """Return whether `checked_path` takes a name."""
     try:
         checked_path(name)
@@ -214,33 +229,35 @@ def files_below(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
 
-    ``skips`` is asked about the last part of every file's and directory's name. Names that
-    `checked_path` refuses are no checkpoint's and are left out; ``passed`` is called with all that
-    is. What vanishes meanwhile was never there.
+    ``skips`` is called with the last part of each name of a file or directory. ``passed`` is called
+    with the name of each thing that is left out: a link, a special file, or a name that
+    `checked_path` refuses. A file that vanishes meanwhile counts as absent. Raises OSError.
     """
-    at = _open_prefix(root, prefix)
-    if at is None:
+    directory = _open_prefix(root, prefix)
+    if directory is None:
         return
     try:
-        for name, info in tree(at, prefix, partial(_is_skipped, skips, passed), _raise_unless_gone):
+        for name, info in tree(
+            directory, prefix, partial(_is_skipped, skips, passed), _raise_unless_gone
+        ):
             if stat.S_ISREG(info.st_mode):
                 yield name, info
             else:
                 passed(name, "link" if stat.S_ISLNK(info.st_mode) else "special file")
     finally:
-        close_quietly(at)
+        close_quietly(directory)
 
 
 def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
     """Return the names of the directories directly below ``prefix``, in any order.
 
-    As `files_below` for the rest.
+    Names are skipped as in `files_below`; without ``prefix`` there are none. Raises OSError.
     """
-    at = _open_prefix(root, prefix)
-    if at is None:
+    directory = _open_prefix(root, prefix)
+    if directory is None:
         return []
     try:
-        with os.scandir(at) as entries:
+        with os.scandir(directory) as entries:
             return [
                 entry.name
                 for entry in entries
@@ -248,16 +265,19 @@ def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> l
                 and entry.is_dir(follow_symlinks=False)
             ]
     finally:
-        close_quietly(at)
+        close_quietly(directory)
 
 
-def open_directory_in(at: int, path: str) -> int:
-    """Return a descriptor of the directory in an open one that ``path`` ends with, for reading."""
-    return os.open(path.rpartition("/")[2], _LISTED, dir_fd=at)
+def open_directory_in(directory: int, path: str) -> int:
+    """Return a descriptor, for reading, of the last part of ``path`` in an open directory.
+
+    Raises OSError; a link is not followed.
+    """
+    return os.open(path.rpartition("/")[2], _LISTED, dir_fd=directory)
 
 
 def tree(
-    at: int,
+    directory: int,
     prefix: str,
     skips: Callable[[str, str], bool],
     failed: Callable[[OSError, str], object],
@@ -265,34 +285,34 @@ def tree(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield all but directories below an open directory, sorted by whole name; follow no link.
 
-    ``prefix`` comes before each name. ``skips`` is asked with what comes before a name, and the
-    name; a directory that it skips is not entered. ``failed`` gets each error and its path: it
-    raises, or what it is about was never there. ``enter`` opens a directory in an open one, by its
-    path. While the caller works, the directories on the way to what was yielded are open.
+    ``prefix`` comes before each name. ``skips`` is called with the prefix of a name and the name; a
+    directory that it skips is not entered. ``failed`` is called with each error and its path: it
+    raises, or the path counts as absent. ``enter`` opens a directory, given by its path, in an open
+    one. While the caller works, the directories above the yielded file are open.
     """
-    named: list[os.DirEntry[str]] = []
-    listed: list[tuple[str, os.DirEntry[str]]] = []
+    kept_entries: list[os.DirEntry[str]] = []
+    keyed_entries: list[tuple[str, os.DirEntry[str]]] = []
     try:
-        with os.scandir(at) as entries:
-            named += [entry for entry in entries if not skips(prefix, entry.name)]
+        with os.scandir(directory) as entries:
+            kept_entries += [entry for entry in entries if not skips(prefix, entry.name)]
     except OSError as e:
         failed(e, prefix)
-    for entry in named:
+    for entry in kept_entries:
         try:
             # The slash makes names sort as whole paths do: `a.b` comes before `a/b`.
-            end = "/" if entry.is_dir(follow_symlinks=False) else ""
-        except OSError as e:  # some file systems have to be asked about each
+            suffix = "/" if entry.is_dir(follow_symlinks=False) else ""
+        except OSError as e:  # some file systems need a call for each entry
             failed(e, prefix + entry.name)
             continue
-        listed.append((entry.name + end, entry))
-    listed.sort(key=itemgetter(0))
-    for key, entry in listed:
+        keyed_entries.append((entry.name + suffix, entry))
+    keyed_entries.sort(key=itemgetter(0))
+    for key, entry in keyed_entries:
         path = prefix + key
         try:
             if key[-1] != "/":
                 info = entry.stat(follow_symlinks=False)
             else:
-                below = enter(at, path[:-1])
+                below = enter(directory, path[:-1])
         except OSError as e:
             failed(e, path)
             continue
@@ -306,29 +326,34 @@ def tree(
 
 
 def _open_prefix(root: str, prefix: str) -> int | None:
-    """Return a descriptor of the directory ``prefix``, or None if it is not there.
+    """Return a descriptor of the directory ``prefix``, or None if it is absent.
 
-    The root must be there.  Raises OSError, with the path in the store as its name.
+    Raises OSError, with the path in the store as its file name, also if the root is absent.
     """
     try:
         return open_below(root, prefix.split("/")[:-1], _LISTED & ~os.O_NOFOLLOW)
     except OSError as e:
         if prefix and is_absence(e):
             return None
-        e.filename = prefix or root  # else it is the last part alone
+        e.filename = prefix or root  # which is else the last part alone
         raise
 
 
 def _is_skipped(skips: Callable[[str], bool], passed: Passed, prefix: str, name: str) -> bool:
+    """Return whether `files_below` leaves a name out.
+
+    A name that is no plain path is passed to ``passed``.
+    """
     if skips(name) or (name.startswith(".nfs") and NFS_REMAINS.fullmatch(name)):
         return True
-    if is_plain(name):
+    if is_plain_path(name):
         return False
     passed(prefix + name, "name")
     return True
 
 
 def _raise_unless_gone(error: OSError, path: str) -> None:
+    """Raise ``error``, with ``path`` as its file name, unless it says that the path is absent."""
     if not is_absence(error):
         error.filename = path
         raise error
@@ -338,10 +363,10 @@ MOST = 128  # far below the usual limit of 1024 descriptors, also where two chec
 
 
 class OpenFile:
-    """A descriptor that is closed when nobody refers to it any more.
+    """A descriptor that is closed when no reference to this object is left.
 
-    So a file may be dropped from `OpenFiles` while another thread reads it: its number is not
-    reused under that thread. Methods only, since a bare number would not keep the file open.
+    So `OpenFiles` may drop a file while another thread reads it: the number is not reused under
+    that thread. It has only methods, since a bare number would not keep the file open.
     """
 
     __slots__ = ("__weakref__", "_fd", "since")
@@ -351,23 +376,32 @@ class OpenFile:
         weakref.finalize(self, os.close, fd)
 
     def read_at(self, start: int, out: memoryview) -> int:
-        """Fill ``out``; fewer bytes than it holds are returned only where the file ends.
+        """Fill ``out`` from ``start`` as `read_at` does, and return how many bytes were read.
 
         Raises OSError.
         """
         return read_at(self._fd, start, out)
 
     def links(self) -> int:
-        """How many names the file has; none once it was replaced or deleted.  Raises OSError."""
+        """Return how many names the file has: none once it was replaced or deleted.
+
+        Raises OSError.
+        """
         return os.fstat(self._fd).st_nlink
 
     def is_same(self, fd: int) -> bool:
-        """Whether ``fd`` is a descriptor of the same file.  Raises OSError."""
+        """Return whether ``fd`` is a descriptor of the same file.
+
+        Raises OSError.
+        """
         return os.path.sameopenfile(self._fd, fd)
 
 
 class OpenFiles:
-    """The files used last, by name.  Threads may share it."""
+    """The files that were used last, open, by name. Threads may share it.
+
+    ``most``: how many it keeps.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -375,14 +409,17 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> OpenFile | None:
-        """Return the open file, if it is kept."""
+        """Return the open file, or None if it is not kept; mark it as used."""
         with self._lock:
             if name in self._files:
                 self._files.move_to_end(name)
             return self._files.get(name)
 
     def put(self, name: str, fd: int) -> OpenFile:
-        """Keep an open file in place of what has this name; the one used longest ago may go."""
+        """Keep an open file under ``name``, and return it.
+
+        It replaces a file of that name; if there are too many, the one used longest ago is dropped.
+        """
         file = OpenFile(fd)
         with self._lock:
             self._files[name] = file
@@ -392,14 +429,14 @@ class OpenFiles:
         return file
 
     def forget(self, name: str) -> None:
-        """Keep the file no longer."""
+        """Drop the file of that name, if there is one."""
         with self._lock:
             self._files.pop(name, None)
 
     def forget_older(self, seconds: float) -> None:
-        """Close the files that were opened longer ago.
+        """Drop the files that were opened more than ``seconds`` ago.
 
-        A deleted file that is kept open still takes up space.
+        A deleted file takes up space as long as it is open.
         """
         now = time.monotonic()
         with self._lock:

@@ -1,7 +1,11 @@
-"""The nouns that formats and merging share: where bytes are, and what they mean.
+"""The types that formats, layouts and merging share: where bytes lie, and what they mean.
 
-Shapes and offsets count elements; starts and sizes count bytes.  A dtype is safetensors' name for
-it (``F32``, ``BF16``, ``F8_E4M3``).
+A `Tensor` has a name, a dtype, a shape and stored copies; a copy is made of boxes, and a box lies
+in an `Extent` of a file. So a layout describes a model without reading it. `Files` is all that a
+layout may read.
+
+Shapes and offsets count elements; starts and sizes count bytes. A dtype is safetensors' name for it
+(``F32``, ``BF16``, ``F8_E4M3``).
 """
 
 from __future__ import annotations
@@ -23,14 +27,17 @@ def row_major(sizes: Shape) -> Shape:
 
 
 def is_row_major(sizes: Shape, strides: Shape) -> bool:
-    """Return whether these are the strides of such a box; of an axis of size 1 any will do."""
+    """Return whether a box with these strides is stored row by row.
+
+    Strides of axes of size 1 do not matter.
+    """
     plain = row_major(sizes)
     return all(n <= 1 or s == p for n, s, p in zip(sizes, strides, plain, strict=True))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:
-    """``size`` bytes of ``file`` from ``start``.  The only way this code says *where*."""
+    """The ``size`` bytes of ``file`` from ``start`` on."""
 
     file: str
     start: int
@@ -39,7 +46,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What the source's own container says of a run of bytes: the CRC32 of all of ``extent``."""
+    """The CRC32 of all bytes of ``extent``, as the source's own container records it."""
 
     extent: Extent
     crc32: int
@@ -50,8 +57,8 @@ class Part:
     """A box of a tensor, and the bytes that hold it.
 
     ``strides`` (in elements) are those of the stored box; ``None`` is row-major, the usual case.
-    ``checksum`` is of the record that ``extent`` lies in, where there is one.  ``replicas``: the
-    same box as other ranks stored it, which must have the same bytes.
+    ``checksum``: that of the record in which ``extent`` lies, if it has one. ``replicas``: the same
+    box as other ranks stored it; they must have the same bytes.
     """
 
     offsets: Shape
@@ -64,12 +71,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One stored copy of a tensor: boxes that tile ``grid``, each element once.
+    """One stored copy of a tensor: boxes that cover ``grid``, each element once.
 
-    ``grid`` is the tensor's shape, or ``(numel,)`` where a framework cuts the flattened tensor.
-    ``absent`` names a file that holds some of it and is not here: such a copy has no parts.
-    ``doubt`` says why the parts' replicas may be none: then equal bytes are the only proof that the
-    tensor is whole.
+    ``grid`` is the tensor's shape, or ``(numel,)`` if the framework cuts the flattened tensor.
+    ``absent`` names a missing file that holds some of it; then there are no parts. ``doubt`` says
+    why the parts' replicas may not be replicas: then only equal bytes prove that the tensor is
+    whole.
     """
 
     dtype: str
@@ -89,9 +96,9 @@ class Copy:
 class Tensor:
     """A named tensor, in the dtype that the model itself has, and its stored copies.
 
-    ``tied`` names the tensor whose bytes this one shares, where the framework says so.  ``remark``
-    is for whoever merges it: equal ones are said once.  Each copy is the most precise one, rounded
-    to its own dtype, unless ``unlike`` says why it need not be.
+    ``tied`` names the tensor whose bytes this one shares, if the framework says so. ``remark`` is a
+    warning for the user; a merge shows equal ones once. Every copy must be the most precise one
+    rounded to the copy's own dtype, unless ``unlike`` says why it need not be.
     """
 
     name: str
@@ -105,11 +112,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """Files that a layout's own metadata demands, with their sizes (``None`` if unknown).
+    """The files that a layout's own metadata demands, with their sizes (``None`` if unknown).
 
-    ``model``: what consolidation needs; empty means that nothing here says what a whole model is.
-    ``resume``: what else a resumed training needs.  ``world``: how many ranks wrote, where known.
-    ``remarks``: why the tensors here are no whole model, where ``model`` is empty; else doubts.
+    ``model``: what consolidation needs; empty if nothing here says what a whole model is.
+    ``resume``: what a resumed training needs besides. ``world``: how many ranks wrote, if known.
+    ``remarks``: why the tensors here are no whole model, if ``model`` is empty; else doubts.
     """
 
     model: dict[str, Count | None] = field(default_factory=dict)
@@ -119,41 +126,47 @@ class Demands:
 
 
 class Files(Protocol):
-    """The files of one checkpoint under their relative POSIX names: all that a layout may look at.
+    """The files of one checkpoint under their relative POSIX names: all that a layout may read.
 
-    Names were checked at the door (`ckptsync.safe_names.checked_path`).
+    Whoever makes one has checked the names (`ckptsync.safe_names.checked_path`).
     """
 
     def sizes(self) -> Mapping[str, int]:
-        """Every file's size in bytes."""
+        """Return every file's size in bytes."""
         ...
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from ``start``; raises Incomplete (no such file) or Corrupt (too short)."""
+        """Fill ``out`` from ``start``; raise Incomplete (no such file) or Corrupt (too short)."""
         ...
 
 
 @runtime_checkable
 class Expecting(Protocol):
-    """Files that can make use of knowing what will be read, since each read takes its time."""
+    """Files that read ahead if they know what will be read.
+
+    A read of a distant file takes a round trip.
+    """
 
     def expect(self, extents: Iterable[Extent]) -> None:
         """Announce the extents that will be read next, in about this order."""
         ...
 
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
-        """Announce all reads of a merge, each with how far in the output (bytes) it is."""
+        """Announce all reads of a merge, each with its byte offset in the output."""
         ...
 
 
 def expect(files: Files, extents: Iterable[Extent]) -> None:
-    """Say what will be read next; to files that lie near by it makes no difference."""
+    """Announce the extents that will be read next; do nothing if ``files`` do not read ahead."""
     if isinstance(files, Expecting):
         files.expect(extents)
 
 
 def foresee(files: Files, reads: Iterable[tuple[Extent, int]]) -> None:
-    """Say all that will be read; ``reads`` are made only for files that are far."""
+    """Announce all reads of a merge, each with its byte offset in the output.
+
+    Do nothing, and do not iterate over ``reads``, if ``files`` do not read ahead.
+    """
     if isinstance(files, Expecting):
         files.foresee(reads)
 
@@ -182,7 +195,7 @@ class FilesWrapper:
 
 
 class MemoryFiles:
-    """Files in memory: what was read once and checked is what is written."""
+    """Files in memory."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = dict(files)
@@ -197,7 +210,10 @@ class MemoryFiles:
 
 
 def read(files: Files, extent: Extent) -> bytes:
-    """The bytes of one extent, for small things: headers, pickles, indexes."""
+    """Return the bytes of one small extent (a header, a pickle, an index).
+
+    Raises as `Files.read_into`.
+    """
     out = bytearray(extent.size)
     files.read_into(extent.file, extent.start, memoryview(out))
     return bytes(out)
@@ -206,7 +222,7 @@ def read(files: Files, extent: Extent) -> bytes:
 def read_whole(files: Files, name: str, limit: int = 64 << 20) -> bytes:
     """Return all bytes of a small file.
 
-    Raises Incomplete if it does not exist, Corrupt if it has more than ``limit`` bytes.
+    Raise Incomplete if it does not exist, Corrupt if it has more than ``limit`` bytes.
     """
     size = files.sizes().get(name)
     if size is None:

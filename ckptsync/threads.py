@@ -1,7 +1,8 @@
-"""Threads, of which a system may give few: fewer are used then, and without any there is an error.
+"""Start threads where the system may refuse some.
 
-Limits of memory (``ulimit -v``), of a user's processes and of a cgroup all end a thread's start in
-the same RuntimeError.
+Limits of memory (``ulimit -v``), of a user's processes and of a cgroup all make the start of a
+thread raise the same RuntimeError. A `ThreadPool` then works with fewer threads; only without any
+thread there is an error, which names the limits.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 from ckptsync.errors import CkptsyncError
 
 SCARCE = "can't start new thread"
-"""What the RuntimeError says of which a caller is told."""
+"""The text of the RuntimeError of a thread that cannot be started."""
 HINT = (
     "give it more memory or processes: `ulimit -v`, `ulimit -u`, the limits of its unit, container"
     " or job"
 )
 
 
-def refusal(what: str) -> CkptsyncError:
-    """Return the error that the system gives no thread, or process, for ``what``."""
-    return CkptsyncError(f"no thread can be started ({what}): the system gives no more", hint=HINT)
+def refusal(purpose: str) -> CkptsyncError:
+    """Return the error that the system starts no thread, or process, for ``purpose``."""
+    return CkptsyncError(
+        f"no thread can be started ({purpose}): the system gives no more", hint=HINT
+    )
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Return a daemon thread that runs ``work``.  Raises CkptsyncError where there is none."""
+    """Return a started daemon thread that runs ``work``.
+
+    Raise CkptsyncError if none can be started.
+    """
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
@@ -36,9 +42,16 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A pool that does with the threads that can be had; `submit` raises CkptsyncError for none."""
+    """A pool that works with as many threads as can be started.
+
+    `submit` raises CkptsyncError if none can be started.
+    """
 
     def _adjust_thread_count(self) -> None:
+        """Start a thread if one is needed.
+
+        Raise CkptsyncError if it fails and there is no other.
+        """
         try:
             super()._adjust_thread_count()
         except RuntimeError as e:

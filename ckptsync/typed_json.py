@@ -1,8 +1,8 @@
-"""Read JSON as values of our types: records, heartbeats, and every other file of ours.
+"""Read JSON as values of our types: records, heartbeats, and every other file of ckptsync's own.
 
-Whoever can write to a store, and every bit that flips there, decides what is read here. So one
-class knows every way in which decoding can fail, and a caller has to expect one error only:
-Corrupt, about this one file.
+Anyone who can write to a store may have written the bytes, and a bit may have flipped. So `Decoder`
+catches every way in which decoding can fail, and a caller expects one error only: Corrupt, with the
+name of the file.
 """
 
 from __future__ import annotations
@@ -29,49 +29,53 @@ SHORT_RECORD = 4 << 20
 
 
 class Decoder(Generic[T]):
-    """A type, what messages call it ("a heartbeat"), and how many bytes it may have.
+    """Decodes JSON as one type.
 
-    Make it when the module is imported: msgspec 0.22 crashes if two threads meet a type for the
-    first time together.
+    ``expected`` is the type's name in messages ("a heartbeat"), ``limit`` the bytes that a file may
+    have. Make it when the module is imported: msgspec 0.22 crashes if two threads meet a type for
+    the first time together.
     """
 
-    def __init__(self, kind: type[T], what: str, limit: int = SHORT_RECORD) -> None:
+    def __init__(self, kind: type[T], expected: str, limit: int = SHORT_RECORD) -> None:
         self.limit = limit
-        self._what = what
+        self._expected = expected
         self._decoder = msgspec.json.Decoder(kind)
 
     def decode(self, data: bytes, name: str, hint: str = "") -> T:
-        """Return the value; raise Corrupt, and nothing else. ``name`` is for the message.
+        """Return the value, or raise Corrupt: no other error. ``name`` is for the message.
 
-        Fields that the type does not have are skipped without being built. Of a field given twice
-        the last one counts.
+        Fields that the type does not have are skipped without being built. Of a repeated field the
+        last one counts.
         """
         if len(data) > self.limit:
-            most = f"at most {self.limit} expected of {self._what}"
+            most = f"at most {self.limit} expected of {self._expected}"
             raise Corrupt(f"{name}: {len(data)} bytes, {most}", hint=hint)
-        return _decoded(self._decoder, data, name, self._what, hint)
+        return _decoded(self._decoder, data, name, self._expected, hint)
 
 
 def _decoded(
-    decoder: msgspec.json.Decoder[T], data: bytes, name: str, what: str, hint: str = ""
+    decoder: msgspec.json.Decoder[T], data: bytes, name: str, expected: str, hint: str = ""
 ) -> T:
+    """Return the value of ``data``; raise Corrupt, with ``name``, for any failure."""
     try:
         return decoder.decode(data)
     # UnicodeDecodeError and all of msgspec's errors are ValueErrors
     except (ValueError, RecursionError, MemoryError) as e:
-        raise not_parsed(e, name, what, hint) from e
+        raise not_parsed(e, name, expected, hint) from e
 
 
 class _Numbered(msgspec.Struct):
+    """A JSON object of which only the format number is read."""
+
     format: FormatNumber
 
 
 _NUMBERED = msgspec.json.Decoder(_Numbered)
 
 
-def format_number(data: bytes, name: str, what: str) -> int:
-    """Return the ``format`` of a JSON object, of which nothing else is built.
+def format_number(data: bytes, name: str, expected: str) -> int:
+    """Return the ``format`` of a JSON object without building the rest.
 
     Raise Corrupt if it has none.
     """
-    return _decoded(_NUMBERED, data, name, what).format
+    return _decoded(_NUMBERED, data, name, expected).format

@@ -1,9 +1,12 @@
-"""Walk a directory that another program is writing to: no link is followed.
+"""Walk a directory that a trainer is writing to, and open its spool safely.
 
-A file that vanishes during the walk counts as absent.
+No link is followed, and a file that vanishes during the walk counts as absent. Other users may be
+able to write near a spool (`SPOOL`), and the worker deletes and links in it: so each directory of
+it is opened in the one before it, and must be a directory that belongs to this user and that nobody
+else can write to.
 
-A spool (`SPOOL`) is opened step by step: each directory from there on is a directory, this user's,
-and writable by nobody else.
+`walk` lists; `open_directory` and `open_checkpoint_file` open below a checkpoint or a spool.
+`ckptsync.safe_open` has what needs no such rules.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ SPOOL = "_ckptsync"
 # a spool, and the records of a store that somebody copied by hand
 _NO_CONTENT = (SPOOL, RECORDS)
 DEEPEST = 32  # real checkpoints nest three deep
-# seconds by which clocks of nodes that share a directory may differ, and files follow each other
+# seconds: the clocks of nodes that share a directory may differ by as much, and the files of one
+# moment may be as far apart
 SAME_MOMENT = 5.0
 SLOW = 25 << 20  # bytes a second of the slowest copying that is not taken for another save
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -40,14 +44,15 @@ _PARTIAL = re.compile(
 
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NOBODY = 65534
-_made_as: dict[tuple[int, int], int] = {}  # device and user: whose a new file of that user is there
+# by device and user: the owner that a new file of that user gets there
+_made_as: dict[tuple[int, int], int] = {}
 
 
 class UnsafeSpool(ConfigError, PermissionError):
-    """A directory of the spool belongs to somebody else, may be written by others, or is none.
+    """A directory of a spool is no directory, belongs to another user, or others may write to it.
 
-    Nothing in it is read, written or removed. Also an `OSError`, since it is what opening a path
-    raises.
+    Nothing in it is read, written or removed. It is also an `OSError`, since opening a path raises
+    those.
     """
 
     def __init__(self, path: Path, why: str, *, hint: str) -> None:
@@ -62,8 +67,7 @@ class UnsafeSpool(ConfigError, PermissionError):
 class Stat:
     """A regular file: its path below the root, size, mtime in ns, and its inode.
 
-    ``ctime`` (ns) and ``links`` are no part of what it is, since every pin changes them; see
-    `was_touched`.
+    ``ctime`` (ns) and ``links`` are not compared, since every pin changes them; see `was_touched`.
     """
 
     path: str
@@ -74,28 +78,28 @@ class Stat:
     ctime: int = field(default=0, compare=False)
     links: int = field(default=0, compare=False)
 
-    def is_file_of(self, other: Stat) -> bool:
-        """Whether both are one file: the same inode, or a reflink with the same size and mtime."""
-        return (self.inode, self.device) == (other.inode, other.device) or (
+    def is_file_of(self, file: Stat) -> bool:
+        """Return whether both have one inode, or as a reflink the same size and mtime."""
+        return (self.inode, self.device) == (file.inode, file.device) or (
             self.size,
             self.mtime,
-        ) == (other.size, other.mtime)
+        ) == (file.size, file.mtime)
 
     def was_touched(self, later: Stat) -> bool:
-        """Whether anybody changed it in between, even one who set its mtime back: ctime tells.
+        """Return whether somebody changed the file between this state and ``later``.
 
-        A name that was linked or taken away (a pin, rotation) changes ctime, too, and says nothing
-        of the bytes.
+        ctime shows it even if the mtime was set back. A name that was linked or removed (a pin,
+        rotation) changes ctime, too: so ctime counts only if the number of links is the same.
         """
         return self != later or (self.ctime != later.ctime and self.links == later.links)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies below a root.
+    """The content of a directory.
 
-    ``partial``: files that a writer has not finished.  ``others``: links, sockets and the like, and
-    what has a name of ours.
+    ``partial``: files that a writer has not finished. ``others``: links, sockets and the like, and
+    names that ckptsync reserves.
     """
 
     files: tuple[Stat, ...] = ()
@@ -104,25 +108,35 @@ class Listing:
 
 
 def walk(root: Path, only: Collection[str] | None = None, above: int | None = None) -> Listing:
-    """Return everything below ``root`` in order of names; nothing if it is gone or a link.
+    """Return everything below ``root``, sorted by name; nothing if ``root`` is gone or a link.
 
-    ``only``: of what lies directly in it just these files and directories, where the rest is not of
-    the same checkpoint.  ``above``: the open directory of a spool that ``root`` lies in, if it is.
-    Raises ConfigError (may not be read).
+    ``only``: the names directly in ``root`` that are listed, if others there belong to no or
+    another checkpoint. ``above``: if ``root`` lies in a spool, the open directory of it that
+    ``root`` is in. Raises ConfigError if something may not be read, StoreError if the disk fails,
+    Corrupt if directories are nested too deeply, UnsafeSpool.
     """
     files: list[Stat] = []
     partial: list[Stat] = []
-    others: list[str] = []
+    non_files: list[str] = []
 
     def skips(prefix: str, name: str) -> bool:
+        """Return whether a name is left out.
+
+        Note it as one of ``non_files`` if ckptsync reserves it.
+        """
         if name in _NO_CONTENT and (prefix or only is None or name in only):
-            others.append(prefix + name)
+            non_files.append(prefix + name)
         return name in _NO_CONTENT or not (prefix or only is None or name in only)
 
     def failed(error: OSError, path: str) -> None:
+        """Return if the path has vanished; raise one of our errors otherwise."""
         _vanished_or_raise(error, f"{root}/{path}".rstrip("/"))
 
     def enter(above: int, path: str) -> int:
+        """Return a descriptor of a directory, examined in a spool.
+
+        Raise Corrupt if it is too deep.
+        """
         if path.count("/") >= DEEPEST:
             raise Corrupt(f"{root}/{path}: {DEEPEST + 1} directories deep, {DEEPEST} at most")
         if not is_in_spool:
@@ -141,32 +155,32 @@ def walk(root: Path, only: Collection[str] | None = None, above: int | None = No
                 name = path.rpartition("/")[2]
                 (partial if _PARTIAL.fullmatch(name) else files).append(_stat(path, info))
             else:
-                others.append(path)
+                non_files.append(path)
     finally:
         os.close(fd)
-    return Listing(tuple(files), tuple(partial), tuple(sorted(others)))
+    return Listing(tuple(files), tuple(partial), tuple(sorted(non_files)))
 
 
-def open_directory(path: Path, way: Sequence[str] = ()) -> int:
-    """Return a descriptor of a directory that is no link, or of the one ``way`` below it.
+def open_directory(path: Path, parts: Sequence[str] = ()) -> int:
+    """Return a descriptor of a directory that is no link, or of the directory ``parts`` below it.
 
-    The caller trusts the path before its last part.  In a spool only the output directory is
-    trusted: from ``_ckptsync`` on, each step is opened in the one before it and examined.  Raises
-    OSError; `UnsafeSpool` where a step is not this user's alone.
+    The caller trusts the path up to its last part. In a spool only the output directory is trusted:
+    from ``_ckptsync`` on, each step is opened in the one before it and examined. Raises OSError;
+    `UnsafeSpool` if a step is not this user's alone.
     """
     home, steps = split(path)
     if not steps:
-        return safe_open.open_below(str(home), way, _DIRECTORY)
+        return safe_open.open_below(str(home), parts, _DIRECTORY)
     above = os.open(home, safe_open.PASS)
     try:
         fd = open_spool(above, home)
     finally:
         os.close(above)
-    at = home / SPOOL
-    for step in (*steps[1:], *way):
-        at /= step
+    step_path = home / SPOOL
+    for step in (*steps[1:], *parts):
+        step_path /= step
         try:
-            below = open_step(fd, step, at)
+            below = open_step(fd, step, step_path)
         finally:
             os.close(fd)
         fd = below
@@ -175,7 +189,7 @@ def open_directory(path: Path, way: Sequence[str] = ()) -> int:
 
 @contextlib.contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
-    """Open a directory as `open_directory` does, and close it at the end."""
+    """Open a directory as `open_directory` does, and close it after the block."""
     fd = open_directory(path)
     try:
         yield fd
@@ -186,19 +200,19 @@ def opened_directory(path: Path) -> Iterator[int]:
 def split(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the output directory, and the steps from there into its spool, ``_ckptsync`` first.
 
-    No steps for a path in no spool.
+    For a path in no spool, return the path itself and no steps.
     """
     parts = path.parts
     if SPOOL not in parts:
         return path, ()
-    at = len(parts) - 1 - parts[::-1].index(SPOOL)
-    return Path(*parts[:at]), parts[at:]
+    spool_index = len(parts) - 1 - parts[::-1].index(SPOOL)
+    return Path(*parts[:spool_index]), parts[spool_index:]
 
 
 def open_step(above: int, name: str, path: Path) -> int:
-    """Return a descriptor of a directory in an open one of a spool; ``path`` is for the error.
+    """Return a descriptor of the directory ``name`` in an open directory of a spool.
 
-    Raises as `open_directory`.
+    ``path`` is for the error. Raises as `open_directory`.
     """
     if name == "..":
         raise UnsafeSpool(
@@ -220,17 +234,16 @@ def open_step(above: int, name: str, path: Path) -> int:
 
 
 def open_spool(above: int, home: Path) -> int:
-    """Return a descriptor of the spool in an open output directory; ``home`` is for the error.
+    """Return a descriptor of the spool in an open output directory.
 
-    Raises as `open_directory`.
-
-    It may be a link to a directory elsewhere, if nobody else can have made that.
+    It may be a link to a directory elsewhere, if only this user or root can have made it. ``home``
+    is for the error. Raises as `open_directory`.
     """
     path, info = home / SPOOL, os.stat(SPOOL, dir_fd=above, follow_symlinks=False)
     if not stat.S_ISLNK(info.st_mode):
         return open_step(above, SPOOL, path)
     around = os.fstat(above)
-    # sticky or not: a link of ours from elsewhere can be moved there
+    # also if it is sticky: others could move a link of ours from elsewhere to here
     if {info.st_uid, around.st_uid} - {os.geteuid(), 0} or around.st_mode & _WRITE:
         raise UnsafeSpool(
             path,
@@ -241,9 +254,9 @@ def open_spool(above: int, home: Path) -> int:
 
 
 def _examined(fd: int, path: Path) -> int:
-    """Return ``fd`` itself, of a directory that is this user's alone.
+    """Return ``fd`` itself if the directory is this user's alone.
 
-    Close it and raise UnsafeSpool for any other.
+    Otherwise close it and raise UnsafeSpool.
     """
     try:
         _check_alone(fd, path)
@@ -254,7 +267,10 @@ def _examined(fd: int, path: Path) -> int:
 
 
 def _check_alone(fd: int, path: Path) -> None:
-    """Raise UnsafeSpool where others may write; if only its mode lets them, change the mode."""
+    """Raise UnsafeSpool if others may write there.
+
+    If only its mode lets them, change the mode instead.
+    """
     info = os.fstat(fd)
     if not _is_ours(fd, info):
         hint = "run the worker as the user who trains; remove the directory if it is nobody's"
@@ -275,9 +291,9 @@ def _check_alone(fd: int, path: Path) -> None:
 def is_private_directory(info: os.stat_result, fd: int | None = None) -> bool:
     """Return whether only this user and root can remove or replace names in a directory.
 
-    Its group may write, since some systems give each user a group of his own and a umask for it.
-    ``fd``: where it is open, file systems are asked whose files this user's are there (NFS's
-    ``all_squash``, mounts with ``uid=``).
+    Its group may write, since some systems give each user a group and a umask for it. With ``fd``
+    of the open directory, the file system may decide whose files are this user's (NFS's
+    ``all_squash``, mounts with ``uid=``); that can create and remove a file in it.
     """
     is_ours = info.st_uid == 0 or (
         _is_ours(fd, info) if fd is not None else info.st_uid == os.geteuid()
@@ -291,10 +307,11 @@ def is_open_to_all(info: os.stat_result) -> bool:
 
 
 def _is_ours(fd: int, info: os.stat_result) -> bool:
-    """Return whether an open directory is this user's, or has the owner of a new file of his.
+    """Return whether an open directory belongs to this user, or to the owner of his new files.
 
-    Servers and mounts may decide whose a file is. Root tries this only where its files become
-    nobody's, as NFS's ``root_squash`` makes them, and makes nothing in another user's directory.
+    Servers and mounts may give files to another owner. To find out, a file is created and removed,
+    once for each device. Root tries this only in a directory of nobody's, as NFS's ``root_squash``
+    makes them, and creates nothing in another user's directory.
     """
     user = os.geteuid()
     if info.st_uid == user or (user == 0 and info.st_uid != _NOBODY):
@@ -302,37 +319,43 @@ def _is_ours(fd: int, info: os.stat_result) -> bool:
     if (info.st_dev, user) not in _made_as:
         name = f".owner-{secrets.token_hex(8)}"
         try:
-            made = os.open(
+            probe = os.open(
                 name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=fd
             )
         except OSError:
-            return False  # not to be written to either way
+            return False  # this user cannot write there in any case
         try:
-            _made_as[info.st_dev, user] = os.fstat(made).st_uid
+            _made_as[info.st_dev, user] = os.fstat(probe).st_uid
         finally:
-            os.close(made)
-            # in somebody else's directory he may take it away first
+            os.close(probe)
+            # the owner of the directory may have removed it
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=fd)
     return info.st_uid == _made_as[info.st_dev, user]
 
 
 def stat_open(fd: int, path: str) -> Stat:
-    """Return the state of an open file, under the name it is known by."""
+    """Return the state of an open file, with ``path`` as its path.
+
+    Raises OSError.
+    """
     return _stat(path, os.fstat(fd))
 
 
 def open_checkpoint_file(root: Path, path: str) -> int:
     """Return a descriptor of a regular file below ``root``, with no link followed.
 
-    Raise Incomplete (gone) or ConfigError.
+    Raise Incomplete if it is gone, ConfigError if it may not be read, StoreError if the disk fails.
     """
     with opened_parent(root, path) as (parent, name):
         return open_in(parent, name, root, path)
 
 
 def open_in(parent: int, name: str, root: Path, path: str) -> int:
-    """The same in a directory that is open; ``root`` and ``path`` are for the error."""
+    """Return a descriptor of the regular file ``name`` in an open directory.
+
+    ``root`` and ``path`` are for the error. Raises as `open_checkpoint_file`.
+    """
     try:
         return safe_open.open_regular(parent, name)
     except OSError as e:
@@ -342,13 +365,14 @@ def open_in(parent: int, name: str, root: Path, path: str) -> int:
 
 @contextlib.contextmanager
 def opened_parent(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that holds ``path`` below ``root``, link-free.
+    """Open the directory that holds ``path`` below ``root``, with no link followed.
 
-    Give it and the last component. Raises as `open_checkpoint_file`.
+    Yield its descriptor and the last part of ``path``; close it after the block. Raises as
+    `open_checkpoint_file`.
     """
-    *way, name = path.split("/")
+    *folders, name = path.split("/")
     try:
-        fd = open_directory(root, way)
+        fd = open_directory(root, folders)
     except OSError as e:
         _vanished_or_raise(e, f"{root}/{path}")
         raise Incomplete(f"{root}/{path}: gone") from e
@@ -359,14 +383,16 @@ def opened_parent(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 
 def _stat(path: str, info: os.stat_result) -> Stat:
+    """Return the state of a file from what the system says of it."""
     identity = (info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev)
     return Stat(path, *identity, info.st_ctime_ns, info.st_nlink)
 
 
 def _vanished_or_raise(error: OSError, path: object) -> None:
-    """Return if the path is gone, or is a link; raise one of our errors for anything else.
+    """Return if the error says that the path is gone, or is a link.
 
-    Trainers delete while we look (rotation), and on NFS files go stale.
+    Otherwise raise it as UnsafeSpool, ConfigError (permission) or StoreError. Trainers delete
+    (rotation) while we read, and on NFS handles of deleted files become stale.
     """
     if isinstance(error, UnsafeSpool):
         raise error

@@ -1,6 +1,8 @@
-"""Containers of tensors, read and never run.
+"""Read, and write, the containers in which frameworks keep tensors: safetensors and ``torch.save``.
 
-What frameworks put into them is the business of `ckptsync.layouts`.
+Each module finds where the bytes of a tensor lie in a file, as extents, without reading them and
+without running any code of the file. Which file holds which tensor of a model is the subject of
+`ckptsync.layouts`. The entry points are `safetensors.tensors` and `torch_save.load`.
 
 In reading order:
 

@@ -1,10 +1,13 @@
-"""Element types: safetensors' names, torch's names for the same, and their sizes in bytes."""
+"""The element types of tensors: safetensors' names, torch's names, and their sizes in bytes.
+
+All other modules use safetensors' names.
+"""
 
 from __future__ import annotations
 
 from ckptsync.errors import Unsupported
 
-# what numpy 1 can hold; it also bounds the work of multiplying a shape that comes from anyone
+# as many as numpy 1 has; the limit also bounds the work of multiplying the sizes of a hostile shape
 MOST_AXES = 32
 
 # safetensors' name, bytes, torch's name, torch's name of a storage where it has one
@@ -50,14 +53,14 @@ UNNAMED = {torch: size for size, torch, _ in _UNNAMED}
 UNNAMED_STORAGES = {storage: torch for _, torch, storage in _UNNAMED if storage}
 
 PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}
-"""Which of two copies is the more precise; of what is cast at all."""
+"""The dtypes that may be cast; of two, the one with the higher number is more precise."""
 
-# safetensors has them, too: elements share bytes, and nothing here cuts those
+# safetensors' dtypes whose elements share bytes: a tensor of them is refused
 PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def from_torch(name: str) -> str:
-    """Return ``BF16`` for ``bfloat16``; raises Unsupported for what safetensors cannot hold."""
+    """Return ``BF16`` for ``bfloat16``; raise Unsupported if safetensors has no such dtype."""
     if name not in FROM_TORCH:
         raise Unsupported(
             f"torch.{name}: an element type that safetensors cannot hold",
@@ -71,5 +74,5 @@ def from_torch(name: str) -> str:
 
 
 def is_castable(dtype: str) -> bool:
-    """Return whether elements may be cast: integers, bools, fp8 and complex numbers never are."""
+    """Return whether a merge may cast elements: not integers, bools, fp8 and complex numbers."""
     return dtype in PRECISION

@@ -1,14 +1,14 @@
 """Read pickles without running them: rebuild their values, and call none of their classes.
 
-No name in a pickle is imported.  A caller gives the exact names that it accepts and, for each, a
+No name in a pickle is imported. A caller passes the exact names that it accepts and, for each, a
 constructor of plain values; any other name, opcode, persistent id or odd dictionary key is refused.
-The machine is not a subclass of `pickle.Unpickler`, because that one allocates by the numbers that
-it is given (a memo index of four bytes can ask for gigabytes) and hashes whatever stands as a key
-(nested tuples hash in exponential time).  Memory and work are bounded by the size of the file:
-values, copies and dictionary keys are charged to `_Machine.room`.
+The machine is not a subclass of `pickle.Unpickler`, which allocates by the numbers in the file (a
+memo index of four bytes can ask for gigabytes) and hashes any key (nested tuples hash in
+exponential time). Memory and work are bounded by the size of the file: values, copies and
+dictionary keys are charged to `_Machine.room`.
 
-It is one loop.  A ``.metadata`` of 100,000 chunks has eight million opcodes, so frequent opcodes
-are done in the loop itself, and objects that are there by the million are made without the
+The machine is one loop, for speed. A ``.metadata`` of 100,000 chunks has eight million opcodes, so
+the loop itself does frequent opcodes, and objects that exist by the million are made without the
 dictionary of their attributes (`Stated`).
 
 Opcodes: CPython's ``pickletools``; protocols 2 to 5 as ``torch.save`` and ``pickle.dump`` write
@@ -27,30 +27,29 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.gc_pause import paused
 
 MAX_BYTES = 256 << 20
-# Bytes that all values of one pickle may take, those that it drops included, so that work is
-# bounded too: so many whatever its size, so many for each of its bytes (real ones take 3 to 16),
-# and at most.  A `.metadata` takes 6 to 7, so that one of 700,000 chunks is read, at least.
+# Bytes that all values of one pickle may take, also those that it drops, so that work is bounded,
+# too: FLOOR + FACTOR for each byte of the pickle, at most MOST. Real pickles take 3 to 16 for each
+# byte; a `.metadata` takes 6 to 7, so that one of at least 700,000 chunks is read.
 FLOOR, FACTOR, MOST = 64 << 20, 32, 1 << 30
-ALIKE = 64  # keys of one hash: each is compared with all others
+ALIKE = 64  # keys of one hash: each is compared with all of them
 _DEEPEST = 10_000
 _LONGEST_NUMBER = 255  # bytes of a whole number: an error that names it must be able to print it
 _LONGEST_KEY = 64  # elements of a tuple that is a key
-# whole numbers below this are their own hashes, those from there on may be chosen to have any
+# whole numbers below this are their own hashes; larger ones may be chosen to have equal hashes
 _OWN_HASH = (1 << 61) - 1
 _DAMAGES = (
     *(IndexError, ValueError, TypeError, KeyError, struct.error, AttributeError),
     *(OverflowError, MemoryError, RecursionError),
 )
 _PAUSE = 1 << 16  # steps between two checks of the memory that values take
-# What values take at most in CPython, in bytes, with their share of what a container keeps free for
-# more.
+# Bytes that values take at most in CPython, with their share of the spare room of a container.
 _REFERENCE, _NUMBER, _TUPLE, _LIST, _OBJECT, _DICT = 8, 40, 64, 72, 64, 232
 _ENTRY, _WIDE, _NAME = 100, 3, 400
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A global that a pickle mentions, as words."""
+    """A global that a pickle mentions: module and name as text, not imported."""
 
     module: str
     name: str
@@ -61,7 +60,7 @@ class Name:
 
 @dataclass(slots=True, eq=False)
 class PickledObject:
-    """The arguments and the state with which a pickle would call ``name``, as plain values."""
+    """The arguments and the state with which a pickle would make a ``name``, as plain values."""
 
     name: Name
     args: tuple[Any, ...]
@@ -69,33 +68,36 @@ class PickledObject:
 
 
 class Unknown(PickledObject):
-    """A `PickledObject` of an unknown class; what the pickle adds to it afterwards is dropped."""
+    """A `PickledObject` of an unknown class.
+
+    List, set and dictionary items added to it are dropped.
+    """
 
     __slots__ = ()
 
 
 class Stated:
-    """The base of classes whose objects are made without arguments and then get attributes.
+    """The base of classes whose objects a pickle makes without arguments and then gives attributes.
 
     A layout that has such objects by the million derives a class and declares it in place of a
-    constructor.  The machine makes it with no arguments and calls `take` with names and values by
-    turns, once; the dictionary that held them is not kept.
+    constructor. The machine makes it with no arguments and calls `take` once, with names and values
+    in turn; the dictionary that held them is not kept.
     """
 
     __slots__ = ()
 
     def take(self, items: list[Any]) -> None:
-        """Become what ``[name, value, name, value, …]`` says.
+        """Set the attributes from ``[name, value, name, value, …]``.
 
-        Raises Corrupt if that is not what the class has.
+        Raise Corrupt if they do not fit.
 
-        Names are not checked yet: they may be anything that a pickle can hold, or given twice, and
-        must not be hashed before.
+        Names are not checked yet: they may be anything that a pickle can hold, or be repeated, and
+        must not be hashed before their type is checked.
         """
         raise NotImplementedError
 
     def count(self) -> int:
-        """Return the length of the list that the object took; a shared one is counted again."""
+        """Return the length of the list that the object took: a shared list is charged again."""
         return 0
 
 
@@ -104,55 +106,57 @@ Build = Callable[[Name, tuple[Any, ...]], Any] | type[Stated]
 
 
 def made(name: Name, args: tuple[Any, ...]) -> PickledObject:
-    """Return the arguments as they are: the constructor for names that need none."""
+    """Return name and arguments unchanged: the constructor for names that need no other."""
     return PickledObject(name, args)
 
 
 def all_made(names: Mapping[str, Sequence[str]]) -> dict[Name, Build]:
-    """Return `made` for the names of each module."""
+    """Return a table in which `made` is the constructor of the names of each module."""
     return {Name(module, name): made for module, each in names.items() for name in each}
 
 
 def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """Stand for ``collections.OrderedDict`` among the allowed names; the machine makes it."""
+    """Stand for ``collections.OrderedDict`` in a table; the machine uses its own method instead.
+
+    Raises Corrupt if it is called.
+    """
     raise Corrupt(f"pickle: an OrderedDict of {len(args)} values, outside a pickle")
 
 
 class AnyClass(dict[Name, Build]):
-    """Known names with their constructors, and `Unknown` for a script's own classes."""
+    """A table of known names that has `Unknown` as the constructor of all others."""
 
     def get(self, name: Name, _: object = None) -> Build:
-        """Return the constructor; there is one for every name, so no default is used."""
+        """Return the constructor of a name; every name has one."""
         return super().get(name) or Unknown
 
 
 def loads(
     data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any] | None = None
 ) -> tuple[Any, int]:
-    """Return the value in ``data`` and the number of bytes that its pickle takes.
+    """Return the value in ``data``, and the number of bytes that its pickle takes.
 
-    Raises Unsupported for a name that is not ``allowed``, Corrupt for anything that is no pickle of
-    a checkpoint.
+    ``persistent`` makes values of persistent ids. Raise Unsupported for a name that is not
+    ``allowed``, Corrupt for anything that is no pickle of a checkpoint.
     """
     if len(data) > MAX_BYTES:
         raise Corrupt(f"pickle: {len(data)} bytes, at most {MAX_BYTES} expected")
     machine = _Machine(data, allowed, persistent or _no_persistent)
     try:
         with paused():
-            return machine.run(), machine.at
+            return machine.run(), machine.position
     except _DAMAGES as e:
-        raise Corrupt(f"pickle: damaged at byte {machine.at}: {type(e).__name__}: {e}") from e
+        raise Corrupt(f"pickle: damaged at byte {machine.position}: {type(e).__name__}: {e}") from e
     finally:
-        machine.builds.clear()  # it holds methods of the machine, which would keep its memo
+        machine.builds.clear()  # its methods refer to the machine, and so to its memo
 
 
 def brief(value: Any) -> str:
-    """Return a value of a pickle for an error's text.
+    """Return a value of a pickle as short text, for an error.
 
-    A number or a short text is shown as it is, anything else by its kind.
-
-    Never ``repr``: nested tuples that share their parts print for ever, deep ones overflow the
-    stack, and integers may be endless.
+    A number or a short text is shown as it is, anything else by its type. It never uses ``repr`` of
+    other values: nested tuples that share their parts print for ever, deep ones overflow the stack,
+    and integers may be endless.
     """
     if value is None or type(value) in (bool, float):
         return repr(value)
@@ -170,38 +174,38 @@ def brief(value: Any) -> str:
 
 
 def with_unknown(value: dict[Any, Any]) -> set[Any]:
-    """Return the keys under which an `Unknown` lies, at any depth."""
+    """Return the keys of a dictionary whose key or value contains an `Unknown` at any depth."""
     waiting: list[Any] = [value]
-    seen, holders = {id(value)}, dict[int, list[int]]()  # value → those that it lies in
-    odd: list[int] = []
+    visited, holders = {id(value)}, dict[int, list[int]]()  # value → those that it lies in
+    unknowns: list[int] = []
     while waiting:
-        at = waiting.pop()
+        container = waiting.pop()
         inner = (
-            [at.args, at.state]
-            if isinstance(at, PickledObject)
-            else [*at, *at.values()]
-            if isinstance(at, dict)
-            else at
+            [container.args, container.state]
+            if isinstance(container, PickledObject)
+            else [*container, *container.values()]
+            if isinstance(container, dict)
+            else container
         )
-        for one in inner:
-            if not isinstance(one, (dict, list, tuple, set, frozenset, PickledObject)):
+        for item in inner:
+            if not isinstance(item, (dict, list, tuple, set, frozenset, PickledObject)):
                 continue
-            holders.setdefault(id(one), []).append(id(at))
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
-                if isinstance(one, Unknown):
-                    odd.append(id(one))
-    reached = set(odd)
-    while odd:
-        for holder in holders.get(odd.pop(), ()):
+            holders.setdefault(id(item), []).append(id(container))
+            if id(item) not in visited:
+                visited.add(id(item))
+                waiting.append(item)
+                if isinstance(item, Unknown):
+                    unknowns.append(id(item))
+    reached = set(unknowns)
+    while unknowns:
+        for holder in holders.get(unknowns.pop(), ()):
             if holder not in reached:
                 reached.add(holder)
-                odd.append(holder)
+                unknowns.append(holder)
     return {key for key, inner in value.items() if id(inner) in reached or id(key) in reached}
 
 
-# in memo and stack, for a value that was dropped: the dictionary of a `Stated` object's attributes
+# in memo and stack, in place of a dropped value: the dictionary of a `Stated` object's attributes
 _GONE: Any = object()
 _KEYS = frozenset({str, int, float, bool, bytes, type(None), PickledObject, Name, Unknown})
 _STOP, _MARK, _EMPTY_TUPLE, _EMPTY_DICT, _EMPTY_LIST, _NONE, _FALSE = b".()}]N\x89"
@@ -209,7 +213,7 @@ _GET1, _GET4, _PUT1, _PUT4, _MEMOIZE = b"hjqr\x94"
 _INT4, _INT1, _INT2, _TEXT1, _TEXT4 = b"JKM\x8cX"
 _TUPLE_FROM_MARK, _TUPLE1, _TUPLE2 = b"t\x85\x86"
 _BUILD, _NEWOBJ, _PERSISTENT, _REDUCE, _SETITEMS = b"b\x81QRu"
-# behind a class and (): an object without arguments, and its attributes begin
+# the opcodes after a class and (): make the object, and begin its attributes
 _ATTRIBUTES = b"\x81\x94}\x94("
 _LONG = struct.Struct("<I").unpack_from
 _SIGNED = struct.Struct("<i").unpack_from
@@ -218,64 +222,69 @@ _SIGNED = struct.Struct("<i").unpack_from
 class _Machine:
     """The machine that reads one pickle.
 
-    ``at`` counts bytes read; ``marks`` are the stacks below the marks; ``room`` is the memory that
-    is left for values.
+    ``position`` counts the bytes read; ``marks`` are the stacks below the marks; ``room`` is the
+    memory that is left for values. Its methods raise Corrupt, or Unsupported for a name or protocol
+    that is not known.
     """
 
     def __init__(
         self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any]
     ) -> None:
         self.data, self.allowed, self.persistent = data, allowed, persistent
-        self.at, self.room = 0, min(MOST, FLOOR + FACTOR * len(data))
+        self.position, self.room = 0, min(MOST, FLOOR + FACTOR * len(data))
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: list[Any] = []
-        # every mention of a name is one object, and its id finds what to do with it
+        # all mentions of a name are one object; its id finds the constructor
         self.names: dict[Name, Name] = {}
         self.builds: dict[int, Callable[[Name, tuple[Any, ...]], Any]] = {}
         self.kinds: dict[int, type[Stated]] = {}
-        # objects without attributes yet, by their ids
+        # objects that have no attributes yet, by their ids
         self.unset: dict[int, Stated] = {}
-        # keys whose hashes anyone can choose, by these
-        self.alike: dict[int, list[Any]] = {}
+        # keys whose hashes a hostile file can choose, by hash
+        self.equal_hashes: dict[int, list[Any]] = {}
 
     def run(self) -> Any:  # noqa: PLR0915
-        """Return the value; ``at`` is then behind its end."""
+        """Return the value, and set ``position`` behind its end.
+
+        Raise Corrupt or Unsupported for what no checkpoint has, and Python's own errors
+        (`_DAMAGES`) for damage.
+        """
         data, size, memo, marks = self.data, len(self.data), self.memo, self.marks
         builds, kinds = self.builds, self.kinds
         persistent = self.persistent
-        stack, at, spent = self.stack, 0, 0
+        stack, position, spent = self.stack, 0, 0
         value: Any
         try:
             while True:
                 for _ in repeat(None, _PAUSE):
-                    code = data[at]
-                    at += 1
+                    code = data[position]
+                    position += 1
                     if code == _MEMOIZE:
                         memo.append(stack[-1])
-                    elif code == _GET4 or code == _GET1:  # noqa: PLR1714, SIM109  a tuple would be made at each turn
+                    elif code == _GET4 or code == _GET1:  # noqa: PLR1714, SIM109  `in` makes a tuple each time
                         if code == _GET1:
-                            value = memo[data[at]]
-                            at += 1
+                            value = memo[data[position]]
+                            position += 1
                         else:
-                            value = memo[_LONG(data, at)[0]]
-                            at += 4
+                            value = memo[_LONG(data, position)[0]]
+                            position += 4
                         if value is _GONE:
                             raise Corrupt("pickle: the attributes of an object are mentioned again")
                         stack.append(value)
                     elif code == _PUT4 or code == _PUT1:  # noqa: PLR1714, SIM109
                         if code == _PUT1:
-                            index = data[at]
-                            at += 1
+                            index = data[position]
+                            position += 1
                         else:
-                            index = _LONG(data, at)[0]
-                            at += 4
+                            index = _LONG(data, position)[0]
+                            position += 4
                         if index != len(memo):
                             self.skip(index)
                         memo.append(stack[-1])
                     elif code == _INT1:
-                        stack.append(data[at])
-                        at += 1
+                        stack.append(data[position])
+                        position += 1
                     elif code == _TUPLE2:
                         value = stack.pop()
                         stack.append((stack.pop(), value))
@@ -297,24 +306,26 @@ class _Machine:
                             spent += _OBJECT + _REFERENCE * len(value)
                     elif code == _TEXT1 or code == _TEXT4:  # noqa: PLR1714, SIM109
                         if code == _TEXT1:
-                            start = at + 1
-                            at = start + data[at]
+                            start = position + 1
+                            position = start + data[position]
                         else:
-                            start = at + 4
-                            at = start + _LONG(data, at)[0]
-                        if at > size:
-                            raise Corrupt(f"pickle: ends at byte {size}, expected at least {at}")
-                        value = data[start:at].decode("utf-8", "surrogatepass")
+                            start = position + 4
+                            position = start + _LONG(data, position)[0]
+                        if position > size:
+                            raise Corrupt(
+                                f"pickle: ends at byte {size}, expected at least {position}"
+                            )
+                        value = data[start:position].decode("utf-8", "surrogatepass")
                         stack.append(value)
-                        spent += _TUPLE + at - start
+                        spent += _TUPLE + position - start
                         if not value.isascii():
                             spent += _WIDE * len(value)
-                        if data[at] == _MEMOIZE:
-                            at += 1
+                        if data[position] == _MEMOIZE:
+                            position += 1
                             memo.append(value)
                     elif code == _EMPTY_TUPLE:
-                        if data[at : at + 5] == _ATTRIBUTES and id(stack[-1]) in kinds:
-                            at += 5
+                        if data[position : position + 5] == _ATTRIBUTES and id(stack[-1]) in kinds:
+                            position += 5
                             stack[-1] = value = self.new(stack[-1], ())
                             stack.append(_GONE)
                             memo += value, _GONE
@@ -326,20 +337,20 @@ class _Machine:
                     elif code == _SETITEMS:
                         items, stack = stack, marks.pop()
                         value = stack[-1]
-                        if value is _GONE and data[at] == _BUILD:
-                            at += 1
+                        if value is _GONE and data[position] == _BUILD:
+                            position += 1
                             del stack[-1]
                             self.finish(stack[-1], items)
                         else:
                             self.stack = stack
                             self.set_items(items)
                     elif code == _INT4:
-                        stack.append(_SIGNED(data, at)[0])
-                        at += 4
+                        stack.append(_SIGNED(data, position)[0])
+                        position += 4
                         spent += _NUMBER
                     elif code == _INT2:
-                        stack.append(data[at] | data[at + 1] << 8)
-                        at += 2
+                        stack.append(data[position] | data[position + 1] << 8)
+                        position += 2
                         spent += _NUMBER
                     elif code == _MARK:
                         marks.append(stack)
@@ -364,21 +375,21 @@ class _Machine:
                         stack.append([])
                         spent += _LIST
                     else:
-                        self.stack, self.at = stack, at
+                        self.stack, self.position = stack, position
                         if code == _STOP:
                             self.room -= spent
                             return self.result()
                         _RARE[code](self)
-                        stack, at = self.stack, self.at
+                        stack, position = self.stack, self.position
                 self.stack = stack
                 self.room -= spent
                 spent = 0
                 self.check_room()
         finally:
-            self.at = max(self.at, at)
+            self.position = max(self.position, position)
 
     def result(self) -> Any:
-        """Return the value, behind the STOP opcode."""
+        """Return the value, after STOP; raise Corrupt unless it is one finished value."""
         self.check_room()
         if len(self.stack) != 1 or self.marks:
             raise Corrupt("pickle: does not end in one value")
@@ -400,7 +411,10 @@ class _Machine:
             )
 
     def spend(self, cost: int) -> None:
-        """Take from the room what something may need much of at once: memory, or as much work."""
+        """Charge for one thing that may take much memory or work.
+
+        Raise Corrupt if there is no room.
+        """
         self.room -= cost
         if self.room < 0:
             self.check_room()
@@ -408,7 +422,7 @@ class _Machine:
     # objects of declared classes
 
     def new(self, name: Name, args: tuple[Any, ...]) -> Stated:
-        """Return a new object, which has no attributes yet."""
+        """Return a new object without attributes; raise Corrupt if there are arguments."""
         if args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         value = self.kinds[id(name)]()
@@ -417,7 +431,10 @@ class _Machine:
         return value
 
     def finish(self, value: Stated, items: list[Any]) -> None:
-        """Give an object its attributes, by names and values in turn."""
+        """Give an object its attributes, names and values in turn.
+
+        Raise Corrupt if it has them already.
+        """
         if self.unset.pop(id(value), None) is None:
             raise Corrupt("pickle: an object's attributes are set twice")
         self.room += _ENTRY
@@ -427,42 +444,55 @@ class _Machine:
     # arguments of opcodes
 
     def take(self, count: int) -> bytes:
-        start = self.at
-        self.at = start + count
-        if self.at > len(self.data):
-            raise Corrupt(f"pickle: ends at byte {len(self.data)}, expected at least {self.at}")
-        return self.data[start : self.at]
+        """Return the next bytes, and move behind them; raise Corrupt if the data end before."""
+        start = self.position
+        self.position = start + count
+        if self.position > len(self.data):
+            raise Corrupt(
+                f"pickle: ends at byte {len(self.data)}, expected at least {self.position}"
+            )
+        return self.data[start : self.position]
 
     def line(self) -> str:
-        line = self.take(self.data.index(b"\n", self.at) - self.at)
-        self.at += 1
+        """Return the next line of text, and move behind it."""
+        line = self.take(self.data.index(b"\n", self.position) - self.position)
+        self.position += 1
         return line.decode()
 
     def count(self, width: int) -> int:
+        """Return the next number of ``width`` bytes."""
         return int.from_bytes(self.take(width), "little")
 
     # opcodes that are rare
 
     def protocol(self) -> None:
+        """Read the number of the protocol; raise Unsupported if it is above 5."""
         number = self.count(1)
         if number > 5:
             raise Unsupported(f"pickle: protocol {number}, at most 5 is known")
 
     def push(self, value: Any, cost: int = _REFERENCE) -> None:
+        """Put a value on the stack, and charge for it."""
         self.stack.append(value)
         self.room -= cost
 
     def bytestring(self, width: int) -> None:
+        """Push bytes whose length is a number of ``width`` bytes."""
         value = self.take(self.count(width))
         self.push(value, _NUMBER + len(value))
 
     def long(self, width: int) -> None:
+        """Push a whole number of as many bytes as a number of ``width`` bytes says.
+
+        Raise Corrupt if it is too long.
+        """
         count = self.count(width)
         if count > _LONGEST_NUMBER:
-            raise Corrupt(f"pickle: a number of {count} bytes at byte {self.at}")
+            raise Corrupt(f"pickle: a number of {count} bytes at byte {self.position}")
         self.push(int.from_bytes(self.take(count), "little", signed=True), _NUMBER + 2 * count)
 
     def decimal(self) -> None:
+        """Push a whole number or a bool, written as text."""
         line = self.line()
         self.push(
             {"00": False, "01": True}[line] if line in ("00", "01") else int(line),
@@ -470,17 +500,25 @@ class _Machine:
         )
 
     def skip(self, index: int) -> None:
-        """Leave out memo entries before ``index``: Python 2 counts from 1."""
+        """Fill the memo up to ``index``: Python 2 counts from 1.
+
+        Raise Corrupt if the index is in use.
+        """
         if index < len(self.memo):
             raise Corrupt(f"pickle: the memo's index {index} is given twice")
         self.spend(_REFERENCE * (index - len(self.memo)))
         self.memo += [_GONE] * (index - len(self.memo))
 
     def since_mark(self) -> list[Any]:
+        """Return the values above the last mark, and remove them with it."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def popped(self, count: int) -> list[Any]:
+        """Return the last values of the stack, and remove them.
+
+        Raise Corrupt if there are fewer.
+        """
         items = self.stack[-count:]
         if len(items) < count:
             raise Corrupt("pickle: an opcode takes more values than there are")
@@ -488,6 +526,7 @@ class _Machine:
         return items
 
     def extend(self, items: list[Any]) -> None:
+        """Append values to the list on top of the stack."""
         _into(self.stack[-1], list).extend(items)
         self.room -= _REFERENCE * len(items)
 
@@ -498,15 +537,17 @@ class _Machine:
         target.update(zip(keys, items[1::2], strict=True))
 
     def add_items(self, items: list[Any]) -> None:
+        """Add values to the set on top of the stack."""
         self.check_keys(items)
         _into(self.stack[-1], set).update(items)
 
     def frozenset(self, items: list[Any]) -> None:
+        """Push a frozenset of values."""
         self.check_keys(items)
         self.push(frozenset(items), _DICT)
 
     def check_keys(self, keys: list[Any]) -> None:
-        """Raise Corrupt for what no checkpoint has as a key, before it is hashed; charge for it."""
+        """Charge for keys, and raise Corrupt before hashing one that no checkpoint has."""
         kinds = set(map(type, keys))
         if kinds == {str}:
             self.spend(_ENTRY * len(keys) + sum(map(len, keys)))
@@ -517,6 +558,10 @@ class _Machine:
                 self.check_key(key)
 
     def check_key(self, key: Any) -> None:
+        """Charge for one key.
+
+        Raise Corrupt if it is of another type, or if too many have its hash.
+        """
         parts = key if type(key) is tuple else (key,)
         if len(parts) > _LONGEST_KEY or not all(
             kind in _KEYS or issubclass(kind, Stated) for kind in set(map(type, parts))
@@ -528,11 +573,11 @@ class _Machine:
             + sum(len(part) for part in parts if type(part) in (str, bytes))
         )
         if type(key) is tuple or (type(key) is int and abs(key) >= _OWN_HASH):
-            alike = self.alike.setdefault(hash(key), [])
-            if key not in alike:
-                alike.append(key)
+            equal_hash = self.equal_hashes.setdefault(hash(key), [])
+            if key not in equal_hash:
+                equal_hash.append(key)
                 self.spend(_ENTRY + _LIST)
-            if len(alike) > ALIKE:
+            if len(equal_hash) > ALIKE:
                 raise Corrupt(
                     f"pickle: more than {ALIKE} dictionary keys of one hash",
                     hint="the file may be malicious: it would keep a reader busy for very long",
@@ -541,6 +586,7 @@ class _Machine:
     # names, calls and state
 
     def name(self, name: Name) -> None:
+        """Push a name, with its constructor; raise Unsupported if it is not allowed."""
         build = self.allowed.get(name)
         if build is None:
             raise Unsupported(
@@ -551,26 +597,30 @@ class _Machine:
                     " the name if a framework writes such files"
                 ),
             )
-        known = self.names.setdefault(name, name)
+        first_mention = self.names.setdefault(name, name)
         if isinstance(build, type) and issubclass(build, Stated):
-            self.kinds[id(known)], build = build, self.new
-        self.builds[id(known)] = self.ordered if build is ordered else build
-        self.push(known, _NAME)
+            self.kinds[id(first_mention)], build = build, self.new
+        self.builds[id(first_mention)] = self.ordered if build is ordered else build
+        self.push(first_mention, _NAME)
 
     def ordered(self, _: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
-        """Copy a dictionary, or make one of pairs, as Python 2 wrote it."""
+        """Return a copy of a dictionary, or one made of pairs, as Python 2 wrote it.
+
+        Raise Corrupt for anything else.
+        """
         if not args:
             self.room -= _DICT
             return {}
-        given = args[0]
-        self.spend(_DICT + 2 * _REFERENCE * len(given))
-        pairs = list(given.items()) if type(given) is dict else _as(given, list)
+        content = args[0]
+        self.spend(_DICT + 2 * _REFERENCE * len(content))
+        pairs = list(content.items()) if type(content) is dict else _as(content, list)
         if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
             raise Corrupt("pickle: an OrderedDict of something else than pairs")
         self.check_keys([key for key, _ in pairs])
         return dict(pairs)
 
     def build(self) -> None:
+        """Give the object on top of the stack its state; raise Corrupt if it takes none."""
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, PickledObject) and target.state is None:
             target.state = state
@@ -583,8 +633,10 @@ class _Machine:
 
 
 def _refuse(machine: _Machine) -> None:
-    # no framework writes one: bytes that were damaged, or made by hand
-    raise Corrupt(f"pickle: the opcode at byte {machine.at - 1} is not one that checkpoints use")
+    """Raise Corrupt for an opcode that no framework writes."""
+    raise Corrupt(
+        f"pickle: the opcode at byte {machine.position - 1} is not one that checkpoints use"
+    )
 
 
 # Opcodes that the loop leaves to methods, each under its letter in CPython's pickle.py.
@@ -615,20 +667,25 @@ _RARE = [_OPCODES.get(bytes([code]), _refuse) for code in range(256)]
 
 
 def _no_persistent(_: Any) -> Any:
+    """Raise Unsupported: the caller of `loads` expects no persistent ids."""
     raise Unsupported("pickle: has persistent ids where this format has none")
 
 
 def _word(text: str) -> str:
-    """Return a name for an error's one line."""
+    """Return a name escaped and cut, for an error of one line."""
     return text[:100].encode("unicode_escape").decode()
 
 
 def _as(value: Any, kind: type[Any]) -> Any:
+    """Return ``value`` if its type is ``kind``; raise Corrupt if not."""
     if type(value) is not kind:
         raise Corrupt(f"pickle: a {type(value).__name__}, expected a {kind.__name__}")
     return value
 
 
 def _into(target: Any, kind: type[Any]) -> Any:
-    """Return the container to fill; a throwaway one for an unknown class."""
+    """Return the container to fill, or a temporary one for an unknown class.
+
+    Raise Corrupt for others.
+    """
     return kind() if type(target) is Unknown else _as(target, kind)

@@ -1,4 +1,7 @@
-"""safetensors headers: read and checked once at the door, and written.
+"""Read and check the header of a safetensors file, or write one.
+
+`tensors` checks everything that a header can get wrong, so that callers use its extents without
+checks of their own.
 
 Format: 8 bytes little-endian header length, JSON ``{name: {dtype, shape, data_offsets}}``, then the
 bytes, indexed from 0 to the end of the file without holes
@@ -24,7 +27,7 @@ MAX_HEADER = 100_000_000  # the reference implementation's own limit
 
 
 def header_size(files: Files, name: str) -> int:
-    """Return the bytes before the first tensor; raises Corrupt if the file has fewer."""
+    """Return how many bytes precede the first tensor; raise Corrupt if the file has fewer."""
     size = files.sizes()[name]
     if size < 8:
         raise Corrupt(f"{name}: {size} bytes are too few for a safetensors file")
@@ -35,37 +38,51 @@ def header_size(files: Files, name: str) -> int:
 
 
 def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return every tensor of one file, checked, in the order of their bytes."""
+    """Return every tensor of one file, in the order of their bytes.
+
+    Raise Corrupt if the header does not fit the file, Unsupported if elements share bytes.
+    """
     return contents(files, name)[0]
 
 
 def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
-    """Return the same, and the free-form ``__metadata__``, empty if there is none."""
+    """Return `tensors`, and the free-form ``__metadata__``, empty if there is none.
+
+    Raises as `tensors`.
+    """
     base = header_size(files, name)
     return _contents(read(files, Extent(name, 8, base - 8)), name, files.sizes()[name])
 
 
-@lru_cache(maxsize=32)  # a model is looked at before it is chosen
-def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
+@lru_cache(maxsize=32)  # a source is read once to choose it, and once to merge it
+def _contents(
+    data: bytes, name: str, file_size: int
+) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
+    """Return tensors and metadata of the header ``data`` in a file of ``file_size`` bytes.
+
+    Raises as `tensors`.
+    """
     base = 8 + len(data)
     header = {key: bytes(value) for key, value in _HEADER.decode(data, f"{name}: header").items()}
     expected = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
     if data.count(_OFFSETS) != expected or data.count(b'"__metadata__"') > 1:
-        raise Corrupt(f"{name}: header: duplicate name")  # of which msgspec takes the last
+        raise Corrupt(f"{name}: header: duplicate name")  # msgspec would take the last one
     free = _FREE.decode(header.pop("__metadata__", b"null"), f"{name}: __metadata__") or {}
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
-    at = 0
+    end_before = 0
     for start, end, key, dtype, shape in rows:
         size = (
             prod(shape) * ITEMSIZE[dtype]
             if dtype in ITEMSIZE
             else -(-prod(shape) * PACKED_BITS[dtype] // 8)
         )
-        if start != at or end - start != size:
-            raise Corrupt(f"{name}: {key} at {start}..{end}, {at}..{at + size} expected")
-        at = end
-    if base + at != whole:
-        raise Corrupt(f"{name}: {whole} bytes, {base + at} expected by its header")
+        if start != end_before or end - start != size:
+            raise Corrupt(
+                f"{name}: {key} at {start}..{end}, {end_before}..{end_before + size} expected"
+            )
+        end_before = end
+    if base + end_before != file_size:
+        raise Corrupt(f"{name}: {file_size} bytes, {base + end_before} expected by its header")
     packed = next((row for row in rows if row[3] in PACKED_BITS), None)
     if packed:
         raise Unsupported(
@@ -79,14 +96,15 @@ Row = tuple[int, int, str, str, Shape]
 
 
 class _HeaderEntry(msgspec.Struct):
+    """What a header says of one tensor."""
+
     dtype: str
     shape: tuple[Count, ...]
     data_offsets: tuple[Count, Count]
 
 
 _OFFSETS = b'"data_offsets"'
-# A header of 95 MB could say lists that take 2.5 GB: so nothing is built of it but what a header
-# has.
+# A header of 95 MB could hold lists that take 2.5 GB, so only the fields of a header are built.
 _HEADER: Decoder[dict[str, msgspec.Raw]] = Decoder(
     dict[str, msgspec.Raw], "an object of tensors", MAX_HEADER
 )
@@ -95,25 +113,32 @@ _FREE: Decoder[dict[str, str] | None] = Decoder(dict[str, str] | None, "text by 
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; raises ValueError where two names are one."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Return a JSON object as a dictionary; raise ValueError if a name is repeated."""
+    by_name = dict(pairs)
+    if len(by_name) != len(pairs):
         raise ValueError("duplicate name")
-    return found
+    return by_name
 
 
 def _row(name: str, key: str, entry: bytes) -> Row:
-    found = _ROW.decode(entry, f"{name}: {key!r:.200}")
+    """Return start, end, name, dtype and shape of a header's entry.
+
+    Raise Corrupt if it is wrong.
+    """
+    fields = _ROW.decode(entry, f"{name}: {key!r:.200}")
     if entry.count(b'"dtype"') > 1 or entry.count(b'"shape"') > 1 or entry.count(_OFFSETS) > 1:
         raise Corrupt(f"{name}: {key!r:.200}: duplicate name")
-    if (found.dtype not in ITEMSIZE and found.dtype not in PACKED_BITS) or len(
-        found.shape
+    if (fields.dtype not in ITEMSIZE and fields.dtype not in PACKED_BITS) or len(
+        fields.shape
     ) > MOST_AXES:
-        raise Corrupt(f"{name}: {key} has dtype {found.dtype!r:.40} and shape {found.shape!r:.100}")
-    return *found.data_offsets, key, found.dtype, found.shape
+        raise Corrupt(
+            f"{name}: {key} has dtype {fields.dtype!r:.40} and shape {fields.shape!r:.100}"
+        )
+    return *fields.data_offsets, key, fields.dtype, fields.shape
 
 
 def _tensor(name: str, base: int, row: Row) -> Tensor:
+    """Return the tensor of a row, whose bytes count from ``base`` on."""
     start, end, key, dtype, shape = row
     part = Part((0,) * len(shape), shape, Extent(name, base + start, end - start))
     return Tensor(key, dtype, shape, (Copy(dtype, shape, (part,)),))
@@ -123,22 +148,21 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def encode_header(rows: Iterable[tuple[str, str, Shape]]) -> bytes:
-    """Return length and header for tensors ``(name, dtype, shape)``.
+    """Return the length field and header for tensors ``(name, dtype, shape)``, in this order.
 
-    Their bytes follow in this order.
-
-    Padded with spaces to 8 bytes; `format: pt` because older transformers refuse files without it.
+    The header is padded with spaces to a multiple of 8 bytes. It has `format: pt`, because older
+    transformers refuse files without it.
     """
     lines = ['"__metadata__":{"format":"pt"}']
-    at = 0
+    offset = 0
     for name, dtype, shape in rows:
         size = prod(shape) * ITEMSIZE[dtype]
         sizes = ",".join(map(str, shape))
         lines.append(
             f'{_quoted(name)}:{{"dtype":"{dtype}","shape":[{sizes}],'
-            f'"data_offsets":[{at},{at + size}]}}'
+            f'"data_offsets":[{offset},{offset + size}]}}'
         )
-        at += size
+        offset += size
     text = f"{{{','.join(lines)}}}".encode()
     text += b" " * (-(8 + len(text)) % 8)
     return len(text).to_bytes(8, "little") + text

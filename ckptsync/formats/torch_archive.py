@@ -1,10 +1,13 @@
-"""Write what ``torch.save`` writes: a zip archive of a pickled value and the bytes of its tensors.
+"""Write the zip archive that ``torch.save`` writes: a pickled value and the bytes of its tensors.
 
-The value is of what the readers here return: plain values, `StoredTensor` (whose storage's key
-names a record ``data/<key>``), `Name` and `PickledObject`.  Nothing is compressed, and each
-tensor's record begins at a multiple of `ALIGN` bytes.  Of an archive that is streamed the CRC32 of
-the last record is known after its bytes, so it stands behind them, as torch itself writes it.
-Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``; the pickle protocol, 2.
+`archive` returns a whole file. `streamed` returns what surrounds the bytes of one tensor, which the
+caller streams: their CRC32 follows them, as in torch's own files, since it is known only then. The
+value is made of what `torch_save.load` returns: plain values, `StoredTensor` (whose storage's key
+names a record ``data/<key>``), `Name` and `PickledObject`. Nothing is compressed, and each tensor's
+record begins at a multiple of `ALIGN` bytes.
+
+Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc`` of torch 2.13; the pickle
+protocol, 2.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from ckptsync.tensors import Shape, row_major
 
 ALIGN = 64
 _PREFIX = "archive/"
-_FAR = 0xFFFFFFFF  # what does not fit into 32 bits is in a zip64 field
+_FAR = 0xFFFFFFFF  # in place of a number that does not fit into 32 bits: a zip64 field has it
 _FLAGS = 0x0800  # names are UTF-8
 _BEHIND = 0x0008  # the CRC32 stands behind the bytes
 _DATE = 0x0021  # 1980-01-01: the bytes depend on the value alone
@@ -41,9 +44,11 @@ _REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
 
 
 def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda t: t) -> bytes:
-    """Return the pickle of a value; ``tensor`` says which record each of its tensors is written to.
+    """Return the pickle of a value.
 
-    Raises Unsupported for what a reader here does not return.
+    ``tensor`` returns the tensor, with the key of its record, that is written in place of each
+    tensor. Raise Unsupported for a value that `torch_save.load` does not return, or that is too
+    deep or too large.
     """
     out = bytearray(b"\x80\x02")
     _encode(value, out, tensor, 0)
@@ -53,12 +58,14 @@ def pickled(value: Any, tensor: Callable[[StoredTensor], StoredTensor] = lambda 
 def _encode(
     value: Any, out: bytearray, tensor: Callable[[StoredTensor], StoredTensor], depth: int
 ) -> None:
-    """Append the opcodes of a value to ``out``; see `pickled`."""
+    """Append the opcodes of a value to ``out``; raise Unsupported as `pickled`."""
 
     def add(inner: Any) -> None:
+        """Append a value inside of the value."""
         _encode(inner, out, tensor, depth + 1)
 
     def call(name: Name, args: tuple[Any, ...], code: bytes) -> None:
+        """Append a call of ``name``; ``code`` is its opcode."""
         add(name)
         add(args)
         out.extend(code)
@@ -109,7 +116,7 @@ def _encode(
 
 
 def _plain(value: Any) -> bytes:
-    """Return the pickle of a value that holds no others, without its protocol."""
+    """Return the opcodes of a value that holds no others; raise Unsupported for other kinds."""
     if type(value) is str:
         text = value.encode("utf-8", "surrogatepass")
         return b"X" + len(text).to_bytes(4, "little") + text
@@ -124,6 +131,7 @@ def _plain(value: Any) -> bytes:
 
 
 def _identity(storage: Storage) -> tuple[Any, ...]:
+    """Return the persistent id of a storage; raise Unsupported if torch has no such storage."""
     if storage.dtype not in _STORAGE_OF:
         raise Unsupported(f"a tensor of {storage.dtype}, which torch has no storage of")
     kind = Name("torch", _STORAGE_OF[storage.dtype])
@@ -131,7 +139,7 @@ def _identity(storage: Storage) -> tuple[Any, ...]:
 
 
 def new_tensor(dtype: str, shape: Shape, key: str = "0") -> StoredTensor:
-    """Return a contiguous tensor in a record of its own."""
+    """Return a contiguous tensor of all elements of the record ``data/<key>``."""
     return StoredTensor(dtype, Storage(dtype, key, prod(shape)), 0, shape, row_major(shape))
 
 
@@ -143,7 +151,7 @@ class _Entry:
     """A record: its name, where its local header begins, its size, its CRC32, and its flags."""
 
     name: bytes
-    at: int
+    header_start: int
     size: int
     crc: int
     flags: int = _FLAGS
@@ -151,32 +159,37 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What follows the bytes of an archive's last record, once their CRC32 is known."""
+    """The bytes of an archive after those of its last record.
+
+    The CRC32 of that is given to `encoded`.
+
+    ``start``: the offset at which they begin.
+    """
 
     entries: tuple[_Entry, ...]
     start: int
 
     @property
     def size(self) -> int:
-        """Bytes of it."""
+        """The number of these bytes."""
         return len(self.encoded(0))
 
     def encoded(self, crc: int) -> bytes:
-        """Return the bytes, for a record of this CRC32."""
-        *others, last = self.entries
+        """Return these bytes, if the last record has the CRC32 ``crc``."""
+        *earlier, last = self.entries
         form = "<4sL2Q" if last.size >= _FAR else "<4s3L"
         behind = struct.pack(form, b"PK\x07\x08", crc, last.size, last.size)
-        return behind + _directory([*others, replace(last, crc=crc)], self.start + len(behind))
+        return behind + _directory([*earlier, replace(last, crc=crc)], self.start + len(behind))
 
 
 def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
     """Return the bytes of an archive before those of its one tensor, and the archive's ending.
 
-    The tensor has ``size`` bytes.
+    The tensor has ``size`` bytes. Raises Unsupported as `pickled`.
     """
     out, entries = _opened(pickled(value))
-    at = len(out)
-    entries.append(_Entry(f"{_PREFIX}data/0".encode(), at, size, 0, _FLAGS | _BEHIND))
+    header_start = len(out)
+    entries.append(_Entry(f"{_PREFIX}data/0".encode(), header_start, size, 0, _FLAGS | _BEHIND))
     out += _header(entries[-1], ALIGN)
     return bytes(out), Ending(tuple(entries), len(out) + size)
 
@@ -184,11 +197,12 @@ def streamed(value: Any, size: int) -> tuple[bytes, Ending]:
 def archive(value: Any, data: Callable[[StoredTensor], bytes]) -> bytes:
     """Return a whole archive; ``data`` returns the bytes of each tensor, row by row.
 
-    Raises Unsupported as `pickled` does, and what ``data`` raises.
+    Raises Unsupported as `pickled`, and what ``data`` raises.
     """
     records: list[bytes] = []
 
     def tensor(stored: StoredTensor) -> StoredTensor:
+        """Read a tensor's bytes, and return the tensor with the key of their record."""
         records.append(data(stored))
         return new_tensor(stored.dtype, stored.shape, str(len(records) - 1))
 
@@ -199,6 +213,7 @@ def archive(value: Any, data: Callable[[StoredTensor], bytes]) -> bytes:
 
 
 def _opened(data: bytes) -> tuple[bytearray, list[_Entry]]:
+    """Return the beginning of an archive with the pickle ``data``, and its records so far."""
     out, entries = bytearray(), list[_Entry]()
     for name, content in (("data.pkl", data), ("byteorder", b"little"), ("version", b"3\n")):
         _add(out, entries, name, content)
@@ -206,16 +221,20 @@ def _opened(data: bytes) -> tuple[bytearray, list[_Entry]]:
 
 
 def _add(out: bytearray, entries: list[_Entry], name: str, content: bytes, align: int = 1) -> None:
+    """Append a record to the archive, and its entry to ``entries``.
+
+    Its bytes begin at a multiple.
+    """
     entry = _Entry(f"{_PREFIX}{name}".encode(), len(out), len(content), crc32(content))
     entries.append(entry)
     out += _header(entry, align) + content
 
 
 def _header(entry: _Entry, align: int) -> bytes:
-    """Return a record's local header, filled up so that its bytes begin at a multiple."""
+    """Return a record's local header, padded so that its bytes begin at a multiple of ``align``."""
     is_far = entry.size >= _FAR
     extra = struct.pack("<2H2Q", 1, 16, entry.size, entry.size) if is_far else b""
-    bare = entry.at + _LOCAL.size + len(entry.name) + len(extra)
+    bare = entry.header_start + _LOCAL.size + len(entry.name) + len(extra)
     if bare % align:
         # a field of torch's own, of at least its four bytes
         count = -(bare + 4) % align
@@ -233,17 +252,21 @@ def _header(entry: _Entry, align: int) -> bytes:
 
 
 def _directory(entries: Iterable[_Entry], start: int) -> bytes:
-    """Return the central directory, which begins at ``start``, and the archive's end."""
+    """Return the central directory, which begins at ``start``, and the end records."""
     out, count = bytearray(), 0
     for entry in entries:
-        far = [n for n in (entry.size, entry.size, entry.at) if n >= _FAR]
-        extra = struct.pack(f"<2H{len(far)}Q", 1, 8 * len(far), *far) if far else b""
-        version = 45 if far else 20
-        size, at = (min(n, _FAR) for n in (entry.size, entry.at))
+        wide_numbers = [n for n in (entry.size, entry.size, entry.header_start) if n >= _FAR]
+        extra = (
+            struct.pack(f"<2H{len(wide_numbers)}Q", 1, 8 * len(wide_numbers), *wide_numbers)
+            if wide_numbers
+            else b""
+        )
+        version = 45 if wide_numbers else 20
+        size, header_start = (min(n, _FAR) for n in (entry.size, entry.header_start))
         out += _ENTRY.pack(
             b"PK\x01\x02",
             *(version, version, entry.flags, 0, 0, _DATE),
-            *(entry.crc, size, size, len(entry.name), len(extra), 0, 0, 0, 0, at),
+            *(entry.crc, size, size, len(entry.name), len(extra), 0, 0, 0, 0, header_start),
         )
         out += entry.name + extra
         count += 1

@@ -1,8 +1,12 @@
 """Read tensors in pickles of ``torch.save`` as `StoredTensor`, everything else as plain values.
 
-Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and
-``torch/_tensor.py``, 2.13 and 2.14. A tensor that is no plain view of a storage becomes a
-`RefusedTensor`: what is quantised means nothing without the kernels that wrote it.
+`ALLOWED` is the table of names for the pickle machine: it has a constructor for each function of
+torch that makes a tensor. A tensor that is no plain view of a storage becomes a `RefusedTensor`,
+which is an error only if its values are needed: a quantised one means nothing without the kernels
+that wrote it.
+
+The names were observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py``
+and ``torch/_tensor.py``, 2.13 and 2.14.
 """
 
 from __future__ import annotations
@@ -37,17 +41,17 @@ from ckptsync.formats.pickles import (
 )
 from ckptsync.tensors import Shape, is_row_major
 
-# letters of a storage's name, which is a number: each mention of it is compared with others
+# letters of a storage's key, which is a number; keys are compared at each mention
 _LONGEST_KEY = 100
 _MOST_ELEMENTS = 1 << 60
-_MOST_ATTRIBUTES = 50  # of one tensor: those of a thousand may be one dictionary
+_MOST_ATTRIBUTES = 50  # of one tensor; a thousand tensors may share one dictionary
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A run of elements that tensors are views of: record ``data/<key>``, ``numel`` elements.
 
-    ``dtype`` is torch's name of it where safetensors has none.
+    ``dtype`` is torch's name if safetensors has none.
     """
 
     dtype: str
@@ -56,12 +60,12 @@ class Storage:
 
     @property
     def item(self) -> int:
-        """Return the bytes of an element."""
+        """The bytes of one element."""
         return ITEMSIZE.get(self.dtype) or UNNAMED[self.dtype]
 
     @property
     def size(self) -> int:
-        """Return the bytes of all elements."""
+        """The bytes of all elements."""
         return self.numel * self.item
 
 
@@ -77,18 +81,18 @@ class StoredTensor:
 
     @property
     def numel(self) -> int:
-        """Return the elements in the tensor, not in its storage."""
+        """The number of elements in the tensor, not in its storage."""
         return prod(self.shape)
 
 
 @lru_cache(maxsize=1024)
 def span(shape: Shape, strides: Shape) -> int:
-    """Return how many elements of the storage a view reaches over, first to last."""
+    """Return how many elements of the storage lie between the first and the last of a view."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
 
 
 def shape_of(values: Any) -> Shape:
-    """Return a tuple of a pickle that is a shape, strides or offsets; raises Corrupt otherwise."""
+    """Return ``values`` if they can be a shape, strides or offsets; raise Corrupt if not."""
     if type(values) is tuple and len(values) <= MOST_AXES:
         for n in values:
             if type(n) is not int or n < 0:
@@ -99,6 +103,10 @@ def shape_of(values: Any) -> Shape:
 
 
 def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
+    """Return the tensor with these fields, of which none is checked yet.
+
+    Raise Corrupt if it reaches out of its storage, Unsupported if safetensors has no such dtype.
+    """
     shape_of((offset,)), shape_of(shape), shape_of(strides)
     if type(storage) is not Storage or len(shape) != len(strides):
         raise Corrupt("pickle: a tensor without a storage, or with strides of another rank")
@@ -117,16 +125,19 @@ def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RefusedTensor:
-    """A call that makes a tensor of which nothing here can read the values.
+    """A call that makes a tensor whose values cannot be read here.
 
-    It is an error where it is a weight, and nothing where nobody needs its values.
+    It is an error if the tensor is a weight, and none if nobody needs its values.
     """
 
     name: Name
     args: tuple[Any, ...]
 
     def error(self) -> Unsupported:
-        """Return why it is refused, and what to do."""
+        """Return why it is refused, and what to do.
+
+        Raise Corrupt if its arguments changed meanwhile.
+        """
         try:
             _REBUILDERS[self.name](self.name, self.args)
         except Unsupported as e:
@@ -144,14 +155,14 @@ class Wrapped:
     state: Any
 
     def error(self) -> Unsupported:
-        """Return why it is refused where its class is not known."""
+        """Return the error for a tensor whose class is not known."""
         return _of_class(self.kind)
 
 
 def plain_tensor(value: Any) -> StoredTensor | None:
-    """Return a plain tensor; None for what is no tensor.
+    """Return ``value`` if it is a plain tensor, None if it is no tensor.
 
-    Raises Unsupported for a tensor of any other kind.
+    Raise Unsupported for a tensor of any other kind.
     """
     if isinstance(value, (RefusedTensor, Wrapped)):
         raise value.error()
@@ -195,12 +206,12 @@ _WRAPPERS = {
 
 
 def is_of_library(name: Name) -> bool:
-    """Return whether a name is of a library whose tensors are refused by name."""
+    """Return whether a name belongs to a library whose tensors are refused with its name."""
     return _LIBRARIES.fullmatch(name.module) is not None
 
 
 def _of_class(kind: Name) -> Unsupported:
-    """Return the error for a tensor of a class that may change what its elements mean."""
+    """Return the error for a tensor of a class that may change the meaning of its elements."""
     library = kind.module.partition(".")[0]
     return Unsupported(
         f"a {kind}, whose values only {library} can read",
@@ -209,7 +220,10 @@ def _of_class(kind: Name) -> Unsupported:
 
 
 def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
-    """Rebuild a tensor; ``requires_grad`` and hooks say nothing about its values."""
+    """Return the tensor; its ``requires_grad`` and hooks do not change its values.
+
+    Raise Corrupt for wrong arguments, Unsupported if values are not as stored.
+    """
     storage, offset, shape, strides, *more = args
     if not 2 <= len(more) <= 3 or type(more[0]) is not bool:
         raise Corrupt("pickle: a tensor that torch does not rebuild")
@@ -220,12 +234,17 @@ def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> StoredTensor:
 
 
 def _rebuild_v1(_: Name, args: tuple[Any, ...]) -> StoredTensor:
+    """Return the tensor of torch before 0.4; raises as `_stored`."""
     storage, offset, shape, strides = args
     dtype = storage.dtype if isinstance(storage, Storage) else ""
     return _stored(dtype, storage, offset, shape, strides)
 
 
 def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
+    """Return the tensor, whose dtype need not be that of its storage.
+
+    Raises as `_rebuild_v2`.
+    """
     storage, offset, shape, strides, _grad, _hooks, dtype, *metadata = args
     if len(metadata) > 1:
         raise Corrupt("pickle: a tensor that torch does not rebuild")
@@ -234,7 +253,7 @@ def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> StoredTensor:
 
 
 def _check_bits(metadata: Sequence[Any]) -> None:
-    """Raise Unsupported if the values are not those in the storage.
+    """Raise Unsupported if the values are not those in the storage, Corrupt if it is no metadata.
 
     The ``metadata`` of `torch._utils.get_tensor_metadata` has the conjugate and the negative bit,
     and whatever the library of a device adds.
@@ -251,16 +270,19 @@ def _check_bits(metadata: Sequence[Any]) -> None:
 
 
 def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
-    """Return the parameter's data; its attributes say nothing about the values of a plain one."""
+    """Return the parameter's data; the attributes of a plain one do not change its values.
+
+    Raise Unsupported if its attributes show that it is quantised, Corrupt if it has no data.
+    """
     data, _grad, _hooks, *state = args
     if not isinstance(data, ANY_TENSOR) or len(state) > 1:
         raise Corrupt("pickle: a parameter without a tensor")
     # bitsandbytes' parameters are pickled as torch's, and have what they need as attributes
     is_float = isinstance(data, StoredTensor) and is_castable(data.dtype)
-    for of in _attributes(*state):
-        for key, value in (
-            of.items() if not _PLAIN_VALUES.issuperset(map(type, of.values())) else ()
-        ):
+    for attributes in _attributes(*state):
+        if _PLAIN_VALUES.issuperset(map(type, attributes.values())):
+            continue
+        for key, value in attributes.items():
             if isinstance(value, Unknown) and is_of_library(value.name):
                 raise _of_class(value.name)
             if isinstance(value, StoredTensor) and not is_float:
@@ -273,16 +295,22 @@ def _rebuild_parameter(_: Name, args: tuple[Any, ...]) -> Any:
 
 
 def _attributes(state: Any = None) -> list[dict[Any, Any]]:
-    """Return a tensor's attributes: a dictionary or None, or a pair of those, with its slots."""
+    """Return a tensor's attributes: of its dictionary, and of its slots.
+
+    ``state``: a dictionary or None, or a pair of those. Raise Corrupt if there are too many.
+    """
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    found = [part for part in parts if type(part) is dict]
-    if any(len(part) > _MOST_ATTRIBUTES for part in found):
+    attributes = [part for part in parts if type(part) is dict]
+    if any(len(part) > _MOST_ATTRIBUTES for part in attributes):
         raise Corrupt("pickle: a tensor of too many attributes")
-    return found
+    return attributes
 
 
 def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
-    """Return a tensor of a subclass: ``_rebuild_from_type_v2(func, type, args, state)``."""
+    """Return a tensor of a subclass: ``_rebuild_from_type_v2(func, type, args, state)``.
+
+    Raise Unsupported for a class that is not torch's own, Corrupt for wrong arguments.
+    """
     func, kind, inner, state = args
     if func == _WRAPPER:
         return _unwrapped(kind, inner, state)
@@ -299,7 +327,8 @@ def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
     """Return the plain tensor that a wrapper holds, else a `Wrapped`.
 
     ``args`` are those of ``_rebuild_wrapper_subclass``: class, dtype, shape, strides, offset,
-    layout, device and ``requires_grad``.
+    layout, device and ``requires_grad``. Raise Unsupported if it is not strided, Corrupt for wrong
+    arguments.
     """
     if not isinstance(kind, Name) or not isinstance(args, tuple) or len(args) < 6:
         raise Corrupt("pickle: a wrapped tensor without class, dtype and shape")
@@ -316,7 +345,10 @@ def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
 
 
 def _rebuild_on_device(_: Name, args: tuple[Any, ...]) -> Any:
-    """Return the CPU's copy of a tensor of another device, which torch casts to ``dtype``."""
+    """Return the CPU's copy of a tensor of another device.
+
+    Raise Unsupported if torch casts it when it loads it, Corrupt if there is no copy.
+    """
     data, dtype, _device, _grad = args
     if not isinstance(data, StoredTensor):
         raise Corrupt("pickle: a tensor of another device without a plain copy")
@@ -328,17 +360,21 @@ def _rebuild_on_device(_: Name, args: tuple[Any, ...]) -> Any:
 Rebuild = Callable[[Name, tuple[Any, ...]], Any]
 
 
-def _refusal(what: str, hint: str = _HINT) -> Rebuild:
+def _refusal(kind: str, hint: str = _HINT) -> Rebuild:
+    """Return a constructor that raises Unsupported: the tensor is a ``kind``."""
+
     def refuse(name: Name, _: tuple[Any, ...]) -> NoReturn:
-        raise Unsupported(f"{what} ({name.name})", hint=hint)
+        """Raise Unsupported, with the name."""
+        raise Unsupported(f"{kind} ({name.name})", hint=hint)
 
     return refuse
 
 
 def _deferred(build: Rebuild) -> Rebuild:
-    """Return the constructor, which returns a `RefusedTensor` where it raised Unsupported."""
+    """Return a constructor that returns a `RefusedTensor` if ``build`` raises Unsupported."""
 
     def built(name: Name, args: tuple[Any, ...]) -> Any:
+        """Return what ``build`` returns, or a `RefusedTensor`."""
         try:
             return build(name, args)
         except Unsupported:
@@ -348,6 +384,7 @@ def _deferred(build: Rebuild) -> Rebuild:
 
 
 def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a ``torch.Size`` as a tuple; raise Corrupt if no tensor has so many axes."""
     # torch itself has at most 64
     if type(args[0]) not in (tuple, list) or len(args[0]) > 2 * MOST_AXES:
         raise Corrupt("pickle: a torch.Size that no tensor has")
@@ -355,6 +392,7 @@ def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _uncalled(name: Name, _: tuple[Any, ...]) -> Any:
+    """Raise Corrupt: the name is a dtype or a storage, and no function."""
     raise Corrupt(f"pickle: torch.{name.name} is called, which is no function")
 
 
@@ -389,7 +427,7 @@ _REBUILDERS: Mapping[Name, Rebuild] = {
     ),
 }
 TENSORS: Mapping[Name, Rebuild] = {name: _deferred(build) for name, build in _REBUILDERS.items()}
-"""Every function of torch that a pickle calls to make a tensor, since 1.0."""
+"""The functions of torch since 1.0 that a pickle calls to make a tensor."""
 
 # Arguments of refused tensors: a pickle names them before it names the tensor.
 _OF_REFUSED = (
@@ -403,7 +441,7 @@ _OF_REFUSED = (
 
 
 class Names(dict[Name, Build]):
-    """Known names with their constructors, and `Unknown` for classes of the known libraries."""
+    """A table of known names that has `Unknown` as the constructor of classes of some libraries."""
 
     def get(self, name: Name, _: object = None) -> Build | None:  # type: ignore[override]
         """Return the constructor, None for a name that is not allowed."""
@@ -428,7 +466,7 @@ ALLOWED: Mapping[Name, Build] = Names(
                 # a module's extra state may be a stream of bytes, which protocol 2 writes as text
                 "_io": ("BytesIO",),
                 "_codecs": ("encode",),
-                # what torch.load takes, too, with weights_only: attributes may be such
+                # allowed by torch.load(weights_only=True), too: attributes may be of these types
                 "builtins": ("set", "bytearray", "complex"),
                 "__builtin__": ("set", "bytearray", "complex"),
                 "collections": ("Counter",),
@@ -439,26 +477,36 @@ ALLOWED: Mapping[Name, Build] = Names(
 
 
 def dtype_of(name: Any) -> str:
-    """Return safetensors' name for a ``torch.<dtype>`` in a pickle."""
+    """Return safetensors' name for a ``torch.<dtype>`` in a pickle.
+
+    Raise Corrupt if it is no dtype, Unsupported if safetensors has no such dtype.
+    """
     if not isinstance(name, Name) or name.module != "torch":
         raise Corrupt("pickle: something else where an element type is due")
     return from_torch(name.name)
 
 
 def any_dtype_of(name: Any) -> str:
-    """Return the same, or torch's own name of a type that safetensors cannot hold."""
+    """Return the same, or torch's own name of a dtype that safetensors does not have.
+
+    Raise Corrupt if it is no dtype.
+    """
     is_unnamed = isinstance(name, Name) and name.module == "torch" and name.name in UNNAMED
     return name.name if is_unnamed else dtype_of(name)
 
 
 class Storages:
-    """The storages that one pickle names: each has one type and size, however often named."""
+    """The storages that one pickle names, by key; each has one type and size."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Storage] = {}
+        self.by_key: dict[str, Storage] = {}
 
     def add(self, value: Any) -> Storage:
-        """Read a persistent id ``("storage", type, key, location, numel)``, of bytes if untyped."""
+        """Return the storage that a persistent id names, and note it.
+
+        The id is ``("storage", type, key, location, numel)``; an untyped storage counts bytes.
+        Raise Corrupt if it is no such id, or if the key has another type or size already.
+        """
         if (
             not isinstance(value, tuple)
             or len(value) != 5
@@ -476,18 +524,21 @@ class Storages:
             raise Corrupt("pickle: a storage without key and size")
         dtype = STORAGES.get(kind.name) or UNNAMED_STORAGES.get(kind.name, "U8")
         storage = Storage(dtype, key, numel)
-        if self.found.setdefault(key, storage) != storage:
+        if self.by_key.setdefault(key, storage) != storage:
             raise Corrupt(f"pickle: storage {key} has two types or sizes")
         return storage
 
 
 def parsed(data: bytes, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, int]:
-    """Return the value of the pickle at the start of ``data``, and the bytes that it takes."""
+    """Return the value of the pickle at the start of ``data``, and the bytes that it takes.
+
+    Raises as `loads`.
+    """
     return loads(data, allowed, Storages().add)
 
 
 def is_contiguous(tensor: StoredTensor) -> bool:
-    """Whether a tensor is row-major; strides of axes of one element do not matter."""
+    """Return whether a tensor is row-major; strides of axes of one element do not matter."""
     return _is_row_major(tensor.shape, tensor.strides)
 
 

@@ -1,10 +1,11 @@
-"""Files that ``torch.save`` writes: a pickled value, and where the bytes of its tensors lie.
+"""Read files that ``torch.save`` writes: a pickled value, and where the bytes of its tensors lie.
 
+`load` returns the value and the container; `part` finds a tensor of the value in the container.
 There are two containers. The zip archive of today is read by `ckptsync.formats.torch_zip`. The
 legacy one (``_use_new_zipfile_serialization=False``) is read here; it has, in this order: pickles
 of a magic number, the protocol's number, facts of the machine, the value, the sorted keys of the
 storages; then, for each key, a count of elements (int64) and the elements. It has no checksums.
-Source: ``_legacy_save`` and ``_legacy_load`` of ``torch/serialization.py``.
+Source: ``_legacy_save`` and ``_legacy_load`` of ``torch/serialization.py``, torch 2.13.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ckptsync.tensors import Checksum, Extent, Files, Part, read
 MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 _NUMBER = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
-# behind the pickle's own protocol, framed from 4
+# after the opcode of the pickle's protocol; from protocol 4 on, a frame precedes it
 _STARTS = tuple(_NUMBER if p < 4 else b"\x95\x0d" + bytes(7) + _NUMBER for p in (2, 4))
 _FIRST_LOOK = 1 << 20
 _DAMAGED = "the file is damaged: fetch it again"
@@ -41,13 +42,17 @@ _MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weight
 
 
 Container = torch_zip.Archive | Mapping[str, Extent]
-"""An archive; of a legacy file, where each storage lies, and each part of one that has a key."""
+"""An archive; or, of a legacy file, the extent of each storage, and of each view, by its key."""
 
 
 def load(
     files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED
 ) -> tuple[Any, Container]:
-    """Return the value of one ``torch.save``, not to be changed, and its container (see `part`)."""
+    """Return the value of one ``torch.save``, and its container.
+
+    The value is cached: do not change it. Raise Corrupt if it is damaged, Unsupported for a name
+    that is not ``allowed``, or for another version or byte order.
+    """
     if is_legacy(files, where):
         return _load_legacy(files, where, allowed)
     archive = torch_zip.open_archive(files, where)
@@ -56,7 +61,7 @@ def load(
 
 
 class _Table:
-    """A table of names that equals itself alone: two tables are never compared."""
+    """A table of names that is equal only to itself, so that a cache never compares two of them."""
 
     __slots__ = ("names",)
 
@@ -70,13 +75,17 @@ class _Table:
         return id(self.names)
 
 
-@lru_cache(maxsize=1)  # what a file demands is read first, then what it holds
+@lru_cache(maxsize=1)  # a file is read for its demands, and again for its tensors
 def _value(data: bytes, allowed: _Table) -> Any:
+    """Return the value of a pickle; raises as `load`."""
     return parsed(data, allowed.names)[0]
 
 
 def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Archive]:
-    """Return the tensor and the archive of an archive of one tensor: an item of a DCP."""
+    """Return the tensor of an archive of one tensor, an item of a DCP, and the archive.
+
+    Raise Corrupt for anything else, Unsupported for a tensor that is not plain.
+    """
     archive = torch_zip.open_archive(files, where)
     data = torch_zip.pickle_of(files, archive)
     with name_in_errors(f"{where.file}: the archive at {where.start}"):
@@ -85,6 +94,7 @@ def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Ar
 
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle
 def _tensor(data: bytes) -> StoredTensor:
+    """Return the one plain tensor that a pickle is; raise Corrupt if it is none."""
     value = plain_tensor(parsed(data)[0])
     if value is None:
         raise Corrupt("no tensor in it")
@@ -92,10 +102,10 @@ def _tensor(data: bytes) -> StoredTensor:
 
 
 def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
-    """Return where a tensor's elements lie, as a box of itself.
+    """Return where a tensor's elements lie, as a box of the whole tensor.
 
-    Raises Corrupt if its record is too short, Unsupported for an expanded tensor that would fill a
-    disk from a few bytes.
+    Raise Corrupt if its record has another size than its storage, Unsupported for an expanded
+    tensor that would fill a disk from a few bytes.
     """
     item = ITEMSIZE[tensor.dtype]
     record, checksum = _record(files, container, tensor.storage.key)
@@ -117,7 +127,7 @@ def part(files: Files, container: Container, tensor: StoredTensor) -> Part:
 
 
 def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
-    """Return where a storage lies, and its CRC32 where the container has one."""
+    """Return where a storage lies, and its CRC32 if the container has one."""
     if not isinstance(container, torch_zip.Archive):
         return container[key], None
     name = f"data/{key}"
@@ -126,7 +136,10 @@ def _record(files: Files, container: Container, key: str) -> tuple[Extent, Check
 
 
 def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
-    """Return whether the file ends as its container ends."""
+    """Return whether the file ends as its container ends; a file that is being written does not.
+
+    A legacy file is loaded to find out; that raises Unsupported for names that are not ``allowed``.
+    """
     if not is_legacy(files, where):
         return torch_zip.has_end(files, where)
     try:
@@ -137,52 +150,59 @@ def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED
 
 
 def is_legacy(files: Files, where: Extent) -> bool:
-    """Return whether the bytes begin as the legacy container does, as far as they go."""
+    """Return whether the bytes begin as the legacy container does; a shorter start is enough."""
     start = read(files, Extent(where.file, where.start, min(2 + len(_STARTS[-1]), where.size)))
     return (
         len(start) > 1
         and start[:1] == b"\x80"
-        and any(known.startswith(start[2 : 2 + len(known)]) for known in _STARTS)
+        and any(beginning.startswith(start[2 : 2 + len(beginning)]) for beginning in _STARTS)
     )
 
 
 def _load_legacy(
     files: Files, where: Extent, allowed: Mapping[Name, Build]
 ) -> tuple[Any, Mapping[str, Extent]]:
-    """Return the value and where its storages lie; they must end where ``where`` does."""
-    found = _legacy_pickles(files, where, allowed)
-    storages, at = {}, found.end
-    for key in found.keys:
-        numel = found.storages[key].numel
-        size = found.storages[key].size
-        if at + 8 + size > where.size:
+    """Return the value of a legacy file, and where its storages and views lie.
+
+    Raise Corrupt unless the storages end where ``where`` does.
+    """
+    pickles = _legacy_pickles(files, where, allowed)
+    storages, position = {}, pickles.end
+    for key in pickles.keys:
+        numel = pickles.storages[key].numel
+        size = pickles.storages[key].size
+        if position + 8 + size > where.size:
             raise Corrupt(
-                f"{where.file}: {where.size} bytes, storage {key} ends at byte {at + 8 + size}",
+                f"{where.file}: {where.size} bytes, storage {key} ends at byte"
+                f" {position + 8 + size}",
                 hint=_DAMAGED,
             )
-        count = int.from_bytes(read(files, Extent(where.file, where.start + at, 8)), "little")
+        count = int.from_bytes(read(files, Extent(where.file, where.start + position, 8)), "little")
         if count != numel:
             raise Corrupt(
                 f"{where.file}: storage {key} has {count} elements, {numel} expected", hint=_DAMAGED
             )
-        storages[key] = Extent(where.file, where.start + at + 8, size)
-        at += 8 + size
-    if at != where.size:
+        storages[key] = Extent(where.file, where.start + position + 8, size)
+        position += 8 + size
+    if position != where.size:
         raise Corrupt(
-            f"{where.file}: {where.size} bytes, its storages end at byte {at}", hint=_DAMAGED
+            f"{where.file}: {where.size} bytes, its storages end at byte {position}", hint=_DAMAGED
         )
-    for view, (root, offset) in found.views.items():
+    for view, (root, offset) in pickles.views.items():
         item, whole = view.item, storages[root]
         if (offset + view.numel) * item > whole.size:
             raise Corrupt(
                 f"{where.file}: a view of {view.numel} elements reaches out of storage {root}"
             )
         storages[view.key] = Extent(where.file, whole.start + offset * item, view.numel * item)
-    return found.value, storages
+    return pickles.value, storages
 
 
 def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
-    """Read the pickles. Their length is known when they end: a little is read, then more."""
+    """Return the pickles of a legacy file; raise Corrupt if they are damaged.
+
+    Their length is known only when they end, so a small part of the file is read first, then more.
+    """
     most = min(where.size, MAX_BYTES)
     size = min(_FIRST_LOOK, most)
     while True:
@@ -197,13 +217,13 @@ def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) 
 class _LegacyPickles:
     """The pickles at the start of ``data``: the value, the keys of its storages, and their end.
 
-    ``views`` are parts of storages, which versions before 1.0 saved as storages of their own:
-    storage and first element.
+    ``views``: parts of storages, which versions before 1.0 saved as storages of their own, by
+    storage and first element. Raises Corrupt or Unsupported.
     """
 
     def __init__(self, data: bytes, allowed: Mapping[Name, Build]) -> None:
-        self._known = Storages()
-        self.storages, self.views = self._known.found, dict[Storage, tuple[str, int]]()
+        self._registry = Storages()
+        self.storages, self.views = self._registry.by_key, dict[Storage, tuple[str, int]]()
         self._data, self.end = memoryview(data), 0
         magic, protocol, machine = self._next(), self._next(), self._next()
         if magic != MAGIC or protocol != _PROTOCOL or not isinstance(machine, dict):
@@ -223,20 +243,22 @@ class _LegacyPickles:
         allowed: Mapping[Name, Build] | None = None,
         persistent: Callable[[Any], Any] | None = None,
     ) -> Any:
+        """Return the value of the next pickle, and move ``end`` behind it."""
         value, size = loads(bytes(self._data[self.end :]), allowed or {}, persistent)
         self.end += size
         return value
 
     def _storage(self, value: Any) -> Storage:
-        """Return the storage that a persistent id names.
+        """Return the storage that a persistent id names, and note it.
 
-        The sixth field of the id is None or ``(key, offset, numel)`` of the part that is meant.
+        The sixth field of the id is None, or ``(key, offset, numel)`` of a view. Raise Corrupt if
+        it is no such id, Unsupported for a whole module.
         """
         if isinstance(value, tuple) and value[:1] == ("module",):
             raise Unsupported("a whole module in a pickle", hint="save its state_dict()")
         if not isinstance(value, tuple) or len(value) != 6:
             raise Corrupt("a persistent id that is no storage")
-        storage, view = self._known.add(value[:5]), value[5]
+        storage, view = self._registry.add(value[:5]), value[5]
         if view is None:
             return storage
         if not isinstance(view, tuple) or len(view) != 3 or type(view[1]) is not int or view[1] < 0:

@@ -1,9 +1,9 @@
-"""The zip container of ``torch.save``: which record lies where.
+"""Find the records in the zip archive of ``torch.save``, without reading or unpacking them.
 
 ``<prefix>/data.pkl`` is the pickle, ``<prefix>/data/<key>`` one storage each, stored and never
-compressed, so that a storage is an extent of the file.  Local headers carry no sizes (a data
-descriptor follows), so the central directory is what counts.  A DCP item is such an archive inside
-a larger file.  Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``.
+compressed, so that a storage is an extent of the file. Local headers carry no sizes (a data
+descriptor follows), so the central directory decides. An item of a DCP is such an archive inside a
+larger file. Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc`` of torch 2.13.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AHEAD = 256 << 10
 _MAX_DIRECTORY = 64 << 20
 _MAX_PICKLE = 256 << 20
 _MAX_SMALL = 1 << 10
-# as C++'s ``stoull`` reads it: what follows does not matter
+# as C++'s ``stoull`` reads it, which ignores what follows the number
 _VERSION = re.compile(rb"\s*\+?([0-9]+)")
 _NEWEST = 10  # ``kMaxSupportedFileFormatVersion``
 
@@ -39,10 +39,8 @@ _NEWEST = 10  # ``kMaxSupportedFileFormatVersion``
 class ZipRecord:
     """A stored record.
 
-    ``header`` is where its local header begins, counted from the archive's first byte.
-
-    ``entry`` is where its entry in the central directory begins, counted from the directory's first
-    byte.
+    ``header``: where its local header begins, counted from the archive's first byte. ``entry``:
+    where its entry in the central directory begins, counted from the directory's first byte.
     """
 
     name: str
@@ -53,7 +51,7 @@ class ZipRecord:
 
 
 class _ReadAhead:
-    """Bytes of one file, read ahead farther the more small reads follow each other."""
+    """Bytes of one file; the more small reads follow each other, the farther it reads ahead."""
 
     __slots__ = ("data", "last", "reach", "start")
 
@@ -62,26 +60,26 @@ class _ReadAhead:
 
     def read(self, files: Files, archive: Extent, start: int, size: int) -> bytes:
         """Return ``size`` bytes from ``start`` of the archive."""
-        at = start - self.start
-        if at < 0 or at + size > len(self.data):
+        position = start - self.start
+        if position < 0 or position + size > len(self.data):
             is_near = 0 <= start - self.last <= _NEAR
             self.reach = min(2 * self.reach + _LOCAL.size, _AHEAD) if is_near else 0
-            wanted = max(size, min(self.reach, archive.size - start))
-            self.data, self.start, at = (
-                read(files, Extent(archive.file, archive.start + start, wanted)),
+            count = max(size, min(self.reach, archive.size - start))
+            self.data, self.start, position = (
+                read(files, Extent(archive.file, archive.start + start, count)),
                 start,
                 0,
             )
         self.last = start + size
-        return self.data[at : at + size]
+        return self.data[position : position + size]
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Records by their name without the prefix (``data.pkl``, ``data/0``), inside one extent.
+    """The records by their names without the prefix (``data.pkl``, ``data/0``), inside one extent.
 
-    ``summed``: the CRC32s are real.  ``torch.serialization.set_crc32_options(False)`` leaves junk
-    in their place.
+    ``summed``: whether the CRC32s are real. ``torch.serialization.set_crc32_options(False)`` leaves
+    junk in their place.
     """
 
     where: Extent
@@ -92,12 +90,16 @@ class Archive:
 
 
 def has_end(files: Files, where: Extent) -> bool:
-    """Return whether the archive is closed: a zip's end record is its last bytes."""
+    """Return whether the archive is finished: a zip's end record is its last bytes."""
     return where.size >= _END.size and read(files, _last(where, _END.size))[:4] == b"PK\x05\x06"
 
 
 def open_archive(files: Files, where: Extent) -> Archive:
-    """Return the records in ``where``; raises Unsupported if something is compressed."""
+    """Return the archive in ``where``.
+
+    Raise Corrupt if it is damaged, Unsupported if something is compressed or the byte order is
+    big-endian.
+    """
     directory = _directory(files, where)
     entries = _entries(read(files, directory), where)
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
@@ -112,7 +114,10 @@ def open_archive(files: Files, where: Extent) -> Archive:
 
 
 def extent(files: Files, archive: Archive, name: str) -> Extent:
-    """Return where a record's bytes lie in the file; raises Corrupt if they cannot lie there."""
+    """Return where the bytes of a record lie in the file.
+
+    Raise Corrupt if the archive has no such record, or if its local header does not confirm it.
+    """
     record = archive.records.get(name)
     if record is None:
         raise Corrupt(f"{_at(archive.where)}: no record {name}")
@@ -135,7 +140,7 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
 
 
 def pickle_of(files: Files, archive: Archive) -> bytes:
-    """Return the bytes of ``data.pkl``; raises Corrupt if they do not have their CRC32."""
+    """Return the bytes of ``data.pkl``; raise Corrupt if they do not have their CRC32."""
     where = extent(files, archive, "data.pkl")
     if where.size > _MAX_PICKLE:
         raise Corrupt(
@@ -151,25 +156,33 @@ def pickle_of(files: Files, archive: Archive) -> bytes:
 
 
 def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
-    """Return the CRC32 of a record whose bytes lie at ``where``."""
+    """Return the CRC32 of a record whose bytes lie at ``where``, None if CRC32s are not real."""
     return Checksum(where, archive.records[name].crc) if archive.summed else None
 
 
 def witness(archive: Archive) -> str | None:
-    """Return the name of a small record of known content, which shows if CRC32s are real."""
+    """Return the name of a small record of known content, None if there is none.
+
+    Its CRC32 shows whether the CRC32s of the archive are real.
+    """
     return next((name for name in ("byteorder", "version") if name in archive.records), None)
 
 
 def _last(where: Extent, size: int) -> Extent:
+    """Return the last ``size`` bytes of an extent."""
     return Extent(where.file, where.start + where.size - size, size)
 
 
 def _at(where: Extent) -> str:
+    """Return the place of an archive for an error."""
     return f"{where.file} at {where.start}" if where.start else where.file
 
 
 def _directory(files: Files, where: Extent) -> Extent:
-    """Return where the central directory lies, by the end record: the last 22 bytes."""
+    """Return where the central directory lies, by the end record: the last 22 bytes.
+
+    Raise Corrupt if the archive does not end so.
+    """
     if where.size < _END.size:
         raise Corrupt(f"{_at(where)}: {where.size} bytes are too few for an archive")
     magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
@@ -185,13 +198,17 @@ def _directory(files: Files, where: Extent) -> Extent:
 
 
 def _directory64(files: Files, where: Extent) -> tuple[int, int]:
-    at = where.size - _END.size - _LOCATOR.size
-    if at < _END64.size:
+    """Return size and start of the central directory, by the zip64 records.
+
+    Raise Corrupt without.
+    """
+    locator_start = where.size - _END.size - _LOCATOR.size
+    if locator_start < _END64.size:
         raise Corrupt(f"{_at(where)}: no room for a zip64 end record")
     magic, _, start, _ = _LOCATOR.unpack(
-        read(files, Extent(where.file, where.start + at, _LOCATOR.size))
+        read(files, Extent(where.file, where.start + locator_start, _LOCATOR.size))
     )
-    if magic != b"PK\x06\x07" or start + _END64.size > at:
+    if magic != b"PK\x06\x07" or start + _END64.size > locator_start:
         raise Corrupt(f"{_at(where)}: no zip64 end record")
     fields = _END64.unpack(read(files, Extent(where.file, where.start + start, _END64.size)))
     if fields[0] != b"PK\x06\x06":
@@ -199,23 +216,26 @@ def _directory64(files: Files, where: Extent) -> tuple[int, int]:
     return fields[8], fields[9]
 
 
-@lru_cache(maxsize=1)  # as of the pickle
+@lru_cache(maxsize=1)  # a file is read for its demands, and again for its tensors
 def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, ZipRecord]]:
-    """Return what the directory says of each record."""
-    found: list[tuple[str, ZipRecord]] = []
-    at = 0
-    while at < len(data):
-        if at + _ENTRY.size > len(data):
+    """Return name and record of each entry of the directory ``data``.
+
+    Raise Corrupt if it is damaged, Unsupported if a record is compressed or encrypted.
+    """
+    entries: list[tuple[str, ZipRecord]] = []
+    position = 0
+    while position < len(data):
+        if position + _ENTRY.size > len(data):
             raise Corrupt(f"{_at(where)}: directory ends in the middle of an entry")
-        entry = at
+        entry = position
         magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, *_, header = (
-            _ENTRY.unpack_from(data, at)
+            _ENTRY.unpack_from(data, position)
         )
-        at += _ENTRY.size + names + extras + comments
-        if magic != b"PK\x01\x02" or at > len(data):
+        position += _ENTRY.size + names + extras + comments
+        if magic != b"PK\x01\x02" or position > len(data):
             raise Corrupt(f"{_at(where)}: directory entry is damaged")
-        text = data[at - names - extras - comments : at - extras - comments]
-        extra = data[at - extras - comments : at - comments]
+        text = data[position - names - extras - comments : position - extras - comments]
+        extra = data[position - extras - comments : position - comments]
         if _ONES in (size, packed, header):
             size, packed, header = _zip64(extra, size, packed, header, where)
         name = text.decode("utf-8", "replace")
@@ -230,29 +250,35 @@ def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, ZipRecord]]:
                 f"{_at(where)}: record {name} is called compressed or encrypted, and is not",
                 hint="the file is damaged: fetch it again",
             )
-        found.append((name, ZipRecord(name, header, size, crc, entry)))
-    return found
+        entries.append((name, ZipRecord(name, header, size, crc, entry)))
+    return entries
 
 
 def _zip64(
     extra: bytes, size: int, packed: int, header: int, where: Extent
 ) -> tuple[int, int, int]:
-    """Return sizes and offset, from the zip64 field where the entry's own are all ones."""
-    at = 0
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<2H", extra, at)
-        if kind == 1 and at + 4 + length <= len(extra):
-            numbers = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
+    """Return sizes and offset, with those from the zip64 field that are all ones in the entry.
+
+    Raise Corrupt if the field lacks one.
+    """
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, position)
+        if kind == 1 and position + 4 + length <= len(extra):
+            numbers = iter(struct.unpack_from(f"<{length // 8}Q", extra, position + 4))
             try:
                 return tuple(next(numbers) if n == _ONES else n for n in (size, packed, header))  # type: ignore[return-value]
             except RuntimeError:
                 break
-        at += 4 + length
+        position += 4 + length
     raise Corrupt(f"{_at(where)}: zip64 sizes are missing")
 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
-    """Refuse other byte orders than little-endian; return whether the CRC32s are real."""
+    """Return whether the CRC32s are real: that of the witness matches.
+
+    Raise Unsupported if the archive is not little-endian, Corrupt if the witness is too long.
+    """
     name = witness(archive)
     if name is None:
         return False
@@ -268,18 +294,21 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
 
 
 def check_version(files: Files, archive: Archive) -> None:
-    """Refuse an archive that torch does not open (``PyTorchStreamReader::init``)."""
+    """Raise unless torch opens an archive of that version (``PyTorchStreamReader::init``, 2.13).
+
+    Unsupported for a later version, Corrupt for none.
+    """
     name = ".data/version" if ".data/version" in archive.records else "version"
     where = extent(files, archive, name)
     content = read(files, where) if where.size <= _MAX_SMALL else b""
-    found = _VERSION.match(content)
+    match = _VERSION.match(content)
     is_damaged = archive.summed and zlib.crc32(content) != archive.records[name].crc
-    if found is None or is_damaged or not int(found[1]):
+    if match is None or is_damaged or not int(match[1]):
         raise Corrupt(
             f"{_at(archive.where)}: {name} is {content[:20]!r}, a number expected",
             hint="torch does not open it: fetch it again",
         )
-    if int(found[1]) > _NEWEST:
+    if int(match[1]) > _NEWEST:
         raise Unsupported(
             f"{_at(archive.where)}: {name} is {content[:20]!r}, at most {_NEWEST} is known, here"
             " and to torch 2.13"

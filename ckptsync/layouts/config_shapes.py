@@ -1,12 +1,12 @@
-"""Names and shapes of all tensors that a ``config.json`` implies.
+"""Derive the names and shapes of a model's tensors from its ``config.json``.
 
-A table (`_CLASSES`) of decoders whose tensors follow from a few numbers and flags. `expected` gives
-what is certain, with ``None`` where a number is left to a default; `shapes` gives all or nothing,
-for a proof that rests on it. Another class implies nothing, nor does a quantised model, whose
-matrices have names of their own.
+A table (`_CLASSES`) describes decoders whose tensors follow from a few numbers and flags.
+`expected` returns what is certain, with ``None`` for a size that the configuration leaves to a
+default; `shapes` returns all tensors or none, for a proof. Nothing follows from other classes, nor
+from quantised models, whose matrices have other names.
 
 Source: ``transformers/models/<model_type>/modeling_<model_type>.py`` and ``conversion_mapping.py``,
-5.24; the tests hold what transformers itself made of configurations.
+5.24; tests compare it with what transformers made of configurations.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The tensors that a configuration implies, by name.
+    """The tensors that follow from a configuration, by name.
 
-    ``head``, ``embedding``: two of them, which may be one tensor under either name where the
-    configuration ties them.  ``is_exact``: nothing was left to a default: there are no others.
+    ``head``, ``embedding``: two of them, which may be one tensor under either name if the
+    configuration ties them. ``is_exact``: nothing was left to a default, and there are no other
+    tensors.
     """
 
     sizes: Mapping[str, Sizes] = field(default_factory=dict)
@@ -49,17 +50,22 @@ class Expected:
 
 
 def _of_no_layer(config: Config, n: int) -> bool | None:
+    """Return False: no layer has experts."""
     del config, n
     return False
 
 
 def _of_every_layer(config: Config, n: int) -> bool | None:
+    """Return True: every layer has experts."""
     del config, n
     return True
 
 
 def _of_every_nth_layer(config: Config, n: int) -> bool | None:
-    """Qwen's: every ``decoder_sparse_step``th layer, but for ``mlp_only_layers``."""
+    """Return whether layer ``n`` of Qwen's has experts; None if the configuration does not say.
+
+    Every ``decoder_sparse_step``th layer does, except ``mlp_only_layers``.
+    """
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if type(step) is not int or step < 1 or not isinstance(dense, list):
         return None
@@ -67,22 +73,26 @@ def _of_every_nth_layer(config: Config, n: int) -> bool | None:
 
 
 def _of_later_layers(config: Config, n: int) -> bool | None:
-    """DeepSeek's: all after the first ``first_k_dense_replace``."""
+    """Return whether layer ``n`` of DeepSeek's has experts; None if the configuration does not say.
+
+    All layers after the first ``first_k_dense_replace`` do.
+    """
     first, step = config.get("first_k_dense_replace"), config.get("moe_layer_freq", 1)
     return n >= first if type(first) is int and step == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """The tensors of a class, in rows: a module, the sizes of its weight, its bias, a condition.
+    """The tensors of a class, in rows of text.
 
-    A size is a sum of products of the letters of `_NUMBERS`.  A bias is there always (``+``), or
-    where the configuration's flag of that name says so; the condition is ``?flag`` or ``!flag``.
-    A name after ``=`` is a parameter itself, without ``.weight``; ``#`` stands for each expert.
+    A row is a module, the sizes of its weight, its bias, a condition. A size is a sum of products
+    of the letters of `_NUMBERS`. A bias exists always (``+``), or if the flag of that name in the
+    configuration is set; the condition is ``?flag`` or ``!flag``. A name after ``=`` is a parameter
+    itself, without ``.weight``; ``#`` stands for each expert.
 
-    ``dense``, ``sparse``: of layers without and with experts, as ``has_experts`` tells; ``fused``:
-    instead of ``sparse`` where the experts of a layer are one tensor, as transformers 5 has them in
-    memory.
+    ``dense``, ``sparse``: the rows of layers without and with experts, as ``has_experts`` decides;
+    ``fused`` replaces ``sparse`` if the experts of a layer are one tensor, as transformers 5 has
+    them in memory.
     """
 
     layer: str
@@ -124,6 +134,7 @@ _BIAS = "attention_bias"
 
 
 def _attention(qkv: str = "", out: str = "", name: str = "o_proj") -> str:
+    """Return the rows of attention: the biases of q, k and v and of the output, and its name."""
     return f"""
         self_attn.q_proj A*D,H {qkv}
         self_attn.k_proj G*D,H {qkv}
@@ -133,6 +144,7 @@ def _attention(qkv: str = "", out: str = "", name: str = "o_proj") -> str:
 
 
 def _gated(size: str = "I", bias: str = "", module: str = "mlp") -> str:
+    """Return the rows of a gated MLP of that inner size."""
     return f"""
         {module}.gate_proj {size},H {bias}
         {module}.up_proj {size},H {bias}
@@ -141,14 +153,17 @@ def _gated(size: str = "I", bias: str = "", module: str = "mlp") -> str:
 
 
 def _linear(up: str, down: str, bias: str = "") -> str:
+    """Return the rows of an MLP of two layers."""
     return f"mlp.{up} I,H {bias}\nmlp.{down} H,I {bias}\n"
 
 
 def _norms(*names: str, bias: str = "") -> str:
+    """Return the rows of norms."""
     return "".join(f"\n{name} H {bias}" for name in names)
 
 
 def _fused(size: str) -> str:
+    """Return the rows of experts that are one tensor."""
     return f"=mlp.experts.gate_up_proj E,2*{size},H\n=mlp.experts.down_proj E,H,{size}\n"
 
 
@@ -229,7 +244,10 @@ def _mixture(
     more: str = "",
     dense: str = _gated(),
 ) -> _Decoder:
-    """Return a class whose layers have experts, or some of its layers."""
+    """Return a class of which some or all layers have experts.
+
+    ``size`` is the inner size of an expert, ``more``: further rows of layers with experts.
+    """
     more = _GATE + more
     sparse = _gated(size, module="mlp.experts.#") + more
     fused = _fused(size) + more
@@ -368,7 +386,7 @@ _TEXT_OF: Mapping[str, str] = {
 
 
 def parsed(name: str, data: bytes) -> Config:
-    """Return a configuration; raises Corrupt if it is none."""
+    """Return a configuration; raise Corrupt if it is none."""
     config = parse(data, name, "a configuration")
     if not isinstance(config, dict):
         raise Corrupt(f"{name}: not a configuration: it is no object")
@@ -376,85 +394,93 @@ def parsed(name: str, data: bytes) -> Config:
 
 
 def ties(config: Config) -> bool:
-    """Return whether the output layer is the embedding, stored under either name or both."""
+    """Return whether the output layer is the embedding; then either name or both may be stored."""
     return config.get("tie_word_embeddings") is True
 
 
 def shapes(config: Config, names: Collection[str] = ()) -> dict[str, Shape]:
-    """Return every tensor of the model, its head too where tied; empty if it is not implied.
+    """Return every tensor of the model, its head too if tied; empty unless all follow for certain.
 
-    ``names``: what the checkpoint has, which says how it keeps experts.
+    ``names``: the tensors of the checkpoint, which show whether it keeps experts as one tensor.
     """
     model = expected(config, names)
-    return {name: tuple(n or 0 for n in its) for name, its in model.sizes.items() if model.is_exact}
+    return {
+        name: tuple(n or 0 for n in sizes) for name, sizes in model.sizes.items() if model.is_exact
+    }
 
 
 def expected(config: Config, names: Collection[str] = ()) -> Expected:
-    """Return what a configuration implies for certain; nothing of a class that is not known."""
+    """Return the tensors that follow from a configuration; none for an unknown or quantised class.
+
+    ``names``: as for `shapes`.
+    """
     classes = config.get("architectures")
     if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
         return Expected()
-    known, nested = _CLASSES.get(classes[0]), False
-    if known is None and (known := _CLASSES.get(_TEXT_OF.get(classes[0], ""))):
+    decoder, nested = _CLASSES.get(classes[0]), False
+    if decoder is None and (decoder := _CLASSES.get(_TEXT_OF.get(classes[0], ""))):
         text = config.get("text_config")
         nested, config = True, {**config, **text} if isinstance(text, dict) else config
-    if known is None or config.get("quantization_config"):
+    if decoder is None or config.get("quantization_config"):
         return Expected()
-    model = _Reader(config, known, any(map(_IS_FUSED.search, names)))
-    found = model.expected(names)
-    return Expected(found.sizes, found.head, found.embedding, found.is_exact and not nested)
+    model = _Reader(config, decoder, any(map(_IS_FUSED.search, names)))
+    implied = model.expected(names)
+    return Expected(implied.sizes, implied.head, implied.embedding, implied.is_exact and not nested)
 
 
 class _Reader:
     """Reads the rows of a class with the numbers of one configuration."""
 
-    def __init__(self, config: Config, known: _Decoder, is_fused: bool) -> None:  # noqa: FBT001
-        self._config, self._known, self._is_fused = config, known, is_fused
+    def __init__(self, config: Config, decoder: _Decoder, is_fused: bool) -> None:  # noqa: FBT001
+        self._config, self._decoder, self._is_fused = config, decoder, is_fused
         self._is_exact = True
         self._numbers = {letter: self._number(keys) for letter, keys in _NUMBERS.items()}
         hidden, heads = self._numbers["H"], self._numbers["A"]
-        if self._numbers["D"] is None and known.shares_hidden and hidden and heads:
+        if self._numbers["D"] is None and decoder.shares_hidden and hidden and heads:
             self._numbers["D"] = hidden // heads if hidden % heads == 0 else None
         self._is_exact &= self._numbers["Z"] in (None, hidden)  # else OPT projects in and out
-        if known.is_transposed and "n_inner" in config and config["n_inner"] is None:
+        if decoder.is_transposed and "n_inner" in config and config["n_inner"] is None:
             self._numbers["I"] = hidden and 4 * hidden
 
     def expected(self, names: Collection[str]) -> Expected:
-        """Return what there must be; nothing without a number of layers."""
-        known, count = self._known, self._numbers["L"]
+        """Return the tensors; none without a number of layers, or if they are too many."""
+        decoder, count = self._decoder, self._numbers["L"]
         if count is None or count > MOST_LAYERS:
             return Expected()
-        if known.has_experts is not _of_no_layer and self._numbers["E"] is None:
+        if decoder.has_experts is not _of_no_layer and self._numbers["E"] is None:
             return Expected()
-        found = dict(self._rows(known.top, known.prefix))
-        embedding = next(iter(found))
-        layers = [dict(self._rows(known.layer + "\n" + known.dense, ""))]
-        if known.has_experts is not _of_no_layer:
-            rows = known.fused if self._is_fused else known.sparse
-            layers.append(dict(self._rows(f"{known.layer}\n{rows}", "")))
+        sizes_by_name = dict(self._rows(decoder.top, decoder.prefix))
+        embedding = next(iter(sizes_by_name))
+        layers = [dict(self._rows(decoder.layer + "\n" + decoder.dense, ""))]
+        if decoder.has_experts is not _of_no_layer:
+            rows = decoder.fused if self._is_fused else decoder.sparse
+            layers.append(dict(self._rows(f"{decoder.layer}\n{rows}", "")))
         if count * max(map(len, layers)) > MOST_TENSORS:
             return Expected()
         for n in range(count):
-            has_experts = known.has_experts(self._config, n)
+            has_experts = decoder.has_experts(self._config, n)
             if has_experts is None:
                 return Expected()
-            place = f"{known.prefix}{known.layers}.{n}."
-            found.update({place + name: sizes for name, sizes in layers[has_experts].items()})
-        own = dict(self._rows(known.head, ""))
+            place = f"{decoder.prefix}{decoder.layers}.{n}."
+            sizes_by_name.update(
+                {place + name: sizes for name, sizes in layers[has_experts].items()}
+            )
+        own = dict(self._rows(decoder.head, ""))
         head = next(iter(own))
-        if known.stored_head in names:
-            own = {known.stored_head: own[head]}
-            head = known.stored_head
-        found |= own
-        is_exact = self._is_exact and not any(None in sizes for sizes in found.values())
-        return Expected(found, head, embedding, is_exact)
+        if decoder.stored_head in names:
+            own = {decoder.stored_head: own[head]}
+            head = decoder.stored_head
+        sizes_by_name |= own
+        is_exact = self._is_exact and not any(None in sizes for sizes in sizes_by_name.values())
+        return Expected(sizes_by_name, head, embedding, is_exact)
 
     def _number(self, keys: tuple[str, ...]) -> int | None:
+        """Return the first number of these keys in the configuration; None if it is impossible."""
         value = next((self._config[key] for key in keys if key in self._config), None)
         return value if type(value) is int and 0 < value < _MOST else None
 
     def _flag(self, name: str) -> bool:
-        """Return whether a flag is set; one that is left out is not, and is a default."""
+        """Return whether a flag is set; without it, the result is no longer exact."""
         value = self._config.get(name)
         if name in _SIZES_OR_NONE:
             return value is not None
@@ -463,6 +489,10 @@ class _Reader:
         return value is True
 
     def _rows(self, text: str, prefix: str) -> Iterator[tuple[str, Sizes]]:
+        """Yield name and sizes of each tensor of the rows of ``text``.
+
+        ``prefix`` comes before the name.
+        """
         for name, axes, bias, condition in _parse(text):
             if condition and not self._holds(condition):
                 continue
@@ -479,10 +509,13 @@ class _Reader:
                     continue
                 yield f"{own}.weight", sizes
                 if has_bias:
-                    yield f"{own}.bias", sizes[-1:] if self._known.is_transposed else sizes[:1]
+                    yield f"{own}.bias", sizes[-1:] if self._decoder.is_transposed else sizes[:1]
 
     def _holds(self, condition: str) -> bool:
-        """Return whether a row is there for certain."""
+        """Return whether the condition of a row holds for certain.
+
+        If not known, the result is not exact.
+        """
         name = condition[1:]
         is_set = self._flag(name)
         is_told = name in self._config and (
@@ -492,23 +525,24 @@ class _Reader:
         return is_told and is_set == condition.startswith("?")
 
     def _size(self, axis: str) -> int | None:
+        """Return the size of an axis, a sum of products; None if a number is unknown."""
         total = 0
         for term in axis.split("+"):
             factors = [int(f) if f.isdigit() else self._numbers[f] for f in term.split("*")]
-            known = [f for f in factors if f is not None]
-            if len(known) < len(factors):
+            numbers = [f for f in factors if f is not None]
+            if len(numbers) < len(factors):
                 return None
-            total += prod(known)
+            total += prod(numbers)
         return total
 
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> tuple[tuple[str, tuple[str, ...], str, str], ...]:
-    """Return the rows of a text: a name, sizes, a bias and a condition."""
+    """Return the rows of a text: name, sizes, bias and condition."""
     rows = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        name, axes, *rest = line.split()
-        bias = next((w for w in rest if w[0] not in "?!\"'"), "")
-        condition = next((w for w in rest if w[0] in "?!"), "")
+        name, axes, *words = line.split()
+        bias = next((w for w in words if w[0] not in "?!\"'"), "")
+        condition = next((w for w in words if w[0] in "?!"), "")
         rows.append((name, tuple(axes.split(",")), bias, condition))
     return tuple(rows)

@@ -1,12 +1,12 @@
-"""What a torch Distributed Checkpoint says of itself: ``.metadata``, a pickle, or one of each rank.
+"""Read the metadata of a torch Distributed Checkpoint: ``.metadata``, or one file of each rank.
 
 It has, for every tensor, its shape and the boxes (chunks) that it was cut into; and for every box
-the file, offset and length of an item. Source:
-``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13. Tensors, boxes and items are
-there by the million, so the machine that reads pickles makes them directly (`Stated`).
+the file, offset and length of an item. Tensors, boxes and items exist by the million, so the
+machine that reads pickles makes them directly (`Stated`). Source:
+``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
 
-``dcp.save(…, use_collectives=False)`` lets no rank know of another: each writes ``__0.metadata``,
-``__1.metadata``, … with the boxes of its own, and no file says how many ranks there were
+With ``dcp.save(…, use_collectives=False)`` no rank knows of another: each writes ``__0.metadata``,
+``__1.metadata``, … with its own boxes, and no file says how many ranks there were
 (``_get_metadata_path``).
 
 Older torch and Megatron-Core mention further names. torch 2.1 and 2.2 took ``TensorProperties``
@@ -56,7 +56,7 @@ _OF_INDEX = ["fqn", "index", "offset"]
 
 
 class StorageItem(Stated):
-    """Where an item lies, one chunk or blob, and its ``transforms``: ``_StorageInfo``."""
+    """Where an item, one chunk or blob, lies, and its ``transforms``: torch's ``_StorageInfo``."""
 
     __slots__ = ("file", "size", "start", "transforms")
     file: str
@@ -65,7 +65,10 @@ class StorageItem(Stated):
     transforms: Any
 
     def take(self, items: list[Any]) -> None:
-        """``file`` is relative to the directory until `_items` joins them."""
+        """Set file, start and size; raise Corrupt if one is missing.
+
+        ``file`` is relative to the checkpoint's directory until `_items` joins them.
+        """
         self.transforms = None
         if items[::2] == _OF_ITEM:
             _, self.file, _, self.start, _, self.size = items
@@ -83,13 +86,13 @@ class StorageItem(Stated):
 
 
 class StorageIndex(Stated):
-    """Of which chunk an item is, by name and offsets (or ()): ``MetadataIndex``."""
+    """The chunk that an item holds, by name and offsets (or ()): torch's ``MetadataIndex``."""
 
     __slots__ = ("key",)
     key: Key
 
     def take(self, items: list[Any]) -> None:
-        """Set the key from name and offset; ignore the index."""
+        """Set the key from name and offset, and ignore the index; raise Corrupt without a name."""
         if items[::2] == _OF_INDEX:
             _, fqn, _, _, _, offset = items
         else:
@@ -100,14 +103,14 @@ class StorageIndex(Stated):
 
 
 class ChunkBox(Stated):
-    """A box of a tensor: ``ChunkStorageMetadata``."""
+    """A box of a tensor: torch's ``ChunkStorageMetadata``."""
 
     __slots__ = ("offsets", "sizes")
     offsets: Shape
     sizes: Shape
 
     def take(self, items: list[Any]) -> None:
-        """Set the offsets and sizes from unpickled items."""
+        """Set the offsets and sizes; raise Corrupt if they are no shapes."""
         if items[::2] == ["offsets", "sizes"]:
             _, offsets, _, sizes = items
         else:
@@ -116,7 +119,7 @@ class ChunkBox(Stated):
 
 
 class TensorMetadata(Stated):
-    """``TensorStorageMetadata``: a tensor's properties, its shape and the boxes it was cut into."""
+    """A tensor's properties, shape and boxes: torch's ``TensorStorageMetadata``."""
 
     __slots__ = ("boxes", "properties", "shape")
     boxes: tuple[ChunkBox, ...]
@@ -124,7 +127,10 @@ class TensorMetadata(Stated):
     shape: Shape
 
     def take(self, items: list[Any]) -> None:
-        """Boxes have as many axes as the tensor."""
+        """Set properties, shape and boxes.
+
+        Raise Corrupt if one is missing, or if a box has not as many axes as the tensor.
+        """
         properties, size, chunks = _attributes(items, ("properties", "size", "chunks"))
         if (
             type(properties) is not PickledObject
@@ -141,20 +147,21 @@ class TensorMetadata(Stated):
                 )
 
     def count(self) -> int:
-        """Boxes."""
+        """Return the number of boxes."""
         return len(self.boxes)
 
     def with_boxes(self, boxes: Iterable[ChunkBox]) -> TensorMetadata:
-        """The same tensor, cut into these."""
-        found = TensorMetadata()
-        found.properties, found.shape, found.boxes = self.properties, self.shape, tuple(boxes)
-        return found
+        """Return the same tensor with other boxes."""
+        copy = TensorMetadata()
+        copy.properties, copy.shape, copy.boxes = self.properties, self.shape, tuple(boxes)
+        return copy
 
     @property
     def dtype(self) -> str:
-        """Return the dtype: the first of the properties that ``TensorProperties`` pickles.
+        """The dtype: the first of the properties that ``TensorProperties`` pickles.
 
-        It is torch's name where safetensors has none: an optimizer's hinders nobody.
+        It is torch's name if safetensors has none, since an optimizer's tensor may have such a
+        dtype. Raises Corrupt without properties.
         """
         if type(self.properties.state) is not tuple or not self.properties.state:
             raise Corrupt(f"{METADATA}: a tensor without properties")
@@ -162,7 +169,10 @@ class TensorMetadata(Stated):
 
 
 def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-    """The values of those names, None where there is none, of attributes in any order."""
+    """Return the values of ``names``, None for a missing one, from names and values in turn.
+
+    Raise Corrupt if a name is no text.
+    """
     if not all(type(key) is str for key in items[::2]):
         raise Corrupt(f"{METADATA}: an attribute whose name is no text")
     return tuple(map(dict(zip(items[::2], items[1::2], strict=True)).get, names))
@@ -199,7 +209,7 @@ _OF_EVERY_RANK = re.compile(r"(rng_state_|random_states_)([0-9]{1,9})(\.pth|\.pk
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor and the item that holds it, None for an empty box that lies nowhere."""
+    """A box of a tensor, and the item that holds it: None for an empty box."""
 
     offsets: Shape
     sizes: Shape
@@ -208,7 +218,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedTensor:
-    """A tensor as ``.metadata`` describes it; ``path`` is its place in the nested state dict."""
+    """A tensor as the metadata describes it; ``path`` is its place in the nested state dict."""
 
     path: tuple[str, ...]
     dtype: str
@@ -218,12 +228,11 @@ class ChunkedTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metadata:
-    """The metadata of a checkpoint, not to be changed.
+    """The metadata of a checkpoint; do not change it, since it is cached.
 
-    It has the fields of the pickled class, and the item of each chunk and blob.
-
-    ``stored`` are the items of all ranks, of which a replica's is not among ``items``. ``remark``
-    is for whoever merges it.
+    ``fields``: those of the pickled class. ``items``: the item of each chunk and blob. ``stored``:
+    the items of all ranks, also those of replicas, which are not in ``items``. ``remark`` is a
+    warning for the user.
     """
 
     fields: Mapping[str, Any]
@@ -233,12 +242,11 @@ class Metadata:
 
 
 def read_metadata(files: Files, root: str, world: int | None = None) -> Metadata:
-    """Return what the metadata in ``root`` says, whoever wrote it.
+    """Return the metadata of the checkpoint in ``root``.
 
-    ``world`` is the number of ranks where the caller knows it.
-
-    Raises Incomplete on a node without it, or where ranks are missing, or where nothing says that
-    none are.
+    ``world``: the number of ranks, if the caller knows it. Raise Incomplete on a node without
+    metadata, or if metadata of single ranks is missing or their number is unknown; Corrupt for
+    damage, Unsupported for two saves in one directory.
     """
     names = metadata_files(files.sizes(), root)
     name = join(root, METADATA)
@@ -271,16 +279,20 @@ def read_metadata(files: Files, root: str, world: int | None = None) -> Metadata
 
 
 def _parse(data: bytes, root: str, name: str) -> Metadata:
-    """Return what one file in ``root`` says; ``name`` is for errors."""
+    """Return the metadata in one file of ``root``; raises as `_metadata`, with ``name``."""
     with name_in_errors(name):
         return _metadata(data, root)
 
 
-# what it demands is read first, then what it holds; of a large model it has 100 MB
+# read for the demands, and again for the tensors; a large model has 100 MB of metadata
 _parse_once = lru_cache(maxsize=1)(_parse)
 
 
 def _metadata(data: bytes, root: str) -> Metadata:
+    """Return the metadata that a pickle holds.
+
+    Raise Corrupt if it is damaged or is something else, Unsupported for unknown names.
+    """
     value, size = loads(data, _ALLOWED)
     if size != len(data):
         raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
@@ -294,9 +306,9 @@ def _metadata(data: bytes, root: str) -> Metadata:
     ):
         raise Corrupt(f"{METADATA}: no Metadata where one is due, or one without its fields")
     boxes = sum(
-        len(one.boxes)
-        for one in fields["state_dict_metadata"].values()
-        if type(one) is TensorMetadata
+        len(described.boxes)
+        for described in fields["state_dict_metadata"].values()
+        if type(described) is TensorMetadata
     )
     if boxes > len(data):
         raise Corrupt(
@@ -308,13 +320,17 @@ def _metadata(data: bytes, root: str) -> Metadata:
 
 
 def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
-    """Return the item of each chunk's ``(name, offsets)``, with its file's full name."""
-    found: dict[Key, StorageItem] = {}
+    """Return the item of each chunk's ``(name, offsets)``, with its file's full name.
+
+    Raise Corrupt for anything else, for two chunks in one item, and for too many keys of one hash.
+    It changes the items' files.
+    """
+    by_key: dict[Key, StorageItem] = {}
     files: dict[str, str] = {}
     if len(set(map(id, storage.values()))) != len(storage):
         raise Corrupt(f"{METADATA}: two chunks in one item")
-    alike = Counter(hash(index.key) for index in storage if type(index) is StorageIndex)
-    if max(alike.values(), default=0) > ALIKE:
+    hashes = Counter(hash(index.key) for index in storage if type(index) is StorageIndex)
+    if max(hashes.values(), default=0) > ALIKE:
         raise Corrupt(
             f"{METADATA}: more than {ALIKE} chunks whose offsets have one hash",
             hint="the file may be malicious: it would keep a reader busy for very long",
@@ -330,17 +346,17 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, StorageItem]:
         if file is None:
             file = files[item.file] = join(root, checked_path(item.file))
         item.file = file
-        found[index.key] = item
-    return found
+        by_key[index.key] = item
+    return by_key
 
 
 @lru_cache(maxsize=1)
 def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
-    """Return every tensor of the state dict; raises Corrupt where names and paths disagree."""
+    """Return every tensor of the state dict; raise Corrupt if names, paths and items disagree."""
     if "planner_data" not in metadata.fields:
         raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
     paths = metadata.fields["planner_data"]
-    found = []
+    tensors = []
     for fqn, described in metadata.fields["state_dict_metadata"].items():
         if type(described) is not TensorMetadata:
             continue  # a torch.save blob: no weight
@@ -352,8 +368,8 @@ def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
             or not set(map(type, path)) <= {str, int}
         ):
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
-        # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else shows a
-        # flipped bit in either
+        # ``flatten_state_dict`` of ``_nested_dict.py`` makes the name from the path; only their
+        # comparison shows a flipped bit in one of them
         words = tuple(map(str, path))
         if ".".join(words) != fqn:
             raise Corrupt(
@@ -371,16 +387,19 @@ def chunked(metadata: Metadata) -> tuple[ChunkedTensor, ...]:
                 for box in described.boxes
             ]
         )
-        found.append(ChunkedTensor(words, described.dtype, described.shape, chunks))
-    return tuple(found)
+        tensors.append(ChunkedTensor(words, described.dtype, described.shape, chunks))
+    return tuple(tensors)
 
 
 def _other_item(fqn: str, box: ChunkBox, items: Mapping[Key, StorageItem]) -> StorageItem | None:
-    """Return a whole tensor's item, which needs no offsets; None for an empty box."""
-    found = None if any(box.offsets) else items.get((fqn, ()))
-    if found is None and 0 not in box.sizes:
+    """Return the item of a whole tensor, which needs no offsets; None for an empty box.
+
+    Raise Corrupt if the box is in no file.
+    """
+    item = None if any(box.offsets) else items.get((fqn, ()))
+    if item is None and 0 not in box.sizes:
         raise Corrupt(f"{METADATA}: {fqn} has a chunk at {box.offsets} that lies in no file")
-    return found
+    return item
 
 
 # Metadata of single ranks
@@ -389,11 +408,11 @@ def _other_item(fqn: str, box: ChunkBox, items: Mapping[Key, StorageItem]) -> St
 def _check_ranks(
     sizes: Collection[str], root: str, names: Sequence[str], world: int | None
 ) -> None:
-    """Raise unless there is metadata of every rank.
+    """Raise Incomplete unless there is metadata of every rank, Corrupt if there is more.
 
-    A tensor that only a missing rank had would be missed by nothing, so the number of ranks must be
-    known from elsewhere: from the caller, or from the random states of every rank, beside the
-    shards or in the directory around them.
+    Nothing shows that a tensor of a missing rank alone is missing, so the number of ranks must be
+    known from elsewhere: from ``world``, or from the random states of every rank, beside the shards
+    or in the directory above.
     """
     ranks = [int(n.rpartition("__")[2].removesuffix(METADATA)) for n in names]
     if world is None:
@@ -406,9 +425,9 @@ def _check_ranks(
         ]
         world = max((int(m[2]) + 1 for m in own), default=None)
     if world is None:
-        there = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 2 else " and ".join(map(str, ranks))
+        listed = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 2 else " and ".join(map(str, ranks))
         raise Incomplete(
-            f"{root or '.'}: metadata of ranks {there}, but the world size is unknown",
+            f"{root or '.'}: metadata of ranks {listed}, but the world size is unknown",
             hint=(
                 f"if these are all: --source 'dcp:{root or '.'}#world={len(ranks)}'; random states"
                 " of every rank beside it say so too"
@@ -429,7 +448,10 @@ def _check_ranks(
 
 @lru_cache(maxsize=1)
 def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> Metadata:
-    """Return all ranks' metadata as one; of a replica, the lowest rank's item."""
+    """Return all ranks' metadata as one, with the lowest rank's item of a replica.
+
+    Raise Corrupt if ranks disagree.
+    """
     parts = [_parse(content, root, name) for content, name in zip(data, names, strict=True)]
     items: dict[Key, StorageItem] = {}
     described: dict[str, list[Any]] = {}
@@ -437,8 +459,8 @@ def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> M
     for part in parts:
         for key, item in part.items.items():
             items.setdefault(key, item)
-        for name, one in part.fields["state_dict_metadata"].items():
-            described.setdefault(name, []).append(one)
+        for name, entry in part.fields["state_dict_metadata"].items():
+            described.setdefault(name, []).append(entry)
         own = part.fields.get("planner_data")
         for name, path in own.items() if isinstance(own, dict) else ():
             if paths.setdefault(name, path) != path:
@@ -455,8 +477,11 @@ def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> M
 
 
 def _join_tensor(name: str, described: Sequence[Any]) -> Any:
-    """Return one tensor as several ranks describe it: their boxes, each once."""
-    tensors = [one for one in described if type(one) is TensorMetadata]
+    """Return one tensor as several ranks describe it, with their boxes, each once.
+
+    Raise Corrupt if ranks disagree.
+    """
+    tensors = [entry for entry in described if type(entry) is TensorMetadata]
     if not tensors or len(described) == 1:
         return described[0]  # a blob that each rank has of its own
     if len(tensors) != len(described) or len({(t.shape, t.dtype) for t in tensors}) > 1:

@@ -1,7 +1,7 @@
 """What file names say: the kind of a file (`KINDS`), its rank, its directory.
 
-What uploads, downloads and verification know of a framework's files stands here, once. A root is a
-directory of the checkpoint; the root ``""`` is the checkpoint itself.
+Uploads, downloads, manifests and verification have one table of the frameworks' files, and need not
+open them. A root is a directory of the checkpoint; the root ``""`` is the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ HOMES = ("", "checkpoint", "model", "hf_model")
 """Where a whole model may lie in a checkpoint: Ray Train reports Trainer's in ``checkpoint``
 (``RayTrainReportCallback``); LLaMA-Factory v1 has its own two.
 """
-# What `from_pretrained` and inference servers read beside the weights, and nothing of a training's
-# state.
+# Files that `from_pretrained` and inference servers read beside the weights.
 _STEMS = (
     *("config", "generation_config", "adapter_config", "quantization_config"),
     *("tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens"),
@@ -47,9 +46,10 @@ MOST_RANKS = 1 << 20  # no training has so many ranks: a higher number in a name
 
 
 def may_run(name: str, *, pickles: bool = True) -> bool:
-    """Return whether others run what a file says when they open it: code, and pickles.
+    """Return whether other programs may run code when they open a file: code, and pickles.
 
-    ``pickles``: those of torch count, which a checkpoint has, and a model of safetensors has not.
+    ``pickles``: whether torch's files count, which a checkpoint has and a model in safetensors has
+    not.
     """
     suffixes = (*_CODE_SUFFIXES, *(TORCH if pickles else ()))
     return name.lower().endswith(suffixes) or (pickles and name.endswith(METADATA))
@@ -60,11 +60,11 @@ class FileKind:
     """What is known of files by their names: a row of `KINDS`.
 
     ``pattern`` is of the last component, or with a slash of the last two; its group is the number
-    of the rank whose own file it is, where the first rank has the number ``first``. ``use``: what a
-    file is good for besides the model, as ``ckptsync push --send`` asks; ``describing`` files say
-    what others are, and are always stored. ``is_for_any_rank``: another rank may read it, too, when
-    a training resumes.
-    ``is_shard``: ranks write such files side by side, and each before its random state.
+    of the rank whose own file it is, counted from ``first``. ``use``: what a file is needed for
+    besides the model, as ``ckptsync push --send`` distinguishes; ``describing`` files describe
+    others, and are always stored. ``is_for_any_rank``: another rank may read it, too, when a
+    training resumes. ``is_shard``: ranks write such files side by side, and each before its random
+    state.
     """
 
     pattern: str
@@ -74,7 +74,7 @@ class FileKind:
     is_shard: bool = False
 
 
-# The first row that fits is a file's. A file of no row may be weights, and is nobody's own.
+# The first row that matches counts. A file without a row may be weights, and belongs to no rank.
 KINDS = (
     # torch's distributed checkpoints
     FileKind(r"__([0-9]+)_[0-9]+\.distcp", is_for_any_rank=True, is_shard=True),
@@ -129,33 +129,33 @@ def inside(names: Iterable[str], root: str) -> dict[str, str]:
 
 
 def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tuple[str, ...]:
-    """Return the first of `HOMES` that ``holds`` accepts as a model, or ``()``."""
-    found: dict[str, set[str]] = {name: set() for name in HOMES}
+    """Return the first of `HOMES` whose names ``holds`` accepts, in a tuple; () if none."""
+    names_by_home: dict[str, set[str]] = {name: set() for name in HOMES}
     for name in names:
         above, _, last = name.rpartition("/")
-        if above in found:
-            found[above].add(last)
-    return next(((name,) for name, own in found.items() if holds(own)), ())
+        if above in names_by_home:
+            names_by_home[above].add(last)
+    return next(((name,) for name, own in names_by_home.items() if holds(own)), ())
 
 
 def file_kind(name: str) -> FileKind | None:
-    """Return what `KINDS` says of a file."""
+    """Return the row of `KINDS` for a file, or None."""
     return _kind_and_rank(_end(name))[0]
 
 
 def use_of(name: str) -> str:
-    """Return what a file is good for besides the model; empty where its name does not say."""
+    """Return what a file is needed for besides the model; empty if its name does not say."""
     kind = file_kind(name)
     return kind.use if kind else ""
 
 
 def is_of_optimizer(path: str) -> bool:
-    """Return whether a file holds optimizer states alone, by its name or that of its directory."""
+    """Return whether a file holds optimizer states only, by its name or its directory's."""
     return use_of(path) == "optimizer" or _OPTIMIZER_FOLDER.fullmatch(path) is not None
 
 
 def rank(name: str) -> int | None:
-    """Return the rank whose own file this is; None where the name does not say."""
+    """Return the rank whose own file this is; None if the name does not say."""
     return _kind_and_rank(_end(name))[1]
 
 
@@ -166,17 +166,18 @@ def _end(name: str) -> str:
 
 @lru_cache(maxsize=1 << 14)  # the files of all checkpoints of a run have the same names
 def _kind_and_rank(end: str) -> tuple[FileKind | None, int | None]:
+    """Return the first row that matches, and the rank in the name; None for what there is not."""
     base = end.rpartition("/")[2]
     for kind in KINDS:
-        if found := re.fullmatch(kind.pattern, end if "/" in kind.pattern else base):
-            number = next((max(0, int(n) - kind.first) for n in found.groups() if n), MOST_RANKS)
+        if match := re.fullmatch(kind.pattern, end if "/" in kind.pattern else base):
+            number = next((max(0, int(n) - kind.first) for n in match.groups() if n), MOST_RANKS)
             return kind, number if number < MOST_RANKS else None
     return None, None
 
 
 def ranks(names: Iterable[str]) -> tuple[int, ...]:
-    """Return the ranks whose own files these are, in order."""
-    return tuple(sorted({found for found in map(rank, names) if found is not None}))
+    """Return the ranks whose own files are among ``names``, in order."""
+    return tuple(sorted({number for number in map(rank, names) if number is not None}))
 
 
 def is_of_one_rank(base: str) -> bool:
@@ -194,7 +195,7 @@ def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
 
 
 def holds_weights(root: str) -> bool:
-    """Return False for a root with the name that frameworks give to optimizers and other states.
+    """Return False for a root whose name frameworks give to optimizers and other states.
 
     These are accelerate's and the Trainer's ``optimizer_0``, NeMo Automodel's ``optim`` and verl's
     ``extra_state``. A root of one file, ``optimizer.ckpt``, is judged by its content.
@@ -205,7 +206,7 @@ def holds_weights(root: str) -> bool:
 
 
 class Within:
-    """The files directly in one directory of others, under their last components."""
+    """The files directly in one directory, under their last components."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files, self._names = files, inside(files.sizes(), directory)
@@ -216,7 +217,7 @@ class Within:
         return {name: sizes[stored] for name, stored in self._names.items()}
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`."""
+        """See `Files`; raise Incomplete for a file that is not directly in the directory."""
         if name not in self._names:
             raise Incomplete(f"{name}: not found")
         self._files.read_into(self._names[name], start, out)

@@ -1,6 +1,6 @@
-"""Checkpoints that are known and refused: what they are, why they are not read, and what to do.
+"""Recognise checkpoints of formats that are not read, and say what they are and what to do.
 
-They have a layout so that they are not taken for something else, or for nothing.
+As a layout they are not mistaken for another format, or for no checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from ckptsync.errors import Unsupported
 from ckptsync.tensors import Files, Tensor
 
-# The pattern of a file's whole name, whose first group is the root; what it is; the hint.
+# The pattern of a file's whole name, whose first group is the root; a description; the hint.
 _KNOWN = (
     (
         re.compile(
@@ -57,13 +57,13 @@ def demands(_files: Files, _root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Raise Unsupported, with what it is."""
-    for pattern, what, hint in _KNOWN:
-        there = sorted(
+    """Raise Unsupported: it says what the checkpoint is, and how to convert it."""
+    for pattern, description, hint in _KNOWN:
+        matching = sorted(
             name
             for name in files.sizes()
             if (match := pattern.fullmatch(name)) and (match[1] or "") == root
         )
-        if there:
-            raise Unsupported(f"{there[0]}: {what}", hint=hint)
+        if matching:
+            raise Unsupported(f"{matching[0]}: {description}", hint=hint)
     raise Unsupported(f"{root or '.'}: holds nothing that is known")

@@ -1,12 +1,12 @@
-"""Lightning's checkpoint of one file, ``epoch=0-step=10.ckpt``.
+"""Lightning's checkpoint of one file, ``epoch=0-step=10.ckpt``: find the model's state dict in it.
 
-``torch.save`` wrote it: the model's state dict beside the training's states.
+``torch.save`` wrote the file: the model's state dict beside the training's states. A root is the
+file's name. Hyperparameters, callbacks and data modules may hold objects of any class; they are
+read as plain values, as everything in a pickle, and not used.
 
-A root is the file's name. Sources: ``dump_checkpoint`` of
-``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6 (``state_dict``),
-``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's own. Hyperparameters,
-callbacks and data modules may hold objects of any class: they are words here, as everything in a
-pickle is, and nothing of them is needed.
+Sources: ``dump_checkpoint`` of ``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6
+(``state_dict``), ``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's
+own.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ALLOWED = AnyClass(ALLOWED)
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return every such file in the checkpoint's own directory: in a store there is one in each."""
+    """Return the files in the checkpoint's own directory that have such a name."""
     return tuple(sorted(name for name in inside(names, "") if name.endswith(_END) and name != _END))
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the file as it is, if it has the end that torch gives it.
+    """Return the file with its size, if it has the end that torch writes.
 
-    Raises Incomplete where it has not, or was not written by torch: beside shards such a file is
-    the script's own.
+    Raise Incomplete if it has not: it is being written, or torch did not write it, and beside
+    shards it is the script's own.
     """
     where = _where(files, root)
     try:
@@ -54,31 +54,39 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return the model's tensors, under the names that the LightningModule gives them."""
+    """Return the model's tensors, under the names that the LightningModule gives them.
+
+    A remark names other values of the same weights in the file. Raise Unsupported if it is not
+    clear which are the model, Incomplete or Corrupt for a damaged file.
+    """
     value, container = _load(files, _where(files, root))
     state = _state(value, root)
     with name_in_errors(root):
-        found = state_tensors(files, container, state)
-    others = [
+        weights = state_tensors(files, container, state)
+    other_keys = [
         str(key)
-        for key, held in value.items()
-        if isinstance(held, dict) and held is not state and held.keys() & state.keys()
-        if _holds_tensors(held)
+        for key, inner in value.items()
+        if isinstance(inner, dict) and inner is not state and inner.keys() & state.keys()
+        if _holds_tensors(inner)
     ]
-    if not others or not found:
-        return found
-    remark = f"{', '.join(map(brief, others))}: other values of the weights, which are left out"
-    return (replace(found[0], remark=remark), *found[1:])
+    if not other_keys or not weights:
+        return weights
+    remark = f"{', '.join(map(brief, other_keys))}: other values of the weights, which are left out"
+    return (replace(weights[0], remark=remark), *weights[1:])
 
 
 def _where(files: Files, root: str) -> Extent:
+    """Return the extent of the file; raise Incomplete if it is missing."""
     if root not in files.sizes():
         raise Incomplete(f"{root}: not found")
     return Extent(root, 0, files.sizes()[root])
 
 
 def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """Load the pickle; raise Unsupported, not Corrupt, if its CRC32 matches."""
+    """Return the value and the container; raise Corrupt if the file is damaged.
+
+    A pickle that cannot be read but matches its CRC32 is not damaged: raise Unsupported.
+    """
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Corrupt as e:
@@ -97,17 +105,20 @@ def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
 
 
 def _state(value: Any, root: str) -> Mapping[Any, Any]:
-    """Return the state dict: Lightning's own key, else Fabric's, else the value itself."""
+    """Return the state dict: under Lightning's own key, else Fabric's, else the value itself.
+
+    Raise Unsupported if it is not clear which it is.
+    """
     if isinstance(value, dict):
-        named = [
+        keys = [
             key
             for key in (_STATE, *_OF_FABRIC)
             if isinstance(value.get(key), dict) and _holds_tensors(value[key])
         ]
-        if named[:1] == [_STATE] or len(named) == 1:
-            state: Mapping[Any, Any] = value[named[0]]
+        if keys[:1] == [_STATE] or len(keys) == 1:
+            state: Mapping[Any, Any] = value[keys[0]]
             return state
-        if not named and _holds_tensors(value):
+        if not keys and _holds_tensors(value):
             return value
     raise Unsupported(
         f"{root}: nothing in it says which tensors are the model",
@@ -116,4 +127,5 @@ def _state(value: Any, root: str) -> Mapping[Any, Any]:
 
 
 def _holds_tensors(value: Mapping[Any, Any]) -> bool:
-    return any(isinstance(held, ANY_TENSOR) for held in value.values())
+    """Return whether a value of the dictionary is a tensor."""
+    return any(isinstance(item, ANY_TENSOR) for item in value.values())

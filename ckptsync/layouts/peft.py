@@ -1,7 +1,8 @@
 """PEFT adapters: ``adapter_model.safetensors`` (or ``.bin``) and ``adapter_config.json``.
 
-Older versions of PEFT write ``adapter_model.bin``.  ``save_pretrained`` puts the adapter called
-``default`` in the directory itself, and each other in a directory of its name.
+Each directory with weights of an adapter is a root: ``save_pretrained`` writes the adapter called
+``default`` into the directory itself, and each other into a directory of its name. Older versions
+of PEFT write ``adapter_model.bin``.
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ CONFIG = "adapter_config.json"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories of the adapters in the first of `HOMES` that has any.
-
-    The home itself comes first.
-    """
+    """Return the directories of the adapters in the first of `HOMES` that has any, itself first."""
     folders = {
         name.rpartition("/")[0]
         for name in names
@@ -30,13 +28,13 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
     }
     for home in HOMES:
         below = sorted(f for f in folders.difference(HOMES) if f.rpartition("/")[0] == home)
-        if found := (*folders.intersection((home,)), *below):
-            return found
+        if adapters := (*folders.intersection((home,)), *below):
+            return adapters
     return ()
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return both files: weights without their configuration cannot be loaded."""
+    """Return both files with their sizes: weights without their configuration cannot be loaded."""
     return {
         join(root, name): files.sizes().get(join(root, name))
         for name in (_weights(files, root), CONFIG)
@@ -44,7 +42,10 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return the adapter's tensors under peft's own names."""
+    """Return the adapter's tensors under peft's own names.
+
+    Raise Corrupt or Unsupported for wrong files.
+    """
     name = join(root, _weights(files, root))
     return (
         safetensors.tensors(files, name)
@@ -54,5 +55,6 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def _weights(files: Files, root: str) -> str:
+    """Return the name of the weights: that of older versions if only it exists."""
     own = inside(files.sizes(), root)
     return OLD_WEIGHTS if OLD_WEIGHTS in own and WEIGHTS not in own else WEIGHTS

@@ -1,17 +1,18 @@
-"""Checkpoints with one file a rank, of accelerate, verl and torchtitan.
+"""Checkpoints with one file a rank, of accelerate, verl and torchtitan: join the ranks' shards.
 
 accelerate writes ``pytorch_model_fsdp_0_rank3.bin`` with ``use_dcp=False``, verl
 ``model_world_size_8_rank_3.pt``. ``torch_checkpointing``, torchtitan's second checkpointer, writes
-``model_3.pt``, and ``metadata.pkl`` beside it, which says how many ranks there are.
+``model_3.pt``, and beside it ``metadata.pkl``, which says how many ranks there are. A root is the
+common beginning of the names of all ranks' files: ``pytorch_model_fsdp_0``, ``actor/model``.
 
-A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``.
-Placements say what is cut and how; a plain tensor is replicated, and rank 0's is taken. A tensor
-may lie on some axes of the mesh only (FSDP within tensor parallelism that leaves it alone): each
-group of ranks then has all of it, which nothing but equal bytes can prove.
+A sharded tensor records its placements, so its boxes are known (`sharded_tensors`); a plain tensor
+is replicated, and rank 0's is used. A tensor may lie on some axes of the mesh only (FSDP within
+tensor parallelism that leaves it alone): each group of ranks then has all of it, which only equal
+bytes can prove.
 
 Sources: accelerate 1.15 (``save_fsdp_model``, ``use_dcp=False``; LOCAL_STATE_DICT of every version
-has the same names), verl (``FSDPCheckpointManager.save_checkpoint``),
-torch_checkpointing 0.1.1 (``checkpoint_layout.py``, ``distributed_metadata.py``).
+has the same names), verl 0.9 (``FSDPCheckpointManager.save_checkpoint``), torch_checkpointing 0.1.1
+(``checkpoint_layout.py``, ``distributed_metadata.py``).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _MIXED = "files of different saves are mixed: give only those of one"
 class RankFile:
     """The parts of a file's name.
 
-    ``stem`` is what all ranks' names begin with. ``world`` is None where the name does not say it.
-    ``before`` and ``end`` stand before and behind the rank.
+    ``stem``: the common beginning of all ranks' names. ``world``: None if the name does not say it.
+    ``before`` and ``end``: the text before and after the rank.
     """
 
     stem: str
@@ -71,17 +72,17 @@ class RankFile:
 
     @property
     def metadata(self) -> str:
-        """Return the file that tells the number of ranks, where torch_checkpointing wrote it."""
+        """The file that says the number of ranks, if torch_checkpointing wrote it; else empty."""
         return join(self.stem.rpartition("/")[0], PICKLED_METADATA) if self.before == "_" else ""
 
 
 def rank_file(name: str) -> RankFile | None:
-    """Return the name taken apart; None for files that are not of one rank each."""
+    """Return the parts of a name; None for a file that does not belong to one rank."""
     folder, slash, base = name.rpartition("/")
-    found = _NAME.fullmatch(base)
-    if found is None:
+    match = _NAME.fullmatch(base)
+    if match is None:
         return None
-    stem, before, rank, end = filter(None, found.groups())
+    stem, before, rank, end = filter(None, match.groups())
     world = _WORLD.fullmatch(before)
     return RankFile(
         f"{folder}{slash}{stem}", int(rank), int(world[1]) if world else None, before, end
@@ -89,43 +90,50 @@ def rank_file(name: str) -> RankFile | None:
 
 
 def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
-    """Return the files of all ranks that are here, in the order of the ranks."""
+    """Return the existing files of all ranks with this beginning, in the order of the ranks."""
     own = _claimed(inside(names, stem.rpartition("/")[0]).values())
     return sorted(
-        ((found, name) for found, name in own if found.stem == stem),
+        ((parts, name) for parts, name in own if parts.stem == stem),
         key=lambda f: (f[0].rank, f[1]),
     )
 
 
 def _claimed(names: Collection[str]) -> Iterator[tuple[RankFile, str]]:
-    """Yield the files of one rank each; a ``model_0.pt`` without its metadata is anybody's."""
+    """Yield the files that belong to one rank, with the parts of their names.
+
+    A ``model_0.pt`` without its metadata may be any program's, and is left out.
+    """
     for name in names:
-        found = rank_file(name)
-        if found and (not found.metadata or found.metadata in names):
-            yield found, name
+        parts = rank_file(name)
+        if parts and (not parts.metadata or parts.metadata in names):
+            yield parts, name
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return what the names of each set of ranks' files begin with, whatever states they hold."""
-    return tuple(sorted({found.stem for found, _ in _claimed(names)}))
+    """Return the common beginnings of each set of ranks' files, whatever states they hold."""
+    return tuple(sorted({parts.stem for parts, _ in _claimed(names)}))
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return every rank's file, as verl's names or the model's sharded tensors count them."""
-    there = of_stem(files.sizes(), root)
-    if not there:
+    """Return every rank's file.
+
+    The metadata, verl's names or the model's sharded tensors say how many ranks there are. Raise
+    Incomplete if none does, Corrupt if files are of different saves.
+    """
+    existing = of_stem(files.sizes(), root)
+    if not existing:
         raise Incomplete(
             f"{root}: no file of any rank found, or not the {PICKLED_METADATA} beside",
             hint="rank 0 of torch_checkpointing writes that: add the directory of its node",
         )
-    worlds = {found.world for found, _ in there}
+    worlds = {parts.world for parts, _ in existing}
     if len(worlds) > 1:
         raise Corrupt(
             f"{root}: files of worlds of {' and '.join(map(str, sorted(filter(None, worlds))))}"
             " ranks",
             hint=_MIXED,
         )
-    first = there[0][0]
+    first = existing[0][0]
     world = (
         _world_of_metadata(files, first.metadata)
         if first.metadata
@@ -133,7 +141,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     )
     if world > MOST_RANKS:
         raise Corrupt(f"{root}: files of {world} ranks: no training has so many ranks", hint=_MIXED)
-    beyond = [name for found, name in there if found.rank >= world]
+    beyond = [name for parts, name in existing if parts.rank >= world]
     if beyond or not world:
         raise Corrupt(
             f"{beyond[0] if beyond else root}: its rank does not fit a world size of {world}",
@@ -144,20 +152,24 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return every tensor, put together from all ranks' files."""
+    """Return every tensor, joined from all ranks' files.
+
+    Raise Incomplete if a file is missing, Corrupt if files are of different saves, Unsupported if
+    nothing says how to join them.
+    """
     names = [name for name in demands(files, root) if rank_file(name)]
     loaded = [load(files, name, rank) for rank, name in enumerate(names)]
-    for other in loaded[1:]:
-        if other.tensors.keys() != loaded[0].tensors.keys():
-            odd = sorted(other.tensors.keys() ^ loaded[0].tensors.keys())
-            raise Corrupt(f"{other.name}: {odd[0]} is not in every rank's file", hint=_MIXED)
-    found = tuple(_joined(files, loaded, key) for key in loaded[0].tensors)
-    _check_not_cut(found, loaded[0])
-    return without_extra_states(tuple(_tied(found, loaded)), loaded[0].extra)
+    for rank_content in loaded[1:]:
+        if rank_content.tensors.keys() != loaded[0].tensors.keys():
+            odd = sorted(rank_content.tensors.keys() ^ loaded[0].tensors.keys())
+            raise Corrupt(f"{rank_content.name}: {odd[0]} is not in every rank's file", hint=_MIXED)
+    joined = tuple(_joined(files, loaded, key) for key in loaded[0].tensors)
+    _check_not_cut(joined, loaded[0])
+    return without_extra_states(tuple(_tied(joined, loaded)), loaded[0].extra)
 
 
 def _world_of_metadata(files: Files, name: str) -> int:
-    """Return the number of ranks that torch_checkpointing's metadata tells: plain values."""
+    """Return the number of ranks in torch_checkpointing's metadata; raise Corrupt if it is none."""
     with name_in_errors(name):
         value, _ = loads(read_whole(files, name, MAX_BYTES), {})
     world = value.get("world_size") if isinstance(value, dict) else None
@@ -167,64 +179,68 @@ def _world_of_metadata(files: Files, name: str) -> int:
 
 
 def _world_of_model(files: Files, root: str) -> int:
-    """Return the number of ranks, from the model's files beside an optimizer's."""
+    """Return the number of ranks, from the model's files beside an optimizer's.
+
+    Raise Incomplete if they are missing.
+    """
     folder, slash, base = root.rpartition("/")
     model = f"{folder}{slash}{base.replace('optimizer', 'pytorch_model_fsdp')}"
-    there = of_stem(files.sizes(), model)
-    if not there:
+    existing = of_stem(files.sizes(), model)
+    if not existing:
         raise Incomplete(
             f"{root}: world size unknown: the model's own files ({model}_rank*.bin), which tell it,"
             " are missing",
             hint="give their directory too",
         )
-    first, name = there[0]
+    first, name = existing[0]
     shares = {
-        key: held
-        for key, held in load(files, name, first.rank).tensors.items()
-        if isinstance(held, RankShards)
+        key: tensor
+        for key, tensor in load(files, name, first.rank).tensors.items()
+        if isinstance(tensor, RankShards)
     }
     if not shares:  # each holds everything: see `_check_not_cut`
-        return there[-1][0].rank + 1
+        return existing[-1][0].rank + 1
     return max(share.world for share in shares.values())
 
 
 def _joined(files: Files, loaded: Sequence[LoadedRank], key: str) -> Tensor:
-    held = [file.tensors[key] for file in loaded]
-    if len(set(map(_kind, held))) > 1:
-        odd = next(n for n, h in enumerate(held) if _kind(h) != _kind(held[0]))
+    """Return one tensor, joined from all ranks; raise Corrupt if ranks disagree on it."""
+    per_rank = [file.tensors[key] for file in loaded]
+    if len(set(map(_kind, per_rank))) > 1:
+        odd = next(n for n, h in enumerate(per_rank) if _kind(h) != _kind(per_rank[0]))
         raise Corrupt(
-            f"{loaded[odd].name}: {key} is {_kind(held[odd])}, and {_kind(held[0])} in"
+            f"{loaded[odd].name}: {key} is {_kind(per_rank[odd])}, and {_kind(per_rank[0])} in"
             f" {loaded[0].name}",
             hint=_MIXED,
         )
-    shares = [h for h in held if isinstance(h, RankShards)]
+    shares = [h for h in per_rank if isinstance(h, RankShards)]
     if not shares:
-        return _replicated(files, loaded, key, [h for h in held if isinstance(h, StoredTensor)])
+        return _replicated(files, loaded, key, [h for h in per_rank if isinstance(h, StoredTensor)])
     _check_agreement(loaded, key, shares)
     return Tensor(key, shares[0].dtype, shares[0].shape, (_copy(files, loaded, key, shares),))
 
 
-def _check_not_cut(found: Sequence[Tensor], first: LoadedRank) -> None:
+def _check_not_cut(tensors: Sequence[Tensor], first: LoadedRank) -> None:
     """Raise Unsupported if files are shards that nothing says how to join.
 
-    Files without one sharded tensor are whole models if they are the same. If they differ, they
-    were cut in an unknown way.
+    Files without any sharded tensor are whole models if they are equal. If they differ, they were
+    cut in an unknown way.
     """
-    if any(isinstance(held, RankShards) for held in first.tensors.values()):
+    if any(isinstance(rank_tensor, RankShards) for rank_tensor in first.tensors.values()):
         return
-    if not found:
+    if not tensors:
         raise Unsupported(f"{first.name}: holds no tensors")
-    if any(tensor.remark for tensor in found):
+    if any(tensor.remark for tensor in tensors):
         raise Unsupported(
             f"{first.name}: its tensors are not sharded, and other ranks' differ: nothing says how"
             " they go together"
         )
 
 
-def _kind(held: Held) -> str:
-    return (
-        f"{'a shard of' if isinstance(held, RankShards) else 'a whole'} {held.dtype} {held.shape}"
-    )
+def _kind(tensor: RankTensor) -> str:
+    """Return what a rank has of a tensor as text, to compare and for messages."""
+    kind = "a shard of" if isinstance(tensor, RankShards) else "a whole"
+    return f"{kind} {tensor.dtype} {tensor.shape}"
 
 
 def _check_agreement(loaded: Sequence[LoadedRank], key: str, shares: Sequence[RankShards]) -> None:
@@ -247,27 +263,34 @@ def _check_agreement(loaded: Sequence[LoadedRank], key: str, shares: Sequence[Ra
 def _copy(
     files: Files, loaded: Sequence[LoadedRank], key: str, shares: Sequence[RankShards]
 ) -> Copy:
-    """Return each piece once, of the lowest rank that holds it, with the other ranks' copies."""
-    found: dict[tuple[Shape, Shape], list[Part]] = {}
+    """Return each box once, of the lowest rank that holds it, with other ranks' replicas.
+
+    Raise Corrupt if some boxes are on more ranks than others, Unsupported if replicas cannot be
+    compared.
+    """
+    parts_by_box: dict[tuple[Shape, Shape], list[Part]] = {}
     for file, share in zip(loaded, shares, strict=True):
         for offsets, stored in share.pieces:
             if stored.numel:
                 part = torch_save.part(files, file.container, stored)
-                found.setdefault((offsets, part.sizes), []).append(
+                parts_by_box.setdefault((offsets, part.sizes), []).append(
                     Part(offsets, part.sizes, part.extent, part.strides, part.checksum)
                 )
-    if len(set(map(len, found.values()))) > 1:
+    if len(set(map(len, parts_by_box.values()))) > 1:
         raise Corrupt(
             f"{loaded[0].name}: some parts of {key} are on more ranks than others", hint=_MIXED
         )
     dtype, shape, group = shares[0].dtype, shares[0].shape, shares[0].group
     doubt = f"lies on {group} of {len(loaded)} ranks"
-    parts = tuple(_with_replicas(key, dtype, each) for each in found.values())
+    parts = tuple(_with_replicas(key, dtype, each) for each in parts_by_box.values())
     return Copy(dtype, shape, parts, doubt=doubt if group < len(loaded) else "")
 
 
 def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
-    """Return the first with the others as its replicas, if they can be compared."""
+    """Return the first of ``parts`` with the others as its replicas.
+
+    Raise Unsupported if they are stored in another order, or with gaps.
+    """
     first = parts[0]
     for part in parts[1:]:
         if (
@@ -283,12 +306,12 @@ def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
 
 
 def _replicated(
-    files: Files, loaded: Sequence[LoadedRank], key: str, held: Sequence[StoredTensor]
+    files: Files, loaded: Sequence[LoadedRank], key: str, stored: Sequence[StoredTensor]
 ) -> Tensor:
-    """Return rank 0's, as torch gathers it; a remark says where other ranks' differ."""
+    """Return rank 0's tensor, as torch does; a remark says if other ranks' differ."""
     parts = [
         torch_save.part(files, file.container, tensor)
-        for file, tensor in zip(loaded, held, strict=True)
+        for file, tensor in zip(loaded, stored, strict=True)
     ]
     sums = {part.checksum.crc32 for part in parts if part.checksum}
     is_whole = all(part.checksum and part.extent == part.checksum.extent for part in parts)
@@ -299,17 +322,17 @@ def _replicated(
     )
     return Tensor(
         key,
-        held[0].dtype,
-        held[0].shape,
-        (Copy(held[0].dtype, held[0].shape, (parts[0],)),),
+        stored[0].dtype,
+        stored[0].shape,
+        (Copy(stored[0].dtype, stored[0].shape, (parts[0],)),),
         remark=remark,
     )
 
 
-def _tied(found: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Tensor]:
-    """Yield the tensors; names that view the same elements on every rank are one."""
+def _tied(tensors: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Tensor]:
+    """Yield the tensors; names that view the same elements on every rank are tied."""
     owners: dict[object, str] = {}
-    for tensor in found:
+    for tensor in tensors:
         views = tuple(_views(file.tensors[tensor.name]) for file in loaded)
         owner = (
             owners.setdefault((tensor.dtype, tensor.shape, views), tensor.name)
@@ -319,33 +342,35 @@ def _tied(found: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Ten
         yield tensor if owner == tensor.name else replace(tensor, tied=owner)
 
 
-def _views(held: Held) -> tuple[object, ...]:
-    stored = [one for _, one in held.pieces] if isinstance(held, RankShards) else [held]
+def _views(tensor: RankTensor) -> tuple[object, ...]:
+    """Return which elements of which storages a rank has of a tensor; empty ones are left out."""
+    stored = [piece for _, piece in tensor.pieces] if isinstance(tensor, RankShards) else [tensor]
     return tuple((s.storage.key, s.offset, s.shape, s.strides) for s in stored if s.numel)
 
 
 # One rank's file
 
-Held = RankShards | StoredTensor
+RankTensor = RankShards | StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """What one rank's file holds: of sharded tensors its share, plain ones as they are.
+    """The content of one rank's file: its share of sharded tensors, and plain ones.
 
     ``extra``: the names of modules' extra states.
     """
 
     name: str
     container: torch_save.Container
-    tensors: dict[str, Held]
+    tensors: dict[str, RankTensor]
     extra: tuple[str, ...]
 
 
 def load(files: Files, name: str, rank: int) -> LoadedRank:
-    """Read the pickle of one file.
+    """Return the content of one file.
 
-    Raises Incomplete if it is not here, Corrupt if it is another rank's under this name.
+    Raise Incomplete if it is missing, Corrupt if it is damaged or another rank wrote it,
+    Unsupported if it is no flat state dict of tensors that can be joined.
     """
     if name not in files.sizes():
         raise Incomplete(
@@ -359,7 +384,9 @@ def load(files: Files, name: str, rank: int) -> LoadedRank:
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
         tensors = dict(_read_tensors(value))
         extra = tuple(filter(is_extra_state, value))
-    strangers = {held.rank for held in tensors.values() if isinstance(held, RankShards)} - {rank}
+    strangers = {tensor.rank for tensor in tensors.values() if isinstance(tensor, RankShards)} - {
+        rank
+    }
     if strangers:
         raise Corrupt(
             f"{name}: rank {min(strangers)} wrote it",
@@ -368,21 +395,23 @@ def load(files: Files, name: str, rank: int) -> LoadedRank:
     return LoadedRank(name, container, tensors, extra)
 
 
-def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
+def _read_tensors(value: Any) -> Iterator[tuple[str, RankTensor]]:
+    """Yield name and tensor of a state dict; raises as `load`."""
     if not isinstance(value, dict):
         raise Corrupt(f"a {type(value).__name__}, a state dict expected")
-    nested = [key for key, held in value.items() if isinstance(held, dict)]
+    nested = [key for key, item in value.items() if isinstance(item, dict)]
     if any(not is_extra_state(key) for key in nested):
         raise Unsupported(
             f"{brief(nested[0])} is a dictionary, a tensor expected",
             hint="only flat state dicts are read",
         )
     meshes: Meshes = {}
-    for key, held in entries(value):
-        yield key, _read_tensor(key, held, meshes)
+    for key, item in entries(value):
+        yield key, _read_tensor(key, item, meshes)
 
 
-def _read_tensor(key: str, value: Any, meshes: Meshes) -> Held:
+def _read_tensor(key: str, value: Any, meshes: Meshes) -> RankTensor:
+    """Return a tensor, or the share of a sharded one; raises as `load`."""
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"

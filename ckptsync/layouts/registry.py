@@ -1,7 +1,9 @@
 """The registry of layouts, and what can be known of a checkpoint of any layout.
 
-`sources` finds its sets of weights, `choose` takes one, `tensors` reads it; `demands` says which
-files there should be.
+A checkpoint can hold several sets of weights, such as a whole model beside shards. `sources` finds
+them, `choose` takes one, and `tensors` returns where the tensors of one lie. `demands` says which
+files there should be, so that the store knows when a checkpoint is complete. A layout's module is
+imported only if files have its names (`LAYOUTS`).
 """
 
 # ruff: noqa: PLC0415  a layout is imported when a checkpoint has files that are named like its own
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Layout(Protocol):
-    """How one framework spreads tensors over files: a module with these names.
+    """How one framework spreads tensors over files: a module with these functions.
 
     ``root`` is a directory of the checkpoint, ``""`` for itself; or, of sets of files side by side,
-    what their names begin with.
+    the beginning of their names.
     """
 
     def roots(self, names: Collection[str]) -> tuple[str, ...]:
@@ -48,36 +50,38 @@ class Layout(Protocol):
         ...
 
     def demands(self, files: Files, root: str) -> dict[str, int | None]:
-        """Return every file that the layout's own metadata needs, with its size where known.
+        """Return every file that the layout's own metadata needs, with its size if known.
 
-        Raises Incomplete without metadata.
+        Raise Incomplete without metadata.
         """
         ...
 
     def tensors(self, files: Files, root: str) -> tuple[Tensor, ...]:
-        """Return the weights of a root whose demands are met.
+        """Return the weights of a root whose demands are met, without reading their bytes.
 
-        Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes.
+        Raise Incomplete, Unsupported or Corrupt.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRow:
-    """What is known of a layout before it is imported: a row of `LAYOUTS`.
+    """What is known of a layout before its module is imported: a row of `LAYOUTS`.
 
-    ``files``: a checkpoint can have the layout only if it has a file whose last component matches.
-    ``is_whole``: each file has whole weights, which win over shards.
+    ``files``: a checkpoint can have the layout only if the last component of a file's name matches.
+    ``is_whole``: each file has whole weights, which are preferred to shards.
     """
 
     files: re.Pattern[str]
     is_whole: bool = False
-    # What it demands is in the very pickles that its tensors are read from, and not all of it is
-    # needed for every merge: it reads each once, and names what is missing.
+    # `tensors` reads the pickles that `demands` would read, requires them, and does not need all
+    # of them for every merge.
     checks_itself: bool = False
     has_sections: bool = False  # a root may end in ``#section``
-    naming: str = ""  # how files end that alone say which tensor is where
-    configuration: tuple[str, ...] = ()  # directories beside a root, with a configuration
+    naming: str = ""  # the suffix of the files that alone say which tensor is where
+    configuration: tuple[
+        str, ...
+    ] = ()  # names of directories beside a root that hold its configuration
 
 
 # By the layouts' names, preferred first.
@@ -105,7 +109,7 @@ LAYOUTS: dict[str, LayoutRow] = {
 
 
 def layout(name: str) -> Layout:
-    """Return the module of a layout."""
+    """Return the module of a layout; raise Unsupported if there is none of that name."""
     match name:
         case "whole":
             from ckptsync.layouts import whole_safetensors
@@ -151,13 +155,19 @@ def layout(name: str) -> Layout:
 
 
 def _roots(names: Collection[str]) -> list[WeightsSource]:
-    """Return every root of every layout, as a source, whether it holds weights or other states."""
+    """Return every root of every layout as a source, also those of optimizer and other states."""
     bases = {name.rpartition("/")[2] for name in names}
-    fitting = [one for one, row in LAYOUTS.items() if any(map(row.files.fullmatch, bases))]
-    return [WeightsSource(one, root) for one in fitting for root in layout(one).roots(names)]
+    layouts = [
+        layout_name for layout_name, row in LAYOUTS.items() if any(map(row.files.fullmatch, bases))
+    ]
+    return [
+        WeightsSource(layout_name, root)
+        for layout_name in layouts
+        for root in layout(layout_name).roots(names)
+    ]
 
 
-_LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
+_LOOK = 128 << 10  # bytes at the beginning and the end of a file: its description, mostly
 _TRAINER_STATE = "trainer_state.json"
 _TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
 _CONFIG_HINT = "copy the adapter's configuration there: it has its scale, and no other file does"
@@ -185,7 +195,7 @@ class WeightsSource:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether each file has whole weights."""
+        """Whether each file has whole weights."""
         return LAYOUTS[self.layout].is_whole
 
     def is_called(self, name: str) -> bool:
@@ -194,26 +204,32 @@ class WeightsSource:
 
     @classmethod
     def named(cls, text: str) -> WeightsSource:
-        """Return the source of that text."""
+        """Return the source whose ``str`` is ``text``."""
         layout, _, root = text.partition(":")
         return cls(layout, "" if root == "." else root)
 
 
 def sources(files: Files) -> tuple[WeightsSource, ...]:
-    """Return every set of weights, the preferred one first; none of an unknown checkpoint."""
-    found = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
-    if len(found) == 1:
-        return tuple(found)  # without a look at its tensors
-    tag = _preferred_tag(files, found)
+    """Return every set of weights, the preferred one first; none of an unknown checkpoint.
+
+    If there are several, headers are read to find empty placeholders.
+    """
+    weights_sources = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
+    if len(weights_sources) == 1:
+        return tuple(weights_sources)  # no tensors need be read
+    tag = _preferred_tag(files, weights_sources)
     return tuple(
-        sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag))
+        sorted(
+            weights_sources,
+            key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag),
+        )
     )
 
 
 def is_known(names: Collection[str]) -> bool:
     """Return whether names show a layout that is merged, or that a trainer wrote these files.
 
-    Of the rest no file can say what is missing.
+    Otherwise no file can say what is missing.
     """
     if _TRAINED & set(names) or any(map(_RNG.fullmatch, names)):
         return True
@@ -222,12 +238,12 @@ def is_known(names: Collection[str]) -> bool:
     return any(files.fullmatch(base) for files in merged for base in bases)
 
 
-def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
-    """Return which of DeepSpeed's tags the checkpoint's ``latest`` names, or the only one.
+def _preferred_tag(files: Files, candidates: Sequence[WeightsSource]) -> str | None:
+    """Return the DeepSpeed tag that the checkpoint's ``latest`` names, or the only one, as a root.
 
-    None where the tags are of several checkpoints, each in a directory of its own.
+    Return None if there is no such tag, or if tags are in the directories of several checkpoints.
     """
-    tags = tuple(s.root for s in found if s.layout == "zero")
+    tags = tuple(s.root for s in candidates if s.layout == "zero")
     if len(tags) == 1:
         return tags[0]
     homes = {root.rpartition("/")[0] for root in tags}
@@ -240,19 +256,24 @@ def _preferred_tag(files: Files, found: Sequence[WeightsSource]) -> str | None:
 
 
 def choose(files: Files, name: str | None) -> WeightsSource:
-    """Return the source of that name, or the preferred one; raises Unsupported if not clear."""
-    found = sources(files)
+    """Return the source called ``name``, or without a name the preferred one.
+
+    Raise Unsupported if there is not exactly one, Incomplete if a trainer's files lack weights.
+    """
+    candidates = sources(files)
     if name is not None:
-        chosen = _default([s for s in found if s.is_called(name)]) or _section(found, name)
+        chosen = _default([s for s in candidates if s.is_called(name)]) or _section(
+            candidates, name
+        )
         if len(chosen) != 1:
             raise Unsupported(
                 f"source {name!r}: {len(chosen)} of that name",
-                hint=f"there are: {', '.join(map(str, found)) or 'none'}",
+                hint=f"there are: {', '.join(map(str, candidates)) or 'none'}",
             )
         return chosen[0]
-    if not found:
+    if not candidates:
         raise no_weights(files)
-    rivals = _rivals(files, found)
+    rivals = _rivals(files, candidates)
     if len(rivals) > 1:
         names = [shlex.quote(str(source)) for source in rivals]
         each = "; --source 'peft:*' writes every one" if rivals[0].layout == "peft" else ""
@@ -260,35 +281,43 @@ def choose(files: Files, name: str | None) -> WeightsSource:
             f"{len(rivals)} sets of weights in this checkpoint: choose one",
             hint=f"--source {' or '.join(names)}{each}",
         )
-    if others := _numbered_alike(files.sizes(), rivals[0]):
+    if neighbours := _numbered_alike(files.sizes(), rivals[0]):
         raise Unsupported(
-            f"{rivals[0]}: weights of other layouts are in {', '.join(others)}",
+            f"{rivals[0]}: weights of other layouts are in {', '.join(neighbours)}",
             hint="give the directory of one checkpoint",
         )
     return rivals[0]
 
 
 def adapters(files: Files) -> tuple[WeightsSource, ...]:
-    """Return every PEFT adapter that has files of its own, where no other weights are preferred."""
+    """Return the PEFT adapters that have files of their own.
+
+    None if other weights are preferred.
+    """
     return _adapters(sources(files))
 
 
-def _adapters(found: Sequence[WeightsSource]) -> tuple[WeightsSource, ...]:
-    return tuple(s for s in found if s.layout == found[0].layout == "peft")
+def _adapters(candidates: Sequence[WeightsSource]) -> tuple[WeightsSource, ...]:
+    """Return the adapters among sources; none if the first is no adapter."""
+    return tuple(s for s in candidates if s.layout == candidates[0].layout == "peft")
 
 
-def _section(found: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
-    """Return the source of ``dcp:x#ema``, a part of a distributed checkpoint."""
-    whole, mark, section = name.rpartition("#")
+def _section(candidates: Sequence[WeightsSource], name: str) -> list[WeightsSource]:
+    """Return the source that ``name`` calls as a section of another one (``dcp:x#ema``), if any."""
+    source_name, hash_mark, section = name.rpartition("#")
     return [
         WeightsSource(s.layout, f"{s.root or '.'}#{section}")
-        for s in found
-        if mark and LAYOUTS[s.layout].has_sections and s.is_called(whole)
+        for s in candidates
+        if hash_mark and LAYOUTS[s.layout].has_sections and s.is_called(source_name)
     ]
 
 
 def no_weights(files: Files) -> CkptsyncError:
-    """Return the error for files of no layout: Incomplete if a trainer wrote them."""
+    """Return the error that there are no weights.
+
+    It is Incomplete if a trainer wrote these files, else Unsupported; it names checkpoints in
+    directories below.
+    """
     names = files.sizes()
     if inner := inner_checkpoints(names):
         return Unsupported(
@@ -310,60 +339,68 @@ def no_weights(files: Files) -> CkptsyncError:
 
 
 def inner_checkpoints(names: Iterable[str]) -> list[str]:
-    """Return the directories that are checkpoints themselves."""
+    """Return the top directories that are checkpoints themselves."""
     inner: dict[str, list[str]] = {}
     for name in names:
-        folder, _, rest = name.partition("/")
-        inner.setdefault(folder, []).append(rest)
+        folder, _, inner_name = name.partition("/")
+        inner.setdefault(folder, []).append(inner_name)
     return sorted(
         folder
-        for folder, own in inner.items()
+        for folder, inner_names in inner.items()
         if holds_weights(folder)
-        and any(own)
-        and any(holds_weights(source.root) for source in _roots([*filter(None, own)]))
+        and any(inner_names)
+        and any(holds_weights(source.root) for source in _roots([*filter(None, inner_names)]))
     )
 
 
 def _numbered_alike(names: Collection[str], source: WeightsSource) -> list[str]:
-    """Return directories with weights of another layout that differ from the source's by a number.
+    """Return the directories with weights of another layout whose names differ by a number.
 
-    ``checkpoint-2`` beside ``checkpoint-4``: an output directory, of which none is preferred.
+    For example ``checkpoint-2`` beside ``checkpoint-4``: an output directory, in which none is
+    preferred.
     """
     own = source.root.partition("/")[0]
     stem = _NUMBER.sub("", own)
-    alike = {
+    neighbours = {
         folder: [name.partition("/")[2] for name in names if name.startswith(f"{folder}/")]
         for folder in {name.partition("/")[0] for name in names if "/" in name} - {own}
         if stem != own and _NUMBER.sub("", folder) == stem and holds_weights(folder)
     }
-    layouts = {folder: {s.layout for s in _roots(inner)} for folder, inner in alike.items()}
-    return sorted(folder for folder, its in layouts.items() if its and source.layout not in its)
+    layouts = {folder: {s.layout for s in _roots(inner)} for folder, inner in neighbours.items()}
+    return sorted(
+        folder
+        for folder, names_of_layouts in layouts.items()
+        if names_of_layouts and source.layout not in names_of_layouts
+    )
 
 
-def _default(its: Sequence[WeightsSource]) -> list[WeightsSource]:
-    """Return the adapter called default, where it is one of these, else all of them."""
-    return [s for s in its if s.layout == "peft" and s.root in HOMES] or [*its]
+def _default(candidates: Sequence[WeightsSource]) -> list[WeightsSource]:
+    """Return the adapter called default if it is one of ``candidates``, else all of them."""
+    return [s for s in candidates if s.layout == "peft" and s.root in HOMES] or [*candidates]
 
 
-def _rivals(files: Files, found: Sequence[WeightsSource]) -> list[WeightsSource]:
-    """Return the sets of weights of which none is preferred: by wholeness, by ``latest``."""
-    if found[0].is_whole:
-        return _default([s for s in found if s.layout == found[0].layout])
+def _rivals(files: Files, candidates: Sequence[WeightsSource]) -> list[WeightsSource]:
+    """Return the sources that neither wholeness nor ``latest`` decides between.
+
+    One if it is clear.
+    """
+    if candidates[0].is_whole:
+        return _default([s for s in candidates if s.layout == candidates[0].layout])
     # a DCP beside weights in safetensors is the optimizer's
-    optimizers = [WeightsSource("dcp", s.root) for s in found if s.layout == "dcp_safetensors"]
-    found = [s for s in found if s not in optimizers]
-    # beside shards such a file is the script's own
-    found = [s for s in found if s.layout != "lightning"] or found
-    tag = _preferred_tag(files, found)
+    optimizers = [WeightsSource("dcp", s.root) for s in candidates if s.layout == "dcp_safetensors"]
+    candidates = [s for s in candidates if s not in optimizers]
+    # beside shards a .ckpt file is the script's own
+    candidates = [s for s in candidates if s.layout != "lightning"] or candidates
+    tag = _preferred_tag(files, candidates)
     return [
         s
-        for s in found
+        for s in candidates
         if not s.is_whole and not (s.layout == "zero" and tag is not None and s.root != tag)
     ]
 
 
 def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str, ...]]:
-    """Return the tag of DeepSpeed in a source's checkpoint, and its other tags, as roots.
+    """Return DeepSpeed's tag in the checkpoint of ``source``, and its other tags, as roots.
 
     The tag is the source itself, or the one that ``latest`` names; empty if there is none.
     """
@@ -378,10 +415,9 @@ def deepspeed_tags(files: Files, source: WeightsSource) -> tuple[str, tuple[str,
 def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
     """Return other sources that hold weights of the same save.
 
-    For DeepSpeed's shards that is the whole model that the Trainer put above them, and back.
-
-    Only where the step in ``trainer_state.json`` is that of DeepSpeed's tag: elsewhere the whole
-    model may be of a later save.
+    For DeepSpeed's shards that is the whole model that the Trainer wrote above them, and the other
+    way round. The step in ``trainer_state.json`` must be that of DeepSpeed's tag: otherwise the
+    whole model may be of a later save.
     """
     if source.layout == "zero":
         home, _, tag = source.root.rpartition("/")
@@ -394,7 +430,7 @@ def beside(files: Files, source: WeightsSource) -> tuple[WeightsSource, ...]:
 
 
 def _step(files: Files, home: str) -> int | None:
-    """Return the step of a checkpoint, as the Trainer wrote it."""
+    """Return the step that the Trainer wrote into a directory, or None if it cannot be read."""
     name = join(home, _TRAINER_STATE)
     try:
         state = parse(read_whole(files, name), name) if name in files.sizes() else None
@@ -407,9 +443,10 @@ def _step(files: Files, home: str) -> int | None:
 def tensors(
     files: Files, source: WeightsSource, outside: ExpectedModel | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the weights of one source, once every file it demands is there with its size.
+    """Return the weights of one source, after checking that every file it demands has its size.
 
-    ``outside``: what else is known of the model, for the layout that needs a proof from elsewhere.
+    ``outside``: what else is known of the model, for the layout that needs a proof. Raise
+    Incomplete, Corrupt or Unsupported.
     """
     if source.layout == "dcp_safetensors":
         from ckptsync.layouts import dcp_safetensors
@@ -423,7 +460,10 @@ def tensors(
 
 
 def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return the tensors of one file of whole tensors, in safetensors or of ``torch.save``."""
+    """Return the tensors of one file of whole tensors, in safetensors or of ``torch.save``.
+
+    Raise Corrupt or Unsupported.
+    """
     if name.endswith(".safetensors"):
         from ckptsync.formats import safetensors
 
@@ -434,9 +474,10 @@ def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
 
 
 def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
-    """Yield the ranges of a source's containers that describe their content.
+    """Yield the ranges of a source's files that describe their content.
 
-    Nothing else is read before its tensors are known, unless the description is long.
+    They are announced together, so that distant files cost one round trip; a long description needs
+    more reads.
     """
     for name, size in files.sizes().items():
         if not name.startswith(join(source.root, "")):
@@ -448,7 +489,10 @@ def _heads_and_tails(files: Files, source: WeightsSource) -> Iterator[Extent]:
 
 
 def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
-    """Return the directories that may hold configuration and tokenizer, the nearest first."""
+    """Return the directories that may hold a source's configuration and tokenizer.
+
+    The nearest comes first.
+    """
     parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
     own = ["/".join([*parts[:-1], name]) for name in beside]
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
@@ -458,7 +502,7 @@ def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
 def require(files: Files, needed: Mapping[str, int | None]) -> None:
     """Raise Incomplete if a file is missing, Corrupt if one has another size.
 
-    Incomplete (3) means: fetch it. Corrupt (10) means: it was cut or rewritten.
+    A missing file has not been fetched; a file of another size was truncated or rewritten.
     """
     sizes = files.sizes()
     missing = sorted(name for name in needed if name not in sizes)
@@ -479,28 +523,29 @@ def require(files: Files, needed: Mapping[str, int | None]) -> None:
 
 
 def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None = None) -> Demands:
-    """Return what the metadata here demands; nothing where this node's files have none.
+    """Return what the metadata in ``files`` demands; nothing if there is no metadata.
 
-    ``sent``: the files that are stored, if not all are; what has no metadata demands no others.
-    ``ranks``: how many wrote it, if the hook has said so.  Raises Corrupt or Unsupported.
+    ``sent``: the files that are stored, if not all are; without metadata only these are demanded
+    for a resumed training. ``ranks``: how many wrote it, if the hook has said so. Raise Corrupt or
+    Unsupported.
     """
-    found = sources(files)
+    candidates = sources(files)
     needed = {source: _demands(files, source) for source in _roots(files.sizes())}
-    every = _adapters(found) or found[:1]
+    every = _adapters(candidates) or candidates[:1]
     model = {k: v for source in every for k, v in needed[source].items()}
     resume = {k: v for each in needed.values() for k, v in each.items() if k not in model}
     world = writers = _world(files, needed, model)
     own = [m for m in map(_RNG.fullmatch, files.sizes()) if m]
     if (
         not resume
-        and found
-        and found[0].is_whole
+        and candidates
+        and candidates[0].is_whole
         and (states := _states(files.sizes() if sent is None else sent))
     ):
         resume = dict.fromkeys(states)
         ranks_here = [rank for rank in (int(m[2]) for m in own) if rank < MOST_RANKS]
         writers = max([*ranks_here, (ranks or 0) - 1], default=-1) + 1 if world is None else world
-    # the random states that every rank writes, if any rank here wrote one
+    # every rank writes a random state if any rank does
     kinds = {(m[1], m[3]) for m in own}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]
     return Demands(model, resume | {name: files.sizes().get(name) for name in random}, world)
@@ -509,8 +554,8 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
 def _states(names: Collection[str]) -> list[str]:
     """Return the files beside a whole model from which a training resumes; none if one is missing.
 
-    No metadata lists them.  The Trainer begins anew without a word where one of its optimizer's and
-    its scheduler's states is missing.
+    No metadata lists them. The Trainer silently begins anew if one of its optimizer's and its
+    scheduler's states is missing.
     """
     optimizer = [name for name in names if is_of_optimizer(name)]
     states = [name for name in names if use_of(name) == "resuming"]
@@ -523,7 +568,7 @@ def _states(names: Collection[str]) -> list[str]:
 
 
 def closed(name: str, files: Files) -> bool:
-    """Return whether a file has the end that its format gives it, if it gives one."""
+    """Return whether a file ends as its format demands; True if its format has no end."""
     size = files.sizes()[name]
     try:
         if name.endswith(".safetensors"):
@@ -537,7 +582,7 @@ def closed(name: str, files: Files) -> bool:
             where = Extent(name, 0, size)
             if torch_save.has_end(files, where, sharded_tensors.ALLOWED):
                 return True
-            # what begins as neither container has no end that is known; a file cut short to nothing
+            # a file that begins as neither container has no known end; one of less than 2 bytes
             # could become an archive
             return (
                 size >= 2
@@ -551,25 +596,29 @@ def closed(name: str, files: Files) -> bool:
     except Corrupt:
         return False
     except Unsupported:
-        return True  # it is whole, and of elements that we do not merge
+        return True  # it is finished, and its element types are not merged
     return True
 
 
 def _is_hollow(files: Files, source: WeightsSource) -> bool:
-    """Return whether whole weights are empty placeholders of ZeRO-3.
+    """Return whether a source of whole weights consists of empty placeholders of ZeRO-3.
 
-    See LlamaFactory#1226 and peft#2500: other weights win over these.
+    Other sources are preferred to it. See LlamaFactory#1226 and peft#2500.
     """
     if not source.is_whole:
         return False
     try:
-        found = tensors(files, source)
+        weights = tensors(files, source)
     except (Incomplete, Corrupt, Unsupported):
-        return False  # the same error comes when it is used
-    return any(t.shape == (0,) for t in found)
+        return False  # its use raises the same error
+    return any(t.shape == (0,) for t in weights)
 
 
 def _demands(files: Files, source: WeightsSource) -> dict[str, int | None]:
+    """Return what a source demands; nothing if its metadata is on another node.
+
+    Raise Corrupt or Unsupported.
+    """
     try:
         return layout(source.layout).demands(files, source.root)
     except Incomplete:
@@ -579,20 +628,23 @@ def _demands(files: Files, source: WeightsSource) -> dict[str, int | None]:
 def _world(
     files: Files, needed: Mapping[WeightsSource, object], model: Iterable[str]
 ) -> int | None:
-    """Return the number of ranks, as ZeRO records it or as the names of the model's files say."""
+    """Return the number of ranks, or None.
+
+    ZeRO records it; else the names of the model's files say it.
+    """
     for source, files_of_all in needed.items():
         if source.layout == "zero" and files_of_all:
             from ckptsync.layouts import zero
 
             return zero.world(files, source.root)
-    seen = ranks(model)
-    return seen[-1] + 1 if seen else None
+    model_ranks = ranks(model)
+    return model_ranks[-1] + 1 if model_ranks else None
 
 
 def is_silent_on_missing(files: Files, source: WeightsSource) -> bool:
-    """Return whether a lost file of this source could take names of tensors with it.
+    """Return whether a source can lose a file with all names of the tensors in it.
 
-    Of the others, what is not in their metadata was not saved.
+    Other sources have metadata that names every tensor.
     """
     if source.layout == "dcp_safetensors":
         return True  # nothing says how many shards there are

@@ -1,14 +1,14 @@
-"""Sharded tensors in pickles: what one rank has of a DTensor or of a ShardedTensor.
+"""Sharded tensors in pickles: find the boxes that one rank holds of a DTensor or a ShardedTensor.
 
-torch's wrapper classes are both (`Wrapped`). A ShardedTensor (FSDP1) holds a list of all
-shards of the tensor and those of the rank. A DTensor (FSDP2, verl, FSDP1 on a mesh) has the global
-shape; where a rank's local tensor belongs follows from its place in the mesh and from the
-placements, never from values.
+Both are wrapper classes of torch (`Wrapped`). A ShardedTensor (FSDP1) lists all shards of the
+tensor and those of the rank. A DTensor (FSDP2, verl, FSDP1 on a mesh) has the global shape; where a
+rank's local tensor belongs follows from its place in the mesh and from the placements, never from
+values.
 
-In reading order: what a rank has (`RankShards`), ShardedTensors (`sharded_share`),
-what a rank holds by arithmetic alone (`held`, `boxes`), the mesh (`read_mesh`), DTensors
-(`dtensor_share`). Sources, torch 2.2 to 2.13: ``torch/distributed/_shard/sharded_tensor/api.py``
-(``__getstate__``), ``metadata.py``, ``shard.py``, ``torch/distributed/_shard/metadata.py``;
+In reading order: what a rank has (`RankShards`), ShardedTensors (`sharded_share`), which indexes a
+rank holds (`local_runs`, `boxes`), the mesh (`read_mesh`), DTensors (`dtensor_share`). Sources,
+torch 2.2 to 2.13: ``torch/distributed/_shard/sharded_tensor/api.py`` (``__getstate__``),
+``metadata.py``, ``shard.py``, ``torch/distributed/_shard/metadata.py``;
 ``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in
 ``torch/distributed/_tensor``), ``torch/distributed/{device_mesh,_mesh_layout}.py``.
 """
@@ -48,9 +48,9 @@ _MOST_RUNS = 1 << 16  # of one tensor on one rank: real ones have a handful
 class RankShards:
     """What one rank has of one tensor: ``pieces`` are boxes, by offsets and stored elements.
 
-    ``cut`` says how the tensor is cut, and must be the same in all ranks. ``world`` and ``rank``:
-    how many ranks there are at least, and which one wrote this. ``group``: how many of them hold
-    the tensor together, ``peers``: which ones, where it is known.
+    ``cut`` says how the tensor is cut, and must be the same in all ranks. ``world``: a lower limit
+    of the number of ranks. ``rank``: the one that wrote this. ``group``: how many ranks hold the
+    tensor together; ``peers``: which ones, if known.
     """
 
     dtype: str
@@ -64,12 +64,18 @@ class RankShards:
 
 
 def shape_of(value: Any) -> Shape:
-    """Return a shape or offset, which these classes keep as a tuple or as a list."""
+    """Return a shape or offset that these classes keep as a tuple or as a list.
+
+    Raise Corrupt if it is none.
+    """
     return torch_pickle.shape_of(tuple(value) if type(value) is list else value)
 
 
 def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]:
-    """Return the attributes of a pickled ``kind``; raises Corrupt without one of ``needed``."""
+    """Return the attributes of a pickled ``kind``.
+
+    Raise Corrupt for another, or without ``needed``.
+    """
     state = value.state if isinstance(value, PickledObject) and value.name.name == kind else None
     if isinstance(state, tuple) and len(state) == 2:
         state = state[1]  # of a class with slots
@@ -78,9 +84,9 @@ def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]
     return state
 
 
-def refuse_strangers(state: dict[str, Any], known: Collection[str], kind: str) -> None:
-    """Raise Unsupported for an unknown attribute: it may change what others mean."""
-    strange = sorted(brief(key) for key in state if key not in known)
+def refuse_strangers(state: dict[str, Any], known_attributes: Collection[str], kind: str) -> None:
+    """Raise Unsupported for an unknown attribute: it may change the meaning of others."""
+    strange = sorted(brief(key) for key in state if key not in known_attributes)
     if strange:
         raise Unsupported(
             f"{kind} has an attribute {strange[0]}, which no known version of torch gives it"
@@ -91,7 +97,10 @@ def refuse_strangers(state: dict[str, Any], known: Collection[str], kind: str) -
 
 
 def sharded_share(tensor: Wrapped) -> RankShards:
-    """Return what the writing rank has of a ShardedTensor, checked with the list of all."""
+    """Return what the writing rank has of a ShardedTensor.
+
+    Raise Corrupt if its own shards are not in its list of all shards, or if its fields are wrong.
+    """
     if not isinstance(tensor.state, tuple) or len(tensor.state) != 5:
         raise Corrupt("a ShardedTensor without its five fields")
     shards, metadata, group = tensor.state[:3]
@@ -101,8 +110,8 @@ def sharded_share(tensor: Wrapped) -> RankShards:
     every = tuple(sorted(_box(shard) for shard in _listed(fields["shards_metadata"], "shards")))
     world, rank, count = _group(group)
     pieces = tuple(_piece(shard, tensor.dtype) for shard in _listed(shards, "shards"))
-    known = set(every)
-    strange = [at for at, stored in pieces if (at, stored.shape) not in known]
+    all_boxes = set(every)
+    strange = [offsets for offsets, stored in pieces if (offsets, stored.shape) not in all_boxes]
     if strange:
         raise Corrupt(
             f"a ShardedTensor has a shard at {strange[0]} that is not in its list of all shards"
@@ -110,19 +119,28 @@ def sharded_share(tensor: Wrapped) -> RankShards:
     return RankShards(tensor.dtype, tensor.shape, pieces, (world, every), world, rank, count)
 
 
-def _listed(value: Any, what: str, *other: type[Any]) -> Sequence[Any]:
-    if type(value) not in (list, *other) or len(value) > MOST_RANKS:
-        raise Corrupt(f"a sharded tensor without a list of {what}")
+def _listed(value: Any, name: str, *other_types: type[Any]) -> Sequence[Any]:
+    """Return ``value`` if it is a list (or of ``other_types``), of not too many.
+
+    Raise Corrupt if not.
+    """
+    if type(value) not in (list, *other_types) or len(value) > MOST_RANKS:
+        raise Corrupt(f"a sharded tensor without a list of {name}")
     listed: Sequence[Any] = value
     return listed
 
 
 def _box(shard: Any) -> tuple[Shape, Shape]:
+    """Return offsets and sizes of a shard; raise Corrupt without them."""
     fields = attributes(shard, "ShardMetadata", ("shard_offsets", "shard_sizes"))
     return shape_of(fields["shard_offsets"]), shape_of(fields["shard_sizes"])
 
 
 def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
+    """Return offsets and stored elements of a shard.
+
+    Raise Corrupt if they do not have its sizes.
+    """
     fields = attributes(shard, "Shard", ("tensor", "metadata"))
     (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
     stored = plain_tensor(stored)
@@ -134,7 +152,10 @@ def _piece(shard: Any, dtype: str) -> tuple[Shape, StoredTensor]:
 
 
 def _group(value: Any) -> tuple[int, int, int]:
-    """Return how many ranks there are, which one wrote this, and how many share the tensor."""
+    """Return how many ranks there are, which one wrote this, and how many share the tensor.
+
+    Raise Corrupt if these numbers are impossible.
+    """
     keys = ("global_world_size", "global_rank", "local_world_size")
     state = attributes(value, SHARDED_TENSOR.name, keys)
     world, rank, count = (state[key] for key in keys)
@@ -151,7 +172,8 @@ def _getattr(_: Name, args: tuple[Any, ...]) -> Name:
     """Return the class that stands for the nested class ``ProcessGroupState``.
 
     Protocol 2 reaches a nested class by ``getattr``. Only this one is allowed, and nothing is
-    looked up. The outer class stands for it: nothing else is made of that without arguments.
+    looked up. The outer class stands for it: nothing else is made of that without arguments. Raise
+    Corrupt for any other.
     """
     if args != (SHARDED_TENSOR, "ProcessGroupState"):
         raise Corrupt("pickle: getattr of something else than ShardedTensor.ProcessGroupState")
@@ -159,7 +181,7 @@ def _getattr(_: Name, args: tuple[Any, ...]) -> Name:
     return outer
 
 
-# What a rank holds by arithmetic alone
+# Which indexes a rank holds
 
 Run = tuple[int, int]  # first index of an axis, how many
 
@@ -175,38 +197,42 @@ class Shard:
 Placement = Shard | None  # None: the same on every rank along a mesh axis
 
 
-def held(
+def local_runs(
     shape: Shape, mesh: Shape, coordinate: Shape, placements: Sequence[Placement]
 ) -> tuple[tuple[Run, ...], ...]:
     """Return, for every axis, the runs of indexes that the rank at ``coordinate`` holds.
 
-    Runs are in the order in which the rank holds them.
-
-    Placements act from left to right, each on what the ones before it left: ``Shard`` as
-    ``torch.chunk`` cuts, ``_StridedShard`` on each of ``split_factor`` chunks, whose results are
-    joined. Source: ``_compute_local_shape_and_global_offset`` of
+    Runs are in the rank's order. Placements act from left to right, each on the result of those
+    before it: ``Shard`` cuts as ``torch.chunk``, ``_StridedShard`` cuts each of ``split_factor``
+    chunks, and joins the results. Raise Corrupt for an axis that the tensor lacks, Unsupported for
+    an impossible factor. Source: ``_compute_local_shape_and_global_offset`` of
     ``torch/distributed/tensor/_utils.py`` and ``_StridedShard._split_tensor`` of
     ``placement_types.py``, torch 2.13.
     """
     axes: list[list[Run]] = [[(0, n)] if n else [] for n in shape]
-    for parts, at, placement in zip(mesh, coordinate, placements, strict=True):
+    for parts, index, placement in zip(mesh, coordinate, placements, strict=True):
         if placement:
             if not 0 <= placement.dim < len(shape):
                 raise Corrupt(f"a placement cuts axis {placement.dim} of a tensor of {len(shape)}")
-            axes[placement.dim] = list(_cut(axes[placement.dim], parts, at, placement.factor))
+            axes[placement.dim] = list(_cut(axes[placement.dim], parts, index, placement.factor))
     return tuple(map(tuple, axes))
 
 
-def _cut(runs: Sequence[Run], parts: int, at: int, factor: int) -> Iterator[Run]:
-    """Yield chunk ``at`` of ``parts`` of each of ``factor`` chunks, as `torch.chunk` makes them."""
-    if not 0 < factor <= _MOST_RUNS or not 0 <= at < parts:
-        raise Unsupported(f"a placement with a split factor of {factor}, at place {at} of {parts}")
+def _cut(runs: Sequence[Run], parts: int, index: int, factor: int) -> Iterator[Run]:
+    """Yield chunk ``index`` of ``parts`` of each of ``factor`` chunks, as `torch.chunk` makes them.
+
+    Raise Unsupported for an impossible factor or index.
+    """
+    if not 0 < factor <= _MOST_RUNS or not 0 <= index < parts:
+        raise Unsupported(
+            f"a placement with a split factor of {factor}, at place {index} of {parts}"
+        )
     size = sum(count for _, count in runs)
     each = -(-size // factor)
     for start in range(0, size, each) if size else ():
         end = min(start + each, size)
         piece = -(-(end - start) // parts)
-        low, high = min(start + at * piece, end), min(start + (at + 1) * piece, end)
+        low, high = min(start + index * piece, end), min(start + (index + 1) * piece, end)
         before = 0
         for first, count in runs:  # elements ``low`` to ``high`` of the joined runs
             begin, behind = max(low, before), min(high, before + count)
@@ -216,12 +242,15 @@ def _cut(runs: Sequence[Run], parts: int, at: int, factor: int) -> Iterator[Run]
 
 
 def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
-    """Return the shape of what the rank holds."""
+    """Return the shape of the tensor that these runs make on the rank."""
     return tuple(sum(count for _, count in axis) for axis in runs)
 
 
 def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
-    """Yield the boxes that runs make: offsets, sizes, and offsets in what the rank holds."""
+    """Yield the boxes that runs make: offsets, sizes, and offsets in the rank's local tensor.
+
+    Raise Unsupported if there are too many.
+    """
     if prod(map(len, runs)) > _MOST_RUNS:
         raise Unsupported(
             f"a rank holds {prod(map(len, runs))} separate pieces of a tensor, at most {_MOST_RUNS}"
@@ -229,10 +258,10 @@ def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]
         )
     placed = []
     for axis in runs:
-        at, each = 0, []
+        local_offset, each = 0, []
         for start, count in axis:
-            each.append((start, count, at))
-            at += count
+            each.append((start, count, local_offset))
+            local_offset += count
         placed.append(each)
     for chosen in product(*placed):
         yield tuple(c[0] for c in chosen), tuple(c[1] for c in chosen), tuple(c[2] for c in chosen)
@@ -252,7 +281,10 @@ def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """``ranks`` row by row in ``shape``, the writer's ``coordinate``, the highest rank + 1."""
+    """A mesh: its ``ranks``, row by row in ``shape``.
+
+    ``coordinate``: of the rank that wrote it. ``world``: the highest rank + 1.
+    """
 
     shape: Shape
     ranks: tuple[int, ...]
@@ -261,41 +293,44 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """Return the rank at ``coordinate``."""
+        """The rank at ``coordinate``."""
         return self.ranks[_ravel(self.coordinate, self.shape)]
 
 
 def read_mesh(value: Any) -> Mesh:
     """Return a pickled ``DeviceMesh``.
 
-    Raises Corrupt where its parts do not agree, Unsupported for attributes of no known torch.
-
     torch 2.2 to 2.9 keep the ranks of the mesh (``mesh``, ``_flatten_mesh_list``), of a slice only
-    the own one; 2.10 and later keep all ranks of the root mesh (``_flatten_rank_map``) and a layout
-    of sizes and strides in them.
+    its own ones; 2.10 and later keep all ranks of the root mesh (``_flatten_rank_map``) and a
+    layout of sizes and strides in them. Raise Corrupt if its parts do not agree, Unsupported for
+    attributes of no known torch.
     """
     state = attributes(value, "DeviceMesh", ())
     coordinate = _naturals(state.get("_coordinate_on_dim"), "_coordinate_on_dim")
     if "_layout" in state and "_flatten_rank_map" in state:
-        found = _by_layout(state, coordinate)
+        mesh = _by_layout(state, coordinate)
     elif "mesh" in state and "_flatten_mesh_list" in state:
         tensor, ranks = state["mesh"], _ranks(state["_flatten_mesh_list"])
         if not isinstance(tensor, StoredTensor) or tensor.numel != len(ranks):
             raise Corrupt(f"DeviceMesh of {len(ranks)} ranks whose mesh has another size")
-        found = _checked(tensor.shape, ranks, coordinate, max(ranks) + 1)
+        mesh = _checked(tensor.shape, ranks, coordinate, max(ranks) + 1)
     else:
         raise Unsupported(
             "DeviceMesh has neither _layout nor mesh, as every known version of torch gives it"
         )
-    if found.rank != state.get("_rank", found.rank):
+    if mesh.rank != state.get("_rank", mesh.rank):
         raise Corrupt(
-            f"DeviceMesh of rank {found.rank} says that its rank is {brief(state['_rank'])}"
+            f"DeviceMesh of rank {mesh.rank} says that its rank is {brief(state['_rank'])}"
         )
-    return found
+    return mesh
 
 
 def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
-    """Return the mesh of a layout; a slice of the root mesh starts where its rank fits."""
+    """Return the mesh of a layout; a slice of the root mesh starts where its rank fits.
+
+    Raise Corrupt if the layout reaches out of the ranks, Unsupported if the slice does not name its
+    rank.
+    """
     every = _ranks(state["_flatten_rank_map"])
     axes = _axes(state["_layout"], len(every))
     places = [sum(steps) for steps in product(*axes)]
@@ -316,6 +351,7 @@ def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
 
 
 def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int) -> Mesh:
+    """Return the mesh; raise Corrupt if shape, ranks and coordinate do not fit."""
     if (
         not shape
         or len(shape) > _MOST_MESH_AXES
@@ -329,23 +365,27 @@ def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int
 
 @lru_cache(maxsize=64)
 def _once(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same object for equal ranks: those of every tensor are compared."""
+    """Return one object for equal ranks, so that comparing those of every tensor is fast."""
     return ranks
 
 
 def _ravel(coordinate: Shape, shape: Shape) -> int:
+    """Return the row-major index of a coordinate; raise Corrupt if it is outside of the shape."""
     if len(coordinate) != len(shape) or any(
-        at >= n for at, n in zip(coordinate, shape, strict=True)
+        index >= n for index, n in zip(coordinate, shape, strict=True)
     ):
         raise Corrupt(f"DeviceMesh of shape {shape} with a rank at {coordinate}")
     place = 0
-    for at, n in zip(coordinate, shape, strict=True):
-        place = place * n + at
+    for index, n in zip(coordinate, shape, strict=True):
+        place = place * n + index
     return place
 
 
 def _axes(layout: Any, most: int) -> list[list[int]]:
-    """Return, for every axis of the mesh, how far each of its places lies from the first."""
+    """Return, for every axis of the mesh, the distances of its places from the first.
+
+    Raise Corrupt if there are more places than ranks, Unsupported for a layout of no known torch.
+    """
     state = attributes(layout, "_MeshLayout", ())
     if isinstance(state.get("axes"), (tuple, list)):
         flat = [attributes(axis, "_FlatLayout", ("shape", "stride")) for axis in state["axes"]]
@@ -362,52 +402,58 @@ def _axes(layout: Any, most: int) -> list[list[int]]:
         raise Unsupported(
             "a mesh layout without axes or shape, as every known version of torch gives it"
         )
-    found = [_places(_leaves(sizes), _leaves(steps), most) for sizes, steps in pairs]
-    if prod(map(len, found)) > most:
+    axes = [_places(_leaves(sizes), _leaves(steps), most) for sizes, steps in pairs]
+    if prod(map(len, axes)) > most:
         raise Corrupt(f"a mesh layout of more places than there are ranks ({most})")
-    return found
+    return axes
 
 
 def _leaves(value: Any) -> Shape:
-    """Return the numbers of a tuple of tuples, from left to right."""
-    found: list[Any] = []
-    waiting, looks = [value], 0
-    while waiting:
-        at, looks = waiting.pop(), looks + 1
-        if isinstance(at, tuple) and len(at) <= _MOST_MESH_AXES:
-            waiting.extend(reversed(at))
+    """Return the numbers of nested tuples, from left to right.
+
+    Raise Corrupt if there are too many.
+    """
+    numbers: list[Any] = []
+    pending, steps = [value], 0
+    while pending:
+        item, steps = pending.pop(), steps + 1
+        if isinstance(item, tuple) and len(item) <= _MOST_MESH_AXES:
+            pending.extend(reversed(item))
         else:
-            found.append(at)
-        if looks > _MOST_MESH_AXES**2:
+            numbers.append(item)
+        if steps > _MOST_MESH_AXES**2:
             raise Corrupt("a mesh layout of too many sizes")
-    return _naturals(found, "_layout")
+    return _naturals(numbers, "_layout")
 
 
 def _places(sizes: Shape, strides: Shape, most: int) -> list[int]:
+    """Return the distance of every place from the first; raise Corrupt if there are too many."""
     if len(sizes) != len(strides) or prod(sizes) > most or not all(sizes):
         raise Corrupt(
             f"a mesh layout of sizes {sizes[:4]} and strides {strides[:4]} for {most} ranks"
         )
     return [
-        sum(at * step for at, step in zip(place, strides, strict=True))
+        sum(index * step for index, step in zip(place, strides, strict=True))
         for place in product(*map(range, sizes))
     ]
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    found = _naturals(value, "ranks")
-    if not found or max(found) >= MOST_RANKS or len(set(found)) < len(found):
+    """Return ranks as a tuple; raise Corrupt for none, impossible or repeated ones."""
+    ranks = _naturals(value, "ranks")
+    if not ranks or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
         raise Corrupt("DeviceMesh without ranks, with impossible ones, or with one twice")
-    return found
+    return ranks
 
 
-def _naturals(value: Any, what: str) -> tuple[int, ...]:
+def _naturals(value: Any, name: str) -> tuple[int, ...]:
+    """Return a tuple of natural numbers; raise Corrupt for anything else, with its ``name``."""
     if (
         not isinstance(value, (tuple, list))
         or len(value) > MOST_RANKS
         or any(type(n) is not int or n < 0 for n in value)
     ):
-        raise Corrupt(f"DeviceMesh whose {what} is not made of natural numbers")
+        raise Corrupt(f"DeviceMesh whose {name} is not made of natural numbers")
     return tuple(value)
 
 
@@ -420,7 +466,11 @@ share one.
 
 
 def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
-    """Return what the writing rank has of a DTensor, checked with mesh and placements."""
+    """Return what the writing rank has of a DTensor, and add its mesh to ``meshes``.
+
+    Raise Corrupt if mesh, placements and local tensor do not fit, Unsupported for placements that
+    cannot be joined.
+    """
     spec, local = _inside(tensor)
     if id(spec["mesh"]) not in meshes:
         meshes[id(spec["mesh"])] = spec["mesh"], read_mesh(spec["mesh"])
@@ -431,7 +481,7 @@ def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
             f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.shape)} axes"
         )
     _check_order(spec, tensor, mesh, placements)
-    runs = held(tensor.shape, mesh.shape, mesh.coordinate, placements)
+    runs = local_runs(tensor.shape, mesh.shape, mesh.coordinate, placements)
     if local.shape != local_shape(runs) and (local.numel or all(local_shape(runs))):
         raise Corrupt(
             f"a DTensor holds {local.shape} where mesh and placements give {local_shape(runs)} of"
@@ -439,7 +489,9 @@ def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
         )
     pieces = []
     for offsets, sizes, inner in boxes(runs):
-        start = local.offset + sum(at * step for at, step in zip(inner, local.strides, strict=True))
+        start = local.offset + sum(
+            offset * step for offset, step in zip(inner, local.strides, strict=True)
+        )
         pieces.append((offsets, replace(local, offset=start, shape=sizes)))
     cut, group = (mesh.shape, placements), len(mesh.ranks)
     dtype, shape = tensor.dtype, tensor.shape
@@ -447,7 +499,10 @@ def dtensor_share(tensor: Wrapped, meshes: Meshes) -> RankShards:
 
 
 def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
-    """Return specification and local tensor, if dtype and shape are those of the DTensor."""
+    """Return specification and local tensor of a DTensor.
+
+    Raise Corrupt if their dtype or shape differ from its own, Unsupported for unknown attributes.
+    """
     state = (
         tensor.state[1]
         if isinstance(tensor.state, tuple) and len(tensor.state) == 2
@@ -470,6 +525,11 @@ def _inside(tensor: Wrapped) -> tuple[dict[str, Any], StoredTensor]:
 
 
 def _placement(value: Any) -> Placement:
+    """Return a pickled placement.
+
+    Raise Unsupported for a Partial one or unknown attributes, Corrupt if it does not say which axis
+    it cuts.
+    """
     kind = value.name.name if isinstance(value, PickledObject) else ""
     if kind == "Replicate":
         return None
@@ -495,7 +555,8 @@ def _check_order(
 ) -> None:
     """Raise Unsupported for cuts in another order than from left to right.
 
-    Older versions cut in another one, or do not say: of those, only what comes out even is read.
+    Older versions cut in another order, or do not record it: their cuts are accepted only if they
+    come out even.
     """
     order, shards = spec.get("shard_order"), [p for p in placements if p]
     is_strided = any(

@@ -1,10 +1,10 @@
-"""A module's state dict: which of its entries are weights, and what of it is left out.
+"""Decide which entries of a module's state dict are weights.
 
-Beside tensors a script may put numbers and text, and a module what ``get_extra_state`` returns,
+Beside tensors a script may store numbers and text. A module stores what ``get_extra_state`` returns
 under ``_extra_state``: TransformerEngine's scales, a tensor of pickled bytes, a stream of bytes or
-None. It is no weight, and `from_pretrained` knows nothing of it. Source:
-``torch/nn/modules/module.py`` (``_EXTRA_STATE_KEY_SUFFIX``). Megatron-Core adds the shard's number
-behind a slash.
+None. It is no weight, and `from_pretrained` does not read it; a remark says that it is left out.
+Source: ``torch/nn/modules/module.py`` (``_EXTRA_STATE_KEY_SUFFIX``), torch 2.13. Megatron-Core adds
+the shard's number after a slash.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ _EXTRA = re.compile(rf"(.*\.)?{_KEY}(/.*)?", re.DOTALL)
 
 
 def is_extra_state(key: Any) -> bool:
-    """Return whether an entry is a module's extra state."""
+    """Return whether the key of an entry is that of a module's extra state."""
     return type(key) is str and _KEY in key and _EXTRA.fullmatch(key) is not None
 
 
 def named_tensors(state: Mapping[Any, Any]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors of a state dict, all of which must be plain (see `entries`)."""
+    """Yield name and tensor of each entry that is a plain tensor.
+
+    Raise Unsupported for a tensor of another kind, and as `entries`.
+    """
     for key, value in entries(state):
         with name_in_errors(key):
             tensor = plain_tensor(value)
@@ -38,9 +41,10 @@ def named_tensors(state: Mapping[Any, Any]) -> Iterator[tuple[str, StoredTensor]
 
 
 def entries(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a state dict, of whatever kind.
+    """Yield name and value of each entry that is a tensor of any kind, except extra states.
 
-    Raises Unsupported for a tensor without a name, and for an object that is no tensor.
+    An extra state that is a plain tensor is yielded. Raise Unsupported for a tensor without a name,
+    and for an object that is no tensor.
     """
     for key, value in state.items():
         if is_extra_state(key) and not isinstance(value, StoredTensor):
@@ -60,17 +64,23 @@ def entries(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def without_extra_states(
-    tensors: tuple[Tensor, ...], others: Iterable[Any] = ()
+    tensors: tuple[Tensor, ...], keys: Iterable[Any] = ()
 ) -> tuple[Tensor, ...]:
-    """Return the tensors without extra states; a remark names those, and those among ``others``."""
-    left = dict.fromkeys([t.name for t in tensors if _KEY in t.name and is_extra_state(t.name)])
-    left |= dict.fromkeys(filter(is_extra_state, others))
-    if not left:
+    """Return the tensors without extra states.
+
+    A remark on the first tensor names those, and those among ``keys``.
+    """
+    extra_states = dict.fromkeys(
+        [t.name for t in tensors if _KEY in t.name and is_extra_state(t.name)]
+    )
+    extra_states |= dict.fromkeys(filter(is_extra_state, keys))
+    if not extra_states:
         return tensors
-    kept = [tensor for tensor in tensors if tensor.name not in left]
-    if not kept:
+    weights = [tensor for tensor in tensors if tensor.name not in extra_states]
+    if not weights:
         return ()
-    more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-    remark = f"{brief(next(iter(left)))}{more} left out: the extra state of a module is no weight"
-    said = "; ".join(filter(None, (kept[0].remark, remark)))
-    return (replace(kept[0], remark=said), *kept[1:])
+    more = f" and {len(extra_states) - 1} more" if len(extra_states) > 1 else ""
+    first = brief(next(iter(extra_states)))
+    remark = f"{first}{more} left out: the extra state of a module is no weight"
+    remarks = "; ".join(filter(None, (weights[0].remark, remark)))
+    return (replace(weights[0], remark=remarks), *weights[1:])

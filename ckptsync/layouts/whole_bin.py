@@ -1,11 +1,11 @@
-"""Whole models that ``torch.save`` writes.
+"""Whole models that ``torch.save`` writes: ``pytorch_model.bin`` and the like.
 
-They are ``pytorch_model.bin``, numbered files with an index, or accelerate's
-``pytorch_model_fsdp.bin``.
+They are one file, numbered files with an index, or accelerate's ``pytorch_model_fsdp.bin``. A root
+is the name without ``.bin``: ``pytorch_model``, ``model/pytorch_model_fsdp_1``. Other layouts read
+state dicts with `state_tensors`.
 
-A root is the name without ``.bin``: ``pytorch_model``, ``model/pytorch_model_fsdp_1``. Sources:
-``save_pretrained(safe_serialization=False)`` of transformers 4, ``save_fsdp_model`` of accelerate
-(FULL_STATE_DICT).
+Sources: ``save_pretrained(safe_serialization=False)`` of transformers 4, ``save_fsdp_model`` of
+accelerate 1.15 (FULL_STATE_DICT).
 """
 
 from __future__ import annotations
@@ -31,29 +31,43 @@ _WRAPPERS = ("model", "state_dict", "module", "model_state_dict")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return what the names of models begin with, in the first directory that has some."""
+    """Return the beginnings of the names of models in the first of `HOMES` that has some."""
     return tuple(
-        sorted(join(at, stem) for at in home(names, _stems) for stem in _stems(inside(names, at)))
+        sorted(
+            join(folder, stem)
+            for folder in home(names, _stems)
+            for stem in _stems(inside(names, folder))
+        )
     )
 
 
 def _stems(names: Iterable[str]) -> set[str]:
+    """Return the beginnings of those names that are names of a model's files."""
     matches = (_SINGLE.fullmatch(name) or _NUMBERED.fullmatch(name) for name in names)
     return {match[1] for match in matches if match}
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index where there is one."""
+    """Return the files of the model, and the index if there is one.
+
+    Raise Corrupt for a wrong index.
+    """
     return model_files(files, root, _END)
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return every tensor of every file; an index must name exactly these."""
+    """Return every tensor of every file.
+
+    Raise Corrupt if an index names others, or if a file is damaged; Unsupported for other content.
+    """
     return model_tensors(files, root, _END, file_tensors)
 
 
 def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Return the tensors of one state dict; names that view the same elements are tied."""
+    """Return the tensors of the state dict in one file; names that view the same elements are tied.
+
+    Raise Corrupt or Unsupported.
+    """
     with name_in_errors(name):
         value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]))
         return state_tensors(files, container, _state(value))
@@ -62,30 +76,36 @@ def file_tensors(files: Files, name: str) -> tuple[Tensor, ...]:
 def state_tensors(
     files: Files, container: torch_save.Container, state: Mapping[Any, Any]
 ) -> tuple[Tensor, ...]:
-    """Return the tensors of a state dict that lies in ``container``."""
-    found, owners = [], dict[StoredTensor, str]()
+    """Return the tensors of a state dict that lies in ``container``, without extra states.
+
+    Raise Unsupported for tensors that are not plain, Corrupt for wrong records.
+    """
+    tensors, owners = [], dict[StoredTensor, str]()
     for key, stored in named_tensors(state):
         copy = Copy(stored.dtype, stored.shape, (torch_save.part(files, container, stored),))
         tensor = Tensor(key, stored.dtype, stored.shape, (copy,))
         owner = owners.setdefault(stored, key) if stored.numel else key
-        found.append(tensor if owner == key else replace(tensor, tied=owner))
-    return without_extra_states(tuple(found), state)
+        tensors.append(tensor if owner == key else replace(tensor, tied=owner))
+    return without_extra_states(tuple(tensors), state)
 
 
 def _state(value: Any) -> Mapping[Any, Any]:
-    """Return the state dict itself, or the one in it under a name that trainers use."""
+    """Return the state dict itself, or the one in it under a name that trainers use.
+
+    Raise Unsupported if there is none, or if several could be meant.
+    """
     if not isinstance(value, dict):
         raise Unsupported(
             f"a {type(value).__name__}, a state dict expected", hint="save model.state_dict()"
         )
     nested = {
-        key: held
-        for key, held in value.items()
-        if isinstance(held, dict) and not is_extra_state(key) and _has_tensors(held)
+        key: inner
+        for key, inner in value.items()
+        if isinstance(inner, dict) and not is_extra_state(key) and _has_tensors(inner)
     }
     if not nested:
         return value
-    loose = any(isinstance(held, ANY_TENSOR) for held in value.values())
+    loose = any(isinstance(inner, ANY_TENSOR) for inner in value.values())
     if loose or len(nested) > 1 or not nested.keys() <= set(_WRAPPERS):
         raise Unsupported(
             f"tensors in several dictionaries ({brief(next(iter(nested)))} among them): nothing"
@@ -95,14 +115,14 @@ def _state(value: Any) -> Mapping[Any, Any]:
 
 
 def _has_tensors(value: Mapping[Any, Any]) -> bool:
-    """Return whether tensors lie in it at any depth; each dictionary is looked at once."""
-    waiting: list[Any] = [value]
-    seen: set[int] = set()
-    while waiting:
-        at = waiting.pop()
-        if isinstance(at, ANY_TENSOR):
+    """Return whether tensors lie in a dictionary at any depth; each container is searched once."""
+    pending: list[Any] = [value]
+    visited: set[int] = set()
+    while pending:
+        item = pending.pop()
+        if isinstance(item, ANY_TENSOR):
             return True
-        if isinstance(at, (dict, list, tuple)) and id(at) not in seen:
-            seen.add(id(at))
-            waiting.extend(at.values() if isinstance(at, dict) else at)
+        if isinstance(item, (dict, list, tuple)) and id(item) not in visited:
+            visited.add(id(item))
+            pending.extend(item.values() if isinstance(item, dict) else item)
     return False

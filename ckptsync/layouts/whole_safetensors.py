@@ -1,10 +1,9 @@
-"""Whole models that ``save_pretrained`` writes: ``model.safetensors``, or numbered files.
+"""Whole models that ``save_pretrained`` writes: ``model.safetensors``, or files with an index.
 
-An index comes with numbered files.
-
-Files of ``torch.save`` are named in the same ways, so `whole_bin` uses what is here: a stem
-(``model``), an end (``.safetensors``), and between them nothing, or ``-00001-of-00004``; the index
-is ``<stem><end>.index.json``.
+Files of ``torch.save`` are named in the same ways, so `whole_bin` uses `model_files` and
+`model_tensors`, too: with a stem (``model``), an end (``.safetensors``), and between them nothing,
+or ``-00001-of-00004``; the index is ``<stem><end>.index.json``. Source: ``save_pretrained`` of
+transformers 5.24.
 """
 
 from __future__ import annotations
@@ -26,24 +25,33 @@ _NUMBERED = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the checkpoint's own directory if it holds a model, else the one in it that does."""
+    """Return the first of `HOMES` that holds such a model, in a tuple; () if none does."""
     return home(
         names, lambda own: SINGLE in own or INDEX in own or any(map(_NUMBERED.fullmatch, own))
     )
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the files of the model, and the index where there is one."""
+    """Return the files of the model, and the index if there is one.
+
+    Raise Corrupt for a wrong index.
+    """
     return model_files(files, join(root, "model"), _END)
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return every tensor of every file; an index must name exactly these."""
+    """Return every tensor of every file.
+
+    Raise Corrupt if an index names others, or if a file is damaged.
+    """
     return model_tensors(files, join(root, "model"), _END, safetensors.tensors)
 
 
 def model_files(files: Files, stem: str, end: str) -> dict[str, int | None]:
-    """Return the files of a model: the index's, else the numbered ones, else the one."""
+    """Return the files of a model: those of the index, else numbered ones, else the single one.
+
+    Raise Corrupt if the index is wrong, or if numbered files are of several sets.
+    """
     names = files.sizes()
     index, single = f"{stem}{end}.index.json", stem + end
     if index in names:
@@ -62,25 +70,33 @@ def model_files(files: Files, stem: str, end: str) -> dict[str, int | None]:
 def model_tensors(
     files: Files, stem: str, end: str, read_tensors: Callable[[Files, str], Iterable[Tensor]]
 ) -> tuple[Tensor, ...]:
-    """Return every tensor of those files; an index must name exactly these."""
-    found: dict[str, Tensor] = {}
-    held: dict[str, str] = {}
+    """Return every tensor of these files, read with ``read_tensors``.
+
+    Raise Corrupt if a name is in two files, or if an index names other tensors.
+    """
+    by_name: dict[str, Tensor] = {}
+    actual: dict[str, str] = {}
     for name in model_files(files, stem, end):
         for tensor in read_tensors(files, name) if name.endswith(end) else ():
-            if tensor.name in found:
-                raise Corrupt(f"{name}: {tensor.name} is also in {held[tensor.name]}")
-            found[tensor.name], held[tensor.name] = tensor, name
+            if tensor.name in by_name:
+                raise Corrupt(f"{name}: {tensor.name} is also in {actual[tensor.name]}")
+            by_name[tensor.name], actual[tensor.name] = tensor, name
     index = f"{stem}{end}.index.json"
     if index in files.sizes():
-        named = _weight_map(files, index, end)
-        odd = sorted(key for key in named.keys() | held.keys() if named.get(key) != held.get(key))
+        indexed = _weight_map(files, index, end)
+        odd = sorted(
+            key for key in indexed.keys() | actual.keys() if indexed.get(key) != actual.get(key)
+        )
         if odd:
             raise Corrupt(f"{index}: {len(odd)} tensors are not where it says, such as {odd[0]}")
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def _weight_map(files: Files, index: str, end: str) -> dict[str, str]:
-    """Return the file of each tensor. Names are joined to a directory, and come from anyone."""
+    """Return the file of each tensor, as an index says.
+
+    Raise Corrupt if it is no index, or if a file does not lie beside it.
+    """
     try:
         weight_map = parse(read_whole(files, index), index, "an index")["weight_map"]
         for value in weight_map.values():

@@ -1,8 +1,10 @@
 """The files of a DeepSpeed save: their names and contents, and whether they are of one save.
 
-DeepSpeed names a rank's file by the rank alone, so one that another save left behind has the same
-name and, mostly, the same size; `check_agreement` finds it by what it records. Sources:
-``deepspeed/runtime/engine.py`` (names, model states, ``_common_checkpoint_state``,
+DeepSpeed names a rank's file by the rank alone, so a file of an older save has the same name and,
+mostly, the same size; `check_agreement` finds it by the numbers that it records. `ZeroFiles` lists
+the files that a save should have, and loads each once.
+
+Sources: ``deepspeed/runtime/engine.py`` (names, model states, ``_common_checkpoint_state``,
 ``_save_zero_checkpoint``), ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py`` and
 ``deepspeed/runtime/bf16_optimizer.py`` (optimizer states), 0.19.8.
 """
@@ -48,7 +50,7 @@ UNIVERSAL = "fp32.pt"
 MASTERS = "single_partition_of_fp32_groups"
 _MOST_EXPERTS = 1 << 16  # of a layer
 
-Held = Mapping[str, tuple["StateFile", StoredTensor]]
+ModelTensors = Mapping[str, tuple["StateFile", StoredTensor]]
 """Tensors of the model itself by name, each with the file that holds it."""
 
 _ALLOWED: Mapping[Name, Build] = torch_pickle.Names(
@@ -87,7 +89,10 @@ class StateFile:
     content: dict[str, Any]
 
     def part(self, tensor: Any) -> Part:
-        """Return where one of its tensors lies."""
+        """Return where one of its tensors lies.
+
+        Raise Corrupt if ``tensor`` is none, Unsupported if it is not plain.
+        """
         with name_in_errors(self.name):
             stored = plain_tensor(tensor)
         if stored is None:
@@ -95,7 +100,10 @@ class StateFile:
         return torch_save.part(self.files, self.archive, stored)
 
     def get(self, key: str, kind: type[Any]) -> Any:
-        """Return an entry that must be a ``kind``; an empty one if it is absent or None."""
+        """Return an entry, or an empty ``kind`` if it is absent or None.
+
+        Raise Corrupt for another type.
+        """
         value = self.content.get(key)
         value = kind() if value is None else value
         if not isinstance(value, kind):
@@ -106,7 +114,10 @@ class StateFile:
 
 
 def load(files: Files, name: str) -> StateFile:
-    """Read the pickle of one file."""
+    """Return one file with its unpickled content.
+
+    Raise Corrupt if it is no dictionary or damaged, Unsupported for unknown names.
+    """
     value, archive = _read(files, Extent(name, 0, files.sizes()[name]))
     if not isinstance(value, dict):
         raise Corrupt(f"{name}: a {type(value).__name__}, a dictionary expected")
@@ -114,7 +125,7 @@ def load(files: Files, name: str) -> StateFile:
 
 
 def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """Return what is pickled.
+    """Return the unpickled content, and its container; raises as `load`.
 
     A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such
     entries are left out.
@@ -127,22 +138,22 @@ def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
             raise
         try:
             value, archive = torch_save.load(files, where, _ANY_CLASS)
-        except Corrupt:  # it was refused before it was odd
+        except Corrupt:  # the first error says more
             raise refused from None
-        odd = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED
-        if odd & _OF_DEEPSPEED:
+        foreign = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED
+        if foreign & _OF_DEEPSPEED:
             raise
-        return {key: inner for key, inner in value.items() if key not in odd}, archive
+        return {key: inner for key, inner in value.items() if key not in foreign}, archive
 
 
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a part of a configuration, empty if it has none."""
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def configuration(file: StateFile) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; empty if the checkpoint has only the name of its file."""
+    """Return DeepSpeed's configuration; empty if the checkpoint has only its file's name."""
     return section(file.content, "ds_config")
 
 
@@ -153,14 +164,14 @@ def is_bf16(file: StateFile) -> bool:
 
 
 def trained_dtype(model: StateFile) -> str:
-    """Return what the model trains in, by DeepSpeed's configuration."""
+    """Return the dtype that the model is trained in, by DeepSpeed's configuration."""
     if is_bf16(model):
         return "BF16"
     return "F16" if section(configuration(model), "fp16").get("enabled") is True else "F32"
 
 
 def optimizer_state(file: StateFile) -> dict[str, Any]:
-    """Return the ZeRO optimizer's own state dict."""
+    """Return the ZeRO optimizer's own state dict; raise Corrupt if there is none."""
     state = file.content.get("optimizer_state_dict")
     if not isinstance(state, dict):
         raise Corrupt(f"{file.name}: no optimizer_state_dict")
@@ -168,20 +179,24 @@ def optimizer_state(file: StateFile) -> dict[str, Any]:
 
 
 def zero_stage(state: Mapping[str, Any]) -> Any:
-    """Return the stage that an optimizer's state records, as a number; None if it records none."""
+    """Return the stage that an optimizer's state records, unchecked; None if it records none."""
     stage = state.get("zero_stage")
     return stage.args[0] if isinstance(stage, PickledObject) and stage.args else stage
 
 
 def buffer_names(file: StateFile) -> set[str]:
-    """Return ``buffer_names``; what else the list may hold is never hashed."""
+    """Return the names in ``buffer_names``; other values in the list are ignored.
+
+    Raise Corrupt if it is no list.
+    """
     return {name for name in file.get("buffer_names", list) if isinstance(name, str)}
 
 
 def param_shapes(file: StateFile) -> list[dict[str, Shape]] | None:
     """Return the shapes of the trained parameters by group, in the order of their elements.
 
-    None without ZeRO, and where an older DeepSpeed saved a model with experts (0.16).
+    Return None without ZeRO, and for a model with experts of an older DeepSpeed (0.16). Raise
+    Corrupt if a parameter is in two groups.
     """
     if file.content.get("param_shapes") is None:
         return None
@@ -192,12 +207,15 @@ def param_shapes(file: StateFile) -> list[dict[str, Shape]] | None:
 
 
 def trained_shapes(file: StateFile) -> dict[str, Shape]:
-    """Return the shapes of the trained parameters of all groups."""
+    """Return the shapes of the trained parameters of all groups.
+
+    Raises as `param_shapes`.
+    """
     return {name: shape for group in param_shapes(file) or () for name, shape in group.items()}
 
 
 def shapes_by_name(value: Any, name: str) -> dict[str, Shape]:
-    """Return a dictionary of shapes; raises Corrupt for anything else."""
+    """Return ``value`` if it is a dictionary of shapes; raise Corrupt if not."""
     if not isinstance(value, dict) or not all(
         isinstance(k, str) and isinstance(v, tuple) and len(v) <= MOST_AXES and are_naturals(v)
         for k, v in value.items()
@@ -212,7 +230,10 @@ def are_naturals(values: Sequence[Any]) -> bool:
 
 
 def expert_counts(model: StateFile) -> list[int] | None:
-    """Return the number of experts of each layer; None if none. Refuses AutoEP's."""
+    """Return the number of experts of each layer; None if there are none.
+
+    Raise Unsupported for AutoEP's experts, Corrupt for impossible numbers.
+    """
     if model.content.get("ds_autoep_layers") or model.content.get("autoep_layers"):
         raise Unsupported(
             f"{model.name}: experts of AutoEP cannot be merged", hint="convert with ds_to_universal"
@@ -246,7 +267,7 @@ def universal_roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 class ZeroSetup(NamedTuple):
-    """How a save was made: ZeRO stage (0 to 3) and numbers of ranks.
+    """How a save was made: its ZeRO stage (0 to 3) and numbers of ranks.
 
     ``world``: data-parallel ranks; ``mp``: model-parallel ranks, which are pipeline stages times
     tensor-parallel ranks. ``prefix``: of the optimizer files' names (``bf16_`` or nothing).
@@ -261,36 +282,41 @@ class ZeroSetup(NamedTuple):
 class ZeroFiles:
     """The files of one save, in the directory ``root`` (DeepSpeed calls it a tag).
 
-    Each pickle is read once. Raises Unsupported for files that DeepSpeed writes and that cannot be
-    merged.
+    Each pickle is read once. Raises Unsupported if there are files of an unknown kind.
     """
 
     def __init__(self, files: Files, root: str) -> None:
         self.files, self.root, self.sizes = files, root, files.sizes()
         self.title = root or "."
         self._loaded: dict[str, StateFile] = {}
-        self._here = inside(self.sizes, root)
-        for base, name in self._here.items():
-            if _OTHERS.fullmatch(base) and not any(known.fullmatch(base) for known in _KNOWN):
+        self._names = inside(self.sizes, root)
+        for base, name in self._names.items():
+            if _OTHERS.fullmatch(base) and not any(pattern.fullmatch(base) for pattern in _KNOWN):
                 raise Unsupported(
                     f"{name}: a kind of DeepSpeed file that is not known",
                     hint="convert it with ds_to_universal first",
                 )
 
     def by_rank(self, pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:
-        """Return files by (model-parallel rank, data-parallel rank), without one by rank 0."""
-        found: dict[tuple[int, int], str] = {}
-        for base, name in self._here.items():
+        """Return the files of a pattern, by (model-parallel rank, data-parallel rank).
+
+        A name without data-parallel rank counts as rank 0's. Raise Corrupt for an impossible rank.
+        """
+        names: dict[tuple[int, int], str] = {}
+        for base, name in self._names.items():
             if match := pattern.fullmatch(base):
                 numbers = [int(n or 0) for n in match.groups()]
                 if max(numbers) >= MOST_RANKS:
                     raise Corrupt(f"{name}: a rank of {max(numbers)}")
-                found[numbers[-1], numbers[0] if numbers[1:] else 0] = name
-        return found
+                names[numbers[-1], numbers[0] if numbers[1:] else 0] = name
+        return names
 
     @cached_property
     def setup(self) -> ZeroSetup:
-        """What the files here say of the whole; raises Incomplete if none does."""
+        """How the save was made, by the optimizer files or else a model file.
+
+        Raises Incomplete if there is none, Corrupt or Unsupported for impossible values.
+        """
         optim, mp = self.by_rank(OPTIM), self._model_parallel()
         if not optim:
             return self._setup_of_model(mp)
@@ -309,7 +335,10 @@ class ZeroFiles:
         return ZeroSetup(int(stage), max(counts), prefix, mp)
 
     def _setup_of_model(self, mp: int) -> ZeroSetup:
-        """Return what a model file says: without ZeRO and in universal checkpoints, it is alone."""
+        """Return how the save was made, by a model file alone.
+
+        So it is without ZeRO and in universal checkpoints. Raise Corrupt for impossible values.
+        """
         ranked = self.by_rank(MODEL_OF_RANK)
         models = self.by_rank(MODEL) or ranked
         file = self.load(models[min(models)])
@@ -326,22 +355,25 @@ class ZeroFiles:
         return ZeroSetup(stage, world, "bf16_" if is_bf16(file) else "", mp)
 
     def _model_parallel(self) -> int:
-        """Return how many model-parallel ranks a model file gives; else how many names show."""
+        """Return how many model-parallel ranks a model file records; else how many the names show.
+
+        Raise Incomplete without any file, Unsupported if names show more than the file records.
+        """
         models = self.by_rank(MODEL) or self.by_rank(MODEL_OF_RANK)
-        seen = {mp for mp, _ in [*models, *self.by_rank(OPTIM)]}
-        if not seen:
+        ranks = {mp for mp, _ in [*models, *self.by_rank(OPTIM)]}
+        if not ranks:
             raise Incomplete(
                 f"{join(self.root, 'mp_rank_00_model_states.pt')}: not found, nor another file that"
                 " says how many ranks there are",
                 hint="add the other nodes' directories; ds_to_universal copies model files last",
             )
         if not models:
-            return max(seen) + 1
+            return max(ranks) + 1
         name = models[min(models)]
         count = mp_world_size(self.load(name))
-        if max(seen) >= count:
+        if max(ranks) >= count:
             raise Unsupported(
-                f"{self.title}: files of {max(seen) + 1} tensor or pipeline parallel ranks,"
+                f"{self.title}: files of {max(ranks) + 1} tensor or pipeline parallel ranks,"
                 f" {name} says {count}",
                 hint=(
                     "they are of different saves: give those of one alone; mp_rank_00 of several is"
@@ -362,9 +394,9 @@ class ZeroFiles:
         """Return the model file; at stage 3 that of every data-parallel rank."""
         if self.setup.stage < 3:
             return [join(self.root, f"mp_rank_{mp:02d}_model_states.pt")]
-        there, stem = self.by_rank(MODEL_OF_RANK), join(self.root, "zero_pp_rank_")
+        names, stem = self.by_rank(MODEL_OF_RANK), join(self.root, "zero_pp_rank_")
         return [
-            there.get((mp, rank), f"{stem}{rank}_mp_rank_{mp:02d}_model_states.pt")
+            names.get((mp, rank), f"{stem}{rank}_mp_rank_{mp:02d}_model_states.pt")
             for rank in range(self.setup.world)
         ]
 
@@ -377,9 +409,12 @@ class ZeroFiles:
         return [name for mp in range(self.setup.mp) for name in self.optimizer_files(mp)]
 
     def layer_files(self) -> dict[str, int]:
-        """Return the files of a pipeline's layers in order, with the layers' numbers."""
+        """Return the files of a pipeline's layers in order, with the layers' numbers.
+
+        Raise Unsupported if layers are cut over tensor-parallel ranks.
+        """
         numbers: dict[str, int] = {}
-        for base, name in self._here.items():
+        for base, name in self._names.items():
             if match := _LAYER.fullmatch(base):
                 if int(match[2] or 0):
                     raise Unsupported(
@@ -391,7 +426,10 @@ class ZeroFiles:
         return dict(sorted(numbers.items(), key=lambda item: item[1]))
 
     def named_layer_files(self, parameters: Iterable[str]) -> list[str]:
-        """Return the files of layers that have these tensors; of tied modules no name shows it."""
+        """Return the files of the layers whose numbers begin these names.
+
+        Names of tied modules have no number.
+        """
         numbers = {name.partition(".")[0] for name in parameters}
         return [
             join(self.root, f"layer_{int(n):02d}-model_states.pt")
@@ -400,7 +438,10 @@ class ZeroFiles:
         ]
 
     def expert_files(self, counts: Sequence[int]) -> dict[str, int]:
-        """Return the files of all experts of layers with so many experts, and their numbers."""
+        """Return the files of all experts, with their numbers.
+
+        ``counts``: how many experts each layer has.
+        """
         return {
             join(self.root, f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"): expert
             for layer, count in enumerate(counts)
@@ -409,7 +450,7 @@ class ZeroFiles:
 
     def has_experts(self) -> bool:
         """Return whether there are files of experts, or of their optimizer states."""
-        return any(_EXPERT.fullmatch(b) or _EXPERT_OPTIM.fullmatch(b) for b in self._here)
+        return any(_EXPERT.fullmatch(b) or _EXPERT_OPTIM.fullmatch(b) for b in self._names)
 
     def require(self, names: Sequence[str]) -> None:
         """Raise Incomplete if one of these files is missing."""
@@ -422,7 +463,10 @@ class ZeroFiles:
             )
 
     def load(self, name: str) -> StateFile:
-        """Return one file's content; raises Incomplete if it is missing."""
+        """Return one file with its content; raise Incomplete if it is missing.
+
+        Raises else as `load`.
+        """
         if name not in self._loaded:
             self.require([name])
             self._loaded[name] = load(self.files, name)
@@ -430,7 +474,10 @@ class ZeroFiles:
 
 
 def mp_world_size(file: StateFile) -> int:
-    """Return how many model-parallel ranks a model file says that there are; old ones do not."""
+    """Return how many model-parallel ranks a model file records; 1 if it is old and records none.
+
+    Raise Corrupt if the number is impossible.
+    """
     mp = file.content.get("mp_world_size", 1)
     if type(mp) is not int or not 0 < mp < MOST_RANKS:
         raise Corrupt(f"{file.name}: mp_world_size is {brief(mp)}")
@@ -439,13 +486,13 @@ def mp_world_size(file: StateFile) -> int:
 
 # Whether the files are of one save
 
-# what all model files of one save say alike
+# what all model files of one save record
 _OF_A_MODEL = (
     *("global_steps", "global_samples", "skipped_steps"),
     *("dp_world_size", "mp_world_size", "ds_version"),
 )
-# learning rates are computed on every machine; from step to step they change by far more
-_ALIKE = 1e-9
+# relative; learning rates are computed on every machine, and change far more from step to step
+_TOLERANCE = 1e-9
 
 
 def check_agreement(
@@ -453,14 +500,15 @@ def check_agreement(
 ) -> None:
     """Raise Corrupt if two files record different values of the same number.
 
-    Raises Unsupported for what another kind of rank wrote. ``ranks``: the optimizer files of each
-    model-parallel rank; pipeline stages need not have the same parameter groups.
+    Raise Unsupported for files of another number of model-parallel ranks, or of AutoEP. ``ranks``:
+    the optimizer files of each model-parallel rank; pipeline stages need not have the same
+    parameter groups.
     """
-    _check_alike(models, lambda file: [(key, file.content.get(key)) for key in _OF_A_MODEL])
+    _check_equal(models, lambda file: [(key, file.content.get(key)) for key in _OF_A_MODEL])
     for each in ranks:
-        _check_alike(each, _of_an_optimizer)
+        _check_equal(each, _optimizer_numbers)
     optim = [file for each in ranks for file in each]
-    _check_alike([*models, *optim], lambda file: [("ds_version", file.content.get("ds_version"))])
+    _check_equal([*models, *optim], lambda file: [("ds_version", file.content.get("ds_version"))])
     for file in models:
         if "module" not in file.content:
             raise Corrupt(f"{file.name}: not a model's states", hint="it is another rank's file")
@@ -489,29 +537,34 @@ def check_agreement(
             )
 
 
-def _check_alike(
+def _check_equal(
     files: Sequence[StateFile], values: Callable[[StateFile], Iterable[tuple[str, Any]]]
 ) -> None:
+    """Raise Corrupt if two files have different ``values`` of one name."""
     first: dict[str, tuple[str, Any]] = {}
     for file in files:
         for key, value in values(file):
             name, expected = first.setdefault(key, (file.name, value))
-            if not _is_alike(value, expected):
+            if not _is_equal(value, expected):
                 raise Corrupt(
                     f"{file.name}: {key} is {brief(value)}, {brief(expected)} in {name}",
                     hint="the files are of different saves: give those that one save wrote",
                 )
 
 
-def _is_alike(one: Any, other: Any) -> bool:
-    if type(one) is float and type(other) is float:
-        return isclose(one, other, rel_tol=_ALIKE)
-    are_plain = all(type(value) in (bool, int, float, str) for value in (one, other))
-    return not are_plain or bool(one == other)
+def _is_equal(first: Any, expected: Any) -> bool:
+    """Return whether two values agree; floats may differ a little, and other objects agree."""
+    if type(first) is float and type(expected) is float:
+        return isclose(first, expected, rel_tol=_TOLERANCE)
+    are_plain = all(type(value) in (bool, int, float, str) for value in (first, expected))
+    return not are_plain or bool(first == expected)
 
 
-def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
-    """Yield numbers that are one for all ranks: loss scale, step counts, learning rates."""
+def _optimizer_numbers(file: StateFile) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the numbers that all ranks share.
+
+    They are loss scale, step counts and learning rates.
+    """
     state = optimizer_state(file)
     yield "zero_stage", zero_stage(state)
     counts = state.get("partition_count")
@@ -534,13 +587,13 @@ def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
                 (f"{key} of parameter group {number}", group.get(key))
                 for key in ("lr", "step", "weight_decay")
             )
-    for number, one in states.items() if isinstance(states, dict) else ():
-        if isinstance(one, dict):
-            yield f"step of parameter {brief(number)}", one.get("step")
+    for number, parameter_state in states.items() if isinstance(states, dict) else ():
+        if isinstance(parameter_state, dict):
+            yield f"step of parameter {brief(number)}", parameter_state.get("step")
 
 
 def refuse_offloaded(files: ZeroFiles, model: StateFile) -> None:
-    """Raise Unsupported where the files do not hold the fp32 weights, or not how they are cut."""
+    """Raise Unsupported if the fp32 weights are not in the files, or are cut in an unknown way."""
     config = section(configuration(model), "zero_optimization")
     swap = join(files.root, "offloaded_tensors/")
     if (
@@ -565,13 +618,12 @@ def refuse_offloaded(files: ZeroFiles, model: StateFile) -> None:
 
 
 def why_unlike(model: StateFile) -> str:
-    """Return why the model's own weights need not be the fp32 masters rounded.
+    """Return why the model's own weights may differ from the fp32 masters rounded.
 
-    Empty if they are, as in plain ZeRO.
-
-    ZenFlow updates masters later than weights; ``quantize_training`` and ``compression_training``
-    quantise the weights after each step (``deepspeed/runtime/zenflow``, ``engine.py`` of 0.9);
-    ``zero_quantized_weights`` gathers them quantised.
+    It is empty in plain ZeRO, where they are equal. ZenFlow updates masters later than weights;
+    ``quantize_training`` and ``compression_training`` quantise the weights after each step
+    (``deepspeed/runtime/zenflow``, ``engine.py`` of 0.9); ``zero_quantized_weights`` gathers them
+    quantised.
     """
     config = configuration(model)
     zero = section(config, "zero_optimization")

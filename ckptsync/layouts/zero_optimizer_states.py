@@ -1,9 +1,9 @@
-"""What a training with ZeRO goes on from: each parameter's fp32 master and optimizer states, whole.
+"""Find what a training with ZeRO resumes from: each parameter's fp32 master and optimizer states.
 
-A rank's optimizer states lie in flat tensors as long as that of its masters, or longer by padding,
-so where a master's elements lie (`ckptsync.layouts.zero`) tells where those of its states do.
-Source: ``state_dict`` and ``_rigid_state_dict`` of
-``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py``, 0.19.8.
+A rank's optimizer states are flat tensors as long as that of its masters, or longer by padding, so
+the place of a master's elements (`ckptsync.layouts.zero`) is also the place of its states'
+elements. The result does not depend on the number of ranks. Source: ``state_dict`` and
+``_rigid_state_dict`` of ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py``, 0.19.8.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VERSION = "universal_checkpoint_version"
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number that is one for a parameter group: a plain one, or a tensor's dtype and bytes."""
+    """A number that a parameter group has once: a plain one, or a tensor and its bytes."""
 
     value: int | float | StoredTensor
     data: bytes = b""
@@ -52,7 +52,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class TrainedParameter:
-    """A parameter with its fp32 master and its optimizer states by name, and its step if any."""
+    """A parameter with its fp32 master, its optimizer states by name, and its step if any."""
 
     tensor: Tensor
     master: Copy
@@ -65,8 +65,8 @@ class TrainingState:
     """All that one save of ZeRO holds for a training with any number of ranks.
 
     ``others``: tensors of the model that are not trained, and other names of tied ones; at stage 3
-    none.  ``common``: what the optimizer's states say once for all ranks, without sharded tensors;
-    the few tensors that are left in it lie in ``first``.
+    none. ``common``: the values of the optimizer's states that all ranks share, without sharded
+    tensors; the few tensors that are left in it lie in ``first``.
     """
 
     stage: int
@@ -89,10 +89,10 @@ class _Flat:
 
 
 def training_state(files: Files, root: str) -> TrainingState:
-    """Return the whole state.  Reads pickles and the tensors of step counts.
+    """Return the whole state. It reads pickles and the tensors of step counts.
 
-    Raises Unsupported for what is not plain data parallelism, Incomplete where a rank's file is
-    missing, Corrupt where ranks disagree.
+    Raise Unsupported unless it is plain data parallelism with ZeRO, Incomplete if a rank's file is
+    missing, Corrupt if ranks disagree.
     """
     save = ZeroFiles(files, root)
     _check_kind(save)
@@ -115,20 +115,20 @@ def training_state(files: Files, root: str) -> TrainingState:
             if absent := tensor.copies[0].absent:
                 raise Incomplete(f"{absent}: not found, or it does not say where {name} lies")
             parameters.append(_parameter(tensor, ranks, index, save.setup.stage))
-    others = tuple(tensors.values()) if save.setup.stage < 3 else ()
+    untrained = tuple(tensors.values()) if save.setup.stage < 3 else ()
     return TrainingState(
         save.setup.stage,
         save.setup.world,
         models,
         tuple(parameters),
-        others,
+        untrained,
         _common(optim[0], base, save.setup),
         optim[0],
     )
 
 
 def _check_kind(save: ZeroFiles) -> None:
-    """Raise Unsupported for other kinds of parallelism, and where there is nothing to convert."""
+    """Raise Unsupported for other kinds of parallelism, and for a save without ZeRO."""
     setup = save.setup
     if setup.mp > 1 or save.layer_files():
         raise Unsupported(
@@ -144,14 +144,14 @@ def _check_kind(save: ZeroFiles) -> None:
 
 
 def _check_model(save: ZeroFiles, model: StateFile) -> None:
-    """Raise Unsupported where the model file says that the universal form cannot hold the state."""
+    """Raise Unsupported if the model file says that the universal form cannot hold the state."""
     if expert_counts(model):
         raise Unsupported(f"{model.name}: a model with experts is not converted", hint=_EXPERTS)
     info = section(model.content, "universal_checkpoint_info")
-    if named := [key for key, value in info.items() if value and key != _VERSION]:
+    if set_keys := [key for key, value in info.items() if value and key != _VERSION]:
         raise Unsupported(
-            f"{model.name}: {brief(named[0])} of universal_checkpoint_info says how parameters are"
-            " cut, and is not converted",
+            f"{model.name}: {brief(set_keys[0])} of universal_checkpoint_info says how parameters"
+            " are cut, and is not converted",
             hint=ADVICE,
         )
     config = section(configuration(model), "zero_optimization")
@@ -165,7 +165,10 @@ def _check_model(save: ZeroFiles, model: StateFile) -> None:
 
 
 def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
-    """Return what one rank has of each parameter group; at stage 3, of each sub-group."""
+    """Return what one rank has of each parameter group; at stage 3, of each sub-group.
+
+    Raise Unsupported if it is no state of a torch optimizer, Corrupt if a group has none.
+    """
     state = optimizer_state(file)
     base = state.get(key)
     if not isinstance(base, dict) or not isinstance(base.get("state"), dict):
@@ -185,7 +188,7 @@ def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
 
 
 def _index(base: Mapping[str, Any], group: int) -> Any:
-    """Return the index of a group's one flat parameter in the state of torch's optimizer."""
+    """Return the key of a group's one flat parameter in the state of torch's optimizer."""
     groups = base.get("param_groups")
     group_content = groups[group] if isinstance(groups, list) and group < len(groups) else None
     indices = group_content.get("params") if isinstance(group_content, dict) else None
@@ -193,16 +196,16 @@ def _index(base: Mapping[str, Any], group: int) -> Any:
     return indices[0] if is_one and indices else group
 
 
-def _flat(file: StateFile, master: StoredTensor, held: Mapping[Any, Any]) -> _Flat:
-    """Return a rank's flat masters of a group with ``held``, what the optimizer has of them.
+def _flat(file: StateFile, master: StoredTensor, states_of_torch: Mapping[Any, Any]) -> _Flat:
+    """Return a rank's flat masters of a group with their states.
 
-    Raises Unsupported for a state without one value for each element, Corrupt for names that are
-    none.
+    ``states_of_torch``: the optimizer's states of them, by name. Raise Unsupported for a state that
+    has not one value for each element, Corrupt for keys that are no names.
     """
     states: dict[str, Part] = {}
     dtypes: dict[str, str] = {}
     numbers: dict[str, Number] = {}
-    for key, value in held.items():
+    for key, value in states_of_torch.items():
         if not isinstance(key, str) or not key.isidentifier() or key == MASTER:
             raise Corrupt(f"{file.name}: {brief(key)} is no name of an optimizer's state")
         if isinstance(value, StoredTensor) and not value.shape:
@@ -217,17 +220,17 @@ def _flat(file: StateFile, master: StoredTensor, held: Mapping[Any, Any]) -> _Fl
                 " element, and the universal form has no place for it",
                 hint="go on with as many ranks as before, or begin with a new optimizer",
             )
-    if odd := sorted(numbers.keys() - {STEP}):
+    if unexpected := sorted(numbers.keys() - {STEP}):
         raise Unsupported(
-            f"{file.name}: the optimizer's state {odd[0]} is one number, and the universal form has"
-            " no place for it",
+            f"{file.name}: the optimizer's state {unexpected[0]} is one number, and the universal"
+            " form has no place for it",
             hint="go on with as many ranks as before, or begin with a new optimizer",
         )
     return _Flat(file.part(master), states, dtypes, numbers)
 
 
 def _check_numbers(ranks: Mapping[str, Sequence[_Flat]]) -> None:
-    """Raise Corrupt where the ranks have different step counts of a parameter group."""
+    """Raise Corrupt if the ranks have different step counts of a parameter group."""
     first: dict[int, tuple[str, Any]] = {}
     for file, groups in ranks.items():
         for index, group in enumerate(groups):
@@ -249,7 +252,7 @@ def _parameter(
     """Return a parameter with its states, which lie where its masters do.
 
     ``ranks``: by file, what the rank has of each group; ``index``: the parameter's group, at stage
-    1 and 2.  Raises Corrupt where ranks disagree.
+    1 and 2. Raise Corrupt if ranks disagree.
     """
     master = tensor.copies[0]
     groups = {file: each if stage == 3 else each[index : index + 1] for file, each in ranks.items()}
@@ -261,7 +264,10 @@ def _parameter(
 
 
 def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Flat]]) -> Copy:
-    """Return the elements of a state that lie where those of a master do."""
+    """Return the copy of state ``key`` whose elements lie where those of a master do.
+
+    Raise Corrupt if a rank lacks the state, or has too few elements or another dtype.
+    """
     item, parts, dtypes = ITEMSIZE[master.dtype], list[Part](), set[str]()
     for part in master.parts:
         own = groups[part.extent.file]
@@ -282,13 +288,16 @@ def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Fla
 
 
 def _holder(flats: Sequence[_Flat], start: int) -> _Flat:
-    """Return the flat tensor that holds byte ``start`` of a file: the last that begins by then."""
+    """Return the flat tensor that holds byte ``start`` of a file."""
     before = [flat for flat in flats if flat.master.extent.start <= start]
     return max(before, key=lambda flat: (flat.master.extent.start, flat.master.extent.size))
 
 
 def _common(file: StateFile, base: str, setup: ZeroSetup) -> dict[str, Any]:
-    """Return what ``optimizer_state.pt`` says: all of rank 0's state but the sharded tensors."""
+    """Return the content of ``optimizer_state.pt``: rank 0's state without the sharded tensors.
+
+    Raise Corrupt without ``param_groups``.
+    """
     state = optimizer_state(file)
     groups = state[base].get("param_groups")
     if not isinstance(groups, list):
@@ -296,7 +305,7 @@ def _common(file: StateFile, base: str, setup: ZeroSetup) -> dict[str, Any]:
     left_out: Iterable[str] = (MASTERS, _SLICES, _FLAT, base)
     content = {key: value for key, value in state.items() if key not in left_out}
     if setup.stage == 3:
-        # where DeepSpeed reads the step and the groups of stage 3
+        # DeepSpeed reads the step and the groups of stage 3 from here
         numbers = {
             index: {k: v for k, v in states.items() if k == STEP}
             for index, states in state[base]["state"].items()

@@ -1,10 +1,8 @@
-"""Join the tensor-parallel ranks of DeepSpeed.
-
-``universal_checkpoint_info`` of the checkpoint's model files says how.
+"""Join the tensor-parallel ranks of DeepSpeed, by ``universal_checkpoint_info`` of the model files.
 
 AutoTP writes an ``affine_map`` (which block of the parameter each rank holds) and, like
-Megatron-DeepSpeed, lists of patterns by kind. What neither says is refused. Sources:
-``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
+Megatron-DeepSpeed, lists of patterns by kind. A parameter that neither describes is refused.
+Sources: ``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
 ``deepspeed/checkpoint/affine.py``, 0.19.8.
 
 In reading order: joining ranks (`join_ranks`), the rules (`JoinRules`), patterns of names, boxes of
@@ -50,14 +48,14 @@ _REFUSED = "autotp_unsupported_parameter_patterns"
 
 @dataclass(frozen=True, slots=True)
 class ShardBlock:
-    """A block of a parameter: a rank's shard has it at ``held``, and it belongs at ``into``.
+    """A block of a parameter: ``box`` of a rank's shard, which begins at ``into`` in the whole.
 
-    ``nth`` counts the ranks that have the same block: the first's makes the parameter, the others'
-    are replicas of it.
+    ``nth`` counts the ranks that have the same block: the first one's makes the parameter, the
+    others are replicas.
     """
 
     rank: int
-    held: Box
+    box: Box
     into: Shape
     nth: int = 0
 
@@ -67,60 +65,70 @@ Blocks = tuple[Shape, list[ShardBlock]]
 
 
 def join_ranks(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
-    """Return the tensors of all ranks, joined; raises Unsupported where nothing says how."""
+    """Return the tensors of all ranks, joined.
+
+    Raise Unsupported if nothing says how to join one, Corrupt if ranks have different tensors.
+    """
     rules = JoinRules(model)
     shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
-    if any(held.keys() != shards[0].keys() for held in shards):
-        odd = min(name for held in shards for name in held.keys() ^ shards[0].keys())
+    if any(by_name.keys() != shards[0].keys() for by_name in shards):
+        odd = min(name for by_name in shards for name in by_name.keys() ^ shards[0].keys())
         raise Corrupt(
             f"{model.name}: {odd} is not in every tensor-parallel rank",
             hint="the files are of different saves",
         )
-    named = buffer_names(model)
-    found = []
+    names_of_buffers = buffer_names(model)
+    joined = []
     for name in shards[0]:
-        each = [held[name] for held in shards]
-        found.append(equal_buffer(each) if name in named else _joined(each, rules))
-    return tuple(found)
+        each = [by_name[name] for by_name in shards]
+        joined.append(equal_buffer(each) if name in names_of_buffers else _joined(each, rules))
+    return tuple(joined)
 
 
 def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
+    """Return one parameter, joined from its shards, with replicas as further copies.
+
+    Raise Corrupt if dtypes differ; raises else as `JoinRules.joining`.
+    """
     first = shards[0]
     shape, blocks = rules.joining(first.tied or first.name, [shard.shape for shard in shards])
-    # an empty shard is in no optimizer
+    # the optimizer has no copy of an empty shard
     filled = {rank: shard for rank, shard in enumerate(shards) if 0 not in shard.shape}
     if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
         raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
     some = next(iter(filled.values()), first)
 
     def copy(number: int, pieces: Iterable[ShardBlock]) -> Copy:
-        """Make the copy of that number of the pieces' own."""
+        """Return copy ``number`` of the parameter, made of that copy of the shards."""
         of = {rank: shard.copies[number] for rank, shard in filled.items()}
-        absent = next((one.absent for one in of.values() if one.absent), "")
+        absent = next((shard_copy.absent for shard_copy in of.values() if shard_copy.absent), "")
         parts = (
             part
             for piece in pieces
             if piece.rank in of and not absent
-            for part in cut_box(of[piece.rank], filled[piece.rank].shape, piece.held, piece.into)
+            for part in cut_box(of[piece.rank], filled[piece.rank].shape, piece.box, piece.into)
         )
         return Copy(some.copies[number].dtype, shape, tuple(parts), absent)
 
     # the pieces that make the parameter, and those of each further set of replicas
     sets = [
-        {(b.into, b.held[1]): b for b in blocks if b.nth == nth}
+        {(b.into, b.box[1]): b for b in blocks if b.nth == nth}
         for nth in range(max((b.nth for b in blocks), default=0) + 1)
     ]
     own, *replicas = (
         [copy(n, [of.get(box, b) for box, b in sets[0].items()]) for n in range(len(some.copies))]
         for of in sets
     )
-    # between the first and the last, which are the ones that `plan.choose` takes
+    # replicas lie between the first and the last copy, which are those that a merge chooses from
     copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
     return Tensor(first.name, some.dtype, shape, copies, first.tied)
 
 
 def equal_buffer(shards: Sequence[Tensor]) -> Tensor:
-    """Return a buffer, which no rule names: it is one if all ranks' bytes have the same CRC32."""
+    """Return a buffer, which no rule names, if its bytes have the same CRC32 on all ranks.
+
+    Raise Unsupported if they differ, or have no CRC32.
+    """
     sums = [
         [(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts]
         for shard in shards
@@ -142,7 +150,10 @@ def equal_buffer(shards: Sequence[Tensor]) -> Tensor:
 
 
 class JoinRules:
-    """What ``universal_checkpoint_info`` says of each parameter, as far as it is known here."""
+    """The rules of ``universal_checkpoint_info`` for each parameter.
+
+    Raises Unsupported without them, or for an unknown version.
+    """
 
     def __init__(self, model: StateFile) -> None:
         info = section(model.content, "universal_checkpoint_info")
@@ -167,16 +178,20 @@ class JoinRules:
         self._rows: Any = info.get("original_vocab_size")
 
     def joining(self, name: str, shapes: Sequence[Shape]) -> Blocks:
-        """Return how the shards of one parameter, of these shapes, make the whole."""
+        """Return how the shards of one parameter, of these shapes, make the whole.
+
+        Raise Unsupported without a rule, Corrupt if shapes do not fit it.
+        """
         if self._kinds[_REFUSED].find(name):
             raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
-        found = self._maps.find(name)
-        blocks = _by_map(name, found[0], shapes) if found else self._by_kind(name, shapes)
+        maps = self._maps.find(name)
+        blocks = _by_map(name, maps[0], shapes) if maps else self._by_kind(name, shapes)
         if self._kinds["vocabulary_parameter_patterns"].find(name):
             return self._without_padding(name, *blocks)
         return blocks
 
     def _by_kind(self, name: str, shapes: Sequence[Shape]) -> Blocks:
+        """Return the same by the patterns of its name; raises as `joining`."""
         odd = next((key for key in _UNREAD if self._kinds[key].find(name)), None)
         if odd:
             raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)
@@ -190,38 +205,45 @@ class JoinRules:
             box = zeros, shapes[0]
             return shapes[0], [ShardBlock(rank, box, zeros, rank) for rank in range(len(shapes))]
         is_row = self._kinds["parameter_with_row_parallelism_patterns"].find(name)
-        # of those, what no pattern names is cut along its first axis
+        # a trained parameter without a pattern is cut along its first axis
         if not is_row and name not in self._trained:
             raise Unsupported(f"{name}: nothing says how its shards are to be joined", hint=_HINT)
         return _along(name, 1 if is_row else 0, shapes)
 
     def _without_padding(self, name: str, shape: Shape, blocks: Sequence[ShardBlock]) -> Blocks:
+        """Return a vocabulary without the rows that pad it; raise Corrupt if it has fewer rows."""
         rows = self._rows
         if type(rows) is not int or not shape or not 0 < rows <= shape[0]:
             raise Corrupt(
                 f"{name}: a vocabulary of {brief(rows)} rows, at most {shape[:1]} expected"
             )
-        kept = ((b, min(b.held[1][0], rows - b.into[0])) for b in blocks)
-        cut = [replace(b, held=(b.held[0], (n, *b.held[1][1:]))) for b, n in kept if n > 0]
+        blocks_and_rows = ((b, min(b.box[1][0], rows - b.into[0])) for b in blocks)
+        cut = [replace(b, box=(b.box[0], (n, *b.box[1][1:]))) for b, n in blocks_and_rows if n > 0]
         return (rows, *shape[1:]), cut
 
 
 def _patterns(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
-    """Return the patterns of one kind: a dictionary, a list, or dictionaries with lists."""
+    """Return the patterns of one kind, from a dictionary, a list, or dictionaries with lists.
+
+    Raise Unsupported for anything else.
+    """
     value = info.get(key) or {}
     if isinstance(value, dict):
         return value
-    found: dict[Any, Any] = {}
-    for one in value if isinstance(value, list) else [value]:
-        each = one.get("patterns") if isinstance(one, dict) else [one]
+    patterns: dict[Any, Any] = {}
+    for entry in value if isinstance(value, list) else [value]:
+        each = entry.get("patterns") if isinstance(entry, dict) else [entry]
         if not isinstance(each, list) or not all(isinstance(p, str) for p in each):
             raise Unsupported(f"{key}: patterns of a kind that is not known", hint=_HINT)
-        found |= dict.fromkeys(each)
-    return found
+        patterns |= dict.fromkeys(each)
+    return patterns
 
 
 def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Blocks:
-    """Return how shards that follow each other along one axis make the whole."""
+    """Return how shards that follow each other on one axis make the whole.
+
+    Raise Corrupt if their other axes differ.
+    """
     if any(
         len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
         for s in shapes
@@ -230,16 +252,20 @@ def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Blocks:
             f"{name}: shards of {brief(tuple(map(str, shapes)))} do not follow each other on axis"
             f" {axis}"
         )
-    pieces, at = [], 0
+    pieces, end = [], 0
     for rank, shape in enumerate(shapes):
         zeros = (0,) * len(shape)
-        pieces.append(ShardBlock(rank, (zeros, shape), (*zeros[:axis], at, *zeros[axis + 1 :])))
-        at += shape[axis]
-    return (*shapes[0][:axis], at, *shapes[0][axis + 1 :]), pieces
+        pieces.append(ShardBlock(rank, (zeros, shape), (*zeros[:axis], end, *zeros[axis + 1 :])))
+        end += shape[axis]
+    return (*shapes[0][:axis], end, *shapes[0][axis + 1 :]), pieces
 
 
 def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
-    """Return the blocks of an affine map: ``[offset, strides]`` in the whole and the shard."""
+    """Return the blocks of an affine map: ``[offset, strides]`` in the whole and the shard.
+
+    Raise Corrupt if it is no such map, or does not fit the shards, Unsupported if a block is scaled
+    or no box.
+    """
     try:
         whole = _natural(blocks["logical_shape"])
         pieces: list[ShardBlock] = []
@@ -249,45 +275,57 @@ def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
                 raise Corrupt(
                     f"{name}: rank {rank} has {shape}, its affine map tells of another shape"
                 )
-            pieces += [p for one in mine["pieces"] for p in _piece(name, rank, one, whole, shape)]
+            pieces += [
+                p for piece in mine["pieces"] for p in _piece(name, rank, piece, whole, shape)
+            ]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
         raise Corrupt(f"{name}: an affine map that is none: {type(e).__name__}") from e
     return whole, pieces
 
 
 def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iterator[ShardBlock]:
+    """Yield the block of one piece of the map; none if it is empty.
+
+    Raise Unsupported if it is scaled or no box, Corrupt if the map does not give it to this rank.
+    """
     shape: Shape = _natural(block["shape"])
     if 0 in shape:
         return  # a rank without any of it
     if block.get("scale", 1.0) != 1.0:
         raise Unsupported(f"{name}: its shards are scaled, and a merge never computes", hint=_HINT)
-    into = _corner(name, block["source"], shape, whole)
-    held = _corner(name, block["dest"], shape, shard)
+    in_whole = _corner(name, block["source"], shape, whole)
+    in_shard = _corner(name, block["dest"], shape, shard)
     locations = _natural([int(n) for n in block["locations"]])
     if rank not in locations:
         raise Corrupt(f"{name}: rank {rank} has a block that its affine map gives to others")
-    yield ShardBlock(rank, (held, shape), into, len({n for n in locations if n < rank}))
+    yield ShardBlock(rank, (in_shard, shape), in_whole, len({n for n in locations if n < rank}))
 
 
-def _corner(name: str, place: Any, shape: Shape, of: Shape) -> Shape:
-    """Return where a block begins in a tensor; raises unless it is a box of it."""
+def _corner(name: str, place: Any, shape: Shape, tensor_shape: Shape) -> Shape:
+    """Return where a block begins in a tensor of shape ``tensor_shape``.
+
+    Raise Unsupported if the block is no box of it, Corrupt if it is outside.
+    """
     offset, strides = place
-    plain = row_major(of)
-    if len(shape) != len(of) or any(
+    plain = row_major(tensor_shape)
+    if len(shape) != len(tensor_shape) or any(
         n > 1 and s != p for n, s, p in zip(shape, _natural(strides), plain, strict=True)
     ):
         raise Unsupported(f"{name}: an affine map whose blocks are no boxes", hint=_HINT)
-    at: list[int] = []
-    (rest,) = _natural([offset])
+    corner: list[int] = []
+    (remainder,) = _natural([offset])
     for stride in plain:
-        at.append(rest // stride if stride else 0)
-        rest -= at[-1] * stride
-    if rest or any(a + n > whole for a, n, whole in zip(at, shape, of, strict=True)):
+        corner.append(remainder // stride if stride else 0)
+        remainder -= corner[-1] * stride
+    if remainder or any(
+        a + n > whole for a, n, whole in zip(corner, shape, tensor_shape, strict=True)
+    ):
         raise Corrupt(f"{name}: an affine map with a block outside its tensor")
-    return tuple(at)
+    return tuple(corner)
 
 
 def _natural(values: Any) -> Shape:
+    """Return a tuple of natural numbers; raise ValueError for anything else."""
     if not isinstance(values, (list, tuple)) or not are_naturals(values):
         raise ValueError("not natural numbers")
     return tuple(values)
@@ -303,11 +341,11 @@ _MOST_REPEATS = 3
 
 
 class NamePatterns:
-    r"""Values by name pattern; only harmless regular expressions are run.
+    r"""Values by patterns of names; only harmless regular expressions are run.
 
     AutoTP writes ``^name$`` with escapes; Megatron-DeepSpeed writes a few ``\\d+`` and ``.*``
-    (matched from the start, as ``re.match`` does). Those are matched; anything else could take for
-    ever: it raises Unsupported.
+    (matched from the start, as ``re.match`` does). Any other expression could run for ever, and
+    raises Unsupported.
     """
 
     def __init__(self, values: Mapping[Any, Any], where: str) -> None:
@@ -321,45 +359,48 @@ class NamePatterns:
                 or len(re.findall(_REPEAT, pattern)) > _MOST_REPEATS
             ):
                 raise Unsupported(f"{where}: unknown kind of name pattern: {brief(pattern)}")
-            if one := _ONE_NAME.fullmatch(pattern):
-                self._exact[re.sub(r"(?s)\\(.)", r"\1", one[1])] = value
+            if exact := _ONE_NAME.fullmatch(pattern):
+                self._exact[re.sub(r"(?s)\\(.)", r"\1", exact[1])] = value
             else:
                 self._open.append((re.compile(pattern), value))
 
     def find(self, name: str) -> list[Any]:
-        """Return the matching pattern's value in a list, or none; Corrupt if several match."""
-        found = [self._exact[name]] if name in self._exact else []
-        found += [value for pattern, value in self._open if pattern.match(name)]
-        if len(found) > 1:
-            raise Corrupt(f"{name}: {len(found)} patterns of one kind match it")
-        return found
+        """Return the value of the matching pattern in a list, or none.
+
+        Raise Corrupt if several match.
+        """
+        values = [self._exact[name]] if name in self._exact else []
+        values += [value for pattern, value in self._open if pattern.match(name)]
+        if len(values) > 1:
+            raise Corrupt(f"{name}: {len(values)} patterns of one kind match it")
+        return values
 
 
 # Boxes of flat tensors
 
 
-def cut_box(copy: Copy, shape: Shape, held: Box, into: Shape) -> Iterator[Part]:
-    """Yield the box ``held`` of a stored tensor as parts of a larger one, from ``into`` on.
+def cut_box(copy: Copy, shape: Shape, source: Box, into: Shape) -> Iterator[Part]:
+    """Yield the box ``source`` of a stored tensor as parts of a larger one, from ``into`` on.
 
-    ``copy`` has the grid of the tensor, in one part, or a flat one in any number of parts.
+    ``copy`` has the grid of the tensor, in one part, or a flat grid in any number of parts.
     """
     strides = row_major(shape)
     for part in copy.parts:
         whole = part.strides is not None and ((0,) * len(shape), shape)
         flat = part.offsets[0] if copy.grid != shape or len(shape) == 1 else 0
         for offsets, sizes in [whole] if whole else cut(shape, flat, flat + prod(part.sizes)):
-            low = tuple(map(max, offsets, held[0]))
-            high = (min(o + n, h + m) for o, n, h, m in zip(offsets, sizes, *held, strict=True))
+            low = tuple(map(max, offsets, source[0]))
+            high = (min(o + n, h + m) for o, n, h, m in zip(offsets, sizes, *source, strict=True))
             box = tuple(b - a for a, b in zip(low, high, strict=True))
             if all(n > 0 for n in box):
-                at = tuple(i + a - h for i, a, h in zip(into, low, held[0], strict=True))
+                target = tuple(i + a - h for i, a, h in zip(into, low, source[0], strict=True))
                 skip = sum(a * s for a, s in zip(low, part.strides or strides, strict=True)) - flat
-                moved = replace(part, offsets=at, sizes=box, strides=part.strides or strides)
+                moved = replace(part, offsets=target, sizes=box, strides=part.strides or strides)
                 yield _skipped(moved, skip * ITEMSIZE[copy.dtype], ITEMSIZE[copy.dtype])
 
 
 def _skipped(part: Part, skip: int, item: int) -> Part:
-    """Return the part ``skip`` bytes behind its start, with the extent that its strides reach."""
+    """Return the part that begins ``skip`` bytes later, with the extent that its strides reach."""
     sizes, strides = part.sizes, part.strides or ()
     extent = Extent(part.extent.file, part.extent.start + skip, span(sizes, strides) * item)
     return replace(part, extent=extent, strides=None if is_row_major(sizes, strides) else strides)
@@ -385,5 +426,6 @@ def cut(shape: Shape, start: int, stop: int) -> Iterator[Box]:
 
 
 def _row(shape: Shape, index: int, start: int, stop: int) -> Iterator[Box]:
+    """Yield the same of row ``index``; ``start`` and ``stop`` count from the start of the row."""
     for offsets, sizes in cut(shape[1:], start, stop):
         yield (index, *offsets), (1, *sizes)

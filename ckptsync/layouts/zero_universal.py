@@ -1,8 +1,10 @@
-"""DeepSpeed's universal checkpoints: one merged master, ``zero/<parameter>/fp32.pt``, each.
+"""DeepSpeed's universal checkpoints: one merged master for each parameter.
 
-Copies of the model files lie beside them, and hold what else there is. ``ds_to_universal`` also
-writes an ``fp32.pt`` for every other name of the module: the model's own copy, cast to float32,
-integers too.  Those say less than the model file itself, and are left out.
+The masters are whole already, in ``zero/<parameter>/fp32.pt``; buffers and tied names are in the
+copies of the model files beside them. ``ds_to_universal`` also writes an ``fp32.pt`` for every
+other name of the module: the model's own copy, cast to float32, integers too. Those lose what the
+model file has, and are left out.
+
 Source: ``deepspeed/checkpoint/ds_to_universal.py``, 0.19.8.
 """
 
@@ -47,7 +49,10 @@ roots = universal_roots
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return the model files, and the file of every parameter that they name."""
+    """Return the model files, and the file of every parameter that they name.
+
+    Raise Incomplete if a model file is missing, Corrupt or Unsupported for its content.
+    """
     zero = ZeroFiles(files, root)
     models = zero.all_model_files()
     zero.require(models)
@@ -56,7 +61,10 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Return parameters with their merged masters, and from the model files what else there is."""
+    """Return parameters with their merged masters, and buffers and tied names of the model files.
+
+    Raise Incomplete for a missing file, Corrupt if files disagree, Unsupported for experts.
+    """
     zero = ZeroFiles(files, root)
     setup, names = zero.setup, zero.all_model_files()
     zero.require(names)
@@ -71,16 +79,16 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
         masters = {n: _master(zero, n, shape) for n, shape in trained.items()}
         return tensors_of(rank, trained, masters)
     absent = join(zero.root, "zero, converted without round_robin_gradients")
-    first, *others = tensors_of(replace(rank, absent=absent), trained, {})
+    first, *later_tensors = tensors_of(replace(rank, absent=absent), trained, {})
     remark = f"{_MIXED_UP}: the weights are the model's own, not the fp32 masters"
-    return replace(first, remark=remark), *others
+    return replace(first, remark=remark), *later_tensors
 
 
 def _are_mixed_up(model: StateFile) -> bool:
     """Return whether the conversion mixed up masters.
 
-    It does where parameters were dealt out to several ranks: ``ds_to_universal`` cuts by
-    ``param_slice_mappings``, and with round-robin gradients masters lie elsewhere.
+    It does if parameters were dealt out to several ranks: ``ds_to_universal`` cuts by
+    ``param_slice_mappings``, and with round-robin gradients the masters lie elsewhere.
     """
     zero = section(configuration(model), "zero_optimization")
     return (
@@ -91,6 +99,10 @@ def _are_mixed_up(model: StateFile) -> bool:
 
 
 def _check_complete(root: str, models: Sequence[StateFile]) -> None:
+    """Raise Unsupported for a model with experts.
+
+    Raise Incomplete if a pipeline's buffers are in no file.
+    """
     if expert_counts(models[0]):
         raise Unsupported(
             f"{root or '.'}: a universal checkpoint of a model with experts, which ds_to_universal"
@@ -108,47 +120,60 @@ def _check_complete(root: str, models: Sequence[StateFile]) -> None:
 
 
 def _joined(zero: ZeroFiles, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
-    """Return the tensors of all ranks and stages: only the masters are whole."""
+    """Return the tensors of all ranks and stages, of which only the masters are whole.
+
+    Raise Unsupported if masters are mixed up, or for a tensor that is not trained and not a buffer.
+    """
     if _are_mixed_up(models[0]):
         raise Unsupported(f"{zero.root or '.'}: {_MIXED_UP}", hint=_MERGE_SOURCE)
     dtype = trained_dtype(models[0])
     tied = {k: v for model in models for k, v in model.get("shared_params", dict).items()}
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for name in (name for model in models for name in trained_shapes(model)):
-        if name not in found:
+        if name not in by_name:
             copy = _master(zero, name, None)
-            found[name] = Tensor(name, dtype, copy.grid, (copy,))
-    others = _buffers(zero.root, models, {*found, *tied})
-    names = {k: v for k, v in tied.items() if isinstance(v, str) and v in found}
+            by_name[name] = Tensor(name, dtype, copy.grid, (copy,))
+    buffers = _buffers(zero.root, models, {*by_name, *tied})
+    names = {k: v for k, v in tied.items() if isinstance(v, str) and v in by_name}
     return (
-        *found.values(),
-        *others,
-        *(replace(found[stored], name=name, tied=stored) for name, stored in names.items()),
+        *by_name.values(),
+        *buffers,
+        *(replace(by_name[stored], name=name, tied=stored) for name, stored in names.items()),
     )
 
 
-def _buffers(root: str, models: Sequence[StateFile], known: set[str]) -> list[Tensor]:
-    """Return what is not ``known``: buffers, which all tensor-parallel ranks have alike."""
+def _buffers(root: str, models: Sequence[StateFile], parameters: set[str]) -> list[Tensor]:
+    """Return the buffers that are not among ``parameters``.
+
+    All tensor-parallel ranks have the same.
+
+    Raise Unsupported for any other tensor.
+    """
     ranks = [MpRank(1, [model], [], own_tensors(model)) for model in models]
-    named = buffer_names(models[0])
-    odd = sorted(
+    names_of_buffers = buffer_names(models[0])
+    unjoinable = sorted(
         name
         for rank in ranks
         for name in rank.own
-        if name not in known and (name not in named or any(name not in r.own for r in ranks))
+        if name not in parameters
+        and (name not in names_of_buffers or any(name not in r.own for r in ranks))
     )
-    if odd:
+    if unjoinable:
         raise Unsupported(
-            f"{root or '.'}: {odd[0]} is not trained, and ds_to_universal does not join it over"
-            " tensor-parallel ranks",
+            f"{root or '.'}: {unjoinable[0]} is not trained, and ds_to_universal does not join it"
+            " over tensor-parallel ranks",
             hint=_MERGE_SOURCE,
         )
-    names = [name for name in ranks[0].own if name not in known]
+    names = [name for name in ranks[0].own if name not in parameters]
     return [equal_buffer([rank.own_tensor(name) for rank in ranks]) for name in names]
 
 
 def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:
-    """Return one merged master, of ``shape`` where known: a tensor, or a dictionary with one."""
+    """Return one merged master: the tensor in a file, or in the dictionary in it.
+
+    ``shape``: of the parameter, if known. Raise Incomplete if the file is missing, Corrupt if it
+    holds another tensor.
+    """
     path = _master_file(zero.root, name)
     if path not in zero.sizes:
         raise Incomplete(
@@ -159,14 +184,15 @@ def _master(zero: ZeroFiles, name: str, shape: Shape | None) -> Copy:
     value, archive = torch_save.load(zero.files, extent, _ALLOWED)
     is_cut = isinstance(value, dict) and value.get("vocab_tensor") is True
     with name_in_errors(path):
-        held = plain_tensor(value.get("param") if isinstance(value, dict) else value)
-    if held is None:
+        tensor = plain_tensor(value.get("param") if isinstance(value, dict) else value)
+    if tensor is None:
         raise Corrupt(f"{path}: no tensor in it")
-    if shape is not None and (held.shape not in (shape, (prod(shape),)) or is_cut):
-        raise Corrupt(f"{path}: a tensor of shape {held.shape}, {shape} expected")
-    part = (torch_save.part(zero.files, archive, held),) if held.numel else ()
-    return Copy(held.dtype, held.shape, part)
+    if shape is not None and (tensor.shape not in (shape, (prod(shape),)) or is_cut):
+        raise Corrupt(f"{path}: a tensor of shape {tensor.shape}, {shape} expected")
+    part = (torch_save.part(zero.files, archive, tensor),) if tensor.numel else ()
+    return Copy(tensor.dtype, tensor.shape, part)
 
 
 def _master_file(root: str, parameter: str) -> str:
+    """Return the name of a parameter's master file."""
     return join(root, f"zero/{parameter}/{UNIVERSAL}")

@@ -24,8 +24,8 @@ from ckptsync.layouts.sharded_tensors import (
     Shard,
     boxes,
     dtensor_share,
-    held,
     is_even,
+    local_runs,
     local_shape,
     read_mesh,
 )
@@ -81,7 +81,7 @@ def test_every_rank_holds_what_torch_gives_it(
     placements = [data.draw(kinds) for _ in mesh]
     at = tuple(data.draw(st.integers(0, n - 1)) for n in mesh)
     wanted = by_torch(shape, mesh, at, placements)
-    runs = held(shape, mesh, at, placements)
+    runs = local_runs(shape, mesh, at, placements)
     assert prod(local_shape(runs)) == wanted.numel()
     if wanted.numel():
         assert np.array_equal(by_boxes(shape, runs), wanted.numpy())
@@ -92,22 +92,22 @@ def test_even_cuts_give_every_rank_as_much(
     shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject
 ) -> None:
     placements = [data.draw(st.builds(Shard, st.integers(0, len(shape) - 1))) for _ in mesh]
-    sizes = {local_shape(held(shape, mesh, at, placements)) for at in np.ndindex(*mesh)}
+    sizes = {local_shape(local_runs(shape, mesh, at, placements)) for at in np.ndindex(*mesh)}
     assert len(sizes) == 1 or not is_even(shape, mesh, placements)
 
 
 def test_a_cut_that_a_tensor_cannot_have_is_refused() -> None:
     with pytest.raises(Corrupt, match="axis 2 of a tensor of 2"):
-        held((4, 4), (2,), (0,), [Shard(2)])
+        local_runs((4, 4), (2,), (0,), [Shard(2)])
     with pytest.raises(Corrupt):
-        held((4, 4), (2,), (0,), [Shard(-1)])
+        local_runs((4, 4), (2,), (0,), [Shard(-1)])
     for factor, at in [(0, 0), (1 << 40, 0), (1, 2)]:
         with pytest.raises(Unsupported):
-            held((4, 4), (2,), (at,), [Shard(0, factor)])
+            local_runs((4, 4), (2,), (at,), [Shard(0, factor)])
 
 
 def test_pieces_without_end_are_refused() -> None:
-    runs = held((4096, 4096), (2, 2), (0, 0), [Shard(0, 1024), Shard(1, 1024)])
+    runs = local_runs((4096, 4096), (2, 2), (0, 0), [Shard(0, 1024), Shard(1, 1024)])
     with pytest.raises(Unsupported, match="separate pieces"):
         next(boxes(runs))
 

@@ -1,8 +1,8 @@
-"""Where a tensor of a model's files is in memory, by its name: transformers renames and fuses.
+"""Find where a tensor of a model's files is in memory: transformers renames and fuses tensors.
 
-Checkpoints hold the names of a model in memory; ``save_pretrained``, hubs and vLLM have those of
-files.  `places` goes from a file to memory, as transformers does when it loads: in this direction
-every change has one meaning.  Pure; the changes are in `live_name_families`.
+Checkpoints hold the names of a model in memory; ``save_pretrained``, hubs and vLLM use the names of
+files. `places` goes from files to memory, as transformers does when it loads: in this direction
+every change has one result. The changes are in `weight_renaming_table`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ckptsync.layouts.live_name_families import FAMILIES
+from ckptsync.layouts.weight_renaming_table import FAMILIES
 
 _EVERY = "every"  # the family of all models: what older files have
 _MOST_CONFIGS = 16
@@ -28,13 +28,14 @@ _ROOT = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of a file is in memory: it is, or is a piece of, or contains, ``live``.
+    """The place of a file's tensor in memory, at the tensor ``live`` of the model.
 
-    ``expert``: its index on the first axis of ``live``, an axis that the file's tensor does not
-    have.  ``piece``: it is this one of ``pieces`` tensors that follow each other on the first axis
-    of ``live``, or of one expert of it.  ``part``: the other way round, ``live`` is this one of
-    ``parts`` that follow each other on the first axis of the file's tensor.  ``may_transpose``: the
-    file has the last two axes swapped, unless its shape is that in memory.
+    The file's tensor is ``live``, or a piece of it, or contains it. ``expert``: its index on the
+    first axis of ``live``, an axis that the file's tensor does not have. ``piece``: it is this one
+    of ``pieces`` tensors that follow each other on the first axis of ``live``, or of one expert of
+    it. ``part``: ``live`` is this one of ``parts`` that follow each other on the first axis of the
+    file's tensor. ``may_transpose``: the file has the last two axes swapped, unless its shape is
+    that in memory.
     """
 
     live: str
@@ -47,13 +48,13 @@ class Place:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the file's tensor is all of ``live`` and nothing else."""
+        """Whether the file's tensor is all of ``live`` and nothing else."""
         return self.expert is None and self.pieces == self.parts == 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A line of the table: patterns of a file's names, and names in memory."""
+    """A line of the table: patterns of names in files, and names in memory."""
 
     patterns: tuple[re.Pattern[str], ...]
     names: tuple[str, ...]
@@ -63,13 +64,16 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _ScopedChange:
-    """A change of a model's part, whose names begin with the first fitting of ``scopes``."""
+    """A change of a model's part, whose names begin with one of ``scopes``."""
 
     change: _Change
     scopes: tuple[str, ...]
 
     def match(self, name: str) -> tuple[int, re.Match[str], str] | None:
-        """Return which pattern fits, how, and the scope before it."""
+        """Return the number of the pattern that matches, the match, and the scope.
+
+        None if none does.
+        """
         scope = next((s for s in self.scopes if name.startswith(s)), None)
         if scope is None:
             return None
@@ -80,9 +84,9 @@ class _ScopedChange:
 
 
 def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[Place, ...]]:
-    """Return name in a file → its places in memory; of an unknown family, under its own name.
+    """Return the places in memory of each name in a file.
 
-    ``config``: the ``config.json`` beside the files.
+    A name that no change matches keeps its name. ``config``: the ``config.json`` beside the files.
     """
     changes = tuple(_changes(config))
     renamings = [c for c in changes if not c.change.is_conversion]
@@ -93,7 +97,10 @@ def places(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, tuple[P
 def _places(
     name: str, renamings: Iterable[_ScopedChange], conversions: Iterable[_ScopedChange]
 ) -> tuple[Place, ...]:
-    """Return a file's tensor's places: all renamings apply in order, then the first conversion."""
+    """Return the places of a file's tensor.
+
+    All renamings apply in order, then the first conversion that matches.
+    """
     for scoped in renamings:
         if fit := scoped.match(name):
             _, match, scope = fit
@@ -118,9 +125,10 @@ def _places(
 
 
 def _replaced(match: re.Match[str], text: str) -> str:
-    own = match.string
-    new = match.expand(text) if "\\" in text else text  # it parses a text anew each time
-    return f"{own[: match.start()]}{new}{own[match.end() :]}"
+    r"""Return the name with the match replaced by ``text``, in which ``\1`` is a group of it."""
+    name = match.string
+    replacement = match.expand(text) if "\\" in text else text  # expand parses the text each time
+    return f"{name[: match.start()]}{replacement}{name[match.end() :]}"
 
 
 def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
@@ -135,7 +143,7 @@ def _changes(config: Mapping[str, Any]) -> Iterator[_ScopedChange]:
 def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the families of a model and of its parts, each with the prefixes of its names.
 
-    A class in ``architectures`` that the table has comes before the ``model_type``.
+    A class in ``architectures`` that is in the table is used instead of the ``model_type``.
     """
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and len(classes) == 1 else None
@@ -160,7 +168,7 @@ def _families(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, tuple[_Change, ...]]:
-    """Return family → its changes."""
+    """Return the changes of each family."""
     table: dict[str, tuple[_Change, ...]] = {}
     for paragraph in FAMILIES.strip().split("\n\n"):
         families: list[str] = []
@@ -177,7 +185,7 @@ def _table() -> Mapping[str, tuple[_Change, ...]]:
 
 
 def _parsed(line: str) -> _Change:
-    """Return a line of the table: ``FILE => MEMORY``, with ``^T`` where axes may be swapped."""
+    """Return a line of the table: ``FILE => MEMORY``, with ``^T`` if axes may be swapped."""
     file, _, live = line.partition(" => ")
     live, mark, _ = live.partition(" ^T")
     texts, names = _alternatives(file), _alternatives(live)
@@ -187,7 +195,7 @@ def _parsed(line: str) -> _Change:
 
 
 def _alternatives(text: str) -> tuple[str, ...]:
-    """Return ``q_proj`` and ``k_proj`` of ``{q,k}_proj``."""
-    before, mark, rest = text.partition("{")
-    inner, _, after = rest.partition("}")
+    """Return ``q_proj`` and ``k_proj`` for ``{q,k}_proj``; the text itself without braces."""
+    before, mark, after_brace = text.partition("{")
+    inner, _, after = after_brace.partition("}")
     return tuple(f"{before}{word}{after}" for word in inner.split(",")) if mark else (text,)

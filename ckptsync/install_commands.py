@@ -1,4 +1,7 @@
-"""The command that installs what is missing here, however ckptsync itself was installed."""
+"""The commands, for hints, that install a missing package.
+
+They fit the Python that runs ckptsync, and the way in which ckptsync itself was installed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 def install(*packages: str) -> str:
     """Return the command that installs packages into the Python that runs this.
 
-    An environment without pip is uv's.
+    It uses pip if the environment has it, else uv, which makes environments without pip.
     """
     from importlib.metadata import distributions  # noqa: PLC0415 - 20 ms
 
@@ -28,7 +31,7 @@ def install(*packages: str) -> str:
 def install_extra(extra: str) -> str:
     """Return the command that installs the packages of an extra; of "", those of ckptsync itself.
 
-    Where ckptsync runs from its source, uninstalled, a sentence instead.
+    If ckptsync runs from its source, uninstalled, return a sentence instead.
     """
     from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415 - 20 ms
 
@@ -48,8 +51,9 @@ def install_extra(extra: str) -> str:
 def install_self(python: str) -> str:
     """Return the command that installs this ckptsync into another Python.
 
-    ``python``: its interpreter.  PEP 610's ``direct_url.json`` names the directory, archive or
-    repository that ckptsync was installed from; without that file the package index is meant.
+    ``python``: its interpreter. PEP 610's ``direct_url.json`` names the directory, archive or
+    repository that ckptsync was installed from; without that file the command uses the package
+    index.
     """
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415 - 20 ms
 
