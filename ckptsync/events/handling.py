@@ -28,7 +28,7 @@ from ckptsync.records.io import append_record
 from ckptsync.records.location_status import record_names
 from ckptsync.records.store_paths import consolidated_prefix, records_prefix
 from ckptsync.safe_names import RECORDS
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import directory_of
@@ -169,7 +169,7 @@ def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]
 
     Raises Elsewhere where another process holds it.
     """
-    mine = f"{node} {os.getpid()} {began(os.getpid())}\n".encode()
+    mine = f"{node} {os.getpid()} {start_time(os.getpid())}\n".encode()
     try:
         store.create(name, [mine])
     except Exists:
@@ -204,7 +204,7 @@ def _holder(owner: bytes, node: str) -> tuple[str, bool]:
     if len(words) < 3 or not words[1].isdecimal():
         return " ".join(words), words in ([""], [node])
     who, pid, since = words
-    return who, who == node and began(int(pid)) != since
+    return who, who == node and start_time(int(pid)) != since
 
 
 def _run(

@@ -259,29 +259,29 @@ class TrainingMark:
 
     def __init__(self, output_dir: Path, training: str, pid: int, at: float) -> None:
         self._spool, self._process = output_dir / SPOOL, f"{_PROCESS}{os.getpid()}-{pid}"
-        self._mark = markers.Begun(
+        self._mark = markers.TrainingProcess(
             train=training,
             rank=0,
             world=1,
             local_world=0,
             host=socket.gethostname(),
             pid=pid,
-            began=markers.began(pid),
-            boot=markers.boot(),
+            began=markers.start_time(pid),
+            boot=markers.boot_id(),
             at=at,
-            machine=markers.machine(),
+            machine=markers.machine_id(),
             marks="some",
         )
 
     def begin(self) -> None:
         """Write that it runs, and remove the marks of those that have ended.  Raises OSError."""
-        for mark in markers.begun(self._spool):
+        for mark in markers.list_training_processes(self._spool):
             if mark.process.startswith(_PROCESS) and markers.is_training(mark) is False:
-                safe_files.unlink(markers.begun_path(self._spool, mark.process))
-        markers.write_mark(markers.begun_path(self._spool, self._process), self._mark)
+                safe_files.unlink(markers.process_path(self._spool, mark.process))
+        markers.write_mark(markers.process_path(self._spool, self._process), self._mark)
 
     def end(self) -> None:
         """Write that it has ended well.  Raises OSError."""
         now = time.time()
         mark = replace(self._mark, ended=now, left=now)
-        markers.write_mark(markers.begun_path(self._spool, self._process), mark)
+        markers.write_mark(markers.process_path(self._spool, self._process), mark)

@@ -25,7 +25,7 @@ from ckptsync.checkpoint_dirs import (
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.resume.choose import Candidate, LocalSave
-from ckptsync.spool.markers import begun, is_training
+from ckptsync.spool.markers import is_training, list_training_processes
 from ckptsync.spool.pins import list_pins
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.walk import SPOOL, UnsafeSpool
@@ -68,7 +68,7 @@ class LocalCheckpoint:
 
 def check_idle(output_dir: Path) -> None:
     """Raise ConfigError where the hook of a training on this machine still writes here."""
-    for one in begun(output_dir / SPOOL):
+    for one in list_training_processes(output_dir / SPOOL):
         if is_training(one):  # None: of another machine, nobody can tell
             raise ConfigError(
                 f"{output_dir}: a training writes here (process {one.pid})",

@@ -24,7 +24,7 @@ from ckptsync.service.process_control import Notifier, Stopping, stopping
 from ckptsync.service.process_status import Heart, Roles
 from ckptsync.service.store_connection import Absent, ServiceStore, check, open_configured
 from ckptsync.service.tasks import HUNG, NEVER, Fatal, Task
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.status.heartbeat import claim
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
@@ -106,7 +106,7 @@ class UntilGone:
     """
 
     def __init__(self, pid: int | None) -> None:
-        self._pid, self._began = pid, began(pid) if pid is not None else ""
+        self._pid, self._began = pid, start_time(pid) if pid is not None else ""
         self._runs: dict[str, int] | None = None
         self._left: object = None
         self._since = 0.0
@@ -117,7 +117,7 @@ class UntilGone:
         Every task must have begun and ended a run after the process: the last checkpoint may be
         younger than the last scan.
         """
-        if self._pid is None or began(self._pid) == self._began != "":
+        if self._pid is None or start_time(self._pid) == self._began != "":
             return False
         tasks, now, queue = roles.all, time.monotonic(), roles.outcome().queue
         if self._runs is None:

@@ -46,7 +46,7 @@ _RANK = re.compile(r"rank-[0-9]{1,9}\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class TrainingProcess:
     """A process that trains.
 
     ``train`` is empty until the ranks have agreed on it, ``local_world`` (how many ranks write into
@@ -136,7 +136,7 @@ def save_id(train: str, checkpoint: str, n: int) -> str:
     return hashlib.sha256(f"{train}\0{checkpoint}\0{n}".encode()).hexdigest()[:16]
 
 
-def begun_path(spool: Path, process: str) -> Path:
+def process_path(spool: Path, process: str) -> Path:
     """Return where a process says who it is."""
     return spool / "trains" / f"{process}.json"
 
@@ -151,36 +151,36 @@ def write_mark(path: Path, mark: object) -> None:
 
     Folders are made.  Raises OSError.
     """
-    safe_files.make(path.parent)
+    safe_files.make_folders(path.parent)
     safe_files.write_json(path.parent, path.name, dataclasses.asdict(mark))  # type: ignore[call-overload]  # any dataclass
 
 
-def begun(spool: Path) -> tuple[Begun, ...]:
+def list_training_processes(spool: Path) -> tuple[TrainingProcess, ...]:
     """Return every process that has trained here, in the order they began.
 
     Also those that are gone.
     """
     processes = (
         replace(mark, process=name.removesuffix(".json"))  # whatever the file says
-        for name, mark in _marks_in(spool / "trains", Begun)
+        for name, mark in _marks_in(spool / "trains", TrainingProcess)
         if name.endswith(".json")
     )
     return tuple(sorted(processes, key=lambda b: (b.at, b.rank)))
 
 
-def ranks_at(spool: Path, at: float) -> int | None:
+def count_ranks_at(spool: Path, at: float) -> int | None:
     """Return the number of ranks of the training that ran here at a time.
 
     ``at``: seconds since the epoch.  The mark of the last process that had begun and not left by
     then says it; None if there is no such mark.
     """
-    worlds = [m.world for m in begun(spool) if m.at <= at and not 0 < m.left < at]
+    worlds = [m.world for m in list_training_processes(spool) if m.at <= at and not 0 < m.left < at]
     return worlds[-1] if worlds else None
 
 
-def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
+def list_rank_marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing."""
-    saves = safe_files.children(spool / "saves")
+    saves = safe_files.list_paths(spool / "saves")
     ranks = (
         mark
         for save in saves
@@ -191,21 +191,21 @@ def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     return tuple(sorted(ranks, key=lambda m: (m.at, m.save, m.rank)))
 
 
-def is_training(b: Begun) -> bool | None:
+def is_training(b: TrainingProcess) -> bool | None:
     """Return whether that process may still write.
 
     ``None`` if it is of another machine or container.
     """
     if b.left:
         return False
-    here = boot()
+    here = boot_id()
     if here and b.boot == here:
-        return began(b.pid) == b.began != ""
-    is_this_machine = b.host == socket.gethostname() and b.machine == machine() != ""
+        return start_time(b.pid) == b.began != ""
+    is_this_machine = b.host == socket.gethostname() and b.machine == machine_id() != ""
     return False if is_this_machine and b.boot.partition(" ")[0] != here.partition(" ")[0] else None
 
 
-def boot() -> str:
+def boot_id() -> str:
     """Return an id of this boot of this machine and this container's processes.
 
     "" where the system does not say.
@@ -219,7 +219,7 @@ def boot() -> str:
         return ""
 
 
-def machine() -> str:
+def machine_id() -> str:
     """Return an id of this machine over all its boots, as systemd has it; "" where it has none."""
     try:
         return Path("/etc/machine-id").read_text("ascii").strip()
@@ -227,7 +227,7 @@ def machine() -> str:
         return ""
 
 
-def began(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Return when a process began, in the system's own unit.
 
     "" if there is none, or it is a zombie.
@@ -273,15 +273,15 @@ _Marker = TypeVar("_Marker")
 def _marks_in(folder: Path, kind: Callable[..., _Marker]) -> Iterator[tuple[str, _Marker]]:
     """Yield the markers in a folder with their names; nothing if it cannot be listed."""
     # the files themselves decide
-    with contextlib.suppress(OSError), safe_files.opened(folder) as fd:
-        for name in safe_files.names_in(fd):
+    with contextlib.suppress(OSError), safe_files.open_folder(folder) as fd:
+        for name in safe_files.list_names_in(fd):
             if not name.startswith(".") and (mark := read_marker_in(fd, name, kind)) is not None:
                 yield name, mark
 
 
 def read_marker(path: Path, kind: Callable[..., _Marker]) -> _Marker | None:
     """Return what a marker says; ``None`` if it is not there, too large, or not a ``kind``."""
-    with contextlib.suppress(OSError), safe_files.opened(path.parent) as fd:
+    with contextlib.suppress(OSError), safe_files.open_folder(path.parent) as fd:
         return read_marker_in(fd, path.name, kind)
     return None
 

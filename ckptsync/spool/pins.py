@@ -20,7 +20,8 @@ A path is used again once its pin was dropped, and a thread that uploads holds a
 So who changes a pin later than the scan compares its id, or the hook's commit while it has none.
 
 A hard link follows a file that is still being written, and is overwritten with it; a reflink is
-not.  So files are linked as they appear (`grow`), and cloned once the save is finished (`harden`).
+not.  So files are linked as they appear (`link_files`), and cloned once the save is finished
+(`replace_links`).
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from ckptsync.spool.markers import (
 from ckptsync.spool.safe_files import (
     NO_LINKS,
     Tree,
-    children,
-    copy_of,
+    create_copy,
     link,
-    opened,
-    opened_in,
-    refusals,
+    list_paths,
+    open_folder,
+    open_folder_in,
     remove,
-    renamed,
+    translate_errors,
+    try_rename,
     unlink,
     write_json,
 )
@@ -78,7 +79,7 @@ _NOTHING = PinNotes()
 class Pin:
     """``files`` lie below `root`, ``added`` below `beside`.
 
-    ``node``: who sends it, empty while it is nobody's. ``pulse`` (ns, the file system's clock)
+    ``node``: who sends it, empty while it is nobody's. ``renewed`` (ns, the file system's clock)
     changes as long as ``node`` is alive.  ``stored``: a manifest of these files is in the store.
     ``id``: no other pin has it; empty without an owner, and in spools of earlier versions.
     """
@@ -86,7 +87,7 @@ class Pin:
     checkpoint: str
     k: int
     node: str
-    pulse: int
+    renewed: int
     path: Path
     files: tuple[Stat, ...] = ()
     commit: Commit | None = None
@@ -149,25 +150,25 @@ def list_pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) 
     Only those whose checkpoint's name ``wanted`` accepts.
     """
     folder, pins = output_dir / SPOOL / "pins", list[Pin]()
-    with contextlib.suppress(Incomplete), refusals(folder), opened(folder) as fd:
-        for path in (folder / name for name in safe_files.names_in(fd)):
-            if wanted(_numbered(path)[0]) and (pin := _pin(path, fd)) is not None:
+    with contextlib.suppress(Incomplete), translate_errors(folder), open_folder(folder) as fd:
+        for path in (folder / name for name in safe_files.list_names_in(fd)):
+            if wanted(_split_name(path)[0]) and (pin := _load_pin(path, fd)) is not None:
                 pins.append(pin)
     return tuple(sorted(pins, key=lambda p: (p.checkpoint, p.k)))
 
 
-def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
+def create_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
     """Return a new empty pin of this node; ``None`` if another was first."""
     folder = output_dir / SPOOL / "pins"
-    with refusals(folder):
-        safe_files.make(folder)
+    with translate_errors(folder):
+        safe_files.make_folders(folder)
         fresh = folder / f".new-{node}-{checkpoint}"
         remove(fresh)
-        safe_files.make_new(fresh)
+        safe_files.make_new_folder(fresh)
         _write_owner(fresh, node)
         return (
             _read_pin(folder / f"{checkpoint}.{k}")
-            if renamed(fresh, folder / f"{checkpoint}.{k}")
+            if try_rename(fresh, folder / f"{checkpoint}.{k}")
             else None
         )
 
@@ -179,15 +180,15 @@ def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
     refuses.
     """
     folder = output_dir / SPOOL / "pins"
-    with refusals(fresh):
+    with translate_errors(fresh):
         k = (
             max(
-                (k for name, k in map(_numbered, children(folder)) if name == checkpoint),
+                (k for name, k in map(_split_name, list_paths(folder)) if name == checkpoint),
                 default=-1,
             )
             + 1
         )
-        while not renamed(fresh, folder / f"{checkpoint}.{k}"):
+        while not try_rename(fresh, folder / f"{checkpoint}.{k}"):
             if safe_files.status(fresh) is None:
                 raise FileNotFoundError(errno.ENOENT, "gone", str(fresh))
             k += 1
@@ -200,12 +201,12 @@ def adopt(pin: Pin, node: str) -> Pin | None:
     ``None`` if another was first, or it has gone.
     """
     mark = pin.path / f".owner-{node}"
-    with contextlib.suppress(Incomplete), refusals(pin.path), opened(pin.path) as fd:
+    with contextlib.suppress(Incomplete), translate_errors(pin.path), open_folder(pin.path) as fd:
         _write_owner(pin.path, node, mark.name)
         try:
             safe_files.link(fd, mark.name, fd, "owner.json")
         except OSError as e:
-            if isinstance(e, FileExistsError) and _owner(fd)[0]:
+            if isinstance(e, FileExistsError) and _read_owner(fd)[0]:
                 return None
             if e.errno not in (errno.EEXIST, errno.EPERM, *NO_LINKS):
                 raise
@@ -223,13 +224,13 @@ def claim(pin: Pin, node: str) -> Pin | None:
     ``None`` if another was first, or it has gone.
     """
     taken = pin.path.with_name(f".claim-{node}@{pin.path.name}")
-    with refusals(pin.path):
-        if not renamed(pin.path, taken):
+    with translate_errors(pin.path):
+        if not try_rename(pin.path, taken):
             return None
         try:
             _write_owner(taken, node)
         finally:  # a full disk is no reason to keep it out of sight
-            is_back = renamed(taken, pin.path)
+            is_back = try_rename(taken, pin.path)
         return _read_pin(pin.path) if is_back else None
 
 
@@ -238,7 +239,7 @@ def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
 
     Raises Incomplete if the pin has gone. ``stable`` is noted anew when files have come later.
     """
-    with _opened_pin(pin) as fd:
+    with _open_same_pin(pin) as fd:
         before = read_marker_in(fd, NOTES, PinNotes) or _NOTHING
         old, new = dataclasses.asdict(before), dataclasses.asdict(noted)
         merged = {key: value or new[key] for key, value in old.items()} | {
@@ -255,7 +256,7 @@ def mark_stored(pin: Pin) -> None:
     The note is void once a file is overwritten in place.  Raises Incomplete if the pin has gone.
     """
     if not pin.stored:
-        with _opened_pin(pin) as fd:
+        with _open_same_pin(pin) as fd:
             safe_files.write_in(fd, "stored", _digest(pin.files))
 
 
@@ -279,21 +280,25 @@ def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = No
     ``during``: a lock that is held for the first step only.
     """
     gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
-    with refusals(pin.path):
+    with translate_errors(pin.path):
         remove(gone)
-        with during or contextlib.nullcontext(), contextlib.suppress(Incomplete), _opened_pin(pin):
-            renamed(pin.path, gone)
+        with (
+            during or contextlib.nullcontext(),
+            contextlib.suppress(Incomplete),
+            _open_same_pin(pin),
+        ):
+            try_rename(pin.path, gone)
         remove(gone)
 
 
-def pulse(pin: Pin) -> None:
+def renew_ownership(pin: Pin) -> None:
     """Show the other nodes on this output directory that the pin's owner is alive."""
     # `_ckptsync` may be deleted at any moment
-    with contextlib.suppress(Incomplete), refusals(pin.path):
-        safe_files.pulse(pin.path / "owner.json")
+    with contextlib.suppress(Incomplete), translate_errors(pin.path):
+        safe_files.touch(pin.path / "owner.json")
 
 
-def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
+def link_files(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Pin new files; return the names that this file system cannot link.
 
     Files that are gone are not among them. Raises ConfigError where files belong to another user,
@@ -301,25 +306,25 @@ def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     """
     refused = []
     is_another = False
-    with refusals(pin.path), Tree(pin.root) as tree:
+    with translate_errors(pin.path), Tree(pin.root) as tree:
         for name in names:
             if not link_file(tree, source, name):
                 refused.append(name)
             elif not is_another:
-                _forget(pin)
+                _remove_notes(pin)
                 is_another = True
     return tuple(refused)
 
 
-def trim(pin: Pin, names: Iterable[str]) -> None:
+def unlink_files(pin: Pin, names: Iterable[str]) -> None:
     """Unpin names that the trainer itself has removed."""
-    with refusals(pin.path):
-        _forget(pin)
+    with translate_errors(pin.path):
+        _remove_notes(pin)
         for name in names:
             unlink(pin.root / name)
 
 
-def _forget(pin: Pin) -> None:
+def _remove_notes(pin: Pin) -> None:
     """Remove what was noted of other files than the pin will hold."""
     for name in ("stored", NOTES):
         unlink(pin.path / name)
@@ -362,15 +367,15 @@ def link_file(tree: Tree, source: Path, name: str) -> bool:
     return True
 
 
-def harden(pin: Pin) -> None:
+def replace_links(pin: Pin) -> None:
     """Replace hard links by reflinks where possible: later writes cannot change the pin."""
     for file in pin.files:
         fd = open_checkpoint_file(pin.root, file.path)
         try:
             with (
-                refusals(pin.path),
+                translate_errors(pin.path),
                 Tree(pin.root) as tree,
-                copy_of(fd, pin.path, *tree.place(file.path)) as out,
+                create_copy(fd, pin.path, *tree.place(file.path)) as out,
             ):
                 safe_files.clone(fd, out.fileno())
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
@@ -390,20 +395,20 @@ def clean_own(output_dir: Path, node: str) -> None:
     short is finished: its files may be the last there are.  Call it before anything else of the
     same node runs.
     """
-    for path in children(output_dir / SPOOL / "pins"):
+    for path in list_paths(output_dir / SPOOL / "pins"):
         claimed = _CLAIM.fullmatch(path.name)
         if claimed and claimed[1] == node:
-            with contextlib.suppress(Incomplete), refusals(path):
+            with contextlib.suppress(Incomplete), translate_errors(path):
                 _write_owner(path, node)
                 publish(output_dir, claimed[2], path)
         elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
-            with refusals(path):
+            with translate_errors(path):
                 remove(path)
     for path in (
-        path for pin in list_pins(output_dir) if pin.node == node for path in children(pin.path)
+        path for pin in list_pins(output_dir) if pin.node == node for path in list_paths(pin.path)
     ):
-        if path.name.startswith(safe_files.FRESH):  # a copy that was cut short
-            with refusals(path):
+        if path.name.startswith(safe_files.DRAFT_PREFIX):  # a copy that was cut short
+            with translate_errors(path):
                 remove(path)
     clean_abandoned(output_dir, time.time())
 
@@ -413,12 +418,12 @@ def clean_abandoned(output_dir: Path, now: float) -> None:
 
     ``now``: seconds since the epoch.  What cannot be removed stays.
     """
-    for path in children(output_dir / SPOOL / "pins"):
+    for path in list_paths(output_dir / SPOOL / "pins"):
         claimed = _CLAIM.fullmatch(path.name)
         if not (claimed or _HALF_DONE.fullmatch(path.name)):
             continue
-        with contextlib.suppress(CkptsyncError), refusals(path):  # another user's, or gone
-            if now - safe_files.newest(path) < _ABANDONED_AFTER:  # a copy grows
+        with contextlib.suppress(CkptsyncError), translate_errors(path):  # another user's, or gone
+            if now - safe_files.last_change(path) < _ABANDONED_AFTER:  # a copy grows
                 continue
             if claimed:
                 # if its owner shows no pulse, it is claimed again
@@ -432,22 +437,22 @@ def free_bytes(output_dir: Path) -> int:
 
     Raise Incomplete if it is gone.
     """
-    with refusals(output_dir):
+    with translate_errors(output_dir):
         try:
-            with opened(output_dir / SPOOL) as fd:
+            with open_folder(output_dir / SPOOL) as fd:
                 disk = os.fstatvfs(fd)
         except FileNotFoundError:
             disk = os.statvfs(output_dir)
         return disk.f_bavail * disk.f_frsize
 
 
-def _pin(path: Path, above: int) -> Pin | None:
+def _load_pin(path: Path, above: int) -> Pin | None:
     """Return the pin at a path in the open directory of pins; ``None`` if there is none."""
-    checkpoint, k = _numbered(path)
+    checkpoint, k = _split_name(path)
     if k < 0:
         return None
-    with contextlib.suppress(Incomplete), refusals(path), opened_in(above, path) as fd:
-        node, pin_id = _owner(fd)
+    with contextlib.suppress(Incomplete), translate_errors(path), open_folder_in(above, path) as fd:
+        node, pin_id = _read_owner(fd)
         files = safe_files.status_in(fd, "files")
         if not node and (files is None or not stat.S_ISDIR(files.st_mode)):
             return None  # dropped meanwhile, or not of our making
@@ -473,30 +478,36 @@ def _pin(path: Path, above: int) -> Pin | None:
 
 def _read_pin(path: Path) -> Pin | None:
     """Return the pin at a path; ``None`` if there is none."""
-    with contextlib.suppress(Incomplete), refusals(path.parent), opened(path.parent) as fd:
-        return _pin(path, fd)
+    with (
+        contextlib.suppress(Incomplete),
+        translate_errors(path.parent),
+        open_folder(path.parent) as fd,
+    ):
+        return _load_pin(path, fd)
     return None
 
 
-def _numbered(path: Path) -> tuple[str, int]:
+def _split_name(path: Path) -> tuple[str, int]:
     """Return the checkpoint and number in a pin's name; -1 for what is no pin."""
     named = None if path.name.startswith(".") else _NAME.fullmatch(path.name)
     return (named[1], int(named[2])) if named else (path.name, -1)
 
 
 @contextlib.contextmanager
-def _opened_pin(pin: Pin) -> Iterator[int]:
+def _open_same_pin(pin: Pin) -> Iterator[int]:
     """Open a pin; raise Incomplete if it has gone, also if a later one has its path."""
-    with refusals(pin.path), opened(pin.path) as fd:
+    with translate_errors(pin.path), open_folder(pin.path) as fd:
         is_same = (
-            _owner(fd)[1] == pin.id if pin.id else read_marker_in(fd, COMMIT, Commit) == pin.commit
+            _read_owner(fd)[1] == pin.id
+            if pin.id
+            else read_marker_in(fd, COMMIT, Commit) == pin.commit
         )
         if not is_same:
             raise FileNotFoundError(errno.ENOENT, "dropped", str(pin.path))
         yield fd
 
 
-def _owner(folder: int) -> tuple[str, str]:
+def _read_owner(folder: int) -> tuple[str, str]:
     """Return the node and id of an open pin; empty without an owner, or in a torn file."""
     owner = load_json(folder, "owner.json")
     values = (owner.get("node"), owner.get("id", "")) if isinstance(owner, dict) else ("", "")

@@ -3,8 +3,8 @@
 `ckptsync.walk.open_directory` has examined the directories.
 
 A path here lies in a spool (``<output_dir>/_ckptsync/…``), and everything there may be deleted at
-any moment.  Who reads several things holds their directory open (`opened`, `opened_in`) and names
-what lies in it (``…_in``): the way there is examined once and leads to one place.  A single thing
+any moment.  A caller that reads several files holds their directory open (`open_folder`,
+`open_folder_in`) and names what lies in it (``…_in``): its path is examined once.  A single thing
 is reached by its path.  No descriptor outlives a listing, a pin or an upload, so a spool that was
 removed and made again is the new one at the next call.
 
@@ -43,11 +43,11 @@ _STRETCH = 8 * 1024 * 1024  # bytes after which a stop is noticed
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in a file's location is not waited for
-FRESH = ".fresh-"  # begins the name of a file that is being written
+DRAFT_PREFIX = ".fresh-"  # begins the name of a file that is being written
 
 
 @contextlib.contextmanager
-def refusals(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Raise ckptsync's errors for OSErrors below ``path``.
 
     Incomplete: gone. ConfigError: not ours. StoreError: the disk.
@@ -70,7 +70,7 @@ def refusals(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[int]:
+def open_folder(folder: Path) -> Iterator[int]:
     """Open a directory in a spool; raise UnsafeSpool outside of one."""
     if not split(folder)[1]:
         raise UnsafeSpool(folder, "in no spool", hint="this is a defect of ckptsync: report it")
@@ -79,7 +79,7 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def opened_in(above: int, path: Path) -> Iterator[int]:
+def open_folder_in(above: int, path: Path) -> Iterator[int]:
     """Open ``path``, a directory in an open one of a spool."""
     fd = open_step(above, path.name, path)
     try:
@@ -88,12 +88,12 @@ def opened_in(above: int, path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def make(folder: Path) -> None:
+def make_folders(folder: Path) -> None:
     """Make a directory and its parents in the spool.
 
     Never the output directory, which somebody may just have removed.
     """
-    with contextlib.suppress(FileNotFoundError), opened(folder):
+    with contextlib.suppress(FileNotFoundError), open_folder(folder):
         return
     home, steps = split(folder)
     fd = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -110,38 +110,38 @@ def make(folder: Path) -> None:
         os.close(fd)
 
 
-def make_new(folder: Path) -> None:
+def make_new_folder(folder: Path) -> None:
     """Make a directory in one that is there; raise FileExistsError if it exists."""
-    with opened(folder.parent) as fd:
+    with open_folder(folder.parent) as fd:
         os.mkdir(folder.name, 0o700, dir_fd=fd)
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the sorted names in a directory."""
-    with opened(folder) as fd:
-        return names_in(fd)
+    with open_folder(folder) as fd:
+        return list_names_in(fd)
 
 
-def names_in(folder: int) -> list[str]:
+def list_names_in(folder: int) -> list[str]:
     """Return the sorted names in an open directory."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries)
 
 
-def children(folder: Path) -> list[Path]:
+def list_paths(folder: Path) -> list[Path]:
     """Return the paths of all that is in a directory; none if it is not there.
 
-    Raises as `refusals`.
+    Raises as `translate_errors`.
     """
-    with contextlib.suppress(Incomplete), refusals(folder):
-        return [folder / name for name in names(folder)]
+    with contextlib.suppress(Incomplete), translate_errors(folder):
+        return [folder / name for name in list_names(folder)]
     return []
 
 
 def status(path: Path) -> os.stat_result | None:
     """Return the status of what is there, without following a link; ``None`` if nothing is."""
     try:
-        with opened(path.parent) as fd:
+        with open_folder(path.parent) as fd:
             return status_in(fd, path.name)
     except FileNotFoundError:
         return None
@@ -167,7 +167,7 @@ def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
     ``None`` if there is none, or it is longer than ``largest``.
     """
     try:
-        with opened(path.parent) as fd:
+        with open_folder(path.parent) as fd:
             return read_in(fd, path.name, largest, last)
     except FileNotFoundError:
         return None
@@ -176,7 +176,7 @@ def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
 def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> bytes | None:
     """Return the bytes of a file of an open directory, as `read` does."""
     try:
-        with os.fdopen(_regular(folder, name, os.O_RDONLY), "rb") as file:
+        with os.fdopen(_open_regular(folder, name, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > largest and not last:
                 return None
@@ -191,13 +191,13 @@ def write(path: Path, data: bytes) -> None:
 
     Never in a directory that somebody has just removed.
     """
-    with opened(path.parent) as fd:
+    with open_folder(path.parent) as fd:
         write_in(fd, path.name, data)
 
 
 def write_in(folder: int, name: str, data: bytes) -> None:
     """Write a small file in an open directory, as `write` does."""
-    with _fresh(folder) as (fresh, out):
+    with _create_draft(folder) as (fresh, out):
         out.write(data)
         out.close()
         os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -210,14 +210,14 @@ def write_json(folder: Path, name: str, value: object) -> None:
 
 def append(path: Path) -> BinaryIO:
     """Open a file to add to; the caller closes it."""
-    with opened(path.parent) as fd:
-        return os.fdopen(_regular(fd, path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+    with open_folder(path.parent) as fd:
+        return os.fdopen(_open_regular(fd, path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def lock_file(path: Path, *, is_new: bool = True) -> int:
     """Open a file to lock; the caller closes it.  ``is_new``: make the file if it is not there."""
-    with opened(path.parent) as fd:
-        return _regular(fd, path.name, os.O_RDWR | (os.O_CREAT if is_new else 0))
+    with open_folder(path.parent) as fd:
+        return _open_regular(fd, path.name, os.O_RDWR | (os.O_CREAT if is_new else 0))
 
 
 def create(path: Path) -> bool:
@@ -225,7 +225,7 @@ def create(path: Path) -> bool:
 
     That is true for only one of several callers.
     """
-    with opened(path.parent) as fd:
+    with open_folder(path.parent) as fd:
         try:
             os.close(os.open(path.name, os.O_WRONLY | _NEW, 0o600, dir_fd=fd))
         except FileExistsError:
@@ -234,7 +234,7 @@ def create(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def copy_of(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryIO]:
+def create_copy(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryIO]:
     """A new file in the directory ``beside`` for a copy of ``like``, an open one.
 
     At the end it gets its ``name`` in an open directory, unless the caller raises, or has closed
@@ -244,7 +244,7 @@ def copy_of(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryI
     # only
     # and never S_ISUID: the copy is this user's
     mode = os.fstat(like).st_mode & 0o777 | stat.S_IWUSR
-    with opened(beside) as fd, _fresh(fd, mode) as (fresh, out):
+    with open_folder(beside) as fd, _create_draft(fd, mode) as (fresh, out):
         yield out  # who sets its times has flushed it
         if out.closed:
             return
@@ -263,7 +263,7 @@ class Tree:
         self._open: dict[str, int] = {}
 
     def __enter__(self) -> Tree:  # noqa: PYI034  # no class is derived from it
-        make_in(self._root)
+        make_folder(self._root)
         self._open[""] = open_directory(self._root)
         return self
 
@@ -286,9 +286,9 @@ class Tree:
         return self._open[name]
 
 
-def make_in(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a directory in one that is there, if it does not exist."""
-    with opened(folder.parent) as fd, contextlib.suppress(FileExistsError):
+    with open_folder(folder.parent) as fd, contextlib.suppress(FileExistsError):
         os.mkdir(folder.name, 0o700, dir_fd=fd)
 
 
@@ -306,15 +306,15 @@ def link(source: int, name: str, target: int, new: str) -> None:
 
 def link_or_copy(source: Path, path: Path) -> None:
     """Link a small file of the spool, or copy it where there are no links."""
-    with opened(source.parent) as fd, opened(path.parent) as to:
+    with open_folder(source.parent) as fd, open_folder(path.parent) as to:
         try:
             link(fd, source.name, to, path.name)
         except OSError as e:
             if e.errno not in (errno.EPERM, *NO_LINKS):
                 raise
             with (
-                os.fdopen(_regular(fd, source.name, os.O_RDONLY), "rb") as file,
-                copy_of(file.fileno(), path.parent, to, path.name) as out,
+                os.fdopen(_open_regular(fd, source.name, os.O_RDONLY), "rb") as file,
+                create_copy(file.fileno(), path.parent, to, path.name) as out,
             ):
                 found = os.fstat(file.fileno())
                 copy_bytes(file.fileno(), out.fileno(), found.st_size)
@@ -336,25 +336,25 @@ def clone(source: int, target: int) -> None:
     fcntl.ioctl(target, _FICLONE, source)
 
 
-def pulse(path: Path) -> None:
+def touch(path: Path) -> None:
     """Set a file's time to now."""
-    with opened(path.parent) as fd:
+    with open_folder(path.parent) as fd:
         os.utime(path.name, dir_fd=fd, follow_symlinks=False)
 
 
 def unlink(path: Path) -> None:
     """Remove a file; it may be gone."""
-    with contextlib.suppress(FileNotFoundError), opened(path.parent) as fd:
+    with contextlib.suppress(FileNotFoundError), open_folder(path.parent) as fd:
         os.unlink(path.name, dir_fd=fd)
 
 
 def rename(path: Path, target: Path) -> None:
     """Move a file or a directory within the spool; it replaces a file of that name."""
-    with opened(path.parent) as fd, opened(target.parent) as to:
+    with open_folder(path.parent) as fd, open_folder(target.parent) as to:
         os.rename(path.name, target.name, src_dir_fd=fd, dst_dir_fd=to)
 
 
-def renamed(path: Path, target: Path) -> bool:
+def try_rename(path: Path, target: Path) -> bool:
     """Move a file or directory; return False if that is not possible.
 
     It is not, if the target is a directory that is not empty, or if the source is gone.
@@ -373,11 +373,11 @@ def remove(path: Path) -> None:
 
     Of a link only the link is removed.
     """
-    with contextlib.suppress(FileNotFoundError), opened(path.parent) as fd:
+    with contextlib.suppress(FileNotFoundError), open_folder(path.parent) as fd:
         remove_in(fd, path.name)
 
 
-def newest(path: Path) -> float:
+def last_change(path: Path) -> float:
     """Return when a directory, or anything in it, was last changed, seconds since the epoch.
 
     A rename shows in the ctime alone.
@@ -387,11 +387,11 @@ def newest(path: Path) -> float:
         info = os.stat(name, dir_fd=above, follow_symlinks=False)
         times = [info.st_mtime, info.st_ctime]
         if stat.S_ISDIR(info.st_mode):
-            with _below(above, name) as fd:
-                times += [of(fd, each) for each in names_in(fd)]
+            with _open_below(above, name) as fd:
+                times += [of(fd, each) for each in list_names_in(fd)]
         return max(times)
 
-    with opened(path.parent) as fd:
+    with open_folder(path.parent) as fd:
         return of(fd, path.name)
 
 
@@ -406,15 +406,15 @@ def remove_in(above: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=above)
     except IsADirectoryError:
-        with _below(above, name) as fd:
-            for each in names_in(fd):
+        with _open_below(above, name) as fd:
+            for each in list_names_in(fd):
                 with contextlib.suppress(FileNotFoundError):  # another is removing it, too
                     remove_in(fd, each)
         os.rmdir(name, dir_fd=above)
 
 
 @contextlib.contextmanager
-def _below(above: int, name: str) -> Iterator[int]:
+def _open_below(above: int, name: str) -> Iterator[int]:
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         yield fd
@@ -423,9 +423,9 @@ def _below(above: int, name: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _fresh(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
+def _create_draft(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
     """Create a file under a random name, which is removed at the end if it is still there."""
-    name = f"{FRESH}{secrets.token_hex(8)}"
+    name = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
     with os.fdopen(os.open(name, os.O_RDWR | _NEW, mode, dir_fd=fd), "wb") as out:
         try:
             yield name, out
@@ -435,7 +435,7 @@ def _fresh(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
                 os.unlink(name, dir_fd=fd)
 
 
-def _regular(fd: int, name: str, flags: int) -> int:
+def _open_regular(fd: int, name: str, flags: int) -> int:
     """Open a file; raise FileNotFoundError if it is no regular file of this user's.
 
     Also raise it for a file with other links that is opened to append.

@@ -29,7 +29,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.upload_decision import find_holder
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
-from ckptsync.spool.safe_files import names_in, refusals, remove_in
+from ckptsync.spool.safe_files import list_names_in, remove_in, translate_errors
 from ckptsync.stores import progress_signs
 from ckptsync.tensors import read_whole
 from ckptsync.walk import (
@@ -51,8 +51,8 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.results import Failure, UploadProgress, failure
-from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.results import Failure, UploadProgress, describe_failure
+from ckptsync.worker.scanner import ScannedSave, Scanner
 from ckptsync.worker.spool_room import local_dates, pins_by_age
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
@@ -150,7 +150,7 @@ def clean_up(
         for pin in proven[: max(0, len(proven) - options.keep_pins)]:
             drop(pin, scanner.lock)
     except CkptsyncError as e:
-        wrong.append(failure(run.name, "", e))
+        wrong.append(describe_failure(run.name, "", e))
     return gone, wrong
 
 
@@ -225,14 +225,14 @@ class _CleanUp:
 
 
 def _clean_checkpoints(
-    to: _CleanUp, scanned: Sequence[Scanned], keep: int
+    to: _CleanUp, scanned: Sequence[ScannedSave], keep: int
 ) -> Iterator[UploadProgress]:
     """Remove local checkpoints; yield what is gone.  Raises StoreError."""
     run = to.run
     try:
         remove_leftovers(run.path)
     except ConfigError as e:
-        to.wrong.append(failure(run.name, "", e))
+        to.wrong.append(describe_failure(run.name, "", e))
     here = {
         one.seen.checkpoint: one
         for one in scanned
@@ -255,7 +255,7 @@ def _clean_checkpoints(
             size = _remove_checkpoint(to, here[name].seen.checkpoint_dir)
         except (ConfigError, Incomplete, Corrupt) as e:
             # somebody else's directory, one that the trainer has just removed, or changed bytes
-            to.wrong.append(failure(run.name, name, e))
+            to.wrong.append(describe_failure(run.name, name, e))
             continue
         if size is not None:
             yield UploadProgress(
@@ -273,12 +273,12 @@ def _clean_aside(to: _CleanUp, there: Sequence[Local]) -> Iterator[UploadProgres
         try:
             if is_open(folder if files[0].path == name else folder / name, files):
                 continue
-            with refusals(folder), opened_directory(folder) as fd:
+            with translate_errors(folder), opened_directory(folder) as fd:
                 # by one rename, so that nobody takes back a half of it
                 os.rename(name, f"{_GONE}{name}", src_dir_fd=fd, dst_dir_fd=fd)
                 remove_in(fd, f"{_GONE}{name}")
         except (ConfigError, Incomplete, StoreError) as e:
-            to.wrong.append(failure(to.run.name, f"{ASIDE}/{name}", e))
+            to.wrong.append(describe_failure(to.run.name, f"{ASIDE}/{name}", e))
             continue
         why = "moved aside before; a later checkpoint is VERIFIED"
         size = sum(f.size for f in files)
@@ -314,8 +314,12 @@ def _remove_checkpoint(to: _CleanUp, checkpoint_dir: CheckpointDir) -> int | Non
 def remove_leftovers(output_dir: Path) -> None:
     """Remove what a worker that was killed had moved out of the way to remove."""
     for folder in (output_dir / SPOOL, output_dir / ASIDE, output_dir):
-        with contextlib.suppress(Incomplete), refusals(folder), opened_directory(folder) as fd:
-            left = [name for name in names_in(fd) if name.startswith(_GONE)]
+        with (
+            contextlib.suppress(Incomplete),
+            translate_errors(folder),
+            opened_directory(folder) as fd,
+        ):
+            left = [name for name in list_names_in(fd) if name.startswith(_GONE)]
             if left and folder == output_dir:
                 _check_alone(fd, folder)
             for name in left:
@@ -379,7 +383,7 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Lis
     """
     aside = f"{_GONE}{checkpoint_dir.name}"
     with (
-        refusals(checkpoint_dir.path),
+        translate_errors(checkpoint_dir.path),
         opened_parent(output_dir, str(checkpoint_dir.path.relative_to(output_dir))) as (
             source,
             name,

@@ -27,9 +27,9 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.safe_names import checked_path, find_alike
 from ckptsync.spool import safe_files
-from ckptsync.spool.markers import PinNotes, ranks_at
+from ckptsync.spool.markers import PinNotes, count_ranks_at
 from ckptsync.spool.pins import Pin
-from ckptsync.spool.safe_files import refusals
+from ckptsync.spool.safe_files import translate_errors
 from ckptsync.stores import progress_signs
 from ckptsync.stores.stream import chunk_room
 from ckptsync.tensors import Demands
@@ -258,7 +258,7 @@ class LocalSave:
         return self.run, self.checkpoint, self.k
 
 
-def local_save(
+def build_local_save(
     run: str, checkpoint_dir: CheckpointDir, found: ListedCheckpoint | None, pin: Pin | None = None
 ) -> LocalSave:
     """Return the save that lies in a source, in a pin, or in both.
@@ -346,7 +346,7 @@ def count_ranks(seen: LocalSave, spool: Path | None) -> int | None:
         ranks: int | None = seen.pin.commit.world
     else:
         times = (held.stat.mtime for held in seen.files.by_path.values() if not held.is_added)
-        ranks = None if spool is None else ranks_at(spool, max(times, default=0) / 1e9)
+        ranks = None if spool is None else count_ranks_at(spool, max(times, default=0) / 1e9)
     return None if ranks is None else min(ranks, file_names.MOST_RANKS)
 
 
@@ -465,14 +465,14 @@ def keep_manifest(output_dir: Path, name: str, data: bytes) -> None:
     path = _copy_path(output_dir, name)
     if not (output_dir / SPOOL).is_dir():
         return
-    with contextlib.suppress(CkptsyncError), refusals(output_dir):
-        safe_files.make(path.parent)
+    with contextlib.suppress(CkptsyncError), translate_errors(output_dir):
+        safe_files.make_folders(path.parent)
         safe_files.write(path, data)
 
 
 def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
     """Return the bytes of one of this node's manifests, if there is a whole copy."""
-    with contextlib.suppress(CkptsyncError, OSError), refusals(output_dir):
+    with contextlib.suppress(CkptsyncError, OSError), translate_errors(output_dir):
         data = safe_files.read(_copy_path(output_dir, str(name)))
         return data if data is not None and digest(data)[:16] == name.digest else None
     return None
@@ -480,9 +480,9 @@ def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
 
 def forget_manifests(output_dir: Path, here: Collection[str]) -> None:
     """Remove the copies for checkpoints that are not in ``here``."""
-    for path in safe_files.children(output_dir / SPOOL / "manifests"):
+    for path in safe_files.list_paths(output_dir / SPOOL / "manifests"):
         if checkpoint_of(path.name) not in here:
-            with contextlib.suppress(Incomplete), refusals(path):
+            with contextlib.suppress(Incomplete), translate_errors(path):
                 safe_files.remove(path)
 
 

@@ -24,7 +24,7 @@ from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, is_beside_weights, ranks
 from ckptsync.plain_json import parse
 from ckptsync.records import save_groups
-from ckptsync.spool.markers import begun
+from ckptsync.spool.markers import list_training_processes
 from ckptsync.tensors import Demands, Extent, read, read_whole
 from ckptsync.walk import SPOOL, walk
 from ckptsync.worker.file_selection import Selection, select
@@ -286,7 +286,11 @@ def _named_models(
                 LocalFile(f, home, is_pinned=False) for f in walk(home, (_ARGUMENTS,)).files
             ]
     names = [(_keys_of(held) or {}).get(key) for held in named_in for key in _NAMING_KEYS]
-    names += [b.facts.get("base_model") for home in around for b in reversed(begun(home / SPOOL))]
+    names += [
+        b.facts.get("base_model")
+        for home in around
+        for b in reversed(list_training_processes(home / SPOOL))
+    ]
     for name in dict.fromkeys(name for name in names if isinstance(name, str)):
         if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
             yield Path(name)

@@ -27,7 +27,7 @@ from ckptsync.layouts import registry
 from ckptsync.mounts import device_kinds
 from ckptsync.plain_json import parse
 from ckptsync.spool import markers as spool_markers
-from ckptsync.spool.markers import Begun, RankMark, is_training
+from ckptsync.spool.markers import RankMark, TrainingProcess, is_training
 from ckptsync.tensors import read_whole
 from ckptsync.walk import SPOOL, Stat, open_checkpoint_file
 from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, each_open
@@ -136,7 +136,7 @@ class Surroundings:
     """
 
     saves: Sequence[LocalSave] = ()
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[TrainingProcess, ...] = ()
     marks: Mapping[str, tuple[RankMark, ...]] = field(default_factory=dict)
     spans: Sequence[Span] = ()
     awaited: bool = False
@@ -150,8 +150,8 @@ def find_surroundings(
     Never raises: an unreadable marker is none.
     """
     spool = output_dir / SPOOL
-    begun = spool_markers.begun(spool)
-    marks = {name: spool_markers.marks(spool, name) for name in marked} if begun else {}
+    begun = spool_markers.list_training_processes(spool)
+    marks = {name: spool_markers.list_rank_marks(spool, name) for name in marked} if begun else {}
     spans = [
         (
             one.checkpoint_dir.family,
@@ -164,7 +164,7 @@ def find_surroundings(
     return Surroundings(saves, begun, marks, spans, is_trainer_at_work(saves, begun))
 
 
-def is_trainer_at_work(saves: Iterable[LocalSave], begun: Iterable[Begun]) -> bool:
+def is_trainer_at_work(saves: Iterable[LocalSave], begun: Iterable[TrainingProcess]) -> bool:
     """Return whether Hugging Face's Trainer writes in this output directory.
 
     Its checkpoints or its hook show it.  Then each checkpoint gets its last file.
@@ -331,7 +331,7 @@ def hook_status(
     files: Sequence[Stat],
     *,
     is_committed: bool = False,
-    runs: Callable[[Begun], bool | None] = is_training,
+    runs: Callable[[TrainingProcess], bool | None] = is_training,
 ) -> HookStatus:
     """Return what the hook says of a checkpoint with these files.
 

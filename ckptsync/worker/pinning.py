@@ -27,20 +27,20 @@ from ckptsync.spool.pins import (
     Pin,
     adopt,
     compare,
+    create_pin,
     drop,
     free_bytes,
-    grow,
+    link_files,
     list_pins,
-    open_pin,
-    pulse,
-    trim,
+    renew_ownership,
+    unlink_files,
 )
-from ckptsync.spool.safe_files import Tree, copy_bytes, copy_of, is_folder, refusals
+from ckptsync.spool.safe_files import Tree, copy_bytes, create_copy, is_folder, translate_errors
 from ckptsync.threads import start_thread
 from ckptsync.walk import Stat, open_checkpoint_file, stat_open
-from ckptsync.worker.local_save import LocalSave, local_save
+from ckptsync.worker.local_save import LocalSave, build_local_save
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.results import Failure, failure
+from ckptsync.worker.results import Failure, describe_failure
 from ckptsync.worker.spool_room import (
     PinCost,
     Relief,
@@ -61,14 +61,14 @@ _Name = tuple[Path, str]
 class PinChanges:
     """How the pins of a checkpoint change.
 
-    ``drop`` pins, ``open`` pin number k with all that lies in the source, ``trim`` and ``grow`` the
-    newest pin by these names.
+    ``drop``: pins to delete; ``open``: the number of a pin to create with all that lies in the
+    source; ``unlinked`` and ``linked``: names to remove from, and to add to, the newest pin.
     """
 
     drop: tuple[Pin, ...] = ()
     open: int | None = None
-    trim: tuple[str, ...] = ()
-    grow: tuple[str, ...] = ()
+    unlinked: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
 
 
 def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str) -> PinChanges:
@@ -100,7 +100,9 @@ def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str
         )
     # rotation only removes: where something new stands, the trainer took the rest back (ZeRO-3's
     # placeholder of the weights)
-    return PinChanges(overtaken, trim=relation.vanished if relation.new else (), grow=relation.new)
+    return PinChanges(
+        overtaken, unlinked=relation.vanished if relation.new else (), linked=relation.new
+    )
 
 
 def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
@@ -256,9 +258,9 @@ class PinCopies:
         (pin, name), file = key, kept.file
         try:
             with (
-                refusals(pin),
+                translate_errors(pin),
                 Tree(pin / "files") as tree,
-                copy_of(descriptor, pin, *tree.place(name)) as out,
+                create_copy(descriptor, pin, *tree.place(name)) as out,
             ):
                 copy_bytes(descriptor, out.fileno(), file.size)
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
@@ -325,7 +327,7 @@ class Pinner:
             for pin in relief.drop:
                 drop(pin)
         except CkptsyncError as e:
-            failures.append(failure(run.name, "", e))
+            failures.append(describe_failure(run.name, "", e))
         return relief
 
     def pin(
@@ -357,14 +359,14 @@ class Pinner:
             refused = self._change(run, checkpoint_dir, found, ours, changes)
         # a full disk, another user's files: what cannot be pinned can be sent from where it lies
         except CkptsyncError as e:
-            failures.append(failure(run.name, checkpoint_dir.name, e))
+            failures.append(describe_failure(run.name, checkpoint_dir.name, e))
         if changes != PinChanges():
             ours = self._adopted(
                 run, list_pins(run.path, lambda name: name == checkpoint_dir.name), []
             )
         for pin in ours:
             if pin.node == self.node:
-                pulse(pin)
+                renew_ownership(pin)
                 is_newest = pin is ours[-1]
                 self.copies.keep_open(
                     pin,
@@ -380,9 +382,9 @@ class Pinner:
         # the newest pin goes with its source; older ones, and all of them once the source is gone,
         # stand for themselves
         newest = ours[-1] if ours else None
-        there = [local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
+        there = [build_local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
         if newest is not None or found.files or found.partial:
-            there.append(local_save(run.name, checkpoint_dir, found, newest))
+            there.append(build_local_save(run.name, checkpoint_dir, found, newest))
         # a pin whose files rotation took before they were copied is whole when they are, and is
         # left out until then
         return [s for s in there if s.pin is None or not self.copies.pending(s.pin)]
@@ -398,7 +400,7 @@ class Pinner:
                 ours.append(pin if pin.node else adopt(pin, self.node) or pin)
             except CkptsyncError as e:  # noqa: PERF203
                 # a full disk keeps us from saying that it is ours, not from sending it
-                failures.append(failure(run.name, pin.checkpoint, e))
+                failures.append(describe_failure(run.name, pin.checkpoint, e))
                 ours.append(replace(pin, node=self.node))
         return ours
 
@@ -418,17 +420,17 @@ class Pinner:
         for pin in overtaken:
             drop(pin)
         if changes.open is not None:
-            fresh = open_pin(run.path, checkpoint_dir.name, changes.open, self.node)
+            fresh = create_pin(run.path, checkpoint_dir.name, changes.open, self.node)
             # there is none if another node on this directory was first
             refused = (
-                grow(fresh, checkpoint_dir.path, [f.path for f in found.files])
+                link_files(fresh, checkpoint_dir.path, [f.path for f in found.files])
                 if fresh is not None
                 else ()
             )
-        if changes.trim:
-            trim(pins[-1], changes.trim)
-        if changes.grow:
-            refused = grow(pins[-1], checkpoint_dir.path, changes.grow)
+        if changes.unlinked:
+            unlink_files(pins[-1], changes.unlinked)
+        if changes.linked:
+            refused = link_files(pins[-1], checkpoint_dir.path, changes.linked)
         for pin in changes.drop:
             if pin not in overtaken:  # only when its successor is there
                 drop(pin)

@@ -32,7 +32,7 @@ from ckptsync.worker.local_save import (
     AfterChunk,
     LocalSave,
     ReadFiles,
-    local_save,
+    build_local_save,
     notes_at_sending,
     nothing,
 )
@@ -154,7 +154,7 @@ def _as_one(
         name or given, known.family if known else _family(name or given, entries), here
     )
     if not name:
-        files = local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
+        files = build_local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
         if not registry.sources(files):
             return None
     if not checkpoint_dirs.is_plain(one.name):
@@ -355,7 +355,7 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
             ):
                 pin = one
         is_short = pin is not None and len(pin.files) > len(source.files)
-        seen = local_save(offer.run, checkpoint_dir, source, pin if is_short else None)
+        seen = build_local_save(offer.run, checkpoint_dir, source, pin if is_short else None)
         saves.append(replace(seen, pin=pin))
     for pin in (p for p in offer.pins if p.node in ("", *nodes) and not p.stored and p.files):
         name, at = pin.checkpoint, found.get(pin.checkpoint)
@@ -363,7 +363,7 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
         if is_gone and (pin.is_committed or pin.notes.stable):
             family = checkpoint_dirs.family_of(name)
             where = CheckpointDir(name, family, offer.root / name)
-            saves.append(local_save(offer.run, where, None, pin))
+            saves.append(build_local_save(offer.run, where, None, pin))
     return saves
 
 
@@ -373,6 +373,6 @@ def around(offer: Offer) -> Surroundings:
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):
         for one in checkpoint_dirs.find_checkpoint_dirs(offer.root):
-            seen.append(local_save(offer.run, one, checkpoint_dirs.list_checkpoint(one)))  # noqa: PERF401 - what was read before an error stays
+            seen.append(build_local_save(offer.run, one, checkpoint_dirs.list_checkpoint(one)))  # noqa: PERF401 - what was read before an error stays
     marked = {*(s.name for s in offer.found_dirs), *(p.checkpoint for p in offer.pins)}
     return replace(find_surroundings(offer.root, seen, marked), awaited=False)

@@ -89,7 +89,7 @@ def pick_next(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[T]):
+class PendingSave(Generic[T]):
     """A finished save that is not stored.
 
     ``age``: when it was first seen, then (all are new to a worker that begins) its step and its
@@ -105,7 +105,7 @@ class Turn(Generic[T]):
 
 
 def order_saves(
-    turns: Iterable[Turn[T]], order: Order, superseded: Superseded
+    turns: Iterable[PendingSave[T]], order: Order, superseded: Superseded
 ) -> tuple[list[T], list[T]]:
     """Return the saves in their order, and those to drop since a newer save has overtaken them.
 

@@ -29,7 +29,7 @@ from ckptsync.records.store_paths import (
     records_prefix,
 )
 from ckptsync.records.upload_decision import KnownDigests
-from ckptsync.spool.safe_files import children
+from ckptsync.spool.safe_files import list_paths
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store
 from ckptsync.walk import SPOOL, walk
@@ -38,7 +38,7 @@ from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, kept_ma
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
-from ckptsync.worker.results import Failure, Repaired, failure
+from ckptsync.worker.results import Failure, RepairedFile, describe_failure
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload_sources import Transfer, UploadSource, is_stored
 
@@ -169,8 +169,8 @@ def added_files(output_dir: Path) -> Iterator[LocalFile]:
     """
     spool = output_dir / SPOOL
     seen: set[tuple[str, int, int]] = set()
-    pins = (pin / "added" for pin in children(spool / "pins"))
-    for folder in (*children(spool / "added"), *pins):
+    pins = (pin / "added" for pin in list_paths(spool / "pins"))
+    for folder in (*list_paths(spool / "added"), *pins):
         for stat in walk(folder).files:
             if (stat.path, stat.device, stat.inode) not in seen:
                 seen.add((stat.path, stat.device, stat.inode))
@@ -189,8 +189,8 @@ class FileRepairs:
         self._run, self._view, self._queues = run, view, queues
         self._answered: dict[tuple[str, str], str] = {}
         self._without_copy: tuple[str, ...] = ()
-        self._news: deque[Repaired | Failure] = deque()
-        self._done: list[Repaired | Failure] = []
+        self._news: deque[RepairedFile | Failure] = deque()
+        self._done: list[RepairedFile | Failure] = []
         # what is queued or being sent, by run and location; times are monotonic
         self._pending: dict[Name, Progress] = {}
         self._transfers: dict[Name, Transfer] = {}
@@ -213,7 +213,7 @@ class FileRepairs:
                 view.store.write(full, [data], About(len(data)))
                 written = True
             except CkptsyncError as e:
-                failures.append(failure(run.name, checkpoint_of(name.location), e))
+                failures.append(describe_failure(run.name, checkpoint_of(name.location), e))
         if written:
             view.refresh()
         self._without_copy = tuple(without_copy)
@@ -252,14 +252,14 @@ class FileRepairs:
         self._pending = {key: progress for key, progress in pending if key in self._transfers}
         self._queues.post(self, [] if seen is None else list(self._jobs(seen, busy)))
 
-    def result(self) -> tuple[list[Repaired], list[Failure]]:
+    def result(self) -> tuple[list[RepairedFile], list[Failure]]:
         """Return what has been sent again since the last plan, and what failed.
 
         The next plan tries again.
         """
         while self._news:
             self._done.append(self._news.popleft())
-        repairs = [one for one in self._done if isinstance(one, Repaired)]
+        repairs = [one for one in self._done if isinstance(one, RepairedFile)]
         return repairs, [one for one in self._done if isinstance(one, Failure)]
 
     def _jobs(self, seen: Sequence[LocalSave], busy: Collection[Name]) -> Iterator[UploadJob]:
@@ -322,9 +322,9 @@ class FileRepairs:
                 added = added_files(self._run.path)
                 reason = send_again(request, holds, view.store, view.node, added, transfer=transfer)
             except CkptsyncError as e:
-                self._news.append(failure(*name, e))
+                self._news.append(describe_failure(*name, e))
                 continue
             self._answered[request.report, request.finding] = reason
-            self._news.append(Repaired(self._run.name, request.report, request.finding, reason))
+            self._news.append(RepairedFile(self._run.name, request.report, request.finding, reason))
         self._pending.pop(key, None)
         self._transfers.pop(key, None)

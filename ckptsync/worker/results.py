@@ -76,7 +76,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairedFile:
     """A file that a report called damaged: sent again, or, with ``reason``, why not.
 
     ``name`` is as in the report.
@@ -99,7 +99,7 @@ class WorkerResult:
 
     node: str
     progress: tuple[UploadProgress, ...] = ()
-    repairs: tuple[Repaired, ...] = ()
+    repairs: tuple[RepairedFile, ...] = ()
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class WorkerResult:
         )
 
 
-def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
+def describe_failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
     """Return an error as a value."""
     return Failure(
         run,

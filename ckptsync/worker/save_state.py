@@ -18,7 +18,7 @@ from typing import Literal
 from ckptsync.walk import Stat
 from ckptsync.worker.local_save import Key, ReadFiles
 from ckptsync.worker.results import Failure, UploadProgress
-from ckptsync.worker.scanner import Scanned
+from ckptsync.worker.scanner import ScannedSave
 
 State = Literal["seen", "waiting", "queued", "uploading", "stored", "refused", "failed"]
 
@@ -38,7 +38,7 @@ class SaveState:
     ``placed_by``, the manifests that were known when it was last seen to lie where it belongs.
     """
 
-    scanned: Scanned
+    scanned: ScannedSave
     outcome: UploadProgress
     state: State = "seen"
     failure: Failure | None = None
@@ -59,12 +59,12 @@ class SaveState:
             return UploadProgress(*self.key, "failed", self.failure.text)
         return self.outcome
 
-    def is_planned(self, scanned: Scanned) -> bool:
+    def is_planned(self, scanned: ScannedSave) -> bool:
         """Return whether a plan has seen it finished, as it is now."""
         return self.scanned.verdict.finished and self.scanned.since == scanned.since
 
 
-def see(before: SaveState | None, scanned: Scanned) -> SaveState:
+def see(before: SaveState | None, scanned: ScannedSave) -> SaveState:
     """Return the state of a save as a scan has seen it."""
     if before is None:
         return SaveState(scanned, UploadProgress(*scanned.key, "waiting", scanned.verdict.reason))

@@ -43,7 +43,7 @@ from ckptsync.worker.observation import (
 )
 from ckptsync.worker.options import RunDir, push_command
 from ckptsync.worker.pinning import Pinner, by_step
-from ckptsync.worker.results import Failure, failure
+from ckptsync.worker.results import Failure, describe_failure
 
 # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
 # over
@@ -55,7 +55,7 @@ _HOOK_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScannedSave:
     """One save as the last scan saw it.
 
     ``first``: when it was first seen; ``since``: since when nothing has changed. ``state``: the
@@ -124,7 +124,7 @@ class Scanner:
         is_done: Callable[[LocalSave], bool] = lambda _: False,
         has_other_part: Callable[[LocalSave], bool] = lambda _: False,
         *,
-        is_planned: Callable[[Scanned], bool] = lambda _: False,
+        is_planned: Callable[[ScannedSave], bool] = lambda _: False,
         store: str = "",
     ) -> None:
         self.lock = threading.Lock()
@@ -132,7 +132,7 @@ class Scanner:
         self._store = store
         self._run, self._pinner, self._rule = run, pinner, rule
         self._is_done, self._has_other_part, self._is_planned = is_done, has_other_part, is_planned
-        self._saves: dict[Key, Scanned] = {}
+        self._saves: dict[Key, ScannedSave] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
         # weights that no worker knows: since when they have been like this, and why
@@ -149,7 +149,7 @@ class Scanner:
             scanned, found = self._scan_run(now)
             self._saves, self._at = {one.key: one for one in scanned}, now
             pulses = {
-                (one.seen.pin.path, one.seen.pin.pulse)
+                (one.seen.pin.path, one.seen.pin.renewed)
                 for one in self._saves.values()
                 if one.seen.pin is not None
             }
@@ -206,11 +206,11 @@ class Scanner:
             listed = ", ".join(names[:3]) + more
             yield f"{self._run.name}: not uploaded: {listed} in {self._run.path}: {why}{todo}"
 
-    def saves(self) -> tuple[Scanned, ...]:
+    def saves(self) -> tuple[ScannedSave, ...]:
         """Return the saves, oldest first."""
         return tuple(self._saves.values())
 
-    def latest(self, key: Key) -> Scanned | None:
+    def latest(self, key: Key) -> ScannedSave | None:
         """Return one save as it was seen last; ``None`` if it is not here any more."""
         return self._saves.get(key)
 
@@ -237,13 +237,13 @@ class Scanner:
             waits.append(max(0.0, left - (now - self._at)))
         return min(waits, default=None)
 
-    def _scan_run(self, now: float) -> tuple[list[Scanned], Scan]:
+    def _scan_run(self, now: float) -> tuple[list[ScannedSave], Scan]:
         run = self._run
         directory, last, self._names = _identity(run.path), self._names, None
         try:
             found = list_and_pin_saves(run, self._pinner)
         except CkptsyncError as e:
-            return [], Scan(failures=(failure(run.name, "", e),))
+            return [], Scan(failures=(describe_failure(run.name, "", e),))
         # another directory may have been mounted, or moved, to its place: then nobody knows which
         # checkpoints were there before
         known = last[1] if last and last[0] == directory else None
@@ -252,19 +252,19 @@ class Scanner:
         around = find_surroundings(
             run.path, found.seen, {p.checkpoint for p in pins if not (p.stored or p.is_committed)}
         )
-        scanned: list[Scanned] = []
+        scanned: list[ScannedSave] = []
         for one in found.seen:
             try:
                 pin = one.pin
                 # on a shared disk: whose owner may be dead
                 if pin is not None and pin.node not in ("", self._pinner.node):
-                    since = self._pulses.setdefault((pin.path, pin.pulse), now)
+                    since = self._pulses.setdefault((pin.path, pin.renewed), now)
                     mine = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
                     one = one if mine is None else replace(one, pin=mine)  # noqa: PLW2901
                 is_new = known is not None and one.checkpoint not in known
                 scanned.append(self._scan_save(one, around, now, wrong, is_new=is_new))
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
-                wrong.append(failure(run.name, one.checkpoint, e))
+                wrong.append(describe_failure(run.name, one.checkpoint, e))
         if directory:
             names = {s.checkpoint for s in found.seen} | {f.checkpoint for f in wrong}
             self._names = directory, frozenset(names)
@@ -278,7 +278,7 @@ class Scanner:
         wrong: list[Failure],
         *,
         is_new: bool,
-    ) -> Scanned:
+    ) -> ScannedSave:
         """Judge one save.  Raises as its files do, but for those that change meanwhile."""
         before = self._saves.get(seen.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
@@ -291,7 +291,7 @@ class Scanner:
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
         done = Judgement(finished=False, reason=STORED, left=None)
-        found = Scanned(seen, first, since, state, done)
+        found = ScannedSave(seen, first, since, state, done)
         if self._is_done(seen):
             return found
         fresh = self._is_fresh(seen, before, since, is_new=is_new)
@@ -308,7 +308,7 @@ class Scanner:
     def _judge(
         self,
         seen: LocalSave,
-        same: Scanned | None,
+        same: ScannedSave | None,
         around: Surroundings,
         still: float,
         now: float,
@@ -340,7 +340,7 @@ class Scanner:
         return (*judge_now(observe(seen, around, other_part=other_part, fresh=fresh)), now)
 
     def _is_fresh(
-        self, seen: LocalSave, before: Scanned | None, since: float, *, is_new: bool
+        self, seen: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
         """Return whether an earlier scan saw nothing of it, and nothing was written over since."""
         if before is None:
@@ -377,7 +377,7 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
         try:
             seen += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
         except CkptsyncError as e:
-            failures.append(failure(run.name, name, e))
+            failures.append(describe_failure(run.name, name, e))
     pinner.copies.close_dropped()
     if not relief.full:
         pinner.copies.begin()
@@ -428,7 +428,7 @@ def _note_verdict(
     try:
         return write_save_notes(seen, PinNotes(stable=stable, finished=finished))
     except StoreError as e:  # a full disk: it is sent all the same, and its manifest says less
-        wrong.append(failure(seen.run, seen.checkpoint, e))
+        wrong.append(describe_failure(seen.run, seen.checkpoint, e))
         return seen
 
 

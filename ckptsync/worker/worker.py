@@ -20,7 +20,7 @@ from ckptsync.records import save_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.progress import Progress, State
 from ckptsync.records.upload_decision import is_early, list_doubtful_names
-from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
+from ckptsync.spool.pins import clean_own, drop, mark_stored, replace_links
 from ckptsync.stores.contract import Store
 from ckptsync.walk import walk
 from ckptsync.worker.cleanup import UploadedFiles, clean_up
@@ -45,8 +45,8 @@ from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.queue import (
+    PendingSave,
     QueueCapacity,
-    Turn,
     UploadJob,
     UploadQueues,
     order_saves,
@@ -58,7 +58,7 @@ from ckptsync.worker.results import (
     Phase,
     UploadProgress,
     WorkerResult,
-    failure,
+    describe_failure,
 )
 from ckptsync.worker.save_state import (
     DONE,
@@ -70,7 +70,7 @@ from ckptsync.worker.save_state import (
     see,
     settle,
 )
-from ckptsync.worker.scanner import STORED, Scan, Scanned, Scanner, write_save_notes
+from ckptsync.worker.scanner import STORED, Scan, ScannedSave, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView
 from ckptsync.worker.upload import UploadContext, correct_location, send_save, sent_progress
@@ -99,7 +99,7 @@ class SaveTable:
         with self._lock:
             return self._states.get(key)
 
-    def see(self, scanned: Sequence[Scanned]) -> list[SaveState]:
+    def see(self, scanned: Sequence[ScannedSave]) -> list[SaveState]:
         """Put in what a plan sees, and forget all else but what was to be uploaded.
 
         Return that.
@@ -203,7 +203,7 @@ class Worker:
             failures += self._repairs.repair_manifests()
             is_ready = True
         except CkptsyncError as e:
-            failures.append(failure(self._run.name, "", e))
+            failures.append(describe_failure(self._run.name, "", e))
         self._plan_uploads(scanned, is_ready=is_ready)
         self._forget_digests(scanned)
         self._repairs.plan([one.seen for one in scanned] if is_ready else None)
@@ -264,7 +264,7 @@ class Worker:
             *self._repairs.running(time.time() - time.monotonic()),
         ]
 
-    def _running(self, one: Scanned, offset: float) -> Progress | None:
+    def _running(self, one: ScannedSave, offset: float) -> Progress | None:
         """Return where a save stands that was scanned; None if the store has it, or will not."""
         save, verdict = self.saves.get(one.key), one.verdict
         is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
@@ -307,11 +307,11 @@ class Worker:
         """
         return [self._sent.popleft() for _ in range(len(self._sent))]
 
-    def _is_planned(self, one: Scanned) -> bool:
+    def _is_planned(self, one: ScannedSave) -> bool:
         save = self.saves.get(one.key)
         return save is not None and save.is_planned(one)
 
-    def _forget_digests(self, scanned: Sequence[Scanned]) -> None:
+    def _forget_digests(self, scanned: Sequence[ScannedSave]) -> None:
         """Forget the digests of checkpoints that are gone; queues write to them meanwhile."""
         digests = self._view.known_digests
         for name in set(digests) - {one.seen.checkpoint for one in scanned}:
@@ -319,7 +319,7 @@ class Worker:
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[Scanned], *, is_ready: bool) -> None:
+    def _plan_uploads(self, scanned: Sequence[ScannedSave], *, is_ready: bool) -> None:
         """Decide of each save, and queue what is due.
 
         ``is_ready``: the store's records were read just before; else all have to wait.  What is in
@@ -328,7 +328,7 @@ class Worker:
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
         removed = self.saves.see(scanned)
-        due: list[Scanned] = []
+        due: list[ScannedSave] = []
         for one in scanned:
             if one.key in in_hand:
                 due.append(one)
@@ -356,17 +356,17 @@ class Worker:
             self.saves.change(one.key, queue)
         self.queues.post(self, [self._job(one) for one in first])
 
-    def _turn(self, one: Scanned, *, is_in_hand: bool) -> Turn[Scanned]:
+    def _turn(self, one: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
         seen = one.seen
         written = max((s.mtime for s in seen.files.stats), default=0)
         age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
-        return Turn(one, seen.run, age, written, is_in_hand or self._view.is_begun(seen))
+        return PendingSave(one, seen.run, age, written, is_in_hand or self._view.is_begun(seen))
 
-    def _job(self, one: Scanned) -> UploadJob:
+    def _job(self, one: ScannedSave) -> UploadJob:
         size = sum(stat.size for stat in one.seen.files.stats)
         return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one))
 
-    def _finish_or_wait(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
+    def _finish_or_wait(self, one: ScannedSave, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
 
         A stored one that must move within the store is queued like one to be uploaded; the pin of a
@@ -395,7 +395,7 @@ class Worker:
             return _progress(one, "missed", why)
         return _unless_finished(one)
 
-    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress | None:
+    def _complete_stored(self, one: ScannedSave, mine: Manifest) -> UploadProgress | None:
         """Return that a save is stored, after its configuration was sent if that is missing.
 
         ``None`` if it has to move within the store, or some of its files have.
@@ -427,7 +427,7 @@ class Worker:
         self.saves.change(seen.key, partial(replace, placed_by=names))
         return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
 
-    def _superseded(self, one: Scanned) -> UploadProgress:
+    def _superseded(self, one: ScannedSave) -> UploadProgress:
         if one.seen.pin is not None and one.seen.files.gone:
             drop(one.seen.pin, self._scanner.lock)
         return _progress(one, "superseded", "a newer checkpoint replaced it before the upload")
@@ -435,7 +435,7 @@ class Worker:
     def _find_lost(
         self,
         removed: Sequence[SaveState],
-        scanned: Sequence[Scanned],
+        scanned: Sequence[ScannedSave],
         in_hand: Collection[object],
         *,
         is_ready: bool,
@@ -453,13 +453,13 @@ class Worker:
                 self.saves.change(save.key, partial(lose, reason=why))
                 self._note(save.scanned, "lost", why)
 
-    def _note(self, one: Scanned, phase: str, why: str) -> None:
+    def _note(self, one: ScannedSave, phase: str, why: str) -> None:
         note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
         self.notes = (*self.notes, note)[-NOTES:]
 
     # What happens in a queue's thread.
 
-    def _carry_out(self, one: Scanned, capacity: QueueCapacity) -> None:
+    def _carry_out(self, one: ScannedSave, capacity: QueueCapacity) -> None:
         """Upload a save, and report what became of it."""
         if self._options.order == "newest" and any(
             other.verdict.finished and self.saves.get(other.key) is None
@@ -476,7 +476,7 @@ class Worker:
         if isinstance(outcome, UploadProgress) and outcome.phase == "sent":
             self._sent.append(outcome)
 
-    def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
+    def _upload(self, one: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, unless it has changed since the plan; move one that is stored.
 
         Raises Incomplete if it changes meanwhile.
@@ -564,7 +564,7 @@ def harden_save(seen: LocalSave) -> LocalSave:
     """
     if seen.pin is None:
         return seen
-    harden(seen.pin)
+    replace_links(seen.pin)
     held = seen.files.by_path
     pinned = {
         f.path: LocalFile(f, seen.pin.root, is_pinned=True)
@@ -588,7 +588,7 @@ def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
             mark_stored(seen.pin)
 
 
-def _unless_finished(one: Scanned) -> UploadProgress | None:
+def _unless_finished(one: ScannedSave) -> UploadProgress | None:
     """Return what an unfinished save waits for; None for a finished one."""
     if one.verdict.finished:
         return None
@@ -596,7 +596,7 @@ def _unless_finished(one: Scanned) -> UploadProgress | None:
     return _progress(one, "not-final" if is_unended else "waiting", one.verdict.reason)
 
 
-def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:
+def _progress(one: ScannedSave, phase: Phase, detail: str) -> UploadProgress:
     return UploadProgress(*one.key, phase, detail)
 
 
@@ -606,11 +606,11 @@ def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
     return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
 
 
-def _attempt(one: Scanned, work: Callable[[Scanned], T]) -> T | UploadProgress | Failure:
+def _attempt(one: ScannedSave, work: Callable[[ScannedSave], T]) -> T | UploadProgress | Failure:
     """Return what ``work`` made of a save, or its error as a value."""
     try:
         return work(one)
     except Incomplete as e:  # it changed, or others are at it: the next scan may find it quiet
         return _progress(one, "waiting", str(e))
     except CkptsyncError as e:
-        return failure(one.seen.run, one.seen.checkpoint, e)
+        return describe_failure(one.seen.run, one.seen.checkpoint, e)

@@ -18,7 +18,7 @@ from ckptsync.events.definitions import Definition
 from ckptsync.events.due import due_events
 from ckptsync.events.handling import Elsewhere, HandledEvent, Request, first_seen, handle
 from ckptsync.head.gc import TrainerMetrics
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from tests.support.small_store import make
@@ -147,7 +147,7 @@ def test_a_live_claim_of_another_head_is_left_to_it(
         assert do(store, definition).was_done
     # another process of this node is at it: the one that has started this one
     parent = os.getppid()
-    store.write(claim, [f"n {parent} {began(parent)}\n".encode()])
+    store.write(claim, [f"n {parent} {start_time(parent)}\n".encode()])
     with pytest.raises(Elsewhere, match="n does it"):
         do(store, definition)
     store.delete(claim)

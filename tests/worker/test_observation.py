@@ -16,19 +16,19 @@ from ckptsync.checkpoint_dirs import CheckpointDir, Family, find_checkpoint_dirs
 from ckptsync.checkpoint_dirs import list_checkpoint as scanned
 from ckptsync.errors import Incomplete
 from ckptsync.spool.markers import (
-    Begun,
     Commit,
     PinNotes,
     RankMark,
-    begun_path,
+    TrainingProcess,
+    process_path,
     save_folder,
     write_mark,
 )
-from ckptsync.spool.pins import Pin, open_pin
+from ckptsync.spool.pins import Pin, create_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import observation
 from ckptsync.worker.finished import Rule, judge
-from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, local_save
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, build_local_save
 from ckptsync.worker.observation import (
     HookStatus,
     Observation,
@@ -47,7 +47,7 @@ from tests.support.vector import vector
 
 def held(path: Path) -> tuple[LocalFiles, CheckpointDir]:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
-    return local_save("run", checkpoint_dir, scanned(checkpoint_dir)).files, checkpoint_dir
+    return build_local_save("run", checkpoint_dir, scanned(checkpoint_dir)).files, checkpoint_dir
 
 
 def gather(files: LocalFiles, checkpoint_dir: CheckpointDir, pin: Pin | None = None) -> Observation:
@@ -130,7 +130,7 @@ def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> No
 
 def test_what_was_at_rest_before_is_known_by_the_fingerprint_beside_its_pin(out: Path) -> None:
     files, checkpoint_dir = held(out)
-    pin = open_pin(out, checkpoint_dir.name, 0, "n0")
+    pin = create_pin(out, checkpoint_dir.name, 0, "n0")
     assert pin is not None
     stable = fingerprint(files.stats)
     assert gather(files, checkpoint_dir, replace(pin, notes=PinNotes(stable=stable))).stable
@@ -203,7 +203,7 @@ def test_whose_rank_is_behind_is_said(out: Path) -> None:
 
 
 S = 10**9
-BEGUN = Begun("t", 0, 2, 2, "h", 1, "1", "b", 100.0)
+BEGUN = TrainingProcess("t", 0, 2, 2, "h", 1, "1", "b", 100.0)
 TRAINER = replace(BEGUN, trainer="transformers 5.23.0")
 MARK = RankMark("t", "s0", "checkpoint-4", 4, 0, 2, 2, "h", 1, 130.0)
 BOTH = (MARK, replace(MARK, rank=1, at=131.0))
@@ -220,7 +220,7 @@ PIN = Pin(
 def status(
     pin: Pin | None,
     name: str,
-    begun: tuple[Begun, ...] = (),
+    begun: tuple[TrainingProcess, ...] = (),
     marks: dict[str, tuple[RankMark, ...]] | None = None,
     *,
     alive: bool | None = False,
@@ -234,7 +234,7 @@ def status(
 
 def said(
     *marks: RankMark,
-    begun: Begun = BEGUN,
+    begun: TrainingProcess = BEGUN,
     pin: Pin | None = PIN,
     name: str = "checkpoint-4",
     alive: bool | None = True,
@@ -250,7 +250,7 @@ def test_where_no_hook_ever_was_nothing_is_said(tmp_path: Path) -> None:
 
 def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: Path) -> None:
     spool = tmp_path / "_ckptsync"
-    write_mark(begun_path(spool, "p"), BEGUN)
+    write_mark(process_path(spool, "p"), BEGUN)
     for mark in (*BOTH, replace(MARK, checkpoint="checkpoint-8")):
         write_mark(save_folder(spool, mark.checkpoint, mark.save) / f"rank-{mark.rank}.json", mark)
     found = find_surroundings(tmp_path, (), ("checkpoint-4",))

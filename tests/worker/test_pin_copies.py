@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.spool.pins import Pin, drop, list_pins, open_pin
+from ckptsync.spool.pins import Pin, create_pin, drop, list_pins
 from ckptsync.walk import walk
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import STILL, PinCopies, Pinner
@@ -177,7 +177,7 @@ def test_a_copy_of_a_pin_that_was_dropped_makes_nothing_of_it_again(
 ) -> None:
     clock = Clock()
     copies = PinCopies(clock)
-    pin = open_pin(out, source.name, 0, "n0")
+    pin = create_pin(out, source.name, 0, "n0")
     assert isinstance(pin, Pin)
     copies.keep_open(pin, source, walk(source).files, ["a"])
     drop(pin)

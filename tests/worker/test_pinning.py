@@ -49,8 +49,8 @@ def pin(k: int, node: str = "n0", **told: int) -> Pin:
 
 def test_what_is_seen_first_is_pinned_and_grows() -> None:
     assert follow_source(found(a=1), [], "n0") == PinChanges(open=0)
-    assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(grow=("a",))
-    assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(grow=("b",))
+    assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(linked=("a",))
+    assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(linked=("b",))
     assert follow_source(found(a=1), [pin(0, a=1)], "n0") == PinChanges()
 
 
@@ -64,7 +64,7 @@ def test_rotation_takes_nothing_from_a_pin() -> None:
 def test_a_placeholder_that_the_trainer_took_back_is_let_go() -> None:
     ours = pin(0, config=1, model=2)
     assert follow_source(found(config=1, shard=3), [ours], "n0") == PinChanges(
-        trim=("model",), grow=("shard",)
+        unlinked=("model",), linked=("shard",)
     )
 
 
@@ -136,7 +136,7 @@ def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
 
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
     void = replace(commit(0, a=1, b=2), files=files({"a": 1, "b": 3}))
-    assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(grow=("c",))
+    assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(linked=("c",))
     assert follow_source(found(a=1, b=9), [void], "n0") == PinChanges((void,), open=1)
 
 

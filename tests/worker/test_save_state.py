@@ -14,7 +14,7 @@ from ckptsync.errors import Corrupt, StoreError
 from ckptsync.walk import Stat
 from ckptsync.worker.finished import Judgement
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
-from ckptsync.worker.results import Phase, UploadProgress, failure
+from ckptsync.worker.results import Phase, UploadProgress, describe_failure
 from ckptsync.worker.save_state import (
     SaveState,
     State,
@@ -25,19 +25,19 @@ from ckptsync.worker.save_state import (
     see,
     settle,
 )
-from ckptsync.worker.scanner import Scanned
+from ckptsync.worker.scanner import ScannedSave
 
 KEY = ("run", "checkpoint-4", 0)
-AWAY = failure("run", "checkpoint-4", StoreError("away"))
-BAD = failure("run", "checkpoint-4", Corrupt("a name that no store can keep"))
+AWAY = describe_failure("run", "checkpoint-4", StoreError("away"))
+BAD = describe_failure("run", "checkpoint-4", Corrupt("a name that no store can keep"))
 
 
-def scanned(*, finished: bool = True, since: float = 5.0) -> Scanned:
+def scanned(*, finished: bool = True, since: float = 5.0) -> ScannedSave:
     files = {"x": LocalFile(Stat("x", 100, 1, 1, 1), Path("/out"), is_pinned=False)}
     checkpoint_dir = CheckpointDir("checkpoint-4", "trainer", Path("/out/checkpoint-4"))
     local = LocalFiles("checkpoint-4", "trainer", files)
     verdict = Judgement(finished=finished, reason="it grows", left=None)
-    return Scanned(LocalSave("run", checkpoint_dir, local, None), 3.0, since, (), verdict)
+    return ScannedSave(LocalSave("run", checkpoint_dir, local, None), 3.0, since, (), verdict)
 
 
 def ended(phase: Phase, detail: str = "") -> UploadProgress:

@@ -17,7 +17,7 @@ from ckptsync.worker.finished import Rule
 from ckptsync.worker.observation import was_at_rest
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
-from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.scanner import ScannedSave, Scanner
 from tests.support.hook_pins import commit
 from tests.support.worker_in_process import EIGHT, ONE, T, lay, worker
 
@@ -30,7 +30,7 @@ def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_planned
     tmp_path: Path,
 ) -> None:
     lay(tmp_path, ONE)
-    planned: list[Scanned] = []
+    planned: list[ScannedSave] = []
     pinner = Pinner("n0", lambda *_: False)
     its = Scanner(RunDir("run", tmp_path), pinner, Rule(), is_planned=planned.__contains__)
     assert [its.scan(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]

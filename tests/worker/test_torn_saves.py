@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.checkpoint_dirs import CheckpointDir, Family
-from ckptsync.spool.markers import Begun
+from ckptsync.spool.markers import TrainingProcess
 from ckptsync.worker.finished import Rule, is_stable, judge
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.observation import Observation, is_trainer_at_work
@@ -470,7 +470,9 @@ def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> 
         ),
         None,
     )
-    begun = Begun("t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0")
+    begun = TrainingProcess(
+        "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0"
+    )
     assert is_trainer_at_work([seen], ())
     assert is_trainer_at_work([], [begun])
     assert not is_trainer_at_work(

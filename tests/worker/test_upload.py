@@ -26,7 +26,7 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import upload as upload_module
-from ckptsync.worker.local_save import AfterChunk, LocalFiles, LocalSave, local_save, nothing
+from ckptsync.worker.local_save import AfterChunk, LocalFiles, LocalSave, build_local_save, nothing
 from ckptsync.worker.store_view import RunRecords, read_run
 from ckptsync.worker.upload import (
     SMALL_FILE,
@@ -60,7 +60,7 @@ def on_the_way(
 ) -> tuple[LocalFiles, LocalSave, UploadContext]:
     lay(tmp_path, ONE, at)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    held = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store)
     return held, LocalSave("run", checkpoint_dir, held, None), to
 
@@ -95,7 +95,7 @@ def taken(
     """Sending these files, each time as if for the first time in this process."""
     lay(tmp_path, files)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    held = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store, node)
     return lambda: upload(
         replace(draft_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to
