@@ -21,7 +21,7 @@ from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import CkptsyncError, Exists, Incomplete, NotFound, StoreError
 from ckptsync.events.definitions import Definition, filled
-from ckptsync.events.due import Happened, Since, happened, is_over
+from ckptsync.events.due import Occurrence, Since, is_over, list_occurrences
 from ckptsync.events.programs import ProgramEnd, post, run_command
 from ckptsync.records.event_record import LONGEST_ERROR, EventRecord
 from ckptsync.records.io import append_record
@@ -65,14 +65,14 @@ class Request:
 class HandledEvent:
     """What was done.  ``was_done``: a record said so already, and nothing was run."""
 
-    happened: Happened
+    happened: Occurrence
     metrics: Mapping[str, float]
     note: str = ""
     was_done: bool = False
     seconds: float = 0.0
 
 
-def first_seen(store: Store, definitions: Iterable[Definition]) -> Since:
+def register_events(store: Store, definitions: Iterable[Definition]) -> Since:
     """Return when heads first had each event of these definitions, and write what is new.
 
     What cannot be seen yet is left out.  Raises StoreError.
@@ -144,7 +144,7 @@ def handle(
     return HandledEvent(event, end.metrics, end.note, seconds=seconds)
 
 
-def _find(store: Store, request: Request) -> tuple[Summary, Happened]:
+def _find(store: Store, request: Request) -> tuple[Summary, Occurrence]:
     """Return the location, and what happened to it.  Raises Incomplete, ConfigError."""
     run, location, definition = request.run, request.location, request.definition
     state = read_location(store, run, location)
@@ -155,7 +155,7 @@ def _find(store: Store, request: Request) -> tuple[Summary, Happened]:
         raise not_found(store, run, location)
     s = state.summary_of(seen)
     wanted = [request.event] if request.event else definition.on
-    events = [event for event in happened(s) if event.event in wanted]
+    events = [event for event in list_occurrences(s) if event.event in wanted]
     if not events:
         why = f"it is {s.status}, and was never {' or '.join(wanted)}"
         hint = f"`ckptsync events {run}/{location}` shows what happened to it"

@@ -24,7 +24,7 @@ from pathlib import Path
 from ckptsync.checkpoint_dirs import ASIDE, CheckpointDir, list_aside, series_and_step
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.plain_json import parse
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.upload_decision import find_holder
@@ -364,7 +364,7 @@ def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> 
     here = (k.manifest for k in known.counting(mine.location))
     located = {
         path: at
-        for path, every in save_groups.locate(here).items()
+        for path, every in manifest_groups.locate_files(here).items()
         for at in every
         if view.node in at.nodes
     }

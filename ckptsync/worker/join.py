@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Incomplete
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.io import append_record
-from ckptsync.records.save_decisions import Join, Keep, fate, kept
+from ckptsync.records.save_decisions import Join, Keep, fate, keep_reason
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.stores.contract import Store
 from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
@@ -53,7 +53,9 @@ def join(
     names = {k.name for k in its}
     if is_new:
         joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
-        home = save_groups.better_location(its[0].manifest.node, its[0].manifest.location, joined)
+        home = manifest_groups.better_location(
+            its[0].manifest.node, its[0].manifest.location, joined
+        )
         _write(store, home, its, known)
     location, moved = _bring_together(store, run, checkpoint, names, after_chunk)
     return Joined(location, moved, is_new)
@@ -65,8 +67,8 @@ _LIST = "`ckptsync ls` shows which locations may be parts of one save"
 
 
 def _members(
-    run: str, location: str, known: Sequence[save_groups.Known]
-) -> list[save_groups.Known]:
+    run: str, location: str, known: Sequence[manifest_groups.StoredManifest]
+) -> list[manifest_groups.StoredManifest]:
     """Return the manifests of a location that count, or those that have replaced them.
 
     In the second case it was joined before.
@@ -74,26 +76,31 @@ def _members(
     names = {k.name for k in known if k.manifest.location == location}
     if not names:
         raise ConfigError(f"{run}/{location}: not found in the store", hint=_LIST)
-    counting = save_groups.live(known)
+    counting = manifest_groups.live_manifests(known)
     here = [k for k in counting if k.name in names]
     return here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
 
 
-def _groups(its: Iterable[save_groups.Known], known: RunRecords) -> list[save_groups.Group]:
+def _groups(
+    its: Iterable[manifest_groups.StoredManifest], known: RunRecords
+) -> list[manifest_groups.Group]:
     """Return the saves that some manifests belong to."""
     mine = [k.manifest for k in its]
-    everyone = save_groups.live(known.manifests(mine[0].checkpoint)) if mine else ()
-    return [g for g in save_groups.groups(everyone) if any(g.holds(m) for m in mine)]
+    everyone = manifest_groups.live_manifests(known.manifests(mine[0].checkpoint)) if mine else ()
+    return [g for g in manifest_groups.group_by_save(everyone) if any(g.holds(m) for m in mine)]
 
 
 def _check(
-    run: str, locations: Sequence[str], its: Sequence[save_groups.Known], known: RunRecords
+    run: str,
+    locations: Sequence[str],
+    its: Sequence[manifest_groups.StoredManifest],
+    known: RunRecords,
 ) -> None:
     what = " and ".join(f"{run}/{location}" for location in locations)
     if not its:
         raise ConfigError(f"{what}: no valid manifest is left", hint=_LIST)
     checkpoint = its[0].manifest.checkpoint
-    if why := save_groups.refusals(_groups(its, known)):
+    if why := manifest_groups.proofs_against(_groups(its, known)):
         raise ConfigError(
             f"{what} cannot be joined: {why[0]}",
             hint="they are two saves of one name, and both are kept",
@@ -114,7 +121,9 @@ def _check(
         )
 
 
-def _write(store: Store, home: str, its: Sequence[save_groups.Known], known: RunRecords) -> None:
+def _write(
+    store: Store, home: str, its: Sequence[manifest_groups.StoredManifest], known: RunRecords
+) -> None:
     """Write the join; and that a person keeps the save, where one of its locations was kept."""
     first = its[0].manifest
     names = tuple(sorted(k.name for k in its))
@@ -125,10 +134,12 @@ def _write(store: Store, home: str, its: Sequence[save_groups.Known], known: Run
         if isinstance(r, Keep) and r.checkpoint == first.checkpoint
     }
     reasons = {
-        location: kept({n: r for n, r in keeps.items() if r.location == location})
+        location: keep_reason({n: r for n, r in keeps.items() if r.location == location})
         for location in (k.manifest.location for k in its)
     }
-    if any(reasons.values()) and not kept({n: r for n, r in keeps.items() if r.location == home}):
+    if any(reasons.values()) and not keep_reason(
+        {n: r for n, r in keeps.items() if r.location == home}
+    ):
         reason = next(r for r in reasons.values() if r)
         append_record(store, Keep(first.run, first.checkpoint, home, 0, keeps=True, reason=reason))
 
@@ -146,11 +157,11 @@ def _bring_together(
     for node, at in sorted(
         {
             (k.manifest.node, k.manifest.location)
-            for k in save_groups.live(to.read().known)
+            for k in manifest_groups.live_manifests(to.read().manifests)
             if k.name in names
         }
     ):
-        location = save_groups.better_location(node, at, to.read().known)
+        location = manifest_groups.better_location(node, at, to.read().manifests)
         if location == at:
             continue
         if correct_location(node, at, LocalFiles(checkpoint, "trainer", {}), to) != location:

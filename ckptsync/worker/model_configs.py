@@ -23,7 +23,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, is_beside_weights, ranks
 from ckptsync.plain_json import parse
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.spool.markers import list_training_processes
 from ckptsync.tensors import Demands, Extent, read, read_whole
 from ckptsync.walk import SPOOL, walk
@@ -115,7 +115,10 @@ def outgoing_save(
 
 
 def configs_to_send(
-    files: LocalFiles, checkpoint_dir: CheckpointDir, node: str, known: Iterable[save_groups.Known]
+    files: LocalFiles,
+    checkpoint_dir: CheckpointDir,
+    node: str,
+    known: Iterable[manifest_groups.StoredManifest],
 ) -> Mapping[str, LocalFile]:
     """Return the configuration and tokenizer files that may be sent with their checkpoint.
 
@@ -127,7 +130,7 @@ def configs_to_send(
     found = find_model_configs(files, checkpoint_dir) if not here or 0 in here else {}
     mine = (
         f
-        for k in save_groups.live(known)
+        for k in manifest_groups.live_manifests(known)
         if k.manifest.node == node
         for f in k.manifest.files
         if f.path in found
@@ -142,7 +145,7 @@ def send_missing_config(
     seen: LocalSave,
     location: str,
     to: UploadContext,
-    known: Sequence[save_groups.Known],
+    known: Sequence[manifest_groups.StoredManifest],
     *,
     young: float = YOUNG,
 ) -> tuple[str, ...]:
@@ -152,7 +155,7 @@ def send_missing_config(
     whole, another node may still send its own. ``young``: seconds for which what was written a
     moment ago is left alone.
     """
-    there = save_groups.counting(location, known)
+    there = manifest_groups.manifests_in(location, known)
     mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
     found = (
         unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
@@ -161,7 +164,7 @@ def send_missing_config(
     )
     if not found:
         return ()
-    demands = save_groups.demanded(there)
+    demands = manifest_groups.merge_demands(there)
     if not demands.model or not demands.model.keys() <= named:
         return ()
     found = {name: found[name] for name in select(found, to.view.selection, demands)}

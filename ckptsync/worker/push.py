@@ -304,7 +304,7 @@ def _push_save(
         lambda files: configs_to_send(files, seen.checkpoint_dir, to.node, manifests),
     )
     done = _send(going, observation.save or save, to)
-    if added := send_missing_config(seen, done.location, to, to.read().known, young=0.0):
+    if added := send_missing_config(seen, done.location, to, to.read().manifests, young=0.0):
         done = replace(
             done,
             files=done.files + len(added),

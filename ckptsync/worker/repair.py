@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError, without_frames
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.location_status import LocationRecords, proof
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.progress import Progress
@@ -61,7 +61,7 @@ def list_requests(
     records: LocationRecords,
     node: str,
     location: str,
-    known: Iterable[save_groups.Known],
+    known: Iterable[manifest_groups.StoredManifest],
     has: Callable[[FileEntry], bool] = lambda _: False,
 ) -> tuple[RepairRequest, ...]:
     """Return the damaged files that the unanswered reports about a location request of ``node``.
@@ -70,20 +70,20 @@ def list_requests(
     of a file that another has named: pulled, or copied from that node.  A file is requested once,
     however many reports name it: by the newest.
     """
-    here = [k for k in save_groups.live(known) if k.manifest.location == location]
+    here = [k for k in manifest_groups.live_manifests(known) if k.manifest.location == location]
     found = fate(records.tombstones, {k.name for k in here})
     if not here or found.retired or found.shards:
         return ()
     run = here[0].manifest.run
     located = [
         at
-        for every in save_groups.locate(k.manifest for k in here).values()
+        for every in manifest_groups.locate_files(k.manifest for k in here).values()
         for at in every
         if node in at.nodes or has(at.entry)
     ]
     # where two nodes name one stored file, the other's bytes may lie there: that node stores them
     # elsewhere first
-    contested = save_groups.contested(k.manifest for k in here)
+    contested = manifest_groups.contested_names(k.manifest for k in here)
     mine = {at.name: at for at in located if at.name not in contested}
     requested: dict[str, RepairRequest] = {}
     for report in proof(records.reports, {k.name for k in here}, "").damage:

@@ -12,7 +12,7 @@ from itertools import count
 from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Corrupt, without_frames
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.io import AT_ONCE, Record, find_missing_manifests, is_made_anew, read_records
 from ckptsync.records.location_status import (
     LocationRecords,
@@ -77,18 +77,18 @@ class RunRecords:
             )
         )
 
-    def manifests(self, checkpoint: str) -> tuple[save_groups.Known, ...]:
+    def manifests(self, checkpoint: str) -> tuple[manifest_groups.StoredManifest, ...]:
         """Return all of one checkpoint name, in every location, also those taken back."""
-        return save_groups.known_of(self.grouped.get(checkpoint, {}))
+        return manifest_groups.collect_manifests(self.grouped.get(checkpoint, {}))
 
-    def counting(self, location: str) -> list[save_groups.Known]:
+    def counting(self, location: str) -> list[manifest_groups.StoredManifest]:
         """Return the manifests of one location that count."""
-        live = save_groups.live(self.manifests(checkpoint_of(location)))
+        live = manifest_groups.live_manifests(self.manifests(checkpoint_of(location)))
         return [k for k in live if k.manifest.location == location]
 
     def live(self, checkpoint: str) -> list[Manifest]:
         """Return the manifests of one checkpoint name that count, in every location."""
-        return [k.manifest for k in save_groups.live(self.manifests(checkpoint))]
+        return [k.manifest for k in manifest_groups.live_manifests(self.manifests(checkpoint))]
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
         """Return all of one checkpoint name, in every location."""

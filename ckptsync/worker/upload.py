@@ -25,10 +25,10 @@ from pathlib import Path
 
 from ckptsync.digest import BLOCK_HEX
 from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
-from ckptsync.records import io, save_groups
+from ckptsync.records import io, manifest_groups
 from ckptsync.records.io import next_number
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.save_groups import Known
+from ckptsync.records.manifest_groups import StoredManifest
 from ckptsync.records.store_paths import (
     checked_own,
     file_name,
@@ -206,11 +206,11 @@ def upload(
     with contextlib.ExitStack() as announcement:
         for turn in range(ROUNDS + 2):
             reading = to.read()
-            draft = sender.digest_named(draft, reading.known)
+            draft = sender.digest_named(draft, reading.manifests)
             decision = decide(draft, reading)
             # files may have taken hours, and the manifest must fit what others say by now
             if sent is not None and decision.is_same(sent):
-                return sender.commit(decision.part, entries, reading.known)
+                return sender.commit(decision.part, entries, reading.manifests)
             if decision.recorded is not None:
                 return Sent(decision.recorded.location, stored_before=decision.recorded)
             if turn:
@@ -265,7 +265,7 @@ class FileSender:
         self.done: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
 
-    def digest_named(self, draft: Manifest, known: Sequence[Known]) -> Manifest:
+    def digest_named(self, draft: Manifest, known: Sequence[StoredManifest]) -> Manifest:
         """Read the files that a manifest in ``known`` names; return the draft with digests."""
         named = {f.path for k in known for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named and not f.digest]
@@ -339,14 +339,16 @@ class FileSender:
         many = self.to.small or small_at_once(self.to.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
 
-    def commit(self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[Known]) -> Sent:
+    def commit(
+        self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[StoredManifest]
+    ) -> Sent:
         """Write the manifest of the files that were sent, unless one has changed since the scan."""
         check_unchanged(self.files)
         here = records_prefix(part.run, part.location)
         # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
         lost = () if self.overwrote_orphan else part.supersedes
         supersedes = {n for n in lost if n.startswith(here)}
-        supersedes.update(list_left_behind(part, save_groups.live(known)))
+        supersedes.update(list_left_behind(part, manifest_groups.live_manifests(known)))
         n = next_number((k.name for k in known), part.location, "manifest", part.node)
         self.to.commit(replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes))))
         sizes = [f.size for f in self.done.values()]
@@ -378,7 +380,7 @@ class FileSender:
         file = source.entry
 
         def check() -> None:
-            here = save_groups.counting(draft.location, self.to.read().known)
+            here = manifest_groups.manifests_in(draft.location, self.to.read().manifests)
             if any(
                 m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files
             ):
@@ -457,8 +459,10 @@ def correct_location(node: str, location: str, files: LocalFiles, to: UploadCont
     the same.  While another node sends files of that checkpoint, nothing moves: a later call does
     it.
     """
-    known = to.read().known  # of most saves nothing has to move, and nothing is announced for them
-    home = save_groups.better_location(node, location, known)
+    known = (
+        to.read().manifests
+    )  # of most saves nothing has to move, and nothing is announced for them
+    home = manifest_groups.better_location(node, location, known)
     is_exclusive = to.store.is_exclusive
     if home == location and not list_doubtful_names(
         node, location, known, is_exclusive=is_exclusive
@@ -470,28 +474,32 @@ def correct_location(node: str, location: str, files: LocalFiles, to: UploadCont
         # sees this one
         is_contended = to.read().is_contended
         # after that: a node that has ended meanwhile has its manifest among those read now
-        known = to.read().known
-        home = save_groups.better_location(node, location, known)
+        known = to.read().manifests
+        home = manifest_groups.better_location(node, location, known)
         if home != location and not is_contended:
             _move(node, location, home, known, sender)
-            location, known = home, to.read().known  # with the manifest written there
+            location, known = home, to.read().manifests  # with the manifest written there
         _store_beside(node, location, known, sender)
     return location
 
 
-def _move(node: str, location: str, home: str, known: Sequence[Known], sender: FileSender) -> None:
+def _move(
+    node: str, location: str, home: str, known: Sequence[StoredManifest], sender: FileSender
+) -> None:
     """Store at home what a node has in another location, and write a manifest there."""
-    mine, there = _own(node, location, known), save_groups.counting(home, known)
+    mine, there = _own(node, location, known), manifest_groups.manifests_in(home, known)
     number = next_number((k.name for k in known), home, "manifest", node)
-    manifest = save_groups.moved(mine, home, number)
-    sender.elsewhere = [*save_groups.counting(location, known), *there]
+    manifest = manifest_groups.moved_manifest(mine, home, number)
+    sender.elsewhere = [*manifest_groups.manifests_in(location, known), *there]
     lies = {f.path: f for m in there if m.node == node for f in m.files}
     lies |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, there))}
     files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
     sender.to.commit(replace(manifest, files=files))
 
 
-def _store_beside(node: str, location: str, known: Sequence[Known], sender: FileSender) -> None:
+def _store_beside(
+    node: str, location: str, known: Sequence[StoredManifest], sender: FileSender
+) -> None:
     """Store under the node's own name the files that another node wrote over, or names too.
 
     That makes a further manifest. The smallest node id keeps a name that several claim, if its
@@ -501,10 +509,14 @@ def _store_beside(node: str, location: str, known: Sequence[Known], sender: File
     names = list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
     if not names:
         return
-    here, mine = save_groups.counting(location, known), _own(node, location, known)
-    lying = {at.name: at.entry.digest for its in save_groups.locate(here).values() for at in its}
+    here, mine = manifest_groups.manifests_in(location, known), _own(node, location, known)
+    lying = {
+        at.name: at.entry.digest
+        for its in manifest_groups.locate_files(here).values()
+        for at in its
+    }
     number = next_number((k.name for k in known), location, "manifest", node)
-    manifest = save_groups.moved(mine, location, number)
+    manifest = manifest_groups.moved_manifest(mine, location, number)
     sender.elsewhere = here
 
     def is_well(file: FileEntry) -> bool:
@@ -519,6 +531,10 @@ def _store_beside(node: str, location: str, known: Sequence[Known], sender: File
         sender.to.commit(replace(manifest, files=files))
 
 
-def _own(node: str, location: str, known: Iterable[Known]) -> list[Known]:
+def _own(node: str, location: str, known: Iterable[StoredManifest]) -> list[StoredManifest]:
     place = (node, location)
-    return [k for k in save_groups.live(known) if (k.manifest.node, k.manifest.location) == place]
+    return [
+        k
+        for k in manifest_groups.live_manifests(known)
+        if (k.manifest.node, k.manifest.location) == place
+    ]

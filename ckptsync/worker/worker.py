@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.progress import Progress, State
 from ckptsync.records.upload_decision import is_early, list_doubtful_names
@@ -403,8 +403,8 @@ class Worker:
         seen, node, location = one.seen, self._options.node, mine.location
         stored = _done_progress(seen, self._view.done_by(mine))
         reading = self._view.known.reading(node, seen.run, seen.checkpoint, time.time_ns())
-        known = reading.known
-        if save_groups.better_location(node, location, known) != location:
+        known = reading.manifests
+        if manifest_groups.better_location(node, location, known) != location:
             return stored if is_early(mine, reading) else None
         save, is_exclusive = self.saves.get(one.key), self._view.store.is_exclusive
         if (save is None or save.placed_by != frozenset(k.name for k in known)) and (
