@@ -87,7 +87,7 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
             if is_ours and now - e.mtime > IDLE:
                 yield Orphan(e, *name, of_checkpoint, location)
     if not run:
-        yield from (Orphan(entry) for entry in contract.given_up(store, now))
+        yield from (Orphan(entry) for entry in contract.abandoned_drafts(store, now))
 
 
 def delete_orphans(
@@ -105,7 +105,7 @@ def delete_orphans(
     wait_until_visible(store, wait)
     for one in orphans:
         if not one.run:
-            if contract.drop(store, one.entry.name):
+            if contract.remove_draft(store, one.entry.name):
                 yield one
             continue
         if senders(store.names(sending_prefix(one.run, one.checkpoint)), now):

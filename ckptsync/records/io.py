@@ -291,7 +291,7 @@ def read_records(
     names = list(names)
     if threads > 1 and len(names) > 1:
         with ThreadPool(min(threads, len(names)), "ckptsync-record") as pool:
-            works = [progress_signs.carried(partial(read, name)) for name in names]
+            works = [progress_signs.keep_context(partial(read, name)) for name in names]
             found = list(pool.map(lambda work: work(), works))
     else:
         found = [read(name) for name in names]

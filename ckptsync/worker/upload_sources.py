@@ -281,7 +281,7 @@ class FilePool:
                     raise
 
         with ThreadPool(count, thread_name_prefix="ckptsync-file") as pool:
-            futures = [pool.submit(progress_signs.carried(run)) for _ in range(count)]
+            futures = [pool.submit(progress_signs.keep_context(run)) for _ in range(count)]
             try:
                 for future in futures:
                     future.result()
