@@ -204,7 +204,7 @@ def checkpoint_dir_at(directory: Path) -> CheckpointDir | None:
     return _checkpoint_dir(path.parent, path.name)
 
 
-def is_plain(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Return whether a store can keep a checkpoint under this very name."""
     is_taken = name in NESTED or name.casefold() == LOGS or is_ours(name)
     return bool(_PLAIN.fullmatch(name)) and not is_taken
@@ -415,7 +415,7 @@ def _plain(tag: str) -> str:
 
     A tag that is none keeps its letters and gets a digest.
     """
-    return tag if is_plain(tag) and tag != FINAL else _tagged(tag)
+    return tag if is_plain_name(tag) and tag != FINAL else _tagged(tag)
 
 
 def _tagged(tag: str) -> str:

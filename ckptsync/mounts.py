@@ -67,7 +67,7 @@ def device_kinds() -> dict[int, str]:
 
 def mount_of(path: str) -> Mount:
     """Return the mount of ``path``, which need not exist; a local one if this is not Linux."""
-    return chosen(read_table(), os.path.realpath(path))
+    return find_mount(read_table(), os.path.realpath(path))
 
 
 def is_mounted(point: str) -> bool:
@@ -122,7 +122,7 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def chosen(lines: Iterable[str], path: str) -> Mount:
+def find_mount(lines: Iterable[str], path: str) -> Mount:
     """Return the mount of an absolute ``path`` without links, from the lines of a mountinfo.
 
     It is the last one of the longest directory that the path is in.

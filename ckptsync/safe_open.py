@@ -200,7 +200,7 @@ Odd = Literal["link", "special file", "name"]
 Passed = Callable[[str, Odd], object]
 
 
-def is_plain(name: str) -> bool:
+def is_plain_path(name: str) -> bool:
     """Return whether `checked_path` takes a name."""
     try:
         checked_path(name)
@@ -322,7 +322,7 @@ def _open_prefix(root: str, prefix: str) -> int | None:
 def _is_skipped(skips: Callable[[str], bool], passed: Passed, prefix: str, name: str) -> bool:
     if skips(name) or (name.startswith(".nfs") and NFS_REMAINS.fullmatch(name)):
         return True
-    if is_plain(name):
+    if is_plain_path(name):
         return False
     passed(prefix + name, "name")
     return True

@@ -22,7 +22,7 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import add_command, add_dry_run
 from ckptsync.doctor.training_facts import check_is_ours
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
-from ckptsync.installation import install_self
+from ckptsync.install_commands import install_self
 
 NAME = "ckptsync-autoload.pth"
 _PATIENCE = 60.0  # seconds for a Python to start

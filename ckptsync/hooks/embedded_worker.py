@@ -33,7 +33,7 @@ from pathlib import Path
 
 import ckptsync
 from ckptsync.errors import CkptsyncError, ConfigError
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.quantities import parse_duration
 from ckptsync.spool import markers, pins, safe_files
 from ckptsync.walk import SPOOL

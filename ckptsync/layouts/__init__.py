@@ -16,6 +16,6 @@ In reading order:
 - `zero`: DeepSpeed; `zero_files`, `zero_partitions` (where masters lie), `zero_tensor_parallel`.
 - `zero_universal`: DeepSpeed's universal checkpoints.
 - `zero_optimizer_states`: what a training with ZeRO goes on from, whole.
-- `live_names`: where a file's tensors are in memory, by the table of `live_name_families`.
+- `weight_renaming`: where a file's tensors are in memory, by the table of `weight_renaming_table`.
 - `known_unsupported`: checkpoints that are known and not read.
 """

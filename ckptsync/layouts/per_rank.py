@@ -221,7 +221,7 @@ def _check_not_cut(found: Sequence[Tensor], first: LoadedRank) -> None:
         )
 
 
-def _kind(held: Held) -> str:
+def _kind(held: RankTensor) -> str:
     return (
         f"{'a shard of' if isinstance(held, RankShards) else 'a whole'} {held.dtype} {held.shape}"
     )
@@ -319,14 +319,14 @@ def _tied(found: Iterable[Tensor], loaded: Sequence[LoadedRank]) -> Iterator[Ten
         yield tensor if owner == tensor.name else replace(tensor, tied=owner)
 
 
-def _views(held: Held) -> tuple[object, ...]:
+def _views(held: RankTensor) -> tuple[object, ...]:
     stored = [one for _, one in held.pieces] if isinstance(held, RankShards) else [held]
     return tuple((s.storage.key, s.offset, s.shape, s.strides) for s in stored if s.numel)
 
 
 # One rank's file
 
-Held = RankShards | StoredTensor
+RankTensor = RankShards | StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class LoadedRank:
 
     name: str
     container: torch_save.Container
-    tensors: dict[str, Held]
+    tensors: dict[str, RankTensor]
     extra: tuple[str, ...]
 
 
@@ -368,7 +368,7 @@ def load(files: Files, name: str, rank: int) -> LoadedRank:
     return LoadedRank(name, container, tensors, extra)
 
 
-def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
+def _read_tensors(value: Any) -> Iterator[tuple[str, RankTensor]]:
     if not isinstance(value, dict):
         raise Corrupt(f"a {type(value).__name__}, a state dict expected")
     nested = [key for key, held in value.items() if isinstance(held, dict)]
@@ -382,7 +382,7 @@ def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
         yield key, _read_tensor(key, held, meshes)
 
 
-def _read_tensor(key: str, value: Any, meshes: Meshes) -> Held:
+def _read_tensor(key: str, value: Any, meshes: Meshes) -> RankTensor:
     if key.rpartition(".")[2] == "_flat_param":
         raise Unsupported(
             "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the"

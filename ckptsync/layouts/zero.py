@@ -31,7 +31,7 @@ from ckptsync.layouts.state_dict import is_extra_state, named_tensors, without_e
 from ckptsync.layouts.zero_files import (
     MODEL_OF_RANK,
     OPTIM,
-    Held,
+    ModelTensors,
     StateFile,
     ZeroFiles,
     buffer_names,
@@ -217,7 +217,7 @@ class MpRank:
     stage: int
     models: Sequence[StateFile]
     optim: Sequence[StateFile]
-    own: Held
+    own: ModelTensors
     absent: str = ""
 
     @property
@@ -231,7 +231,7 @@ class MpRank:
         return Tensor(name, own.dtype, own.shape, (_stored(file, own),))
 
 
-def own_tensors(file: StateFile) -> Held:
+def own_tensors(file: StateFile) -> ModelTensors:
     """Return the tensors of a model file's ``module``, under the names of the parameters.
 
     A module that overrides ``state_dict`` (TRL's value head model) has other names in ``module``.
@@ -412,7 +412,7 @@ def _tied(rank: MpRank, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
 # Pipelines
 
 
-def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> Held:
+def _layer_weights(files: ZeroFiles, models: Sequence[StateFile]) -> ModelTensors:
     """Return every layer's tensors under ``PipelineModule``'s names.
 
     Raises Incomplete if a layer that a stage names has no file, Unsupported if the stages name no

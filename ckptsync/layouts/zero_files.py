@@ -48,7 +48,7 @@ UNIVERSAL = "fp32.pt"
 MASTERS = "single_partition_of_fp32_groups"
 _MOST_EXPERTS = 1 << 16  # of a layer
 
-Held = Mapping[str, tuple["StateFile", StoredTensor]]
+ModelTensors = Mapping[str, tuple["StateFile", StoredTensor]]
 """Tensors of the model itself by name, each with the file that holds it."""
 
 _ALLOWED: Mapping[Name, Build] = torch_pickle.Names(

@@ -35,7 +35,7 @@ from ckptsync.formats.pickles import PickledObject, brief
 from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.layouts.zero_files import (
     MASTERS,
-    Held,
+    ModelTensors,
     StateFile,
     ZeroFiles,
     are_naturals,
@@ -260,7 +260,7 @@ def _are_before_dealing(
 _LOCAL = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)([0-9]+)(\..*)")
 
 
-def expert_weights(files: ZeroFiles, counts: Sequence[int]) -> Held:
+def expert_weights(files: ZeroFiles, counts: Sequence[int]) -> ModelTensors:
     """Return every expert's own weights, under the names that the model file would give them.
 
     Experts are numbered over all ranks.
@@ -303,7 +303,7 @@ def are_experts(names: Iterable[str]) -> bool:
     return kinds == {True}
 
 
-def all_experts(shapes: Mapping[str, Shape], own: Held) -> dict[str, Shape]:
+def all_experts(shapes: Mapping[str, Shape], own: ModelTensors) -> dict[str, Shape]:
     """Return the same parameters of all ranks' experts: ``shapes`` are those of one rank."""
     kinds = {(m[1], m[3]): shapes[m[0]] for m in map(_LOCAL.fullmatch, shapes) if m}
     return {
@@ -327,7 +327,7 @@ def _expert_sets(model: StateFile, optim: Sequence[StateFile], group: int) -> li
 
 
 def expert_masters(
-    model: StateFile, optim: Sequence[StateFile], groups: Groups, own: Held
+    model: StateFile, optim: Sequence[StateFile], groups: Groups, own: ModelTensors
 ) -> dict[str, Copy]:
     """Return the masters of all parameter groups of experts, under their names over all ranks."""
     per_rank: dict[str, int] = {}  # layer → how many of its experts one rank has

@@ -1,9 +1,9 @@
 """An adapter's tensors, and where the base's files have what they adapt.  Pure.
 
 An adapter has the names of a model in memory, under the version of transformers that trained it;
-the base's files have others (`ckptsync.layouts.live_names`).  A name is looked for as it is, then
-where transformers has it in memory, then as an older file's name, then without what only one of
-the two ways of naming has.  What is found twice is not found.
+the base's files have others (`ckptsync.layouts.weight_renaming`). A name is looked for as it is,
+then where transformers has it in memory, then as an older file's name, then without what only one
+of the two ways of naming has. What is found twice is not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptsync.errors import Unsupported
-from ckptsync.layouts.live_names import Place, places
+from ckptsync.layouts.weight_renaming import Place, places
 from ckptsync.merger.adapter import PREFIX
 from ckptsync.tensors import Tensor
 

@@ -1,7 +1,7 @@
 """A merged model under the names of a model's files, and those files as tensors in memory.  Pure.
 
 Checkpoints hold names of a model in memory, ``save_pretrained`` and hubs those of files: some are
-renamed, fused or split on the way (`ckptsync.layouts.live_names`).  `FileModel` proves that a
+renamed, fused or split on the way (`ckptsync.layouts.weight_renaming`).  `FileModel` proves that a
 checkpoint's names are those in memory of the model whose files it has: each must be one of them.
 Nothing is guessed from shapes.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.live_names import Place, places
+from ckptsync.layouts.weight_renaming import Place, places
 from ckptsync.merger.completeness import listed
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.merger.tensor_pieces import Piece, assembled

@@ -24,7 +24,7 @@ from typing import Any
 
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.merger.container_crcs import CrcCheckedFiles, RecordStretch
 from ckptsync.merger.destination import abouts
 from ckptsync.merger.engine import (

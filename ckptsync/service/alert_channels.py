@@ -32,7 +32,7 @@ from ckptsync.child import ENVIRONMENT, PACKAGES, PARENT, describe_end
 from ckptsync.config.schema import Config
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.quantities import backoff
 from ckptsync.service.tasks import Fatal
 from ckptsync.status.alarms import (

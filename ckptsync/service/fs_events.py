@@ -20,7 +20,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 from watchdog.observers.polling import PollingObserverVFS
 
-from ckptsync.mounts import chosen, is_blind, read_table
+from ckptsync.mounts import find_mount, is_blind, read_table
 from ckptsync.service.directory_check import directory_states
 
 Mode = Literal["events", "polling", "waiting", "scanned", "none"]
@@ -77,7 +77,7 @@ class Watch:
     def _start(self, path: str, inode: int) -> None:
         """Watch by events, or by polling where these are blind or a limit of inotify is reached."""
         real = os.path.realpath(path)  # watchdog watches a link itself, not what it points to
-        is_polled = path in self._limited or is_blind(chosen(read_table(), real).kind)
+        is_polled = path in self._limited or is_blind(find_mount(read_table(), real).kind)
         # lstat: links lead out of the directory
         poll = partial(PollingObserverVFS, os.lstat, os.scandir, polling_interval=self._poll_s)
         handler, kinds = _Handler(partial(self._hint, path)), _POLLED if is_polled else _WRITTEN

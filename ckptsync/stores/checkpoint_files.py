@@ -233,7 +233,7 @@ class SnapshotFiles(DirectoryFiles):
         up = "../" * (self._depth + name.count("/"))
         blob = target.removeprefix(up)
         is_blob = target.startswith(up) and re.fullmatch(r"blobs/[^/]+", blob) is not None
-        return blob if is_blob and safe_open.is_plain(blob) else ""
+        return blob if is_blob and safe_open.is_plain_path(blob) else ""
 
 
 def directory_files(root: str) -> DirectoryFiles:

@@ -34,7 +34,7 @@ from ckptsync.errors import (
     Transient,
     Unsupported,
 )
-from ckptsync.installation import install, install_extra
+from ckptsync.install_commands import install, install_extra
 from ckptsync.near_names import near_names
 from ckptsync.safe_names import RECORDS, checked_path
 from ckptsync.stores import progress_signs

@@ -22,7 +22,7 @@ from typing import IO, Any
 from ckptsync import safe_open
 from ckptsync.child import TO_DIE, Child, describe_end
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, StoreError, Unsupported
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.layouts.file_names import DCP_SHARD, SAFETENSORS, TORCH
 from ckptsync.plain_json import parse
 from ckptsync.records.report import Level, Reading, VerifyFinding

@@ -19,7 +19,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Exists, Incomplete, NotFound
 from ckptsync.quantities import show_size
 from ckptsync.records.store_paths import logs_prefix
 from ckptsync.safe_names import LOGS, RECORDS
-from ckptsync.safe_open import close_quietly, is_plain, read_at
+from ckptsync.safe_open import close_quietly, is_plain_path, read_at
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.walk import Stat, open_checkpoint_file, walk
 from ckptsync.worker.options import RunDir
@@ -69,7 +69,7 @@ def log_kind(path: str) -> LogKind | None:
 
     What is named like a secret is none.
     """
-    if _SECRET.search(path.rpartition("/")[2]) or not is_plain(path):
+    if _SECRET.search(path.rpartition("/")[2]) or not is_plain_path(path):
         return None
     return next((kind for kind in KINDS if re.fullmatch(kind.pattern, path)), None)
 

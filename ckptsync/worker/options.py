@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckptsync.checkpoint_dirs import checkpoint_dir_at, is_plain
+from ckptsync.checkpoint_dirs import checkpoint_dir_at, is_plain_name
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.records.store_paths import checked_node
 from ckptsync.safe_names import checked_run_name
@@ -125,5 +125,5 @@ def push_command(directory: Path, *store: str, whole: bool = False) -> str:
     words = ["ckptsync", "push", str(directory), *(["--store"] if len(store) == 1 else []), *store]
     name = os.path.basename(os.path.abspath(directory))  # noqa: PTH100, PTH119 - no link is followed
     if whole:
-        words += ["--as", name if is_plain(name) else "NAME"]
+        words += ["--as", name if is_plain_name(name) else "NAME"]
     return shlex.join(words)

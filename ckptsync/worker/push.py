@@ -157,7 +157,7 @@ def _as_one(
         files = build_local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
         if not registry.sources(files):
             return None
-    if not checkpoint_dirs.is_plain(one.name):
+    if not checkpoint_dirs.is_plain_name(one.name):
         hint = (
             "give it a name with --as NAME, such as --as checkpoint-4: letters, digits, '_', '.'"
             " and '-', at most 100"

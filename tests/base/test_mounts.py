@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.mounts import Mount, chosen, is_mounted, mount_of
+from ckptsync.mounts import Mount, find_mount, is_mounted, mount_of
 
 LINES = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
 23 22 0:21 / /proc rw,nosuid - proc proc rw
@@ -47,12 +47,12 @@ LINES = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
 def test_a_path_is_on_the_innermost_mount_and_as_late_as_its_options_say(
     path: str, wanted: Mount
 ) -> None:
-    assert chosen(LINES, path) == wanted
+    assert find_mount(LINES, path) == wanted
 
 
 def test_lines_that_say_nothing_are_passed_over() -> None:
-    assert chosen(["", "nonsense\n", "1 2 3 - \n", "22 1 254:0 / / rw -\n"], "/a") == Mount("")
-    assert chosen(["22 1 0:5 / /a rw - nfs4 h:/a rw,acregmax=\u00b2\n"], "/a").late == 60
+    assert find_mount(["", "nonsense\n", "1 2 3 - \n", "22 1 254:0 / / rw -\n"], "/a") == Mount("")
+    assert find_mount(["22 1 0:5 / /a rw - nfs4 h:/a rw,acregmax=\u00b2\n"], "/a").late == 60
 
 
 def test_this_machines_table_is_read() -> None:
@@ -61,9 +61,9 @@ def test_this_machines_table_is_read() -> None:
 
 
 def test_a_mount_has_its_options() -> None:
-    options = chosen(LINES, "/mnt/nfs").options
+    options = find_mount(LINES, "/mnt/nfs").options
     assert {"rw", "hard", "sec=sys"} <= set(options)
-    assert "noac" in chosen(LINES, "/mnt/none").options
+    assert "noac" in find_mount(LINES, "/mnt/none").options
 
 
 def test_what_is_mounted_on_a_directory_itself_counts_and_nothing_above_or_below(

@@ -23,7 +23,7 @@ from ckptsync.hooks.embedded_worker import (
     parse_wait,
 )
 from ckptsync.hooks.trainer_saves import TrainerSaves
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.records.store_paths import checked_node
 from ckptsync.service.process_control import Locks
 from ckptsync.spool import markers

@@ -13,7 +13,7 @@ import pytest
 from ckptsync import __version__
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.merger import ray_engine
 from ckptsync.merger.destination import merge
 from ckptsync.merger.engine import Destination, Merged, WrittenFile, write_model

@@ -17,7 +17,7 @@ import pytest
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.service import alert_channels
 from ckptsync.service.alert_channels import (
     FIRST,

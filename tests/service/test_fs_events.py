@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from watchdog.observers.api import BaseObserver, EventEmitter
 
-from ckptsync.mounts import chosen, is_blind
+from ckptsync.mounts import find_mount, is_blind
 from ckptsync.service import fs_events as module
 from ckptsync.service.fs_events import MOST, Watch
 from tests.support.waiting import until
@@ -73,7 +73,7 @@ def watching(ear: Ear) -> Iterator[Callable[[Path], Watch]]:
 )
 def test_inotify_is_blind_where_other_machines_write(kinds: str, *, expected: bool) -> None:
     assert {is_blind(kind) for kind in kinds.split()} == {expected}
-    assert not is_blind(chosen([], "/a").kind), "where nothing is known, events are believed"
+    assert not is_blind(find_mount([], "/a").kind), "where nothing is known, events are believed"
 
 
 def test_new_files_renames_and_finished_writes_at_any_depth_hint(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, Unsupported
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.verifier import level_load
 from ckptsync.verifier.level_load import Died, LoaderProcess
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.cached import read_catalogue
-from ckptsync.checkpoint_dirs import is_plain
+from ckptsync.checkpoint_dirs import is_plain_name
 from ckptsync.head.orphans import find_orphans
 from ckptsync.stores.contract import Entry, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -213,8 +213,8 @@ def test_a_checkpoint_that_is_named_as_the_directory_of_logs_is_left_alone(out: 
     [note] = logs(out, store).carry()
     assert "is a checkpoint" in note
     assert stored(store) == {}
-    assert not is_plain("logs")
-    assert not is_plain("Logs")
+    assert not is_plain_name("logs")
+    assert not is_plain_name("Logs")
 
 
 def test_logs_are_no_location_and_no_orphan(out: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
-from ckptsync.installation import install_extra
+from ckptsync.install_commands import install_extra
 from ckptsync.safe_names import checked_path
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3 import transport

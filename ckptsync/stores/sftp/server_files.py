@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.safe_open import NFS_REMAINS, Odd, is_plain
+from ckptsync.safe_open import NFS_REMAINS, Odd, is_plain_path
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.sftp.connection import Address, last_lines
@@ -401,7 +401,7 @@ def _add_names(reply: Reply, listing: Listing) -> bool:
         info = fields.attributes()
         if name in ("", ".", "..") or NFS_REMAINS.fullmatch(name):
             continue
-        if "/" in name or not is_plain(name):
+        if "/" in name or not is_plain_path(name):
             listing[name[:255]] = "name"
         elif info.is_directory:
             listing[name + "/"] = None

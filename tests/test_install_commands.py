@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.installation import install_extra, install_self
+from ckptsync.install_commands import install_extra, install_self
 
 DIRECTORY = {"url": "file:///opt/ckptsync%20src", "dir_info": {}}
 ARCHIVE = {"url": "https://h.example/ckptsync-1.whl", "archive_info": {}}

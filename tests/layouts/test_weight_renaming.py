@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.layouts.live_names import Place, places
+from ckptsync.layouts.weight_renaming import Place, places
 
 L = "model.layers.0"
 QWEN2_5 = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}

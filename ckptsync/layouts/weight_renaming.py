@@ -2,7 +2,7 @@
 
 Checkpoints hold the names of a model in memory; ``save_pretrained``, hubs and vLLM have those of
 files.  `places` goes from a file to memory, as transformers does when it loads: in this direction
-every change has one meaning.  Pure; the changes are in `live_name_families`.
+every change has one meaning.  Pure; the changes are in `weight_renaming_table`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ckptsync.layouts.live_name_families import FAMILIES
+from ckptsync.layouts.weight_renaming_table import FAMILIES
 
 _EVERY = "every"  # the family of all models: what older files have
 _MOST_CONFIGS = 16

@@ -1,7 +1,7 @@
 """How transformers renames and fuses the tensors of a model's files while it loads them: a table.
 
 One paragraph a family: its names (``model_type``, or a class), then one change a line, from the
-name in a file to the name in memory, both as `ckptsync.layouts.live_names` reads them:
+name in a file to the name in memory, both as `ckptsync.layouts.weight_renaming` reads them:
 
     PATTERN => NAME                 the first match of a regular expression is replaced
     x.*.w.weight => x.fused         ``*`` is an expert's number: all are one tensor, number first
