@@ -141,7 +141,7 @@ class LocalSaves:
         path = where.path / where.only[0] if where.only and len(where.only) == 1 else where.path
         save = DrainedSave(seen.checkpoint, where.step, "stored", path=path)
         manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
-        if manifest is not None and self._view.known.is_damaged(manifest.location):
+        if manifest is not None and self._view.run_records.is_damaged(manifest.location):
             command = f"`ckptsync repair {self.run.name}/{manifest.location}`"
             return replace(
                 save,
@@ -162,7 +162,7 @@ class LocalSaves:
         except Incomplete as e:
             return replace(save, status="waiting", reason=str(e))
         if may_be_alone(observed, self.rule):
-            observed = replace(observed, alike=is_like_another(seen, around.saves))
+            observed = replace(observed, has_similar=is_like_another(seen, around.saves))
         verdict = judge(observed, still, self.rule)
         is_copy = observed.unended is not None and observed.unended.is_followed
         if is_lost(observed) or (is_copy and not verdict.finished):
@@ -171,9 +171,9 @@ class LocalSaves:
             return replace(save, status="unsent", reason="not uploaded yet", still=still)
         reason = verdict.reason.partition("; finished if")[0]
         # what is perhaps not the final model is judged anew after hours
-        if verdict.left is None or observed.unended is not None:
+        if verdict.remaining is None or observed.unended is not None:
             return replace(save, status="refused", reason=reason, still=still)
-        return replace(save, status="waiting", reason=reason, left=verdict.left, still=still)
+        return replace(save, status="waiting", reason=reason, left=verdict.remaining, still=still)
 
     def _unchanged_since(self, seen: LocalSave, now: float) -> float:
         key, state = (seen.checkpoint, seen.k), (*seen.files.stats, *seen.files.partial)

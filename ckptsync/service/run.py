@@ -28,7 +28,7 @@ from ckptsync.spool.markers import start_time
 from ckptsync.status.heartbeat import claim
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
-from ckptsync.worker.node_identity import jumped, node_id, skew
+from ckptsync.worker.node_identity import clock_jump, node_id, wall_minus_monotonic
 
 GRACE = 4.0  # seconds that running tasks have to end after a signal, and then the store to answer
 CHECK_EVERY = 5.0  # seconds, at most, between two turns of the loop, and two tries of the store
@@ -145,7 +145,7 @@ class _Service:
         self._beating: Task | None = None
         self._refusal: CkptsyncError | None = None
         self._status = "opening the store"
-        self._clock = skew()
+        self._clock = wall_minus_monotonic()
 
     def run(self, begin: Begin) -> None:
         begun = begin(self._config, self._node, self._store, self._fatal)
@@ -223,8 +223,8 @@ class _Service:
 
     def _check(self) -> None:
         """Feed systemd's watchdog, and ask for a stop where it is time to end."""
-        before, self._clock = self._clock, skew()
-        if by := jumped(before, self._clock):
+        before, self._clock = self._clock, wall_minus_monotonic()
+        if by := clock_jump(before, self._clock):
             log.warning("%s", pairs(phase="clock-jumped", by=f"{by:+.0f}s"))
             for task in self._roles.periodic:
                 task.at(0.0)  # APScheduler counts wall time

@@ -46,7 +46,7 @@ _LIGHTNING_LAST = "meta.pt"
 MARKED = 1.0  # seconds without a change, where every rank here has marked the save
 SAVES = 3  # times the Trainer's usual, without another checkpoint, after which training has ended
 DAY = 86400.0  # the same in seconds where nobody knows what is usual
-AT_REST = (
+REST_OF_LAST_FILE = (
     0.4  # seconds without a change, after which rotation may take a save that has its last file
 )
 _HINT = "if your script writes nothing else, push it (ckptsync push), or call ckptsync.mark_saved"
@@ -70,16 +70,16 @@ class Rule:
 class Judgement:
     """``reason`` is shown to people.
 
-    ``left``: seconds until it is finished if nothing changes; ``None``: it is refused, and waiting
+    ``remaining``: seconds until it is finished if nothing changes; ``None``: it is refused, and waiting
     alone does not finish it.
     """
 
     finished: bool
     reason: str
-    left: float | None = 0.0
+    remaining: float | None = 0.0
 
 
-def judge(observed: Observation, still: float, rule: Rule) -> Judgement:
+def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
     ``still``: seconds for which nothing has changed.
@@ -90,19 +90,19 @@ def judge(observed: Observation, still: float, rule: Rule) -> Judgement:
         or _possibly_torn(observed, rule)
         or _replaced(observed, rule)
     ):
-        return Judgement(finished=False, reason=refused, left=None)
-    wait, reason = _wait(observed, rule)
-    left = wait - still
-    if left > 0:
+        return Judgement(finished=False, reason=refused, remaining=None)
+    wait, reason = _required_rest(observed, rule)
+    remaining = wait - unchanged_for
+    if remaining > 0:
         return Judgement(
             finished=False,
-            reason=f"{reason}; finished if nothing changes for {left:.0f} s",
-            left=left,
+            reason=f"{reason}; finished if nothing changes for {remaining:.0f} s",
+            remaining=remaining,
         )
     return Judgement(finished=True, reason=reason)
 
 
-def is_stable(observed: Observation, still: float, rule: Rule, verdict: Judgement) -> bool:
+def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: Judgement) -> bool:
     """Return whether to keep these files as a save if rotation deletes them before `judge` says so.
 
     It is remembered beside the pin: it is all that counts once the trainer has removed the
@@ -112,24 +112,26 @@ def is_stable(observed: Observation, still: float, rule: Rule, verdict: Judgemen
     if verdict.finished:
         return True
     if (
-        observed.gone
+        observed.is_gone
         or _refusal(observed)
         or _torn(observed, rule)
-        or _doubt(observed, rule)
-        or lacking_file(_names(observed))
+        or _find_doubt(observed, rule)
+        or lacking_file(_current_names(observed))
     ):
         return False
     if _possibly_torn(observed, rule):
-        return still >= rule.doubtful
-    if observed.emptied and not observed.fresh:
+        return unchanged_for >= rule.doubtful
+    if observed.was_emptied and not observed.is_new:
         return False  # rotation may have taken files of it before it was seen first
-    return still >= AT_REST and (bool(last_file(observed)) or _accelerate_is_done(observed))
+    return unchanged_for >= REST_OF_LAST_FILE and (
+        bool(last_file(observed)) or _accelerate_is_done(observed)
+    )
 
 
 def is_lost(observed: Observation) -> bool:
     """Return whether a deleted checkpoint can never be known to be complete."""
     return (
-        observed.gone
+        observed.is_gone
         and observed.hook != "committed"
         and (not observed.stable or _awaits_trainer_state(observed))
     )
@@ -176,7 +178,7 @@ def _torn(observed: Observation, rule: Rule) -> str:
         return f"no {TRAINER_STATE}, which the trainer writes last"
     if observed.hook == "killed" and (lacking := without_arguments(observed.files)):
         return lacking
-    if observed.fresh or observed.stable:
+    if observed.is_new or observed.stable:
         return ""
     return two_saves(
         observed.files, observed.state.mtime if observed.state is not None else None, rule.unmarked
@@ -188,7 +190,7 @@ def _possibly_torn(observed: Observation, rule: Rule) -> str:
 
     A second checkpoint like it tells, or a user who knows the script.
     """
-    if not rule.doubtful or observed.alike or _has_its_end(observed):
+    if not rule.doubtful or observed.has_similar or _has_its_end(observed):
         return ""
     lacking = possibly_lacking(observed.files, observed.family)
     return (
@@ -201,19 +203,19 @@ def _possibly_torn(observed: Observation, rule: Rule) -> str:
 
 def _replaced(observed: Observation, rule: Rule) -> str:
     """Return why this is no final model: its training went on after it was written."""
-    training = _unended(observed, rule)
+    training = _unended_training(observed, rule)
     if training is None or not training.is_followed:
         return ""
-    return f"not the final model: {_said(training)}, and the training went on"
+    return f"not the final model: {_describe_training(training)}, and the training went on"
 
 
-def _unended(observed: Observation, rule: Rule) -> UnendedTraining | None:
+def _unended_training(observed: Observation, rule: Rule) -> UnendedTraining | None:
     """Return the training that may go on after this model was written; None if it has ended."""
     is_known = not rule.doubtful or observed.hook not in ("", "training")
     return None if is_known else observed.unended
 
 
-def _said(training: UnendedTraining) -> str:
+def _describe_training(training: UnendedTraining) -> str:
     return f"{training.checkpoint} before it is of step {training.step} of {training.last}"
 
 
@@ -221,7 +223,7 @@ def _awaits_trainer_state(observed: Observation) -> bool:
     return (
         not _has_its_end(observed)
         and _is_of_trainer(observed)
-        and awaits_trainer_state(observed.files, awaited=observed.awaited)
+        and awaits_trainer_state(observed.files, has_trainer=observed.has_trainer)
     )
 
 
@@ -241,19 +243,19 @@ def _is_of_trainer(observed: Observation) -> bool:
 # How long to wait, and why.
 
 
-def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
+def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
     """Return how many seconds without a change are enough, and the reason."""
     if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
-    if observed.gone:
+    if observed.is_gone:
         return 0.0, "the trainer has removed it"
-    if training := _unended(observed, rule):
+    if training := _unended_training(observed, rule):
         # with `push_to_hub` the Trainer copies each save to where the final model will lie
         usual = max(rule.doubtful, SAVES * training.every) if training.every else DAY
-        return usual, f"perhaps not the final model: {_said(training)}"
+        return usual, f"perhaps not the final model: {_describe_training(training)}"
     if observed.hook == "training":
         return rule.doubtful, "the hook has not reported yet that this training finished the save"
-    if doubt := _doubt(observed, rule):
+    if doubt := _find_doubt(observed, rule):
         return rule.doubtful, doubt
     if observed.hook in ("marked", "killed"):
         return (
@@ -262,7 +264,7 @@ def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
         )
     if observed.unclosed:  # somebody's own format under that name, or a crash
         return rule.unmarked, f"{observed.unclosed[0]} is not complete JSON"
-    last, lacking = last_file(observed), lacking_file(_names(observed))
+    last, lacking = last_file(observed), lacking_file(_current_names(observed))
     if last and not lacking:
         return rule.quiet, last
     if _is_of_trainer(observed) and observed.state is None:
@@ -273,7 +275,7 @@ def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
     )
 
 
-def _doubt(observed: Observation, rule: Rule) -> str:
+def _find_doubt(observed: Observation, rule: Rule) -> str:
     """Return what speaks against its being finished, though a crash may have left it so."""
     state = observed.state
     # a partial file that is older than the trainer's last file is of an earlier save, which was
@@ -282,7 +284,7 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     unfinished = next((p.path for p in observed.partial if p.mtime >= ended), "")
     if unfinished:
         return f"{unfinished} is unfinished"
-    if not observed.fresh and (stale := stale_metadata(observed.files, rule.unmarked)):
+    if not observed.is_new and (stale := stale_metadata(observed.files, rule.unmarked)):
         return f"{stale} is older than its shards: written over?"
     if state is None:
         return ""
@@ -293,7 +295,7 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     newest = max(observed.files, key=lambda f: f.mtime, default=None)
     if (
         newest is not None
-        and not observed.fresh
+        and not observed.is_new
         and newest.mtime - state.mtime > rule.unmarked * 1e9
     ):
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run
@@ -302,9 +304,9 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     return ""
 
 
-def _names(observed: Observation) -> list[str]:
+def _current_names(observed: Observation) -> list[str]:
     """Return the names of its files, but for random states of the save before."""
-    return [f.path for f in observed.files] if observed.fresh else current_names(observed.files)
+    return [f.path for f in observed.files] if observed.is_new else current_names(observed.files)
 
 
 # What each family of trainers writes last.
@@ -316,7 +318,7 @@ def last_file(observed: Observation) -> str:
     Where rank 0 of the Trainer writes, only its last file tells: that training goes on proves
     nothing of a save that a crash cut short.
     """
-    if not observed.fresh and stale_metadata(observed.files):
+    if not observed.is_new and stale_metadata(observed.files):
         return ""
     if not _is_of_trainer(observed):
         if observed.later:
@@ -327,19 +329,19 @@ def last_file(observed: Observation) -> str:
     return last(observed) if last else ""
 
 
-def _of_trainer(observed: Observation) -> str:
+def _last_of_trainer(observed: Observation) -> str:
     if _is_newest(V1, observed):
         return f"{V1} is the newest of its files"
     if observed.state is None or observed.state.step is None:
         return ""
     if _is_newest(TRAINER_STATE, observed):
         return (
-            f"{TRAINER_STATE} {'has appeared' if observed.fresh else 'is the newest of its files'}"
+            f"{TRAINER_STATE} {'has appeared' if observed.is_new else 'is the newest of its files'}"
         )
     return "a later checkpoint has been written" if observed.later else ""
 
 
-def _of_lightning(observed: Observation) -> str:
+def _last_of_lightning(observed: Observation) -> str:
     if len(observed.files) == 1 and observed.files[0].path.endswith(".ckpt"):
         return "it is one file, and the trainer renames it when it is complete"
     return (
@@ -349,7 +351,7 @@ def _of_lightning(observed: Observation) -> str:
     )
 
 
-def _of_verl(observed: Observation) -> str:
+def _last_of_verl(observed: Observation) -> str:
     """verl's driver writes the step beside the checkpoints.
 
     Afterwards its SFT ranks leave the state of their data loaders.
@@ -369,28 +371,29 @@ def _of_verl(observed: Observation) -> str:
     )
     return (
         f"the trainer says that step {marker.step} is written"
-        if all(at <= marker.mtime for at in written)
+        if all(mtime <= marker.mtime for mtime in written)
         else ""
     )
 
 
 _LAST: Mapping[Family, Callable[[Observation], str]] = {
-    "trainer": _of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
+    "trainer": _last_of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
     "dcp": lambda observed: (
         ".metadata is newer than its shards"
         if any(is_metadata(f.path) for f in observed.files)
         else ""
     ),
-    "lightning": _of_lightning,  # the one file, or meta.pt
-    "verl": _of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
+    "lightning": _last_of_lightning,  # the one file, or meta.pt
+    "verl": _last_of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
 }
 
 
 def _is_newest(name: str, observed: Observation) -> bool:
     """Return whether a file of that name is no older than what its writer writes before it."""
-    at = next((f.mtime for f in observed.files if f.path == name), None)
-    return at is not None and (
-        observed.fresh or all(f.mtime <= at for f in observed.files if not is_random_state(f.path))
+    mtime = next((f.mtime for f in observed.files if f.path == name), None)
+    return mtime is not None and (
+        observed.is_new
+        or all(f.mtime <= mtime for f in observed.files if not is_random_state(f.path))
     )
 
 
@@ -408,6 +411,6 @@ def _accelerate_is_done(observed: Observation) -> bool:
     )
     return (
         first is not None
-        and are_all_ranks_done(_names(observed))
+        and are_all_ranks_done(_current_names(observed))
         and all(f.mtime <= first.mtime for f in before)
     )

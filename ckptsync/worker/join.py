@@ -11,7 +11,7 @@ from ckptsync.records.io import append_record
 from ckptsync.records.save_decisions import Join, Keep, fate, keep_reason
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.stores.contract import Store
-from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
+from ckptsync.worker.local_save import AfterChunk, LocalFiles, ignore_chunk
 from ckptsync.worker.store_view import RunRecords, StoreView
 from ckptsync.worker.upload import UploadContext, correct_location
 
@@ -29,7 +29,7 @@ class Joined:
 
 
 def join(
-    store: Store, run: str, first: str, second: str, after_chunk: AfterChunk = nothing
+    store: Store, run: str, first: str, second: str, after_chunk: AfterChunk = ignore_chunk
 ) -> Joined:
     """Record that two locations are one save, and copy the files of one beside those of the other.
 
@@ -42,100 +42,101 @@ def join(
         raise ConfigError(
             f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST
         )
-    known = StoreView(store, US, run).refresh()
-    if broken := known.broken_location(checkpoint):
+    records = StoreView(store, JOIN_NODE, run).refresh()
+    if broken := records.broken_location(checkpoint):
         raise broken
-    everyone = known.manifests(checkpoint)
-    its = [k for location in (first, second) for k in _members(run, location, everyone)]
-    locations = sorted({k.manifest.location for k in its} | {first})
-    _check(run, locations, its, known)
-    is_new = len(_groups(its, known)) > 1
-    names = {k.name for k in its}
+    manifests = records.manifests(checkpoint)
+    members = [k for location in (first, second) for k in _list_members(run, location, manifests)]
+    locations = sorted({k.manifest.location for k in members} | {first})
+    _check_joinable(run, locations, members, records)
+    is_new = len(_list_groups(members, records)) > 1
+    names = {k.name for k in members}
     if is_new:
-        joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
+        joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in manifests]
         home = manifest_groups.better_location(
-            its[0].manifest.node, its[0].manifest.location, joined
+            members[0].manifest.node, members[0].manifest.location, joined
         )
-        _write(store, home, its, known)
+        _write_records(store, home, members, records)
     location, moved = _bring_together(store, run, checkpoint, names, after_chunk)
     return Joined(location, moved, is_new)
 
 
-US = "~join"
+JOIN_NODE = "~join"
 """Who announces in the store that it sends while files are copied; no node's id holds a ``~``."""
 _LIST = "`ckptsync ls` shows which locations may be parts of one save"
 
 
-def _members(
-    run: str, location: str, known: Sequence[manifest_groups.StoredManifest]
+def _list_members(
+    run: str, location: str, manifests: Sequence[manifest_groups.StoredManifest]
 ) -> list[manifest_groups.StoredManifest]:
     """Return the manifests of a location that count, or those that have replaced them.
 
     In the second case it was joined before.
     """
-    names = {k.name for k in known if k.manifest.location == location}
+    names = {k.name for k in manifests if k.manifest.location == location}
     if not names:
         raise ConfigError(f"{run}/{location}: not found in the store", hint=_LIST)
-    counting = manifest_groups.live_manifests(known)
-    here = [k for k in counting if k.name in names]
-    return here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
+    counting = manifest_groups.live_manifests(manifests)
+    counting_here = [k for k in counting if k.name in names]
+    return counting_here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
 
 
-def _groups(
-    its: Iterable[manifest_groups.StoredManifest], known: RunRecords
+def _list_groups(
+    members: Iterable[manifest_groups.StoredManifest], records: RunRecords
 ) -> list[manifest_groups.Group]:
     """Return the saves that some manifests belong to."""
-    mine = [k.manifest for k in its]
-    everyone = manifest_groups.live_manifests(known.manifests(mine[0].checkpoint)) if mine else ()
+    mine = [k.manifest for k in members]
+    everyone = manifest_groups.live_manifests(records.manifests(mine[0].checkpoint)) if mine else ()
     return [g for g in manifest_groups.group_by_save(everyone) if any(g.holds(m) for m in mine)]
 
 
-def _check(
+def _check_joinable(
     run: str,
     locations: Sequence[str],
-    its: Sequence[manifest_groups.StoredManifest],
-    known: RunRecords,
+    members: Sequence[manifest_groups.StoredManifest],
+    records: RunRecords,
 ) -> None:
-    what = " and ".join(f"{run}/{location}" for location in locations)
-    if not its:
-        raise ConfigError(f"{what}: no valid manifest is left", hint=_LIST)
-    checkpoint = its[0].manifest.checkpoint
-    if why := manifest_groups.proofs_against(_groups(its, known)):
+    subject = " and ".join(f"{run}/{location}" for location in locations)
+    if not members:
+        raise ConfigError(f"{subject}: no valid manifest is left", hint=_LIST)
+    checkpoint = members[0].manifest.checkpoint
+    if why := manifest_groups.proofs_against(_list_groups(members, records)):
         raise ConfigError(
-            f"{what} cannot be joined: {why[0]}",
+            f"{subject} cannot be joined: {why[0]}",
             hint="they are two saves of one name, and both are kept",
         )
     for location in locations:
-        names = {k.name for k in its if k.manifest.location == location}
-        found = fate(
-            {n: t for n, t in known.tombstones(checkpoint).items() if t.location == location}, names
+        names = {k.name for k in members if k.manifest.location == location}
+        decision = fate(
+            {n: t for n, t in records.tombstones(checkpoint).items() if t.location == location},
+            names,
         )
-        if reason := found.retired or found.shards:
+        if reason := decision.retired or decision.shards:
             raise ConfigError(
                 f"{run}/{location} is being removed: {reason}",
                 hint=f"to keep it: ckptsync keep {run}/{location}",
             )
-    if known.is_contended(US, run, checkpoint):
+    if records.is_contended(JOIN_NODE, run, checkpoint):
         raise Incomplete(
-            f"{what}: a node is sending files of it", hint="join them when that node is done"
+            f"{subject}: a node is sending files of it", hint="join them when that node is done"
         )
 
 
-def _write(
-    store: Store, home: str, its: Sequence[manifest_groups.StoredManifest], known: RunRecords
+def _write_records(
+    store: Store, home: str, members: Sequence[manifest_groups.StoredManifest], records: RunRecords
 ) -> None:
     """Write the join; and that a person keeps the save, where one of its locations was kept."""
-    first = its[0].manifest
-    names = tuple(sorted(k.name for k in its))
+    first = members[0].manifest
+    names = tuple(sorted(k.name for k in members))
     append_record(store, Join(first.run, first.checkpoint, home, 0, names))
     keeps = {
         n: r
-        for n, r in known.records.items()
+        for n, r in records.records.items()
         if isinstance(r, Keep) and r.checkpoint == first.checkpoint
     }
     reasons = {
         location: keep_reason({n: r for n, r in keeps.items() if r.location == location})
-        for location in (k.manifest.location for k in its)
+        for location in (k.manifest.location for k in members)
     }
     if any(reasons.values()) and not keep_reason(
         {n: r for n, r in keeps.items() if r.location == home}
@@ -151,23 +152,26 @@ def _bring_together(
 
     Return that location, and what was moved.
     """
-    to = UploadContext(StoreView(store, US, run), checkpoint, after_chunk)
+    context = UploadContext(StoreView(store, JOIN_NODE, run), checkpoint, after_chunk)
     moved: dict[str, str] = {}
     location = ""
-    for node, at in sorted(
+    for node, source in sorted(
         {
             (k.manifest.node, k.manifest.location)
-            for k in manifest_groups.live_manifests(to.read().manifests)
+            for k in manifest_groups.live_manifests(context.read().manifests)
             if k.name in names
         }
     ):
-        location = manifest_groups.better_location(node, at, to.read().manifests)
-        if location == at:
+        location = manifest_groups.better_location(node, source, context.read().manifests)
+        if location == source:
             continue
-        if correct_location(node, at, LocalFiles(checkpoint, "trainer", {}), to) != location:
+        if (
+            correct_location(node, source, LocalFiles(checkpoint, "trainer", {}), context)
+            != location
+        ):
             raise Incomplete(
                 f"{run}/{location}: a node is sending files of it",
                 hint="join them when that node is done",
             )
-        moved[node] = at
+        moved[node] = source
     return location, moved

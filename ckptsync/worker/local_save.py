@@ -70,7 +70,7 @@ class LocalFile:
 
     def open(self) -> int:
         """Return a descriptor; raises Incomplete if it is gone."""
-        with _hint_when_gone():
+        with _add_later_hint():
             return open_checkpoint_file(self.root, self.stat.path)
 
 
@@ -79,7 +79,7 @@ class LocalFiles:
     """The files of a save; an implementation of `ckptsync.tensors.Files`.
 
     ``by_path``: what is sent.  ``withheld`` is not, by choice, but layouts read it, too.
-    ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``gone`` if
+    ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``is_gone`` if
     there is no source any more.
     """
 
@@ -88,7 +88,7 @@ class LocalFiles:
     by_path: Mapping[str, LocalFile]
     partial: tuple[Stat, ...] = ()
     others: tuple[str, ...] = ()
-    gone: bool = False
+    is_gone: bool = False
     withheld: Mapping[str, LocalFile] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
@@ -120,7 +120,7 @@ class LocalFiles:
         return tuple(sorted(p for p, h in self.by_path.items() if not h.is_pinned))
 
     @property
-    def found_around(self) -> tuple[str, ...]:
+    def files_around(self) -> tuple[str, ...]:
         """Paths on this node of what was found around the checkpoint, and is sent with it."""
         added = (h for h in self.by_path.values() if h.is_added and not h.is_pinned)
         return tuple(sorted(f"{h.root}/{h.stat.path}" for h in added))
@@ -132,9 +132,9 @@ class LocalFiles:
         if self.others:
             what = "links, special files or names of ckptsync's own"
             notes.append(f"{len(self.others)} {what} are not sent: {self.others[0]}")
-        if alike := find_alike(self.by_path):
-            first, second = alike[0]
-            more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+        if similar := find_alike(self.by_path):
+            first, second = similar[0]
+            more = f" (and {len(similar) - 1} more)" if len(similar) > 1 else ""
             what = "can be pulled only to file systems that tell them apart"
             notes.append(f"{first} and {second}{more}: names that {what}")
         return tuple(notes)
@@ -142,7 +142,7 @@ class LocalFiles:
     @property
     def unpinned_warning(self) -> tuple[str, ...]:
         """A warning of files that have no pin: a worker pins what it sends, ``push`` does not."""
-        count = 0 if self.gone else len(self.unpinned)
+        count = 0 if self.is_gone else len(self.unpinned)
         return (f"{count} files are not pinned, rotation may delete them",) if count else ()
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
@@ -169,10 +169,10 @@ class LocalFiles:
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """See `ckptsync.tensors.Files`; raises StoreError where the disk refuses."""
-        held = self.by_path.get(name) or self.withheld.get(name)
-        if held is None:
+        file = self.by_path.get(name) or self.withheld.get(name)
+        if file is None:
             raise Incomplete(f"{name}: not in {self.name}")
-        fd = held.open()
+        fd = file.open()
         try:
             OpenLocalFile(self, fd).read_into(name, start, out)
         finally:
@@ -203,26 +203,26 @@ class OpenLocalFile:
             got += count
 
 
-def each_open(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
+def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
     """Yield each file with an open descriptor; raises Incomplete if one is gone.
 
     A directory is opened once for its files in a row.
     """
     for (root, _), several in groupby(
-        files, lambda held: (held.root, held.stat.path.rpartition("/")[0])
+        files, lambda file: (file.root, file.stat.path.rpartition("/")[0])
     ):
         row = list(several)
-        with _hint_when_gone(), opened_parent(root, row[0].stat.path) as (parent, _):
-            for held in row:
-                fd = open_in(parent, held.stat.path.rpartition("/")[2], root, held.stat.path)
+        with _add_later_hint(), opened_parent(root, row[0].stat.path) as (parent, _):
+            for file in row:
+                fd = open_in(parent, file.stat.path.rpartition("/")[2], root, file.stat.path)
                 try:
-                    yield held, fd
+                    yield file, fd
                 finally:
                     os.close(fd)
 
 
 @contextlib.contextmanager
-def _hint_when_gone() -> Iterator[None]:
+def _add_later_hint() -> Iterator[None]:
     try:
         yield
     except Incomplete as e:
@@ -259,23 +259,30 @@ class LocalSave:
 
 
 def build_local_save(
-    run: str, checkpoint_dir: CheckpointDir, found: ListedCheckpoint | None, pin: Pin | None = None
+    run: str,
+    checkpoint_dir: CheckpointDir,
+    listing: ListedCheckpoint | None,
+    pin: Pin | None = None,
 ) -> LocalSave:
     """Return the save that lies in a source, in a pin, or in both.
 
     A pin's names stay when the source loses them: rotation takes files one by one.
     """
-    held = {f.path: LocalFile(f, found.path, is_pinned=False) for f in found.files} if found else {}
+    file = (
+        {f.path: LocalFile(f, listing.path, is_pinned=False) for f in listing.files}
+        if listing
+        else {}
+    )
     if pin is not None:
         root = pin.root  # a Path costs more than a LocalFile
-        held |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
+        file |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
     files = LocalFiles(
         checkpoint_dir.name,
         checkpoint_dir.family,
-        held,
-        found.partial if found else (),
-        found.others if found else (),
-        gone=found is None or not (found.files or found.partial),
+        file,
+        listing.partial if listing else (),
+        listing.others if listing else (),
+        is_gone=listing is None or not (listing.files or listing.partial),
     )
     return LocalSave(run, checkpoint_dir, files, pin)
 
@@ -284,19 +291,21 @@ class Changed(Incomplete):
     """A file is not the one of the scan: whatever was read of it is worth nothing."""
 
 
-def nothing(_: int) -> None:
+def ignore_chunk(_: int) -> None:
     """Do nothing with the bytes of a chunk."""
 
 
-def notes_at_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
+def notes_at_sending(local_save: LocalSave, time_ns: int, save_id: str = "") -> PinNotes:
     """Return what to note beside a pin when sending begins, at ``at`` (ns).
 
     What was noted first stays. ``save``: the id of the save, where no commit has one.
     """
-    noted = seen.pin.notes if seen.pin else PinNotes()
-    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    pin_notes = local_save.pin.notes if local_save.pin else PinNotes()
+    commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     return replace(
-        noted, sending=noted.sending or at, save=noted.save or (commit.save if commit else save)
+        pin_notes,
+        sending=pin_notes.sending or time_ns,
+        save=pin_notes.save or (commit.save if commit else save_id),
     )
 
 
@@ -321,14 +330,14 @@ def _read_layout(
     except Corrupt as e:
         raise Corrupt(f"not uploaded, since a name cannot be stored: {e}", hint=RENAME) from e
     try:
-        demands = _judge_model(files, registry.demands(files, files.by_path, ranks))
+        demands = _check_model(files, registry.demands(files, files.by_path, ranks))
         return demands, tuple(str(s) for s in registry.sources(files)), demands.remarks
     except (Corrupt, Unsupported) as e:
         # an unknown or broken layout is stored as it is: a note here, the head says it again
         return Demands(), (), (str(e),)
 
 
-def _judge_model(files: LocalFiles, demands: Demands) -> Demands:
+def _check_model(files: LocalFiles, demands: Demands) -> Demands:
     """Return the demands with remarks on what the model lacks, if all of its files are here."""
     if not demands.model or not demands.model.keys() <= files.sizes().keys():
         return demands
@@ -340,82 +349,85 @@ def _judge_model(files: LocalFiles, demands: Demands) -> Demands:
         return demands  # the head says it
 
 
-def count_ranks(seen: LocalSave, spool: Path | None) -> int | None:
+def count_ranks(local_save: LocalSave, spool: Path | None) -> int | None:
     """Return how many ranks wrote a save, if a hook has said so: of it, or in ``spool`` of all."""
-    if seen.pin and seen.pin.commit and seen.pin.is_committed:
-        ranks: int | None = seen.pin.commit.world
+    if local_save.pin and local_save.pin.commit and local_save.pin.is_committed:
+        ranks: int | None = local_save.pin.commit.world
     else:
-        times = (held.stat.mtime for held in seen.files.by_path.values() if not held.is_added)
+        times = (file.stat.mtime for file in local_save.files.by_path.values() if not file.is_added)
         ranks = None if spool is None else count_ranks_at(spool, max(times, default=0) / 1e9)
     return None if ranks is None else min(ranks, file_names.MOST_RANKS)
 
 
 def draft_manifest(
-    seen: LocalSave,
+    local_save: LocalSave,
     node: str,
-    noted: PinNotes,
-    read: ReadFiles,
+    pin_notes: PinNotes,
+    read_files: ReadFiles,
     *,
     clock_offset: int,
-    gone: tuple[str, ...] = (),
+    lost_manifests: tuple[str, ...] = (),
     spool: Path | None = None,
 ) -> tuple[Manifest, tuple[str, ...]]:
     """Return the manifest of a whole save, and notes on its layout.  Reads metadata only.
 
     Its location and its number are still open, and so are the digests of files that are not in
-    ``read``.  ``noted``: times and id of the save; ``gone``: the node's lost manifests of its name.
+    ``read``.  ``noted``: times and id of the save; ``lost_manifests``: the
+    node's lost manifests of its name.
     They are candidates: the draft supersedes all, and `upload.upload` leaves out those of other
     saves.  ``spool``: its marks say how many ranks trained, where the training was killed before
     the hook marked the save itself.  Raises Incomplete if anything changed meanwhile, Corrupt where
     a file's name cannot be stored.
     """
-    files = seen.files
-    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    files = local_save.files
+    commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     # what the hook adds is as old as the training
     times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
-    if read.layout is None:
-        layout = _read_layout(files, count_ranks(seen, spool))
+    if read_files.layout is None:
+        layout = _read_layout(files, count_ranks(local_save, spool))
         check_unchanged(files)
-        read.layout = layout
-    demands, sources, notes = read.layout
+        read_files.layout = layout
+    demands, sources, notes = read_files.layout
     trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
     manifest = Manifest(
-        seen.run,
-        seen.checkpoint,
+        local_save.run,
+        local_save.checkpoint,
         "",
         node,
         0,
-        tuple(read.entries.get(s.path) or unread(s) for s in files.stats),
+        tuple(read_files.entries.get(s.path) or undigested_entry(s) for s in files.stats),
         file_names.ranks(sorted(files.by_path)),
         min(times, default=0),
         max(times, default=0),
         demands,
         sources,
-        save=noted.save,
+        save=pin_notes.save,
         clock_offset=clock_offset,
-        supersedes=gone,
+        supersedes=lost_manifests,
         version=__version__,
-        trainer=trainer or seen.checkpoint_dir.family,
+        trainer=trainer or local_save.checkpoint_dir.family,
         times={
-            key: at for key, at in (("finished", noted.finished), ("sending", noted.sending)) if at
+            key: at
+            for key, at in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
+            if at
         },
     )
     return manifest, notes
 
 
-def unread(stat: Stat) -> FileEntry:
+def undigested_entry(stat: Stat) -> FileEntry:
     """Return the entry of a file whose digest is still open."""
     return FileEntry(stat.path, stat.size, "", 0, (), stat.mtime)
 
 
 def check_unchanged(files: LocalFiles) -> None:
     """Raise Changed, or Incomplete, unless every file is still the one of the scan."""
-    for held, fd in each_open(files.by_path.values()):
-        _same(held.stat, stat_open(fd, held.stat.path))
+    for file, fd in open_each(files.by_path.values()):
+        _check_same(file.stat, stat_open(fd, file.stat.path))
 
 
-def chunks(
-    held: LocalFile, after_chunk: AfterChunk, clone: int | None = None
+def read_chunks(
+    file: LocalFile, after_chunk: AfterChunk, clone: int | None = None
 ) -> Iterator[memoryview]:
     """Yield a file's bytes, a chunk at a time in one buffer that is used again.
 
@@ -423,33 +435,35 @@ def chunks(
     They are read out of the descriptor ``clone``, if there is one: a reflink that was made of the
     file before.
     """
-    size, path = held.stat.size, held.stat.path
+    size, path = file.stat.size, file.stat.path
     buffer = chunk_room(min(CHUNK, size))
-    fd = held.open()
+    fd = file.open()
     try:
-        _same(held.stat, stat_open(fd, path))
-        left = size  # a file that grows is read no further than it was at the scan
-        while left:
+        _check_same(file.stat, stat_open(fd, path))
+        remaining = size  # a file that grows is read no further than it was at the scan
+        while remaining:
             try:
-                count = os.preadv(fd if clone is None else clone, [buffer[:left]], size - left)
+                count = os.preadv(
+                    fd if clone is None else clone, [buffer[:remaining]], size - remaining
+                )
             except OSError as e:
                 if e.errno == errno.ESTALE:
                     raise Changed(f"{path}: deleted while it was read", hint=LATER) from e
-                raise StoreError(f"{held.root}/{path}: {e.strerror}", hint=_DISK) from e
+                raise StoreError(f"{file.root}/{path}: {e.strerror}", hint=_DISK) from e
             if not count:
                 break
             progress_signs.check_shutdown(path)
-            left -= count
+            remaining -= count
             yield buffer[:count]
             after_chunk(count)
-        _same(held.stat, stat_open(fd, path))
+        _check_same(file.stat, stat_open(fd, path))
         # training wants the memory more than we do
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 
 
-def _same(before: Stat, after: Stat) -> None:
+def _check_same(before: Stat, after: Stat) -> None:
     if before.was_touched(after):
         raise Changed(f"{before.path}: changed while it was read", hint=AGAIN)
 
@@ -457,7 +471,7 @@ def _same(before: Stat, after: Stat) -> None:
 # Copies of this node's manifests in the spool.
 
 
-def keep_manifest(output_dir: Path, name: str, data: bytes) -> None:
+def write_manifest_copy(output_dir: Path, name: str, data: bytes) -> None:
     """Keep a copy of a manifest, where there is a spool.
 
     A disk that refuses it costs the copy alone.
@@ -470,7 +484,7 @@ def keep_manifest(output_dir: Path, name: str, data: bytes) -> None:
         safe_files.write(path, data)
 
 
-def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
+def read_manifest_copy(output_dir: Path, name: RecordName) -> bytes | None:
     """Return the bytes of one of this node's manifests, if there is a whole copy."""
     with contextlib.suppress(CkptsyncError, OSError), translate_errors(output_dir):
         data = safe_files.read(_copy_path(output_dir, str(name)))
@@ -478,10 +492,10 @@ def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
     return None
 
 
-def forget_manifests(output_dir: Path, here: Collection[str]) -> None:
+def remove_manifest_copies(output_dir: Path, checkpoints: Collection[str]) -> None:
     """Remove the copies for checkpoints that are not in ``here``."""
     for path in safe_files.list_paths(output_dir / SPOOL / "manifests"):
-        if checkpoint_of(path.name) not in here:
+        if checkpoint_of(path.name) not in checkpoints:
             with contextlib.suppress(Incomplete), translate_errors(path):
                 safe_files.remove(path)
 

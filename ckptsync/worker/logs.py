@@ -74,7 +74,7 @@ def log_kind(path: str) -> LogKind | None:
     return next((kind for kind in KINDS if re.fullmatch(kind.pattern, path)), None)
 
 
-def within(files: Collection[Stat], limit: int = LIMIT) -> tuple[list[Stat], list[Stat]]:
+def fit_limit(files: Collection[Stat], limit: int = LIMIT) -> tuple[list[Stat], list[Stat]]:
     """Return the files that fit in ``limit`` bytes together, the smallest first; and the others."""
     ordered = sorted(files, key=lambda f: (f.size, f.path))
     total = 0
@@ -115,12 +115,12 @@ class RunLogs:
         Raises StoreError.  Where nothing has changed, the store is not asked.
         """
         notes: list[str] = []
-        files, left = within([*self._list(notes)])
-        if left:
-            size = show_size(sum(file.size for file in left))
+        files, too_large = fit_limit([*self._list(notes)])
+        if too_large:
+            size = show_size(sum(file.size for file in too_large))
             notes.append(
-                f"{self._run.path}: logs of more than {show_size(LIMIT)}: {len(left)} files"
-                f" ({size}) are not carried, such as {left[-1].path}"
+                f"{self._run.path}: logs of more than {show_size(LIMIT)}: {len(too_large)} files"
+                f" ({size}) are not carried, such as {too_large[-1].path}"
             )
         for file in files:
             if self._sent.get(file.path) == file:
@@ -208,6 +208,6 @@ class RunLogs:
         with contextlib.suppress(Exists):  # of a process that ended before the next step
             self._store.create(self._prefix + name, [data], About(len(data)))
 
-    def _remember(self, path: str, data: bytes, at: float) -> None:
+    def _remember(self, path: str, data: bytes, stored_at: float) -> None:
         if self._stored is not None:
-            self._stored[path] = _Stored(len(data), digest(data), at)
+            self._stored[path] = _Stored(len(data), digest(data), stored_at)

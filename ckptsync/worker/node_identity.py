@@ -67,13 +67,13 @@ class Clock:
         self._measured: float | None = None
         self._lock = threading.Lock()
         self._now = 0.0
-        self._skew = skew()
+        self._skew = wall_minus_monotonic()
 
     def notice(self, now: float) -> None:
         """See whether the clock was set.  ``now`` in seconds on a clock that only grows."""
         self._now = max(now, self._now)
-        before, self._skew = self._skew, skew()
-        if jumped(before, self._skew):
+        before, self._skew = self._skew, wall_minus_monotonic()
+        if clock_jump(before, self._skew):
             self._measured = None
 
     def measure(self) -> int:
@@ -100,13 +100,13 @@ class Clock:
         return measured is not None and self._now - measured < HOUR
 
 
-def skew() -> float:
+def wall_minus_monotonic() -> float:
     """Return the system's clock minus one that nobody sets, in seconds."""
     return time.time() - time.monotonic()
 
 
-def jumped(before: float, after: float) -> float:
-    """Return the seconds by which the clock was set between two readings of `skew`.
+def clock_jump(before: float, after: float) -> float:
+    """Return the seconds by which the clock was set between two readings of `wall_minus_monotonic`.
 
     0 for what NTP does by itself.
     """

@@ -30,7 +30,7 @@ from ckptsync.spool import markers as spool_markers
 from ckptsync.spool.markers import RankMark, TrainingProcess, is_training
 from ckptsync.tensors import read_whole
 from ckptsync.walk import SPOOL, Stat, open_checkpoint_file
-from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, each_open
+from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, open_each
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
 VERL_MARKER = "latest_checkpointed_iteration.txt"
@@ -88,19 +88,19 @@ class Observation:
 
     ``unclosed``: files without the end that their format gives them.  ``writing``: files that are
     open for writing (``None``: cannot be told). ``marker``: verl's
-    ``latest_checkpointed_iteration.txt``.  ``gone``: the trainer has removed the directory, only
+    ``latest_checkpointed_iteration.txt``.  ``is_gone``: the trainer has removed the directory, only
     the pin is left. ``hook``: see `HookStatus`; ``save``: the id that the ranks' markers give it.
     ``stable``: these very files were at rest before (`fingerprint`).
 
     ``later``: a later checkpoint lies beside it, all of it newer.  ``other_part``: another node's
-    manifest of the same save is in the store. ``awaited``: Hugging Face's Trainer writes in this
-    output directory.  ``alike``: another checkpoint here, at rest for long, has the same file
+    manifest of the same save is in the store. ``has_trainer``: Hugging Face's Trainer writes in this
+    output directory.  ``has_similar``: another checkpoint here, at rest for long, has the same file
     names.
 
-    ``emptied``: a name came or went in its directories after its last file was written: rotation
+    ``was_emptied``: a name came or went in its directories after its last file was written: rotation
     may have begun.
 
-    ``fresh``: all of it appeared between two scans, so that nothing in it is of an older save.
+    ``is_new``: all of it appeared between two scans, so that nothing in it is of an older save.
     Then the presence of the trainer's last file tells, whatever a clock that was set meanwhile made
     of the files' times.
 
@@ -116,15 +116,15 @@ class Observation:
     writing: tuple[str, ...] | None = ()
     later: bool = False
     other_part: bool = False
-    gone: bool = False
+    is_gone: bool = False
     hook: HookStatus = ""
     stable: bool = False
     marker: TrainerState | None = None
-    fresh: bool = False
-    awaited: bool = False
-    alike: bool = False
+    is_new: bool = False
+    has_trainer: bool = False
+    has_similar: bool = False
     save: str = ""
-    emptied: bool = False
+    was_emptied: bool = False
     unended: UnendedTraining | None = None
 
 
@@ -132,14 +132,14 @@ class Observation:
 class Surroundings:
     """What an output directory holds at one scan.
 
-    ``begun``: the trainings that a hook knows; ``marks``: by checkpoint, those of its ranks.
+    ``processes``: the trainings that a hook knows; ``marks``: by checkpoint, those of its ranks.
     """
 
     saves: Sequence[LocalSave] = ()
-    begun: tuple[TrainingProcess, ...] = ()
+    processes: tuple[TrainingProcess, ...] = ()
     marks: Mapping[str, tuple[RankMark, ...]] = field(default_factory=dict)
     spans: Sequence[Span] = ()
-    awaited: bool = False
+    has_trainer: bool = False
 
 
 def find_surroundings(
@@ -150,80 +150,82 @@ def find_surroundings(
     Never raises: an unreadable marker is none.
     """
     spool = output_dir / SPOOL
-    begun = spool_markers.list_training_processes(spool)
-    marks = {name: spool_markers.list_rank_marks(spool, name) for name in marked} if begun else {}
+    processes = spool_markers.list_training_processes(spool)
+    marks = (
+        {name: spool_markers.list_rank_marks(spool, name) for name in marked} if processes else {}
+    )
     spans = [
         (
-            one.checkpoint_dir.family,
-            one.checkpoint_dir.step,
-            min(h.stat.mtime for h in one.files.by_path.values()),
+            save.checkpoint_dir.family,
+            save.checkpoint_dir.step,
+            min(h.stat.mtime for h in save.files.by_path.values()),
         )
-        for one in saves
-        if one.checkpoint_dir.step is not None and one.files.by_path
+        for save in saves
+        if save.checkpoint_dir.step is not None and save.files.by_path
     ]
-    return Surroundings(saves, begun, marks, spans, is_trainer_at_work(saves, begun))
+    return Surroundings(saves, processes, marks, spans, is_trainer_at_work(saves, processes))
 
 
-def is_trainer_at_work(saves: Iterable[LocalSave], begun: Iterable[TrainingProcess]) -> bool:
+def is_trainer_at_work(saves: Iterable[LocalSave], processes: Iterable[TrainingProcess]) -> bool:
     """Return whether Hugging Face's Trainer writes in this output directory.
 
     Its checkpoints or its hook show it.  Then each checkpoint gets its last file.
     """
-    return any(TRAINER_STATE in one.files.by_path for one in saves) or any(
-        b.trainer.startswith("transformers") for b in begun
+    return any(TRAINER_STATE in save.files.by_path for save in saves) or any(
+        b.trainer.startswith("transformers") for b in processes
     )
 
 
 def observe(
-    seen: LocalSave, around: Surroundings, *, other_part: bool = False, fresh: bool = False
+    local_save: LocalSave, around: Surroundings, *, other_part: bool = False, is_new: bool = False
 ) -> Observation:
     """Return all facts about a save; reads the ends of all its files.
 
     Raises Incomplete if files vanish meanwhile: look again.
     """
-    files = seen.files
+    files = local_save.files
     unclosed, writing = _check_files(files)
-    found = Observation(
+    observation = Observation(
         family=files.family,
-        step=seen.checkpoint_dir.step,
+        step=local_save.checkpoint_dir.step,
         files=files.stats,
         partial=files.partial,
         state=trainer_state(files),
         unclosed=unclosed,
         writing=writing,
-        marker=_verl_marker(seen.checkpoint_dir) if files.family == "verl" else None,
-        fresh=fresh,
-        emptied=not files.gone
-        and seen.checkpoint_dir.only is None
-        and _was_emptied(seen.checkpoint_dir.path, files.stats),
+        marker=_verl_marker(local_save.checkpoint_dir) if files.family == "verl" else None,
+        is_new=is_new,
+        was_emptied=not files.is_gone
+        and local_save.checkpoint_dir.only is None
+        and _was_emptied(local_save.checkpoint_dir.path, files.stats),
     )
-    return with_surroundings(found, seen, around, other_part=other_part)
+    return with_surroundings(observation, local_save, around, other_part=other_part)
 
 
 def with_surroundings(
-    before: Observation, seen: LocalSave, around: Surroundings, *, other_part: bool = False
+    before: Observation, local_save: LocalSave, around: Surroundings, *, other_part: bool = False
 ) -> Observation:
     """Return the same observation of unchanged files, with what lies around them now."""
-    name, files = seen.checkpoint, seen.files.stats
+    name, files = local_save.checkpoint, local_save.files.stats
     hook = hook_status(
-        around, name, files, is_committed=seen.pin is not None and seen.pin.is_committed
+        around, name, files, is_committed=local_save.pin is not None and local_save.pin.is_committed
     )
     marks = around.marks.get(name, ()) if hook == "marked" else ()
     return replace(
         before,
-        later=is_later(seen, around.spans),
+        later=is_later(local_save, around.spans),
         other_part=other_part,
-        awaited=around.awaited,
-        gone=seen.files.gone,
+        has_trainer=around.has_trainer,
+        is_gone=local_save.files.is_gone,
         hook=hook,
         save=max(marks, key=lambda m: m.at).save if marks else "",
-        stable=was_at_rest(seen),
-        unended=_unended_training(seen, around, before.unended),
+        stable=was_at_rest(local_save),
+        unended=_unended_training(local_save, around, before.unended),
     )
 
 
 def _unended_training(
-    seen: LocalSave, around: Surroundings, before: UnendedTraining | None
+    local_save: LocalSave, around: Surroundings, before: UnendedTraining | None
 ) -> UnendedTraining | None:
     """Return that the Trainer's newest checkpoint, older than a final model, is not its last.
 
@@ -231,24 +233,24 @@ def _unended_training(
     and where the training has ended by its hook, or has left its state beside the model since, as
     scripts do at the end.  ``before``: what the last scan found.
     """
-    held = seen.files.by_path
-    if seen.files.family != FINAL or not held:
+    files = local_save.files.by_path
+    if local_save.files.family != FINAL or not files:
         return None
-    end = max(h.stat.mtime for h in held.values())
-    writers = [b for b in around.begun if b.at <= end / 1e9]
+    end = max(h.stat.mtime for h in files.values())
+    writers = [b for b in around.processes if b.at <= end / 1e9]
     if writers and all(b.ended for b in writers if b.train == writers[-1].train):
         return None
-    found = [
-        (held_state.stat.mtime, one)
-        for one in around.saves
-        if one.files.family == "trainer" and (held_state := one.files.by_path.get(TRAINER_STATE))
+    states = [
+        (state_file.stat.mtime, save)
+        for save in around.saves
+        if save.files.family == "trainer" and (state_file := save.files.by_path.get(TRAINER_STATE))
     ]
     *earlier, (mtime, last) = sorted(
-        ((0, seen), *(one for one in found if one[0] <= end)), key=itemgetter(0)
+        ((0, local_save), *(save for save in states if save[0] <= end)), key=itemgetter(0)
     )
-    if not mtime or (TRAINER_STATE in held and held[TRAINER_STATE].stat.mtime >= mtime):
+    if not mtime or (TRAINER_STATE in files and files[TRAINER_STATE].stat.mtime >= mtime):
         return None
-    began = min(at for h in held.values() if (at := h.stat.mtime) >= mtime)
+    began = min(mtime_of_file for h in files.values() if (mtime_of_file := h.stat.mtime) >= mtime)
     if began - mtime > COPIED * 1e9:
         return None
     if before is None or (before.checkpoint, before.mtime) != (last.checkpoint, mtime):
@@ -262,19 +264,19 @@ def _unended_training(
     return replace(before, is_followed=is_followed)
 
 
-def is_later(seen: LocalSave, spans: Iterable[Span]) -> bool:
+def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
     """Return whether a later checkpoint of the family was begun after all of this was written."""
-    step = seen.checkpoint_dir.step
-    if step is None or not seen.files.by_path:
+    step = local_save.checkpoint_dir.step
+    if step is None or not local_save.files.by_path:
         return False
-    end = max(h.stat.mtime for h in seen.files.by_path.values())
+    end = max(h.stat.mtime for h in local_save.files.by_path.values())
     return any(
-        family == seen.checkpoint_dir.family and other > step and start >= end
-        for family, other, start in spans
+        family == local_save.checkpoint_dir.family and other_step > step and start >= end
+        for family, other_step, start in spans
     )
 
 
-def is_like_another(seen: LocalSave, saves: Iterable[LocalSave]) -> bool:
+def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
     """Return whether one of ``saves`` is of another step and has files of the same names.
 
     Only a save that was at rest for long counts (`finished.is_stable`).
@@ -282,29 +284,30 @@ def is_like_another(seen: LocalSave, saves: Iterable[LocalSave]) -> bool:
     of_size = (
         o
         for o in saves
-        if o.checkpoint != seen.checkpoint and len(o.files.by_path) == len(seen.files.by_path)
+        if o.checkpoint != local_save.checkpoint
+        and len(o.files.by_path) == len(local_save.files.by_path)
     )
-    others = [
+    candidates = [
         o
         for o in of_size
-        if o.checkpoint_dir.family == seen.checkpoint_dir.family and was_at_rest(o)
+        if o.checkpoint_dir.family == local_save.checkpoint_dir.family and was_at_rest(o)
     ]
-    shape = _shape(seen)
-    return any(_shape(other) == shape for other in others)
+    shape = _name_pattern(local_save)
+    return any(_name_pattern(candidate) == shape for candidate in candidates)
 
 
-def _shape(seen: LocalSave) -> frozenset[str]:
+def _name_pattern(local_save: LocalSave) -> frozenset[str]:
     """Return file names without the step, which scripts like to write into them."""
-    number = re.compile(rf"(?<![0-9])0*{seen.checkpoint_dir.step}(?![0-9])")
-    return frozenset(number.sub("#", name) for name in seen.files.by_path)
+    number = re.compile(rf"(?<![0-9])0*{local_save.checkpoint_dir.step}(?![0-9])")
+    return frozenset(number.sub("#", name) for name in local_save.files.by_path)
 
 
-def was_at_rest(seen: LocalSave) -> bool:
+def was_at_rest(local_save: LocalSave) -> bool:
     """Return whether the pin says that these very files were at rest."""
     return (
-        seen.pin is not None
-        and seen.pin.notes.stable > 0
-        and fingerprint(seen.files.stats) == seen.pin.notes.stable
+        local_save.pin is not None
+        and local_save.pin.notes.stable > 0
+        and fingerprint(local_save.files.stats) == local_save.pin.notes.stable
     )
 
 
@@ -331,7 +334,7 @@ def hook_status(
     files: Sequence[Stat],
     *,
     is_committed: bool = False,
-    runs: Callable[[TrainingProcess], bool | None] = is_training,
+    is_running: Callable[[TrainingProcess], bool | None] = is_training,
 ) -> HookStatus:
     """Return what the hook says of a checkpoint with these files.
 
@@ -344,8 +347,8 @@ def hook_status(
         return ""
     newest = max(f.mtime for f in files) / 1e9
     # a training that began later did not write it
-    writers = [b for b in around.begun if b.at <= newest]
-    living = [b for b in writers if runs(b) is not False]
+    writers = [b for b in around.processes if b.at <= newest]
+    living = [b for b in writers if is_running(b) is not False]
     if checkpoint == FINAL:
         if living:
             return "training"
@@ -354,12 +357,12 @@ def hook_status(
         if last and all(b.left for b in last):
             return "marked"
         return "killed" if last and last[0].trainer.startswith("transformers") else ""
-    if newest <= _marked_at(around.marks.get(checkpoint, ())):
+    if newest <= _last_mark_time(around.marks.get(checkpoint, ())):
         return "marked"
     return "training" if any(not b.ended and b.marks == "all" for b in living) else ""
 
 
-def _marked_at(marks: Iterable[RankMark]) -> float:
+def _last_mark_time(marks: Iterable[RankMark]) -> float:
     """Return when the last rank that writes here marked the newest save of a name.
 
     0 if a rank has not.
@@ -376,8 +379,8 @@ def _marked_at(marks: Iterable[RankMark]) -> float:
 
 def trainer_state(files: LocalFiles) -> TrainerState | None:
     """Return ``trainer_state.json``, if there is one."""
-    held = files.by_path.get(TRAINER_STATE)
-    if held is None:
+    file = files.by_path.get(TRAINER_STATE)
+    if file is None:
         return None
     try:
         state = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE)
@@ -389,7 +392,7 @@ def trainer_state(files: LocalFiles) -> TrainerState | None:
         else (None, None)
     )
     return TrainerState(
-        step if type(step) is int else None, held.stat.mtime, last if type(last) is int else 0
+        step if type(step) is int else None, file.stat.mtime, last if type(last) is int else 0
     )
 
 
@@ -433,12 +436,14 @@ def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | 
     read lease while a file is open for writing.  A file that is asked is opened once for both.
     """
     kinds = device_kinds()
-    asked = [h for h in files.by_path.values() if kinds.get(h.stat.device) in _LEASE_FILE_SYSTEMS]
-    unasked = files.by_path.keys() - {h.stat.path for h in asked}
-    unclosed = [path for path in unasked if not registry.closed(path, files)]
-    leases: dict[str, bool | None] = dict.fromkeys(unasked)
-    for held, fd in each_open(asked):
-        path = held.stat.path
+    leasable = [
+        h for h in files.by_path.values() if kinds.get(h.stat.device) in _LEASE_FILE_SYSTEMS
+    ]
+    unleasable = files.by_path.keys() - {h.stat.path for h in leasable}
+    unclosed = [path for path in unleasable if not registry.closed(path, files)]
+    leases: dict[str, bool | None] = dict.fromkeys(unleasable)
+    for file, fd in open_each(leasable):
+        path = file.stat.path
         if not registry.closed(path, OpenLocalFile(files, fd)):
             unclosed.append(path)
         leases[path] = has_lease(fd, fcntl.F_RDLCK)

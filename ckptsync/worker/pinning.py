@@ -71,7 +71,7 @@ class PinChanges:
     linked: tuple[str, ...] = ()
 
 
-def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str) -> PinChanges:
+def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: str) -> PinChanges:
     """Return how this node's pins of one checkpoint follow its source.  Pure.
 
     A pin holds one save.  Where a name stands for another file than before, the trainer is saving
@@ -83,11 +83,11 @@ def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str
     ours = sorted(pins, key=lambda p: p.k)
     overtaken = tuple(p for p in ours if p.node == node and _is_overtaken(p, ours))
     newest = ours[-1] if ours else None
-    if found is None or not found.files or (newest and newest.node != node):
+    if listing is None or not listing.files or (newest and newest.node != node):
         return PinChanges(drop=overtaken)
     if newest is None:
         return PinChanges(open=0)
-    relation = compare(newest.files, found.files)
+    relation = compare(newest.files, listing.files)
     if newest.files and not relation.same:
         return PinChanges(overtaken, open=newest.k + 1)
     if newest.is_committed:
@@ -121,7 +121,7 @@ def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
     return False
 
 
-def by_step(checkpoint: str) -> tuple[int, str]:
+def step_key(checkpoint: str) -> tuple[int, str]:
     """Return what sorts checkpoints by their step, those without one first."""
     return CheckpointDir(checkpoint, "trainer", Path()).step or 0, checkpoint
 
@@ -165,14 +165,14 @@ class PinCopies:
         ``files``: all that lies in the source now.  Where something new stands, the trainer took
         the missing back, and it is closed.
         """
-        there = {f.path: f for f in files}
+        files_now = {f.path: f for f in files}
         with self._lock:
             mine = {key[1] for key in self._kept if key[0] == pin.path}
-            is_writing = bool(there.keys() - self._names.get(pin.path, there.keys()))
-            self._names[pin.path] = frozenset(there)
+            is_writing = bool(files_now.keys() - self._names.get(pin.path, files_now.keys()))
+            self._names[pin.path] = frozenset(files_now)
             for name in mine:
-                self._notice((pin.path, name), there.get(name), is_writing=is_writing)
-            for key in [(pin.path, name) for name in sorted(set(refused) & there.keys())]:
+                self._notice((pin.path, name), files_now.get(name), is_writing=is_writing)
+            for key in [(pin.path, name) for name in sorted(set(refused) & files_now.keys())]:
                 if key not in self._kept and len(self._kept) < _MOST:
                     with contextlib.suppress(Incomplete):  # rotation was quicker
                         fd = open_checkpoint_file(source, key[1])
@@ -193,7 +193,11 @@ class PinCopies:
         now = self._clock()
         with self._lock:
             self._ready = sorted(
-                (key for key, kept in self._kept.items() if kept.lost or now - kept.since >= STILL),
+                (
+                    key
+                    for key, held_file in self._kept.items()
+                    if held_file.lost or now - held_file.since >= STILL
+                ),
                 key=lambda key: (not self._kept[key].lost, self._kept[key].file.size),
             )
             if self._ready and self._thread is None:
@@ -218,20 +222,22 @@ class PinCopies:
         if thread:
             thread.join()
 
-    def _notice(self, key: _Name, there: Stat | None, *, is_writing: bool) -> None:
+    def _notice(self, key: _Name, file_now: Stat | None, *, is_writing: bool) -> None:
         """See what became of a file that is kept open.
 
         ``is_writing``: new names have come since the last scan.
         """
-        kept = self._kept[key]
-        if there is None and is_writing:
+        held_file = self._kept[key]
+        if file_now is None and is_writing:
             self._close(key)
-        elif there is None:
-            self._kept[key] = replace(kept, file=stat_open(kept.descriptor, key[1]), lost=True)
-        elif (there.device, there.inode) != (kept.file.device, kept.file.inode):
+        elif file_now is None:
+            self._kept[key] = replace(
+                held_file, file=stat_open(held_file.descriptor, key[1]), lost=True
+            )
+        elif (file_now.device, file_now.inode) != (held_file.file.device, held_file.file.inode):
             self._close(key)  # another file under its name, which is opened next
-        elif there != kept.file:
-            self._kept[key] = replace(kept, file=there, since=self._clock())
+        elif file_now != held_file.file:
+            self._kept[key] = replace(held_file, file=file_now, since=self._clock())
 
     def _close(self, key: _Name) -> None:
         os.close(self._kept.pop(key).descriptor)
@@ -244,18 +250,18 @@ class PinCopies:
                     self._thread = None
                     return
                 key = self._ready.pop(0)
-                kept = self._kept.get(key)
+                held_file = self._kept.get(key)
                 # so that it may be let go of meanwhile
-                descriptor = os.dup(kept.descriptor) if kept else -1
-            if kept:
+                descriptor = os.dup(held_file.descriptor) if held_file else -1
+            if held_file:
                 try:
-                    self._finish(key, kept, descriptor)
+                    self._finish(key, held_file, descriptor)
                 finally:
                     os.close(descriptor)
 
-    def _finish(self, key: _Name, kept: HeldFile, descriptor: int) -> None:
+    def _finish(self, key: _Name, held_file: HeldFile, descriptor: int) -> None:
         """Copy one file, but not one that changes meanwhile: a later try finds it still."""
-        (pin, name), file = key, kept.file
+        (pin, name), file = key, held_file.file
         try:
             with (
                 translate_errors(pin),
@@ -264,8 +270,8 @@ class PinCopies:
             ):
                 copy_bytes(descriptor, out.fileno(), file.size)
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-                found = stat_open(descriptor, name)
-                is_whole = found.size == file.size and found.mtime == file.mtime
+                stat_after = stat_open(descriptor, name)
+                is_whole = stat_after.size == file.size and stat_after.mtime == file.mtime
                 if not is_whole:
                     out.close()
         except Incomplete:  # the pin was dropped: the next scan lets go of the file
@@ -299,7 +305,11 @@ class Pinner:
     copies: PinCopies = field(default_factory=PinCopies, compare=False)
 
     def make_room(
-        self, run: RunDir, here: Collection[str], pins: Sequence[Pin], failures: list[Failure]
+        self,
+        run: RunDir,
+        checkpoints: Collection[str],
+        pins: Sequence[Pin],
+        failures: list[Failure],
     ) -> Relief:
         """Drop pins until the trainer's next save has room, and the operator's budget is kept.
 
@@ -314,9 +324,9 @@ class Pinner:
             PinCost(
                 pin,
                 held_bytes([pin]),
-                pin.checkpoint not in here or pin.k != newest[pin.checkpoint],
+                pin.checkpoint not in checkpoints or pin.k != newest[pin.checkpoint],
                 self.is_proven(pin.checkpoint, pin.files),
-                by_step(pin.checkpoint)[0],
+                step_key(pin.checkpoint)[0],
             )
             for pin in pins
             if pin.node in ("", self.node)
@@ -343,20 +353,20 @@ class Pinner:
 
         ``is_full``: pin nothing new.  Raises as `ckptsync.checkpoint_dirs.list_checkpoint`.
         """
-        found = checkpoint_dirs.list_checkpoint(checkpoint_dir)
-        if pins and not found.files and not any(p.commit for p in pins):
+        listing = checkpoint_dirs.list_checkpoint(checkpoint_dir)
+        if pins and not listing.files and not any(p.commit for p in pins):
             # the hook's pin comes before rotation, and rotation may have come since these were
             # listed
             pins = list(list_pins(run.path, lambda name: name == checkpoint_dir.name))
         ours = self._adopted(run, pins, failures)
-        changes = follow_source(found, ours, self.node)
-        if not ours and self.is_proven(checkpoint_dir.name, found.files):
+        changes = follow_source(listing, ours, self.node)
+        if not ours and self.is_proven(checkpoint_dir.name, listing.files):
             changes = PinChanges()
         if is_full:  # the operator would rather have the old ones whole
             changes = replace(changes, open=None)
         refused: tuple[str, ...] = ()
         try:
-            refused = self._change(run, checkpoint_dir, found, ours, changes)
+            refused = self._change(run, checkpoint_dir, listing, ours, changes)
         # a full disk, another user's files: what cannot be pinned can be sent from where it lies
         except CkptsyncError as e:
             failures.append(describe_failure(run.name, checkpoint_dir.name, e))
@@ -371,7 +381,7 @@ class Pinner:
                 self.copies.keep_open(
                     pin,
                     checkpoint_dir.path,
-                    found.files if is_newest else (),
+                    listing.files if is_newest else (),
                     refused if is_newest else (),
                 )
         lost = (pin for pin in changes.drop if pin.commit)
@@ -382,12 +392,12 @@ class Pinner:
         # the newest pin goes with its source; older ones, and all of them once the source is gone,
         # stand for themselves
         newest = ours[-1] if ours else None
-        there = [build_local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
-        if newest is not None or found.files or found.partial:
-            there.append(build_local_save(run.name, checkpoint_dir, found, newest))
+        saves = [build_local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
+        if newest is not None or listing.files or listing.partial:
+            saves.append(build_local_save(run.name, checkpoint_dir, listing, newest))
         # a pin whose files rotation took before they were copied is whole when they are, and is
         # left out until then
-        return [s for s in there if s.pin is None or not self.copies.pending(s.pin)]
+        return [s for s in saves if s.pin is None or not self.copies.pending(s.pin)]
 
     def _adopted(self, run: RunDir, pins: Iterable[Pin], failures: list[Failure]) -> list[Pin]:
         """Make a pin of the hook's that of the first worker that sees it.
@@ -408,7 +418,7 @@ class Pinner:
         self,
         run: RunDir,
         checkpoint_dir: CheckpointDir,
-        found: ListedCheckpoint,
+        listing: ListedCheckpoint,
         pins: Sequence[Pin],
         changes: PinChanges,
     ) -> tuple[str, ...]:
@@ -420,11 +430,11 @@ class Pinner:
         for pin in overtaken:
             drop(pin)
         if changes.open is not None:
-            fresh = create_pin(run.path, checkpoint_dir.name, changes.open, self.node)
+            new_pin = create_pin(run.path, checkpoint_dir.name, changes.open, self.node)
             # there is none if another node on this directory was first
             refused = (
-                link_files(fresh, checkpoint_dir.path, [f.path for f in found.files])
-                if fresh is not None
+                link_files(new_pin, checkpoint_dir.path, [f.path for f in listing.files])
+                if new_pin is not None
                 else ()
             )
         if changes.unlinked:

@@ -105,7 +105,7 @@ class PendingSave(Generic[T]):
 
 
 def order_saves(
-    turns: Iterable[PendingSave[T]], order: Order, superseded: Superseded
+    pending_saves: Iterable[PendingSave[T]], order: Order, superseded: Superseded
 ) -> tuple[list[T], list[T]]:
     """Return the saves in their order, and those to drop since a newer save has overtaken them.
 
@@ -113,14 +113,15 @@ def order_saves(
     have sent their parts. Dropped is what is older than another finished save of its run, by its
     age and by its files: a clock that was set back drops nothing.
     """
-    waiting = sorted(turns, key=lambda t: t.age, reverse=order == "newest")
+    waiting = sorted(pending_saves, key=lambda t: t.age, reverse=order == "newest")
     dropped = [
-        turn
-        for turn in waiting
+        pending
+        for pending in waiting
         if superseded == "drop"
-        and not turn.is_begun
+        and not pending.is_begun
         and any(
-            o.run == turn.run and o.age > turn.age and o.written > turn.written for o in waiting
+            o.run == pending.run and o.age > pending.age and o.written > pending.written
+            for o in waiting
         )
     ]
     going = sorted((t for t in waiting if t not in dropped), key=lambda t: not t.is_begun)
@@ -191,12 +192,12 @@ class UploadQueues:
         The key it waited under is the last then.
         """
         with self._lock:
-            found = pick_next(
+            next_job = pick_next(
                 self._waiting, {job.name for job in self._in_hand.values()}, capacity.most
             )
-            if found is None:
+            if next_job is None:
                 return None
-            key, job = found
+            key, job = next_job
             self._waiting[key] = tuple(j for j in self._waiting.pop(key) if j is not job)
             self._in_hand[capacity] = job
         self._wake()  # what waited behind it may be for another queue

@@ -34,7 +34,7 @@ from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About, Store
 from ckptsync.walk import SPOOL, walk
 from ckptsync.worker.file_selection import EVERYTHING
-from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, kept_manifest
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, read_manifest_copy
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.queue import Name, QueueCapacity, UploadJob, UploadQueues
@@ -61,8 +61,8 @@ def list_requests(
     records: LocationRecords,
     node: str,
     location: str,
-    known: Iterable[manifest_groups.StoredManifest],
-    has: Callable[[FileEntry], bool] = lambda _: False,
+    manifests: Iterable[manifest_groups.StoredManifest],
+    has_copy: Callable[[FileEntry], bool] = lambda _: False,
 ) -> tuple[RepairRequest, ...]:
     """Return the damaged files that the unanswered reports about a location request of ``node``.
 
@@ -70,38 +70,50 @@ def list_requests(
     of a file that another has named: pulled, or copied from that node.  A file is requested once,
     however many reports name it: by the newest.
     """
-    here = [k for k in manifest_groups.live_manifests(known) if k.manifest.location == location]
-    found = fate(records.tombstones, {k.name for k in here})
-    if not here or found.retired or found.shards:
+    manifests_here = [
+        k for k in manifest_groups.live_manifests(manifests) if k.manifest.location == location
+    ]
+    decision = fate(records.tombstones, {k.name for k in manifests_here})
+    if not manifests_here or decision.retired or decision.shards:
         return ()
-    run = here[0].manifest.run
+    run = manifests_here[0].manifest.run
     located = [
-        at
-        for every in manifest_groups.locate_files(k.manifest for k in here).values()
-        for at in every
-        if node in at.nodes or has(at.entry)
+        stored_file
+        for stored_files in manifest_groups.locate_files(
+            k.manifest for k in manifests_here
+        ).values()
+        for stored_file in stored_files
+        if node in stored_file.nodes or has_copy(stored_file.entry)
     ]
     # where two nodes name one stored file, the other's bytes may lie there: that node stores them
     # elsewhere first
-    contested = manifest_groups.contested_names(k.manifest for k in here)
-    mine = {at.name: at for at in located if at.name not in contested}
+    contested = manifest_groups.contested_names(k.manifest for k in manifests_here)
+    mine = {
+        stored_file.name: stored_file
+        for stored_file in located
+        if stored_file.name not in contested
+    }
     requested: dict[str, RepairRequest] = {}
-    for report in proof(records.reports, {k.name for k in here}, "").damage:
+    for report in proof(records.reports, {k.name for k in manifests_here}, "").damage:
         for finding in records.reports[report].findings:
-            at = mine.get(f"{run}/{finding.name}")
-            if at is not None and finding.kind in DAMAGE:
-                name = checked_own(at.name, own_prefixes(run, location))
-                requested[name] = RepairRequest(report, finding.name, name, at.entry, finding.kind)
+            stored_file = mine.get(f"{run}/{finding.name}")
+            if stored_file is not None and finding.kind in DAMAGE:
+                name = checked_own(stored_file.name, own_prefixes(run, location))
+                requested[name] = RepairRequest(
+                    report, finding.name, name, stored_file.entry, finding.kind
+                )
     return tuple(requested[name] for name in sorted(requested))
 
 
-def copies(seen: Sequence[LocalSave], read: KnownDigests) -> Callable[[FileEntry], bool]:
+def find_copies(
+    local_saves: Sequence[LocalSave], digests_read: KnownDigests
+) -> Callable[[FileEntry], bool]:
     """Return a function that says whether one of the saves here has a stored file.
 
     By its time (one without a fraction may be chance), or by a digest that was read.
     """
-    keys = {(f.path, f.size, f.mtime) for one in seen for f in one.files.stats}
-    digests = {(key[0], digest) for key, digest in read.items() if key in keys}
+    keys = {(f.path, f.size, f.mtime) for local_save in local_saves for f in local_save.files.stats}
+    digests = {(key[0], digest) for key, digest in digests_read.items() if key in keys}
 
     def has(entry: FileEntry) -> bool:
         is_same = entry.mtime % 10**9 != 0 and (entry.path, entry.size, entry.mtime) in keys
@@ -112,10 +124,10 @@ def copies(seen: Sequence[LocalSave], read: KnownDigests) -> Callable[[FileEntry
 
 def send_again(
     request: RepairRequest,
-    holds: Iterable[LocalFiles],
+    file_sets: Iterable[LocalFiles],
     store: Store,
     node: str,
-    added: Iterable[LocalFile] = (),
+    added_files: Iterable[LocalFile] = (),
     *,
     transfer: Transfer | None = None,
 ) -> str:
@@ -125,24 +137,24 @@ def send_again(
     ``added``: files of the hook that may be it, read when no save has it.  ``transfer``
     counts what is sent.
     """
-    entry, unread = request.entry, None
+    entry, read_error = request.entry, None
     if request.kind not in OF_BYTES and is_stored(store, request.name, entry, _show_progress):
         return (
             "the store has exactly what this node uploaded: the file was damaged before the upload"
         )
-    candidates = [h.by_path[entry.path] for h in holds if entry.path in h.by_path]
-    candidates.sort(key=lambda held: held.stat.mtime != entry.mtime)
-    for held in chain(candidates, added):
-        if (held.stat.path, held.stat.size) != (entry.path, entry.size):
+    candidates = [h.by_path[entry.path] for h in file_sets if entry.path in h.by_path]
+    candidates.sort(key=lambda local_file: local_file.stat.mtime != entry.mtime)
+    for local_file in chain(candidates, added_files):
+        if (local_file.stat.path, local_file.stat.size) != (entry.path, entry.size):
             continue
-        source = UploadSource(held, node, entry, _show_progress)
+        source = UploadSource(local_file, node, entry, _show_progress)
         try:
             for _ in source:
                 pass  # once for the digest alone: wrong bytes need not travel to be refused
         except Incomplete:  # other bytes by now: the next candidate may have the right ones
             continue
         except StoreError as e:  # of this node's disk: the next candidate may be well
-            unread = without_frames(e)
+            read_error = without_frames(e)
             continue
         transfer = transfer or Transfer(entry.size)
         try:
@@ -152,8 +164,8 @@ def send_again(
             continue
         transfer.end(entry)
         return ""
-    if unread:  # it may pass
-        raise unread
+    if read_error:  # it may pass
+        raise read_error
     return "this node no longer has the file"
 
 
@@ -162,18 +174,18 @@ def _show_progress(_: int) -> None:
     progress_signs.sign()
 
 
-def added_files(output_dir: Path) -> Iterator[LocalFile]:
+def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
     """Yield each file that the hook has added to any save, wherever the spool has it.
 
     The saves of a run have the same ones.
     """
     spool = output_dir / SPOOL
-    seen: set[tuple[str, int, int]] = set()
+    inodes: set[tuple[str, int, int]] = set()
     pins = (pin / "added" for pin in list_paths(spool / "pins"))
     for folder in (*list_paths(spool / "added"), *pins):
         for stat in walk(folder).files:
-            if (stat.path, stat.device, stat.inode) not in seen:
-                seen.add((stat.path, stat.device, stat.inode))
+            if (stat.path, stat.device, stat.inode) not in inodes:
+                inodes.add((stat.path, stat.device, stat.inode))
                 yield LocalFile(stat, folder, is_pinned=True, is_added=True)
 
 
@@ -203,8 +215,8 @@ class FileRepairs:
         run, view, written = self._run, self._view, False
         failures: list[Failure] = []
         without_copy: list[str] = []
-        for name in view.known.unusable_manifests(view.node):
-            data = kept_manifest(run.path, name)
+        for name in view.run_records.unusable_manifests(view.node):
+            data = read_manifest_copy(run.path, name)
             if data is None:
                 without_copy.append(str(name))
                 continue
@@ -224,23 +236,23 @@ class FileRepairs:
 
         ``offset`` leads from the monotonic clock to seconds since the epoch.
         """
-        found = []
+        repairs = []
         for key, progress in list(self._pending.items()):
             if transfer := self._transfers.get(key):
                 progress = replace(progress, state="repairing", done=transfer.done)  # noqa: PLW2901
-            found.append(replace(progress, since=max(0.0, progress.since + offset)))
-        return found
+            repairs.append(replace(progress, since=max(0.0, progress.since + offset)))
+        return repairs
 
     def lacking(self) -> dict[str, tuple[str, ...]]:
         """Return what this node cannot repair: findings by report, and manifests without copies."""
-        found: dict[str, list[str]] = {}
+        findings: dict[str, list[str]] = {}
         for (report, finding), reason in sorted(dict(self._answered).items()):
             if reason:
-                found.setdefault(report, []).append(finding)
-        lacking = {report: tuple(names) for report, names in found.items()}
+                findings.setdefault(report, []).append(finding)
+        lacking = {report: tuple(names) for report, names in findings.items()}
         return lacking | dict.fromkeys(self._without_copy, ())
 
-    def plan(self, seen: Sequence[LocalSave] | None) -> None:
+    def plan(self, local_saves: Sequence[LocalSave] | None) -> None:
         """Decide anew what is sent again, and queue it.
 
         ``seen``: the saves here; ``None`` where the store's records could not be read.
@@ -250,7 +262,7 @@ class FileRepairs:
         # a copy: threads that end take theirs out
         pending = list(self._pending.items())
         self._pending = {key: progress for key, progress in pending if key in self._transfers}
-        self._queues.post(self, [] if seen is None else list(self._jobs(seen, busy)))
+        self._queues.post(self, [] if local_saves is None else list(self._jobs(local_saves, busy)))
 
     def result(self) -> tuple[list[RepairedFile], list[Failure]]:
         """Return what has been sent again since the last plan, and what failed.
@@ -259,17 +271,19 @@ class FileRepairs:
         """
         while self._news:
             self._done.append(self._news.popleft())
-        repairs = [one for one in self._done if isinstance(one, RepairedFile)]
-        return repairs, [one for one in self._done if isinstance(one, Failure)]
+        repairs = [result for result in self._done if isinstance(result, RepairedFile)]
+        return repairs, [result for result in self._done if isinstance(result, Failure)]
 
-    def _jobs(self, seen: Sequence[LocalSave], busy: Collection[Name]) -> Iterator[UploadJob]:
+    def _jobs(
+        self, local_saves: Sequence[LocalSave], busy: Collection[Name]
+    ) -> Iterator[UploadJob]:
         """Yield one for each damaged location.
 
         Those of checkpoints that are in hand have to wait.
         """
-        run, node, known = self._run, self._view.node, self._view.known
+        run, node, records = self._run, self._view.node, self._view.run_records
         requested: set[tuple[str, str]] = set()
-        for location in known.damaged():
+        for location in records.damaged():
             name = (run.name, checkpoint_of(location))
             if name in busy:
                 requested.update(
@@ -278,16 +292,16 @@ class FileRepairs:
                     if key[0].startswith(records_prefix(run.name, location))
                 )
                 continue
-            here = [s for s in seen if s.checkpoint == name[1]]
-            has = copies(here, self._view.known_digests.get(name[1], {}))
-            found = list_requests(
-                known.location(location), node, location, known.manifests(name[1]), has
+            saves_here = [s for s in local_saves if s.checkpoint == name[1]]
+            has_copy = find_copies(saves_here, self._view.known_digests.get(name[1], {}))
+            requests = list_requests(
+                records.location(location), node, location, records.manifests(name[1]), has_copy
             )
-            requested.update((r.report, r.finding) for r in found)
-            due = [r for r in found if (r.report, r.finding) not in self._answered]
-            if due:
-                holds = [outgoing_save(s, EVERYTHING).files for s in here]
-                size = sum(r.entry.size for r in due)
+            requested.update((r.report, r.finding) for r in requests)
+            due_requests = [r for r in requests if (r.report, r.finding) not in self._answered]
+            if due_requests:
+                file_sets = [outgoing_save(s, EVERYTHING).files for s in saves_here]
+                size = sum(r.entry.size for r in due_requests)
                 self._pending[run.name, location] = Progress(
                     kind="repair",
                     state="queued",
@@ -301,7 +315,7 @@ class FileRepairs:
                     ("repaired", run.name, location),
                     name,
                     size,
-                    partial(self._send, name, location, due, holds),
+                    partial(self._send, name, location, due_requests, file_sets),
                 )
         for old in [key for key in tuple(self._answered) if key not in requested]:
             self._answered.pop(old, None)
@@ -310,17 +324,19 @@ class FileRepairs:
         self,
         name: Name,
         location: str,
-        due: Sequence[RepairRequest],
-        holds: Sequence[LocalFiles],
+        requests: Sequence[RepairRequest],
+        file_sets: Sequence[LocalFiles],
         _: QueueCapacity,
     ) -> None:
         """Send files again, in whatever thread this is."""
         key, view = (self._run.name, location), self._view
-        transfer = self._transfers[key] = Transfer(sum(request.entry.size for request in due))
-        for request in due:
+        transfer = self._transfers[key] = Transfer(sum(request.entry.size for request in requests))
+        for request in requests:
             try:
-                added = added_files(self._run.path)
-                reason = send_again(request, holds, view.store, view.node, added, transfer=transfer)
+                added_files = list_added_files(self._run.path)
+                reason = send_again(
+                    request, file_sets, view.store, view.node, added_files, transfer=transfer
+                )
             except CkptsyncError as e:
                 self._news.append(describe_failure(*name, e))
                 continue

@@ -4,9 +4,9 @@
               ^ |        |          |
               | +--------+----------+-----> refused, failed
 
-A scan sees a save (`see`).  A plan decides that it waits, is refused or is stored (`settle`), or
-that it is to be uploaded (`queue`, `postpone`).  A queue's thread begins it (`begin`), and ends it
-(`settle`).  A save that is removed meanwhile is lost (`lose`).
+A scan sees a save (`update_scanned`).  A plan decides that it waits, is refused or is stored (`record_outcome`), or
+that it is to be uploaded (`mark_queued`, `postpone`).  A queue's thread begins it (`begin_upload`), and ends it
+(`record_outcome`).  A save that is removed meanwhile is lost (`mark_lost`).
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class SaveState:
         return self.scanned.verdict.finished and self.scanned.since == scanned.since
 
 
-def see(before: SaveState | None, scanned: ScannedSave) -> SaveState:
+def update_scanned(before: SaveState | None, scanned: ScannedSave) -> SaveState:
     """Return the state of a save as a scan has seen it."""
     if before is None:
         return SaveState(scanned, UploadProgress(*scanned.key, "waiting", scanned.verdict.reason))
     return replace(before, scanned=scanned)
 
 
-def queue(save: SaveState) -> SaveState:
+def mark_queued(save: SaveState) -> SaveState:
     """Return a save that waits for its turn to be uploaded."""
     return replace(postpone(save, OTHERS), state="queued")
 
@@ -82,13 +82,13 @@ def postpone(save: SaveState, reason: str) -> SaveState:
     return replace(save, state="waiting", outcome=outcome, is_due=True)
 
 
-def begin(save: SaveState) -> SaveState:
+def begin_upload(save: SaveState) -> SaveState:
     """Return a save whose upload begins."""
     outcome = UploadProgress(*save.key, "sending", "")
     return replace(save, state="uploading", outcome=outcome)
 
 
-def settle(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
+def record_outcome(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
     """Return a save after a try to upload it, or a plan, has ended with ``outcome``.
 
     A try that did not end in the store leaves it due: the next plan decides again.
@@ -101,7 +101,7 @@ def settle(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
     return replace(save, outcome=outcome, failure=None)
 
 
-def lose(save: SaveState, reason: str) -> SaveState:
+def mark_lost(save: SaveState, reason: str) -> SaveState:
     """Return a save whose files were removed before all of them were stored."""
     outcome = UploadProgress(*save.key, "lost", reason)
     return replace(save, state="refused", outcome=outcome, failure=None, is_due=False)

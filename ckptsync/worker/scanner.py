@@ -42,7 +42,7 @@ from ckptsync.worker.observation import (
     with_surroundings,
 )
 from ckptsync.worker.options import RunDir, push_command
-from ckptsync.worker.pinning import Pinner, by_step
+from ckptsync.worker.pinning import Pinner, step_key
 from ckptsync.worker.results import Failure, describe_failure
 
 # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
@@ -64,7 +64,7 @@ class ScannedSave:
     last.
     """
 
-    seen: LocalSave
+    local_save: LocalSave
     first: float
     since: float
     state: tuple[Stat, ...]
@@ -75,7 +75,7 @@ class ScannedSave:
     @property
     def key(self) -> Key:
         """What names the save on this node."""
-        return self.seen.key
+        return self.local_save.key
 
     @property
     def is_lost(self) -> bool:
@@ -91,19 +91,21 @@ class Scan:
     what an operator should know, in words, such as a save that was given up to make room.
     """
 
-    seen: tuple[LocalSave, ...] = ()
+    saves: tuple[LocalSave, ...] = ()
     failures: tuple[Failure, ...] = ()
     due: float | None = None
     notes: tuple[str, ...] = ()
 
 
-def write_save_notes(seen: LocalSave, noted: PinNotes) -> LocalSave:
+def write_save_notes(local_save: LocalSave, pin_notes: PinNotes) -> LocalSave:
     """Return the same save, with what is known of it by now written beside its pin.
 
     Raises Incomplete if the pin has gone.
     """
-    assert seen.pin is not None
-    return replace(seen, pin=replace(seen.pin, notes=write_pin_notes(seen.pin, noted)))
+    assert local_save.pin is not None
+    return replace(
+        local_save, pin=replace(local_save.pin, notes=write_pin_notes(local_save.pin, pin_notes))
+    )
 
 
 class Scanner:
@@ -149,9 +151,9 @@ class Scanner:
             scanned, found = self._scan_run(now)
             self._saves, self._at = {one.key: one for one in scanned}, now
             pulses = {
-                (one.seen.pin.path, one.seen.pin.renewed)
+                (one.local_save.pin.path, one.local_save.pin.renewed)
                 for one in self._saves.values()
-                if one.seen.pin is not None
+                if one.local_save.pin is not None
             }
             self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
         notes = list(found.notes)
@@ -161,16 +163,18 @@ class Scanner:
             is_held = (
                 one.observation
                 and one.observation.files
-                and (one.verdict.left is None or one.observation.unended)
+                and (one.verdict.remaining is None or one.observation.unended)
                 and not one.verdict.finished
                 and not one.is_lost
             )
             if is_held and now - one.since >= self._rule.unmarked:
                 reason = one.verdict.reason.partition("; finished if")[0]
-                notes.append(f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {reason}")
+                notes.append(
+                    f"{one.local_save.run}/{one.local_save.checkpoint}: not uploaded: {reason}"
+                )
         notes += self._stray_notes(now)
-        seen = tuple(one.seen for one in scanned)
-        self.last = Scan(seen, found.failures, self.due(now), tuple(notes))
+        local_save = tuple(one.local_save for one in scanned)
+        self.last = Scan(local_save, found.failures, self.due(now), tuple(notes))
         return self.last
 
     def _stray_notes(self, now: float) -> Iterator[str]:
@@ -178,24 +182,24 @@ class Scanner:
 
         What is being written may become one, so it is named once it has not changed for a while.
         """
-        rest = self._rule.unmarked
-        if now - self._strays_at >= rest:
+        quiet_time = self._rule.unmarked
+        if now - self._strays_at >= quiet_time:
             self._strays_at = now
             try:
                 strays = checkpoint_dirs.find_strays(self._run.path)
             except CkptsyncError:  # the scan says what cannot be read
                 strays = {}
             before, self._strays = self._strays, {}
-            for name, shown in strays.items():
+            for name, weights_name in strays.items():
                 path = self._run.path / name
-                state = _identity(path), _changed(path), _changed(path / shown)
+                state = _identity(path), _size_and_mtime(path), _size_and_mtime(path / weights_name)
                 since, last, why = before.get(name, (now, None, ""))
                 if state != last:
-                    since, why = now, _why_stray(path, shown)
+                    since, why = now, _why_stray(path, weights_name)
                 self._strays[name] = since, state, why
         by_reason: dict[str, list[str]] = {}
         for name, (since, _, why) in self._strays.items():
-            if self._strays_at - since >= rest:
+            if self._strays_at - since >= quiet_time:
                 by_reason.setdefault(why, []).append(name)
         for why, names in by_reason.items():
             first = self._run.path / names[0]
@@ -226,15 +230,15 @@ class Scanner:
         """
         waits: list[float] = []
         for one in self.saves():
-            left = one.verdict.left
+            remaining = one.verdict.remaining
             if one.observation is None or (one.verdict.finished and self._is_planned(one)):
                 continue
             if one.verdict.finished:
                 return 0.0
             # what is refused now may be whole soon; what a crash has left never is
-            if left is None:
-                left = max(self._rule.quiet, (self._at - one.since) * SELDOM)
-            waits.append(max(0.0, left - (now - self._at)))
+            if remaining is None:
+                remaining = max(self._rule.quiet, (self._at - one.since) * SELDOM)
+            waits.append(max(0.0, remaining - (now - self._at)))
         return min(waits, default=None)
 
     def _scan_run(self, now: float) -> tuple[list[ScannedSave], Scan]:
@@ -247,13 +251,15 @@ class Scanner:
         # another directory may have been mounted, or moved, to its place: then nobody knows which
         # checkpoints were there before
         known = last[1] if last and last[0] == directory else None
-        wrong = list(found.failures)
-        pins = [one.pin for one in found.seen if one.pin is not None]
+        failures = list(found.failures)
+        pins = [one.pin for one in found.saves if one.pin is not None]
         around = find_surroundings(
-            run.path, found.seen, {p.checkpoint for p in pins if not (p.stored or p.is_committed)}
+            run.path,
+            found.saves,
+            {p.checkpoint for p in pins if not (p.stored or p.is_committed)},
         )
         scanned: list[ScannedSave] = []
-        for one in found.seen:
+        for one in found.saves:
             try:
                 pin = one.pin
                 # on a shared disk: whose owner may be dead
@@ -262,93 +268,109 @@ class Scanner:
                     mine = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
                     one = one if mine is None else replace(one, pin=mine)  # noqa: PLW2901
                 is_new = known is not None and one.checkpoint not in known
-                scanned.append(self._scan_save(one, around, now, wrong, is_new=is_new))
+                scanned.append(self._scan_save(one, around, now, failures, is_new=is_new))
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
-                wrong.append(describe_failure(run.name, one.checkpoint, e))
+                failures.append(describe_failure(run.name, one.checkpoint, e))
         if directory:
-            names = {s.checkpoint for s in found.seen} | {f.checkpoint for f in wrong}
+            names = {s.checkpoint for s in found.saves} | {f.checkpoint for f in failures}
             self._names = directory, frozenset(names)
-        return scanned, replace(found, failures=tuple(wrong))
+        return scanned, replace(found, failures=tuple(failures))
 
     def _scan_save(
         self,
-        seen: LocalSave,
+        local_save: LocalSave,
         around: Surroundings,
         now: float,
-        wrong: list[Failure],
+        failures: list[Failure],
         *,
         is_new: bool,
     ) -> ScannedSave:
         """Judge one save.  Raises as its files do, but for those that change meanwhile."""
-        before = self._saves.get(seen.key)
+        before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
         stats = (
             Stat(h.stat.path, h.stat.size, h.stat.mtime, 0, 0) if h.is_pinned else h.stat
-            for h in seen.files.by_path.values()
+            for h in local_save.files.by_path.values()
         )
-        state = tuple(sorted((*stats, *seen.files.partial)))
+        state = tuple(sorted((*stats, *local_save.files.partial)))
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
-        done = Judgement(finished=False, reason=STORED, left=None)
-        found = ScannedSave(seen, first, since, state, done)
-        if self._is_done(seen):
-            return found
-        fresh = self._is_fresh(seen, before, since, is_new=is_new)
+        done = Judgement(finished=False, reason=STORED, remaining=None)
+        scanned = ScannedSave(local_save, first, since, state, done)
+        if self._is_done(local_save):
+            return scanned
+        is_new_save = self._is_new_save(local_save, before, since, is_new=is_new)
         try:
             observation, verdict, read_at = self._judge(
-                seen, before if is_same else None, around, now - since, now, fresh=fresh
+                local_save,
+                before if is_same else None,
+                around,
+                now - since,
+                now,
+                is_new_save=is_new_save,
             )
         except Incomplete as e:  # it changes meanwhile
-            return replace(found, verdict=replace(done, reason=str(e)))
+            return replace(scanned, verdict=replace(done, reason=str(e)))
         rests = is_stable(observation, now - since, self._rule, verdict)
-        seen = _note_verdict(seen, verdict, wrong, is_stable=rests)
-        return replace(found, seen=seen, verdict=verdict, observation=observation, read_at=read_at)
+        local_save = _note_verdict(local_save, verdict, failures, is_stable=rests)
+        return replace(
+            scanned,
+            local_save=local_save,
+            verdict=verdict,
+            observation=observation,
+            read_at=read_at,
+        )
 
     def _judge(
         self,
-        seen: LocalSave,
+        local_save: LocalSave,
         same: ScannedSave | None,
         around: Surroundings,
-        still: float,
+        unchanged_for: float,
         now: float,
         *,
-        fresh: bool,
+        is_new_save: bool,
     ) -> tuple[Observation, Judgement, float]:
         """Return an observation, its verdict, and when the files were read for it.
 
         They are read anew ever more seldom while they stay the same, and once more before they are
         called finished.
         """
-        other_part = self._has_other_part(seen)
+        other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
-                observation = replace(observation, alike=is_like_another(seen, around.saves))
-            return observation, judge(observation, still, self._rule)
+                observation = replace(
+                    observation, has_similar=is_like_another(local_save, around.saves)
+                )
+            return observation, judge(observation, unchanged_for, self._rule)
 
         if (
             same
             and same.observation
-            and (same.verdict.finished or now - same.read_at < SELDOM * still)
+            and (same.verdict.finished or now - same.read_at < SELDOM * unchanged_for)
         ):
             observation, verdict = judge_now(
-                with_surroundings(same.observation, seen, around, other_part=other_part)
+                with_surroundings(same.observation, local_save, around, other_part=other_part)
             )
             if same.verdict.finished or not verdict.finished:
                 return observation, verdict, same.read_at
-        return (*judge_now(observe(seen, around, other_part=other_part, fresh=fresh)), now)
+        return (
+            *judge_now(observe(local_save, around, other_part=other_part, is_new=is_new_save)),
+            now,
+        )
 
-    def _is_fresh(
-        self, seen: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
+    def _is_new_save(
+        self, local_save: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
         """Return whether an earlier scan saw nothing of it, and nothing was written over since."""
         if before is None:
-            return is_new and seen.k == 0 and not _was_moved_in(seen)
-        if before.observation is None or not before.observation.fresh or before.since == since:
-            return before.observation is not None and before.observation.fresh
+            return is_new and local_save.k == 0 and not _was_moved_in(local_save)
+        if before.observation is None or not before.observation.is_new or before.since == since:
+            return before.observation is not None and before.observation.is_new
         has_rested = since - before.since >= self._rule.unmarked
-        now = {f.path: (f.size, f.mtime) for f in seen.files.stats}
+        now = {f.path: (f.size, f.mtime) for f in local_save.files.stats}
         is_rewritten = any(
             now.get(f.path, (f.size, f.mtime)) != (f.size, f.mtime)
             for f in before.observation.files
@@ -368,14 +390,14 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     failures: list[Failure] = []
     relief = pinner.make_room(run, found_dirs, pins, failures)
     is_full = bool(relief.full) and pinner.rule.full == "wait"
-    seen: list[LocalSave] = []
-    for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=by_step):
+    local_save: list[LocalSave] = []
+    for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=step_key):
         checkpoint_dir = found_dirs.get(name) or CheckpointDir(
             name, checkpoint_dirs.family_of(name), run.path / name
         )
         ours = [p for p in pins if p.checkpoint == name and p not in relief.drop]
         try:
-            seen += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
+            local_save += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
         except CkptsyncError as e:
             failures.append(describe_failure(run.name, name, e))
     pinner.copies.close_dropped()
@@ -387,15 +409,15 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
         *pinner.copies.problems(),
         *read_log(run.path / SPOOL)[-_HOOK_LINES:],
     )
-    return Scan(tuple(seen), tuple(failures), notes=notes)
+    return Scan(tuple(local_save), tuple(failures), notes=notes)
 
 
 _UNKNOWN = "weights, in no checkpoint that a worker knows"
 
 
-def _why_stray(path: Path, shown: str) -> str:
+def _why_stray(path: Path, weights_name: str) -> str:
     """Return why weights are not uploaded; ``shown``: a file of weights in a directory."""
-    if path.name == shown and not path.is_dir():
+    if path.name == weights_name and not path.is_dir():
         return "a format that a worker does not know; `ckptsync push --as` uploads a directory"
     with contextlib.suppress(CkptsyncError):  # a push says what cannot be read
         if checkpoint_dirs.find_checkpoint_dirs(path):
@@ -403,7 +425,7 @@ def _why_stray(path: Path, shown: str) -> str:
     return _UNKNOWN
 
 
-def _changed(path: Path) -> tuple[int, int]:
+def _size_and_mtime(path: Path) -> tuple[int, int]:
     try:
         info = path.stat()
     except OSError:  # a directory whose file is not shown by itself, or it has gone
@@ -412,35 +434,35 @@ def _changed(path: Path) -> tuple[int, int]:
 
 
 def _note_verdict(
-    seen: LocalSave, verdict: Judgement, wrong: list[Failure], *, is_stable: bool
+    local_save: LocalSave, verdict: Judgement, failures: list[Failure], *, is_stable: bool
 ) -> LocalSave:
     """Note beside the pin that the save was at rest, and when it was finished.
 
     The first counts once rotation has taken the rest; the second is for the manifest.
     """
-    if seen.pin is None:
-        return seen
-    noted = seen.pin.notes
-    stable = fingerprint(seen.files.stats) if is_stable else 0
-    finished = time.time_ns() if verdict.finished and not noted.finished else 0
-    if stable in (0, noted.stable) and not finished:
-        return seen
+    if local_save.pin is None:
+        return local_save
+    pin_notes = local_save.pin.notes
+    stable = fingerprint(local_save.files.stats) if is_stable else 0
+    finished = time.time_ns() if verdict.finished and not pin_notes.finished else 0
+    if stable in (0, pin_notes.stable) and not finished:
+        return local_save
     try:
-        return write_save_notes(seen, PinNotes(stable=stable, finished=finished))
+        return write_save_notes(local_save, PinNotes(stable=stable, finished=finished))
     except StoreError as e:  # a full disk: it is sent all the same, and its manifest says less
-        wrong.append(describe_failure(seen.run, seen.checkpoint, e))
-        return seen
+        failures.append(describe_failure(local_save.run, local_save.checkpoint, e))
+        return local_save
 
 
-def _was_moved_in(seen: LocalSave) -> bool:
+def _was_moved_in(local_save: LocalSave) -> bool:
     """Return whether its directory was renamed, with all that is in it.
 
     That changes its ctime alone; a new name in it changes both times.
     """
-    if seen.checkpoint_dir.only is not None:
+    if local_save.checkpoint_dir.only is not None:
         return False
     try:
-        info = seen.checkpoint_dir.path.stat()
+        info = local_save.checkpoint_dir.path.stat()
     except OSError:  # rotation: what was there came and went since the last scan
         return False
     return info.st_ctime_ns > info.st_mtime_ns

@@ -113,13 +113,15 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     """
     lacking = room.lacking(rule)
     able = [p for p in pins if p.is_gone and p.alone]
-    age = {(p.checkpoint, p.k): at for at, p in enumerate(pins_by_age(c.pin for c in pins))}
+    age = {
+        (p.checkpoint, p.k): position for position, p in enumerate(pins_by_age(c.pin for c in pins))
+    }
 
     def age_of(cost: PinCost) -> int:
         return age[cost.pin.checkpoint, cost.pin.k]
 
     stored = sorted((p for p in able if p.pin.stored), key=lambda p: (not p.is_verified, age_of(p)))
-    drop = _enough(stored, lacking)
+    drop = _take_enough(stored, lacking)
     lacking -= sum(p.alone for p in drop)
     newest = max(pins, key=age_of, default=None)
     sending = min(
@@ -136,7 +138,7 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     # the disk is full of something else
     is_vain = room.next - room.free > sum(p.alone for p in (*drop, *unsent))
     over = room.held - rule.budget - sum(p.alone for p in drop) if rule.budget else 0
-    unstored = _enough(unsent, over if is_vain else lacking)
+    unstored = _take_enough(unsent, over if is_vain else lacking)
     lacking -= sum(p.alone for p in unstored)
     why = (
         f"disk full: {_size(room.free)} free, the next save may need {_size(room.next)},"
@@ -159,7 +161,7 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     )
 
 
-def _enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
+def _take_enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
     chosen = []
     for pin in pins:
         if lacking <= 0:

@@ -92,20 +92,20 @@ class RunRecords:
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
         """Return all of one checkpoint name, in every location."""
-        return _only(self.grouped.get(checkpoint, {}), Tombstone)
+        return _records_of_kind(self.grouped.get(checkpoint, {}), Tombstone)
 
     def location(self, location: str) -> LocationRecords:
         """Return all records about one location."""
-        here = {
+        by_name = {
             name: r
             for name, r in self.grouped.get(checkpoint_of(location), {}).items()
             if r.location == location
         }
         return LocationRecords(
-            _only(here, Manifest),
-            _only(here, ModelRecord),
-            _only(here, Report),
-            _only(here, Tombstone),
+            _records_of_kind(by_name, Manifest),
+            _records_of_kind(by_name, ModelRecord),
+            _records_of_kind(by_name, Report),
+            _records_of_kind(by_name, Tombstone),
         )
 
     def unusable_manifests(self, node: str) -> tuple[RecordName, ...]:
@@ -143,10 +143,10 @@ class RunRecords:
         )
         return bool(sending.keys() - {node})
 
-    def reading(self, node: str, run: str, checkpoint: str, at: int) -> Reading:
+    def reading(self, node: str, run: str, checkpoint: str, time_ns: int) -> Reading:
         """Return what a node decides an upload by; ``at``: now, by its clock (ns)."""
         is_contended = self.is_contended(node, run, checkpoint)
-        return Reading(self.manifests(checkpoint), is_contended, at)
+        return Reading(self.manifests(checkpoint), is_contended, time_ns)
 
     def is_unreadable(self, location: str) -> bool:
         """Return whether any record about a location cannot be read, whoever may write it anew."""
@@ -157,18 +157,18 @@ class RunRecords:
 
         Not of model records and reports, which are made anew.
         """
-        its = (
+        errors = (
             self.broken[name]
             for name, p in record_names(self.broken).items()
             if checkpoint_of(p.location) == checkpoint and not is_made_anew(p, self.broken[name])
         )
-        return next(map(without_frames, its), None)
+        return next(map(without_frames, errors), None)
 
     def is_damaged(self, location: str) -> bool:
         """Return whether a report calls a location damaged, and no later one answers it."""
-        records, here = self.location(location), self.counting(location)
-        model_record, _ = newest_model_record(records.model_records, here)
-        return bool(proof(records.reports, {k.name for k in here}, model_record).damage)
+        records, manifests = self.location(location), self.counting(location)
+        model_record, _ = newest_model_record(records.model_records, manifests)
+        return bool(proof(records.reports, {k.name for k in manifests}, model_record).damage)
 
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
         """Return whether a report proves a location's manifests and model, or they are given up.
@@ -177,11 +177,11 @@ class RunRecords:
         """
         if self.broken_location(checkpoint_of(location)) is not None:
             return False
-        here, records = self.counting(location), self.location(location)
-        model_record, _ = newest_model_record(records.model_records, here)
-        names = {k.name for k in here}
-        found = fate(records.tombstones, names)
-        if retired_too and (found.retired or found.shards):
+        manifests, records = self.counting(location), self.location(location)
+        model_record, _ = newest_model_record(records.model_records, manifests)
+        names = {k.name for k in manifests}
+        decision = fate(records.tombstones, names)
+        if retired_too and (decision.retired or decision.shards):
             return True
         return bool(model_record) and proof(records.reports, names, model_record).holds
 
@@ -193,7 +193,7 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
     a new report names is read again: a disk loses bits without a new time.
     """
     entries = tuple(store.names(f"{run}/{RECORDS}/"))
-    named = {
+    parsed_names = {
         name: parsed
         for name, parsed in record_names(e.name for e in entries).items()
         if parsed.run == run
@@ -204,13 +204,13 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
         if e.name in before.records
         and (before.times.get(e.name), before.sizes.get(e.name)) == (e.mtime, e.size)
     }
-    records, faults = read_records(store, named.values(), cache=cache, threads=AT_ONCE)
-    fresh = [r for name, r in records.items() if name not in cache]
+    records, faults = read_records(store, parsed_names.values(), cache=cache, threads=AT_ONCE)
+    new_records = [r for name, r in records.items() if name not in cache]
     reported = {
-        f"{run}/{f.name}" for r in fresh if isinstance(r, Report) for f in r.findings
+        f"{run}/{f.name}" for r in new_records if isinstance(r, Report) for f in r.findings
     } & cache.keys()
     again, more_faults = read_records(
-        store, [named[name] for name in sorted(reported)], threads=AT_ONCE
+        store, [parsed_names[name] for name in sorted(reported)], threads=AT_ONCE
     )
     records = {name: r for name, r in records.items() if name not in reported} | again
     broken = {fault.name: fault.error for fault in (*faults, *more_faults)}
@@ -219,13 +219,16 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
         grouped.setdefault(checkpoint_of(record.location), {})[name] = record
     sizes = {e.name: e.size for e in entries}
     is_same = (
-        not fresh and not reported and not before.lost and records.keys() == before.records.keys()
+        not new_records
+        and not reported
+        and not before.lost
+        and records.keys() == before.records.keys()
     )
     lost = before.lost if is_same else find_missing_manifests(records, sizes, store.size)
     return RunRecords(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost)
 
 
-def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
+def _records_of_kind(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
     return {name: r for name, r in records.items() if isinstance(r, kind)}
 
 
@@ -246,7 +249,7 @@ class StoreView:
     """A cached view of a run's records in the store, and what follows for a save on this node.
 
     `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
-    ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``known``: the
+    ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``run_records``: the
     records as they were read last.  ``known_digests``: by checkpoint, digests of this node's files
     that were read and need not be sent.
     """
@@ -256,44 +259,46 @@ class StoreView:
     run: str
     selection: Selection = EVERYTHING
     offset: Callable[[], int] = lambda: 0
-    known: RunRecords = field(default_factory=RunRecords)
+    run_records: RunRecords = field(default_factory=RunRecords)
     known_digests: dict[str, KnownDigests] = field(default_factory=dict)
     _turns: Iterator[int] = field(default_factory=lambda: count(1))
     _latest: int = 0
 
     def refresh(self) -> RunRecords:
         """Return the records as they are now.  Raises StoreError."""
-        turn = next(self._turns)
-        found = read_run(self.store, self.run, self.known)
-        if turn > self._latest:  # what began earlier and ended later is no news
-            self._latest, self.known = turn, found
-        return found
+        ticket = next(self._turns)
+        records = read_run(self.store, self.run, self.run_records)
+        if ticket > self._latest:  # what began earlier and ended later is no news
+            self._latest, self.run_records = ticket, records
+        return records
 
     def remember(self, checkpoint: str, digests: KnownDigests) -> None:
         """Keep digests, so that the same files are not read again."""
         self.known_digests[checkpoint] = {**self.known_digests.get(checkpoint, {}), **digests}
 
-    def why_done(self, seen: LocalSave) -> Done | None:
+    def why_done(self, local_save: LocalSave) -> Done | None:
         """Return why nothing is left to do for a save, or ``None``.
 
         It is stored, by this node or another on the same disk, or it was given up.
         """
-        if seen.pin is not None and seen.pin.node not in ("", self.node):
-            return Done("elsewhere", f"{seen.pin.node} uploads it")
+        if local_save.pin is not None and local_save.pin.node not in ("", self.node):
+            return Done("elsewhere", f"{local_save.pin.node} uploads it")
         # before the tombstones are asked: a refresh meanwhile may bring one and take the manifests
-        found = self.find_save(seen.files.stats, seen.checkpoint, self.selection)
-        if self.is_given_up(seen, self.selection):
+        manifest = self.find_save(local_save.files.stats, local_save.checkpoint, self.selection)
+        if self.is_given_up(local_save, self.selection):
             return Done("retired", "retired in the store")
-        return None if found is None else self.done_by(found)
+        return None if manifest is None else self.done_by(manifest)
 
-    def done_by(self, there: Manifest) -> Done:
+    def done_by(self, manifest: Manifest) -> Done:
         """Return that nothing is left to do for a save whose files the store has.
 
         ``there``: a manifest of it, this node's if it has one.
         """
-        if there.node == self.node:
-            return Done("stored", "stored", there)
-        return Done("elsewhere", f"the store already has these files in {there.location}", there)
+        if manifest.node == self.node:
+            return Done("stored", "stored", manifest)
+        return Done(
+            "elsewhere", f"the store already has these files in {manifest.location}", manifest
+        )
 
     def find_save(
         self, stats: Sequence[Stat], checkpoint: str, selection: Selection
@@ -302,46 +307,49 @@ class StoreView:
 
         Files that are not sent by choice do not count.
         """
-        manifests, digests = self.known.live(checkpoint), self.known_digests.get(checkpoint, {})
+        manifests, digests = (
+            self.run_records.live(checkpoint),
+            self.known_digests.get(checkpoint, {}),
+        )
         if selection.is_everything:
             return find_holder(stats, self.node, manifests, digests)
-        found = (
-            find_holder(_selected(stats, selection, m.demands), self.node, manifests, digests)
+        holders = (
+            find_holder(_select_stats(stats, selection, m.demands), self.node, manifests, digests)
             for m in manifests
         )
-        return next((m for m in found if m is not None), None)
+        return next((m for m in holders if m is not None), None)
 
-    def is_given_up(self, seen: LocalSave, selection: Selection) -> bool:
+    def is_given_up(self, local_save: LocalSave, selection: Selection) -> bool:
         """Return whether a tombstone is about these very files, as far as they are sent."""
-        known, stats = self.known, seen.files.stats
+        records, stats = self.run_records, local_save.files.stats
         if not selection.is_everything:
-            stats = tuple(_selected(stats, selection, Demands()))
+            stats = tuple(_select_stats(stats, selection, Demands()))
         buried = {
-            name: (stone, known.times.get(name, 0.0))
-            for name, stone in known.tombstones(seen.checkpoint).items()
+            name: (stone, records.times.get(name, 0.0))
+            for name, stone in records.tombstones(local_save.checkpoint).items()
         }
-        return is_retired(self.node, stats, buried, known.manifests(seen.checkpoint))
+        return is_retired(self.node, stats, buried, records.manifests(local_save.checkpoint))
 
     def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
         """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
         mine = self.find_save(stats, checkpoint, self.selection)
-        return mine is not None and self.known.is_safe(mine.location)
+        return mine is not None and self.run_records.is_safe(mine.location)
 
-    def is_done(self, seen: LocalSave) -> bool:
+    def is_done(self, local_save: LocalSave) -> bool:
         """Return whether nothing is left to do here: it is stored, another's, or given up."""
-        return self.why_done(seen) is not None
+        return self.why_done(local_save) is not None
 
-    def has_other_part(self, seen: LocalSave) -> bool:
+    def has_other_part(self, local_save: LocalSave) -> bool:
         """Return whether another node has stored its part of the same save."""
-        manifests = self.known.live(seen.checkpoint)
-        return has_other_part(seen.files.stats, self.node, self.offset(), manifests)
+        manifests = self.run_records.live(local_save.checkpoint)
+        return has_other_part(local_save.files.stats, self.node, self.offset(), manifests)
 
-    def is_begun(self, seen: LocalSave) -> bool:
+    def is_begun(self, local_save: LocalSave) -> bool:
         """Return whether this node has announced a save, or another has stored its part."""
-        announcement = sending_prefix(self.run, seen.checkpoint) + self.node
-        return bool(self.known.sizes.get(announcement)) or self.has_other_part(seen)
+        announcement = sending_prefix(self.run, local_save.checkpoint) + self.node
+        return bool(self.run_records.sizes.get(announcement)) or self.has_other_part(local_save)
 
 
-def _selected(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+def _select_stats(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
     names = select((s.path for s in stats), selection, demands)
     return [s for s in stats if s.path in names]

@@ -65,8 +65,8 @@ def is_random_state(path: str) -> bool:
 
 def rank_of(path: str) -> int | None:
     """Return the rank whose own file this is; None where the name does not say."""
-    named = _OF_RANK.fullmatch(path)
-    return int(named[2]) if named else file_names.rank(path)
+    match = _OF_RANK.fullmatch(path)
+    return int(match[2]) if match else file_names.rank(path)
 
 
 def is_of_a_rank(path: str) -> bool:
@@ -112,20 +112,20 @@ def lacking_file(names: Iterable[str]) -> str:
     A rank that has left its random state is done.  Where no rank left one, each rank has every kind
     of file that another has.  A rank of which no file is here is not missed.
     """
-    there = list(names)
-    ranks = _kinds_by_rank(there)
+    paths = list(names)
+    ranks = _kinds_by_rank(paths)
     if any(map(_has_random_state, ranks.values())):
         late = next(
             (rank for rank, kinds in sorted(ranks.items()) if not _has_random_state(kinds)), None
         )
-        return _absent_part(there) if late is None else f"the random state of rank {late}"
+        return _absent_part(paths) if late is None else f"the random state of rank {late}"
     every = {kind for kinds in ranks.values() for kind in kinds}
     uneven = (
         (rank, kind) for rank, kinds in sorted(ranks.items()) for kind in sorted(every - kinds)
     )
     return next(
         (f"{kind.replace('#', '*')} of rank {rank}" for rank, kind in uneven), ""
-    ) or _absent_part(there)
+    ) or _absent_part(paths)
 
 
 def are_all_ranks_done(names: Iterable[str]) -> bool:
@@ -153,11 +153,11 @@ def _absent_part(names: Iterable[str]) -> str:
 
     One process writes all of them.
     """
-    there = set(names)
-    for found in filter(None, map(_PART.fullmatch, sorted(there))):
-        parts = (f"{found[1]}-{n:05}-of-{found[3]}.{found[4]}" for n in range(1, int(found[3]) + 1))
-        absent = next((p for p in parts if p not in there), "")
-        if absent and file_names.rank(found[0]) is None:
+    paths = set(names)
+    for match in filter(None, map(_PART.fullmatch, sorted(paths))):
+        parts = (f"{match[1]}-{n:05}-of-{match[3]}.{match[4]}" for n in range(1, int(match[3]) + 1))
+        absent = next((p for p in parts if p not in paths), "")
+        if absent and file_names.rank(match[0]) is None:
             return absent
     return ""
 
@@ -172,18 +172,18 @@ def half_written(files: Iterable[Stat], unclosed: Iterable[str]) -> str:
     return next(torn, "") or next(empty, "")
 
 
-def awaits_trainer_state(files: Sequence[Stat], *, awaited: bool) -> bool:
+def awaits_trainer_state(files: Sequence[Stat], *, has_trainer: bool) -> bool:
     """Return whether rank 0 of Hugging Face's Trainer writes here, so that its last file is due.
 
-    ``awaited``: the Trainer is known to work in this output directory.  Otherwise files that look
+    ``has_trainer``: the Trainer is known to work in this output directory.  Otherwise files that look
     as ``save_pretrained`` leaves them may be all that a script writes, and a node without rank 0
     holds its ranks' files alone.
     """
     if any(_OF_FIRST.fullmatch(f.path) for f in files) or (
-        awaited and not any(is_of_a_rank(f.path) for f in files)
+        has_trainer and not any(is_of_a_rank(f.path) for f in files)
     ):
         return True
-    is_its = awaited or any(is_random_state(f.path) for f in files)
+    is_its = has_trainer or any(is_random_state(f.path) for f in files)
     return is_its and any(_is_of_first(f.path) for f in files)
 
 
@@ -236,11 +236,11 @@ def without_arguments(files: Iterable[Stat]) -> str:
     Scripts that write over the weights afterwards (LLaMA-Factory's reward models) do so before
     ``Trainer.save_state``, if they call that.
     """
-    there = list(files)
-    ended = max((f.mtime for f in there if f.path in (_ARGUMENTS, TRAINER_STATE)), default=None)
+    stats = list(files)
+    ended = max((f.mtime for f in stats if f.path in (_ARGUMENTS, TRAINER_STATE)), default=None)
     if ended is None:
         return f"no {_ARGUMENTS}, which the trainer writes last: the trainer was killed"
-    newer = next((f.path for f in there if f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
+    newer = next((f.path for f in stats if f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
     return (
         f"{newer} was overwritten, and the trainer was killed before it wrote {_ARGUMENTS}"
         if newer
@@ -251,7 +251,7 @@ def without_arguments(files: Iterable[Stat]) -> str:
 # Two saves in one directory.
 
 
-def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
+def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest: float) -> str:
     """Return why these are of two saves, the later of which did not come to its end.
 
     Empty if nothing shows it.
@@ -259,15 +259,15 @@ def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
     ``ended``: the mtime (ns) of what the trainer writes last, where that is here.  ``apart``:
     seconds of rest after which a save is over.
     """
-    if ended is None:
-        ended = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
+    if last_file_mtime is None:
+        last_file_mtime = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
     return (
-        (_written_over(files, ended, apart) if ended is not None else "")
-        or _uneven(files, apart)
-        or _old_random_state(files, apart)
-        or _after_random_state(files)
-        or _old_metadata(files)
-        or _old_parts(files)
+        (_find_overwritten(files, last_file_mtime, rest) if last_file_mtime is not None else "")
+        or _find_uneven_shards(files, rest)
+        or _find_old_random_state(files, rest)
+        or _find_late_shard(files)
+        or _find_old_metadata(files)
+        or _find_old_parts(files)
     )
 
 
@@ -278,13 +278,13 @@ def stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
 
     After a ``cp -r`` they are a little newer, too; that proves nothing.
     """
-    there = list(files)
+    stats = list(files)
     newest: dict[str, int] = {}
-    for folder, shard in _dcp_shards(there):
+    for folder, shard in _dcp_shards(stats):
         newest[folder] = max(newest.get(folder, 0), shard.mtime)
     stale = (
         f.path
-        for f in there
+        for f in stats
         if is_metadata(f.path) and newest.get(_folder(f.path), 0) - f.mtime > tolerance * _S
     )
     return next(stale, "")
@@ -297,9 +297,9 @@ def is_metadata(path: str) -> bool:
 
 def _dcp_shards(files: Iterable[Stat]) -> Iterator[tuple[str, Stat]]:
     """Yield the shards that a ``.metadata`` beside them describes, with their folder."""
-    there = list(files)
-    folders = {_folder(f.path) for f in there if is_metadata(f.path)}
-    for file in there if folders else ():
+    stats = list(files)
+    folders = {_folder(f.path) for f in stats if is_metadata(f.path)}
+    for file in stats if folders else ():
         folder, _, name = file.path.rpartition("/")
         if folder in folders and name.endswith(file_names.DCP_SHARD):
             yield folder, file
@@ -309,14 +309,17 @@ def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _written_over(files: Sequence[Stat], ended: int, apart: float) -> str:
+def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest: float) -> str:
     """Say that a new save has begun after the trainer's last file.
 
     A file that only a trainer writes shows it, or a long rest.
     """
-    surely = (_only_by_trainer(newer, files) for newer in _written_after(files, ended, SAME_MOMENT))
+    surely = (
+        _find_trainer_file(newer, files)
+        for newer in _written_after(files, last_file_mtime, SAME_MOMENT)
+    )
     over = next(filter(None, surely), "")
-    for newer in _written_after(files, ended, apart) if not over else ():
+    for newer in _written_after(files, last_file_mtime, rest) if not over else ():
         # anybody may write weights, but hardly with their configuration
         is_configured = any(_CONFIGS.fullmatch(f.path) for f in newer)
         random = (f.path for f in newer if is_random_state(f.path))
@@ -341,7 +344,7 @@ def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[
         before = file.mtime
 
 
-def _only_by_trainer(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
+def _find_trainer_file(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
     """Return a file that only a new save writes, or an empty string.
 
     Trainer states, some of a model's parts, random states of ranks that wait for no other.
@@ -356,21 +359,21 @@ def _only_by_trainer(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
         for f in newer
         if is_random_state(f.path) and (is_of_weights or rank_of(f.path) not in sharded)
     )
-    return states or _some_parts(newer, files) or next(random, "")
+    return states or _find_newer_part(newer, files) or next(random, "")
 
 
-def _old_parts(files: Sequence[Stat]) -> str:
+def _find_old_parts(files: Sequence[Stat]) -> str:
     """Say that only some of a model's parts are newer than the trainer's arguments.
 
     Those end a save of the final model.
     """
     ended = next((f.mtime for f in files if f.path == _ARGUMENTS), None)
     later = _written_after(files, ended, SAME_MOMENT) if ended is not None else ()
-    part = next(filter(None, (_some_parts(newer, files) for newer in later)), "")
+    part = next(filter(None, (_find_newer_part(newer, files) for newer in later)), "")
     return f"{part} was overwritten, but other parts were not" if part else ""
 
 
-def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
+def _find_newer_part(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
     """Return one of a model's parts in ``newer``, if other parts are older."""
 
     def model(path: str) -> str:
@@ -385,7 +388,7 @@ def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
     return next((f.path for f in newer if model(f.path) in split), "")
 
 
-def _uneven(files: Iterable[Stat], apart: float) -> str:
+def _find_uneven_shards(files: Iterable[Stat], rest: float) -> str:
     """Say that some shards of a kind are much older than the others.
 
     Ranks write them side by side.
@@ -394,28 +397,28 @@ def _uneven(files: Iterable[Stat], apart: float) -> str:
     for file in files:
         if _is_shard(file.path):
             kinds[re.sub(r"[0-9]+", "#", file.path)].append(file)
-    for its in kinds.values():
-        for older, newer in pairwise(sorted(its, key=lambda f: f.mtime)):
-            if _is_gap(older.mtime, newer, apart):
+    for shards in kinds.values():
+        for older, newer in pairwise(sorted(shards, key=lambda f: f.mtime)):
+            if _is_gap(older.mtime, newer, rest):
                 return f"{older.path} is of an older save than {newer.path}"
     return ""
 
 
-def _old_random_state(files: Iterable[Stat], apart: float) -> str:
+def _find_old_random_state(files: Iterable[Stat], rest: float) -> str:
     """Say that a rank's random state is much older than all other states and weights.
 
     That rank has not come so far again.
     """
     random = [f for f in files if is_random_state(f.path)]
-    rest = [f for f in files if _is_of_states(f.path) or _WEIGHTS.fullmatch(f.path)]
-    first = min(rest, key=lambda f: f.mtime, default=None)
+    states = [f for f in files if _is_of_states(f.path) or _WEIGHTS.fullmatch(f.path)]
+    first = min(states, key=lambda f: f.mtime, default=None)
     oldest = min(random, key=lambda f: f.mtime, default=None)
-    if first is None or oldest is None or not _is_gap(oldest.mtime, first, apart):
+    if first is None or oldest is None or not _is_gap(oldest.mtime, first, rest):
         return ""
     return f"{oldest.path} is of an older save"
 
 
-def _after_random_state(files: Sequence[Stat]) -> str:
+def _find_late_shard(files: Sequence[Stat]) -> str:
     """Say that a shard was written after a rank with shards had left its random state.
 
     No rank does that before all shards are there.
@@ -447,7 +450,7 @@ def _is_of_states(path: str) -> bool:
     return _STATES.fullmatch(path) is not None or _is_shard(path)
 
 
-def _old_metadata(files: Sequence[Stat]) -> str:
+def _find_old_metadata(files: Sequence[Stat]) -> str:
     """Say that shards were written long after the ``.metadata`` beside them.
 
     torch replaces it when all shards are there.

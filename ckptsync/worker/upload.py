@@ -60,8 +60,8 @@ from ckptsync.worker.local_save import (
     ReadFiles,
     check_unchanged,
     draft_manifest,
-    keep_manifest,
-    nothing,
+    ignore_chunk,
+    write_manifest_copy,
 )
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
@@ -95,7 +95,7 @@ class UploadContext:
 
     view: StoreView
     checkpoint: str
-    after_chunk: AfterChunk = nothing
+    after_chunk: AfterChunk = ignore_chunk
     threads: int = Limits().threads
     small: int = 0
     may_wait: bool = False
@@ -126,7 +126,7 @@ class UploadContext:
         """Write a manifest, and keep a copy of it."""
         name, data = io.create_record(self.store, manifest)
         if self.output_dir is not None:
-            keep_manifest(self.output_dir, name, data)
+            write_manifest_copy(self.output_dir, name, data)
 
 
 def small_at_once(threads: int) -> int:
@@ -152,30 +152,42 @@ class Sent:
     notes: tuple[str, ...] = ()
 
 
-def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFiles) -> Sent:
+def send_save(
+    local_save: LocalSave, pin_notes: PinNotes, context: UploadContext, read_files: ReadFiles
+) -> Sent:
     """Store the files of a save and then its manifest, and see that it lies where it belongs.
 
     ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
     """
-    gone = to.view.known.lost_of(to.node, seen.checkpoint)
-    spool = to.output_dir / SPOOL if to.output_dir else None
+    lost_manifests = context.view.run_records.lost_of(context.node, local_save.checkpoint)
+    spool = context.output_dir / SPOOL if context.output_dir else None
     draft, notes = draft_manifest(
-        seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone, spool=spool
+        local_save,
+        context.node,
+        pin_notes,
+        read_files,
+        clock_offset=context.view.offset(),
+        lost_manifests=lost_manifests,
+        spool=spool,
     )
-    sent = upload(draft, seen.files, to, read.entries)
-    location = correct_location(to.node, sent.location, seen.files, to)
+    sent = upload(draft, local_save.files, context, read_files.entries)
+    location = correct_location(context.node, sent.location, local_save.files, context)
     return replace(sent, location=location, notes=notes)
 
 
-def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
+def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
     """Return what was sent, as a value."""
-    files, added = seen.files, seen.files.found_around
-    found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
-    notes = (*sent.notes, *files.notes, *found)
+    files, files_around = local_save.files, local_save.files.files_around
+    around_note = (
+        (f"not in the checkpoint, and sent with it: {', '.join(files_around)}",)
+        if files_around
+        else ()
+    )
+    notes = (*sent.notes, *files.notes, *around_note)
     return UploadProgress(
-        seen.run,
-        seen.checkpoint,
-        seen.k,
+        local_save.run,
+        local_save.checkpoint,
+        local_save.k,
         "sent",
         "sent",
         sent.location,
@@ -183,15 +195,15 @@ def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
         sent.size,
         notes,
         files.left_out,
-        added,
+        files_around,
     )
 
 
 def upload(
     draft: Manifest,
     files: LocalFiles,
-    to: UploadContext,
-    read: dict[str, FileEntry] | None = None,
+    context: UploadContext,
+    read_entries: dict[str, FileEntry] | None = None,
 ) -> Sent:
     """Store what ``draft`` names, then the manifest: read, decide, send, until nothing changed.
 
@@ -200,12 +212,12 @@ def upload(
     entries of the files that have been read, by path; what is read here is added.
     """
     _check_recordable(draft)
-    sender = FileSender(files, to, read)
+    sender = FileSender(files, context, read_entries)
     sent: UploadDecision | None = None
     entries: tuple[FileEntry, ...] = ()
     with contextlib.ExitStack() as announcement:
-        for turn in range(ROUNDS + 2):
-            reading = to.read()
+        for round_number in range(ROUNDS + 2):
+            reading = context.read()
             draft = sender.digest_named(draft, reading.manifests)
             decision = decide(draft, reading)
             # files may have taken hours, and the manifest must fit what others say by now
@@ -213,12 +225,12 @@ def upload(
                 return sender.commit(decision.part, entries, reading.manifests)
             if decision.recorded is not None:
                 return Sent(decision.recorded.location, stored_before=decision.recorded)
-            if turn:
+            if round_number:
                 sent, entries = decision, sender.send(decision.part, decision.unsent)
                 continue
             # Before the announcement: what is stored needs none, and two nodes that have announced
             # themselves would wait for each other.
-            if to.may_wait and decision.is_early:
+            if context.may_wait and decision.is_early:
                 raise Incomplete(
                     f"{draft.checkpoint}: ckptsync cannot prove yet that another node's part"
                     " belongs to the same save",
@@ -256,19 +268,22 @@ class FileSender:
     """
 
     def __init__(
-        self, files: LocalFiles, to: UploadContext, read: dict[str, FileEntry] | None = None
+        self,
+        files: LocalFiles,
+        context: UploadContext,
+        read_entries: dict[str, FileEntry] | None = None,
     ) -> None:
-        self.files, self.read = files, {} if read is None else read
-        self.pool = FilePool(to.threads, to.after_chunk)
-        self.to = replace(to, after_chunk=self.pool.end_chunk)
+        self.files, self.read = files, {} if read_entries is None else read_entries
+        self.pool = FilePool(context.threads, context.after_chunk)
+        self.context = replace(context, after_chunk=self.pool.end_chunk)
         self.elsewhere: Sequence[Manifest] = ()
         self.done: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
 
-    def digest_named(self, draft: Manifest, known: Sequence[StoredManifest]) -> Manifest:
+    def digest_named(self, draft: Manifest, manifests: Sequence[StoredManifest]) -> Manifest:
         """Read the files that a manifest in ``known`` names; return the draft with digests."""
-        named = {f.path for k in known for f in k.manifest.files}
-        unread_files = [f for f in draft.files if f.path in named and not f.digest]
+        named_paths = {f.path for k in manifests for f in k.manifest.files}
+        unread_files = [f for f in draft.files if f.path in named_paths and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
         return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
 
@@ -279,12 +294,12 @@ class FileSender:
         Every other node would call orphaned what this one has written and not yet named in a
         manifest.
         """
-        to, before, last = self.to, self.pool.after_chunk, 0.0
-        name = sending_prefix(to.run, to.checkpoint) + to.node
+        context, before, last = self.context, self.pool.after_chunk, 0.0
+        name = sending_prefix(context.run, context.checkpoint) + context.node
 
         def write(content: bytes) -> None:
             nonlocal last
-            to.store.write(name, [content], About(len(content)))
+            context.store.write(name, [content], About(len(content)))
             last = time.monotonic()
 
         def renew(count: int) -> None:
@@ -310,60 +325,62 @@ class FileSender:
         # nothing else needs the listing, and the first byte waits
         is_listed = any(u.plain == "same" for u in unsent)
         listed = (
-            {e.name: e.size for e in self.to.store.names(f"{draft.run}/{draft.location}/")}
+            {e.name: e.size for e in self.context.store.names(f"{draft.run}/{draft.location}/")}
             if is_listed
             else {}
         )
 
         unsent_size = sum(u.entry.size for u in unsent)
-        self.to.transfer.restart(sum(f.size for f in draft.files), unsent_size)
+        self.context.transfer.restart(sum(f.size for f in draft.files), unsent_size)
 
-        def put(one: Unsent) -> FileEntry:
-            entry = put_file(one)
-            self.to.transfer.end(entry)
+        def put(file: Unsent) -> FileEntry:
+            entry = put_file(file)
+            self.context.transfer.end(entry)
             return entry
 
-        def put_file(one: Unsent) -> FileEntry:
-            plain = file_name(draft.run, draft.location, one.entry.path)
+        def put_file(file: Unsent) -> FileEntry:
+            plain = file_name(draft.run, draft.location, file.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
-            has_plain_name = one.plain != "other" and (
+            has_plain_name = file.plain != "other" and (
                 name in self.done
-                or (one.plain == "same" and listed.get(name) == one.entry.size)
-                or self._put_plain(draft, one.entry, name)
+                or (file.plain == "same" and listed.get(name) == file.entry.size)
+                or self._put_plain(draft, file.entry, name)
             )
-            entry = self.read.get(one.entry.path, one.entry)
+            entry = self.read.get(file.entry.path, file.entry)
             return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
-        many = self.to.small or small_at_once(self.to.threads)
+        many = self.context.small or small_at_once(self.context.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
 
     def commit(
-        self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[StoredManifest]
+        self, part: Manifest, entries: Sequence[FileEntry], manifests: Sequence[StoredManifest]
     ) -> Sent:
         """Write the manifest of the files that were sent, unless one has changed since the scan."""
         check_unchanged(self.files)
-        here = records_prefix(part.run, part.location)
+        prefix = records_prefix(part.run, part.location)
         # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
         lost = () if self.overwrote_orphan else part.supersedes
-        supersedes = {n for n in lost if n.startswith(here)}
-        supersedes.update(list_left_behind(part, manifest_groups.live_manifests(known)))
-        n = next_number((k.name for k in known), part.location, "manifest", part.node)
-        self.to.commit(replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes))))
+        supersedes = {n for n in lost if n.startswith(prefix)}
+        supersedes.update(list_left_behind(part, manifest_groups.live_manifests(manifests)))
+        n = next_number((k.name for k in manifests), part.location, "manifest", part.node)
+        self.context.commit(
+            replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes)))
+        )
         sizes = [f.size for f in self.done.values()]
         return Sent(part.location, len(sizes), sum(sizes))
 
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now."""
-        source, store = self._source(file), self.to.store
+        source, store = self._source(file), self.context.store
         try:
-            with self.to.transfer.of(source):
+            with self.context.transfer.of(source):
                 store.create(name, source, source.about)
         except Exists as e:
             file = self._record_digest(source)
             if e.is_same or (
-                e.is_same is None and is_stored(store, name, file, self.to.after_chunk)
+                e.is_same is None and is_stored(store, name, file, self.context.after_chunk)
             ):
                 return True
             return self._overwrite_orphan(draft, name, source)
@@ -380,20 +397,22 @@ class FileSender:
         file = source.entry
 
         def check() -> None:
-            here = manifest_groups.manifests_in(draft.location, self.to.read().manifests)
+            manifests = manifest_groups.manifests_in(draft.location, self.context.read().manifests)
             if any(
-                m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files
+                m.stored_name(f) == name and f.digest != file.digest
+                for m in manifests
+                for f in m.files
             ):
-                raise _Taken(f"{name}: another node has claimed this name")
+                raise _NameClaimed(f"{name}: another node has claimed this name")
 
-        if self.to.read().is_contended:
+        if self.context.read().is_contended:
             return False
         try:
             # after that: a node that has ended meanwhile has its manifest among those read now
             check()
-            with self.to.transfer.of(source):
-                self.to.store.write(name, Guarded(source, check), source.about)
-        except _Taken:
+            with self.context.transfer.of(source):
+                self.context.store.write(name, Guarded(source, check), source.about)
+        except _NameClaimed:
             return False
         self.overwrote_orphan = True
         self.done[name] = self._record_digest(source)
@@ -404,137 +423,157 @@ class FileSender:
         beside = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(beside, own_prefixes(draft.run, draft.location))
         if name not in self.done and not (
-            file.digest and is_stored(self.to.store, name, file, self.to.after_chunk)
+            file.digest and is_stored(self.context.store, name, file, self.context.after_chunk)
         ):
             source = self._source(file)
-            with self.to.transfer.of(source):
-                self.to.store.write(name, source, source.about)
+            with self.context.transfer.of(source):
+                self.context.store.write(name, source, source.about)
             self.done[name] = self._record_digest(source)
         return replace(self.read.get(file.path, file), stored_as=name)
 
     def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
-        found = source.digested()
-        self.read[found.path] = found
-        return found
+        entry = source.digested()
+        self.read[entry.path] = entry
+        return entry
 
     def _source(self, file: FileEntry) -> UploadSource | StoreSource:
         file = self.read.get(file.path, file)
-        held = self.files.by_path.get(file.path)
-        if held is not None and self._has(held, file):
+        local_file = self.files.by_path.get(file.path)
+        if local_file is not None and self._has(local_file, file):
             return UploadSource(
-                held, self.to.node, file, self.to.after_chunk, len(self.files.by_path)
+                local_file,
+                self.context.node,
+                file,
+                self.context.after_chunk,
+                len(self.files.by_path),
             )
         for name in dict.fromkeys(
             m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
         ):
-            if is_stored(self.to.store, name, file, self.to.after_chunk):
-                return StoreSource(self.to.store, name, file, self.to.node, self.to.after_chunk)
+            if is_stored(self.context.store, name, file, self.context.after_chunk):
+                return StoreSource(
+                    self.context.store, name, file, self.context.node, self.context.after_chunk
+                )
         raise Incomplete(
             f"{file.path}: neither this node nor the store has the file any more", hint=AGAIN
         )
 
-    def _has(self, held: LocalFile, file: FileEntry) -> bool:
+    def _has(self, local_file: LocalFile, file: FileEntry) -> bool:
         """Return whether a file here has the bytes of an entry.
 
         The entry may be another node's with the same bytes and other times.
         """
-        if not file.digest or held.stat.size != file.size or held.stat.mtime == file.mtime:
-            return held.stat.size == file.size
+        if (
+            not file.digest
+            or local_file.stat.size != file.size
+            or local_file.stat.mtime == file.mtime
+        ):
+            return local_file.stat.size == file.size
         return (
-            UploadSource(held, self.to.node, after_chunk=lambda _: self.to.after_chunk(0))
+            UploadSource(
+                local_file, self.context.node, after_chunk=lambda _: self.context.after_chunk(0)
+            )
             .digested()
             .digest
             == file.digest
         )
 
 
-class _Taken(Incomplete):
+class _NameClaimed(Incomplete):
     """Another node has named what was about to be replaced."""
 
 
-def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
+def correct_location(node: str, location: str, files: LocalFiles, context: UploadContext) -> str:
     """See that a stored save lies in the location where all manifests that are known now put it.
 
     Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
     the same.  While another node sends files of that checkpoint, nothing moves: a later call does
     it.
     """
-    known = (
-        to.read().manifests
+    manifests = (
+        context.read().manifests
     )  # of most saves nothing has to move, and nothing is announced for them
-    home = manifest_groups.better_location(node, location, known)
-    is_exclusive = to.store.is_exclusive
+    home = manifest_groups.better_location(node, location, manifests)
+    is_exclusive = context.store.is_exclusive
     if home == location and not list_doubtful_names(
-        node, location, known, is_exclusive=is_exclusive
+        node, location, manifests, is_exclusive=is_exclusive
     ):
         return location
-    sender = FileSender(files, to)
+    sender = FileSender(files, context)
     with sender.announce():
         # once this node has announced itself, either it sees that another node sends, or that node
         # sees this one
-        is_contended = to.read().is_contended
+        is_contended = context.read().is_contended
         # after that: a node that has ended meanwhile has its manifest among those read now
-        known = to.read().manifests
-        home = manifest_groups.better_location(node, location, known)
+        manifests = context.read().manifests
+        home = manifest_groups.better_location(node, location, manifests)
         if home != location and not is_contended:
-            _move(node, location, home, known, sender)
-            location, known = home, to.read().manifests  # with the manifest written there
-        _store_beside(node, location, known, sender)
+            _move_save(node, location, home, manifests, sender)
+            location, manifests = home, context.read().manifests  # with the manifest written there
+        _store_beside(node, location, manifests, sender)
     return location
 
 
-def _move(
-    node: str, location: str, home: str, known: Sequence[StoredManifest], sender: FileSender
+def _move_save(
+    node: str, location: str, home: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
     """Store at home what a node has in another location, and write a manifest there."""
-    mine, there = _own(node, location, known), manifest_groups.manifests_in(home, known)
-    number = next_number((k.name for k in known), home, "manifest", node)
-    manifest = manifest_groups.moved_manifest(mine, home, number)
-    sender.elsewhere = [*manifest_groups.manifests_in(location, known), *there]
-    lies = {f.path: f for m in there if m.node == node for f in m.files}
-    lies |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, there))}
-    files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
-    sender.to.commit(replace(manifest, files=files))
+    own_manifests, manifests_at_home = (
+        _own_manifests(node, location, manifests),
+        manifest_groups.manifests_in(home, manifests),
+    )
+    number = next_number((k.name for k in manifests), home, "manifest", node)
+    manifest = manifest_groups.moved_manifest(own_manifests, home, number)
+    sender.elsewhere = [*manifest_groups.manifests_in(location, manifests), *manifests_at_home]
+    entries = {f.path: f for m in manifests_at_home if m.node == node for f in m.files}
+    entries |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, manifests_at_home))}
+    files = tuple(replace(f, stored_as=entries[f.path].stored_as) for f in manifest.files)
+    sender.context.commit(replace(manifest, files=files))
 
 
 def _store_beside(
-    node: str, location: str, known: Sequence[StoredManifest], sender: FileSender
+    node: str, location: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
     """Store under the node's own name the files that another node wrote over, or names too.
 
     That makes a further manifest. The smallest node id keeps a name that several claim, if its
     bytes are there.
     """
-    is_exclusive = sender.to.store.is_exclusive
-    names = list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+    is_exclusive = sender.context.store.is_exclusive
+    names = list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
     if not names:
         return
-    here, mine = manifest_groups.manifests_in(location, known), _own(node, location, known)
-    lying = {
-        at.name: at.entry.digest
-        for its in manifest_groups.locate_files(here).values()
-        for at in its
+    manifests_here, own_manifests = (
+        manifest_groups.manifests_in(location, manifests),
+        _own_manifests(node, location, manifests),
+    )
+    digests = {
+        stored_file.name: stored_file.entry.digest
+        for stored_files in manifest_groups.locate_files(manifests_here).values()
+        for stored_file in stored_files
     }
-    number = next_number((k.name for k in known), location, "manifest", node)
-    manifest = manifest_groups.moved_manifest(mine, location, number)
-    sender.elsewhere = here
+    number = next_number((k.name for k in manifests), location, "manifest", node)
+    manifest = manifest_groups.moved_manifest(own_manifests, location, number)
+    sender.elsewhere = manifests_here
 
     def is_well(file: FileEntry) -> bool:
         name = manifest.stored_name(file)
         return name not in names or (
-            lying[name] == file.digest
-            and bool(is_stored(sender.to.store, name, file, sender.to.after_chunk))
+            digests[name] == file.digest
+            and bool(is_stored(sender.context.store, name, file, sender.context.after_chunk))
         )
 
     files = tuple(f if is_well(f) else sender.put_beside(manifest, f) for f in manifest.files)
     if files != manifest.files:
-        sender.to.commit(replace(manifest, files=files))
+        sender.context.commit(replace(manifest, files=files))
 
 
-def _own(node: str, location: str, known: Iterable[StoredManifest]) -> list[StoredManifest]:
+def _own_manifests(
+    node: str, location: str, manifests: Iterable[StoredManifest]
+) -> list[StoredManifest]:
     place = (node, location)
     return [
         k
-        for k in manifest_groups.live_manifests(known)
+        for k in manifest_groups.live_manifests(manifests)
         if (k.manifest.node, k.manifest.location) == place
     ]

@@ -27,9 +27,9 @@ from ckptsync.worker.local_save import (
     AfterChunk,
     Changed,
     LocalFile,
-    chunks,
-    nothing,
-    unread,
+    ignore_chunk,
+    read_chunks,
+    undigested_entry,
 )
 
 T = TypeVar("T")
@@ -44,16 +44,16 @@ class UploadSource:
 
     def __init__(
         self,
-        held: LocalFile,
+        local_file: LocalFile,
         node: str,
         entry: FileEntry | None = None,
-        after_chunk: AfterChunk = nothing,
+        after_chunk: AfterChunk = ignore_chunk,
         files: int = 1,
     ) -> None:
-        self.entry = entry or unread(held.stat)
-        origin = _origin(node, held.stat.path, held.stat.size, held.stat.mtime)
-        self.about = About(held.stat.size, origin, self._share)
-        self._held, self._after_chunk, self._files = held, after_chunk, files
+        self.entry = entry or undigested_entry(local_file.stat)
+        origin = _origin(node, local_file.stat.path, local_file.stat.size, local_file.stat.mtime)
+        self.about = About(local_file.stat.size, origin, self._share)
+        self._held, self._after_chunk, self._files = local_file, after_chunk, files
         self._clone: int | None = None
         self._counted = self.entry.size if self.entry.digest else 0
         self.position = 0
@@ -65,22 +65,22 @@ class UploadSource:
             self._count(-self._counted)
         reflink, self._clone = self._clone, None
         try:
-            read = chunks(self._held, self._count, reflink)
+            chunks = read_chunks(self._held, self._count, reflink)
             if self.entry.digest:
-                yield from checked(read, self.entry, self._held.stat.path)
+                yield from checked(chunks, self.entry, self._held.stat.path)
                 return
             size = self._held.stat.size
             digester = Digester(size, block_size(size, self._files))
-            for chunk in read:
+            for chunk in chunks:
                 digester.update(chunk)
                 yield chunk
-            found = digester.result()
+            content_digest = digester.result()
             self.entry = FileEntry(
                 self.entry.path,
-                found.size,
-                found.digest,
-                found.block_size,
-                found.blocks,
+                content_digest.size,
+                content_digest.digest,
+                content_digest.block_size,
+                content_digest.blocks,
                 self.entry.mtime,
             )
         finally:
@@ -142,9 +142,9 @@ class Transfer:
         """Count the bytes of a file as this block sends them: a store may read far ahead."""
         path = source.entry.path
 
-        def count(sent: int) -> None:
+        def count(count_sent: int) -> None:
             with self._lock:
-                self._sent[path] += sent
+                self._sent[path] += count_sent
 
         with self._lock:
             self._sources[path], self._sent[path] = source, 0
@@ -185,7 +185,7 @@ class StoreSource:
         name: str,
         entry: FileEntry,
         node: str,
-        after_chunk: AfterChunk = nothing,
+        after_chunk: AfterChunk = ignore_chunk,
     ) -> None:
         self.about = About(entry.size, _origin(node, entry.digest))
         self.entry = entry
@@ -217,7 +217,7 @@ def checked(chunks: Iterable[memoryview], entry: FileEntry, name: str) -> Iterat
 
 
 def is_stored(
-    store: Store, name: str, entry: FileEntry, after_chunk: AfterChunk = nothing
+    store: Store, name: str, entry: FileEntry, after_chunk: AfterChunk = ignore_chunk
 ) -> bool | None:
     """Return whether ``name`` holds the bytes of ``entry``; ``None`` if there is no such name.
 
@@ -238,7 +238,7 @@ class FilePool:
     one caller, who calls `each` again and again.
     """
 
-    def __init__(self, threads: int, after_chunk: AfterChunk = nothing) -> None:
+    def __init__(self, threads: int, after_chunk: AfterChunk = ignore_chunk) -> None:
         self.threads = threads
         self.after_chunk = after_chunk
         self._lock = threading.Lock()
@@ -262,7 +262,7 @@ class FilePool:
         count = min(threads or self.threads, len(items))
         if count <= 1:
             return [work(item) for item in items]
-        found: dict[int, R] = {}
+        results: dict[int, R] = {}
         # one iterator for all: a future for each item would cost more than a small file's digest
         following, turns = iter(range(len(items))), threading.Lock()
 
@@ -274,7 +274,7 @@ class FilePool:
                     return
                 try:
                     self._check()
-                    found[n] = work(items[n])
+                    results[n] = work(items[n])
                 except BaseException as e:
                     with self._lock:
                         self._error = self._error or e
@@ -291,7 +291,7 @@ class FilePool:
                 pool.shutdown(cancel_futures=True)
                 self._error = None
                 raise first from first.__cause__
-        return [found[n] for n in range(len(items))]
+        return [results[n] for n in range(len(items))]
 
     def _check(self) -> None:
         # Transient if the error is: then stores keep what was sent of the others

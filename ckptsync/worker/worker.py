@@ -37,9 +37,9 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.model_configs import (
     configs_to_send,
+    drop_young,
     outgoing_save,
     send_missing_config,
-    unless_young,
 )
 from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
@@ -63,12 +63,12 @@ from ckptsync.worker.results import (
 from ckptsync.worker.save_state import (
     DONE,
     SaveState,
-    begin,
-    lose,
+    begin_upload,
+    mark_lost,
+    mark_queued,
     postpone,
-    queue,
-    see,
-    settle,
+    record_outcome,
+    update_scanned,
 )
 from ckptsync.worker.scanner import STORED, Scan, ScannedSave, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
@@ -99,14 +99,17 @@ class SaveTable:
         with self._lock:
             return self._states.get(key)
 
-    def see(self, scanned: Sequence[ScannedSave]) -> list[SaveState]:
+    def see(self, scanned_saves: Sequence[ScannedSave]) -> list[SaveState]:
         """Put in what a plan sees, and forget all else but what was to be uploaded.
 
         Return that.
         """
         with self._lock:
             before = self._states
-            self._states = {one.key: see(before.get(one.key), one) for one in scanned}
+            self._states = {
+                scanned.key: update_scanned(before.get(scanned.key), scanned)
+                for scanned in scanned_saves
+            }
             removed = [s for key, s in before.items() if s.is_due and key not in self._states]
             self._states |= {s.key: s for s in removed}
             return removed
@@ -186,7 +189,11 @@ class Worker:
     def pinned_bytes(self) -> int:
         """Return the bytes of files that had no names but our pins' at the last scan."""
         return held_bytes(
-            [one.seen.pin for one in self._scanner.saves() if one.seen.pin is not None]
+            [
+                scanned.local_save.pin
+                for scanned in self._scanner.saves()
+                if scanned.local_save.pin is not None
+            ]
         )
 
     def plan(self, now: float) -> None:
@@ -197,24 +204,24 @@ class Worker:
         last_scan = self._scanner.last or self.scan(now)
         failures, is_ready = list(last_scan.failures), False
         cleaned: Sequence[UploadProgress] = ()
-        scanned = self._scanner.saves()
+        scanned_saves = self._scanner.saves()
         try:
             self._view.refresh()
             failures += self._repairs.repair_manifests()
             is_ready = True
         except CkptsyncError as e:
             failures.append(describe_failure(self._run.name, "", e))
-        self._plan_uploads(scanned, is_ready=is_ready)
-        self._forget_digests(scanned)
-        self._repairs.plan([one.seen for one in scanned] if is_ready else None)
+        self._plan_uploads(scanned_saves, is_ready=is_ready)
+        self._forget_digests(scanned_saves)
+        self._repairs.plan([scanned.local_save for scanned in scanned_saves] if is_ready else None)
         if is_ready:
             # a scan during the refresh may have failed
-            here = {f.checkpoint for f in last_scan.failures}
-            here |= {one.seen.checkpoint for one in scanned}
-            cleaned, stuck = clean_up(
-                here, self._options, self._view, self._scanner, self._uploaded
+            checkpoints = {f.checkpoint for f in last_scan.failures}
+            checkpoints |= {scanned.local_save.checkpoint for scanned in scanned_saves}
+            cleaned, unremovable = clean_up(
+                checkpoints, self._options, self._view, self._scanner, self._uploaded
             )
-            failures += stuck
+            failures += unremovable
         self._cleaned, self._failures = cleaned, failures
         progress = [*(save.progress for save in self.saves.states()), *cleaned]
         self._clock.measure_in_time(
@@ -257,32 +264,36 @@ class Worker:
             for f in failures
             if f.checkpoint
         ]
-        saves = (self._running(one, offset) for one in self._scanner.saves())
+        saves = (self._running(scanned, offset) for scanned in self._scanner.saves())
         return [
             *(p for p in saves if p is not None),
             *wrong,
             *self._repairs.running(time.time() - time.monotonic()),
         ]
 
-    def _running(self, one: ScannedSave, offset: float) -> Progress | None:
+    def _running(self, scanned: ScannedSave, offset: float) -> Progress | None:
         """Return where a save stands that was scanned; None if the store has it, or will not."""
-        save, verdict = self.saves.get(one.key), one.verdict
+        save, verdict = self.saves.get(scanned.key), scanned.verdict
         is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
         if verdict.reason == STORED:
             return None
         progress = Progress(
             kind="upload",
             state="waiting",
-            run=one.seen.run,
-            checkpoint=one.seen.checkpoint,
-            since=max(0.0, one.first + offset),
-            total=sum(stat.size for stat in one.seen.files.stats),
+            run=scanned.local_save.run,
+            checkpoint=scanned.local_save.checkpoint,
+            since=max(0.0, scanned.first + offset),
+            total=sum(stat.size for stat in scanned.local_save.files.stats),
         )
         if is_seen and not verdict.finished:
-            if one.observation is not None and one.observation.unended is not None:
+            if scanned.observation is not None and scanned.observation.unended is not None:
                 return None  # perhaps the final model: nothing is due as long as the training runs
-            left = verdict.left
-            until = None if left is None else max(0.0, self._scanner.judged_at + left + offset)
+            remaining = verdict.remaining
+            until = (
+                None
+                if remaining is None
+                else max(0.0, self._scanner.judged_at + remaining + offset)
+            )
             reason = verdict.reason.partition("; finished if")[0]
             return replace(progress, reason=reason, until=until)
         if save is None or save.state == "stored":
@@ -293,7 +304,7 @@ class Worker:
             return replace(progress, state=state, reason=text, hint=hint)
         if save.state == "refused":
             return None
-        transfer = self._transfers.get(one.key)
+        transfer = self._transfers.get(scanned.key)
         if save.state == "uploading" and transfer is not None:
             total = transfer.total or progress.total
             return replace(progress, state="uploading", done=transfer.done, total=total)
@@ -307,19 +318,19 @@ class Worker:
         """
         return [self._sent.popleft() for _ in range(len(self._sent))]
 
-    def _is_planned(self, one: ScannedSave) -> bool:
-        save = self.saves.get(one.key)
-        return save is not None and save.is_planned(one)
+    def _is_planned(self, scanned: ScannedSave) -> bool:
+        save = self.saves.get(scanned.key)
+        return save is not None and save.is_planned(scanned)
 
-    def _forget_digests(self, scanned: Sequence[ScannedSave]) -> None:
+    def _forget_digests(self, scanned_saves: Sequence[ScannedSave]) -> None:
         """Forget the digests of checkpoints that are gone; queues write to them meanwhile."""
         digests = self._view.known_digests
-        for name in set(digests) - {one.seen.checkpoint for one in scanned}:
+        for name in set(digests) - {scanned.local_save.checkpoint for scanned in scanned_saves}:
             digests.pop(name, None)
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[ScannedSave], *, is_ready: bool) -> None:
+    def _plan_uploads(self, scanned_saves: Sequence[ScannedSave], *, is_ready: bool) -> None:
         """Decide of each save, and queue what is due.
 
         ``is_ready``: the store's records were read just before; else all have to wait.  What is in
@@ -327,253 +338,271 @@ class Worker:
         """
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
-        removed = self.saves.see(scanned)
-        due: list[ScannedSave] = []
-        for one in scanned:
-            if one.key in in_hand:
-                due.append(one)
+        removed = self.saves.see(scanned_saves)
+        due_saves: list[ScannedSave] = []
+        for scanned in scanned_saves:
+            if scanned.key in in_hand:
+                due_saves.append(scanned)
                 continue
-            is_free = is_ready and one.key[:2] not in names
-            outcome = _attempt(one, partial(self._finish_or_wait, is_free=is_free))
+            is_free = is_ready and scanned.key[:2] not in names
+            outcome = _catch_errors(scanned, partial(self._finish_or_wait, is_free=is_free))
             if outcome is None:
-                due.append(one)
+                due_saves.append(scanned)
                 continue
-            self.saves.change(one.key, partial(settle, outcome=outcome))
-        self._find_lost(removed, scanned, in_hand, is_ready=is_ready)
+            self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
+        self._find_lost(removed, scanned_saves, in_hand, is_ready=is_ready)
         if not is_ready:
-            for one in due:
-                if one.key not in in_hand:
-                    self.saves.change(one.key, partial(postpone, reason=UNREAD))
+            for scanned in due_saves:
+                if scanned.key not in in_hand:
+                    self.saves.change(scanned.key, partial(postpone, reason=UNREAD))
             self.queues.post(self, [])
             return
-        turns = [self._turn(one, is_in_hand=one.key in in_hand) for one in due]
-        first, dropped = order_saves(turns, self._options.order, self._options.superseded)
-        for one in dropped:
-            outcome = _attempt(one, self._superseded)
-            self.saves.change(one.key, partial(settle, outcome=outcome))
-        first = [one for one in first if one.key not in in_hand]
-        for one in first:
-            self.saves.change(one.key, queue)
-        self.queues.post(self, [self._job(one) for one in first])
+        pending_saves = [
+            self._turn(scanned, is_in_hand=scanned.key in in_hand) for scanned in due_saves
+        ]
+        ordered, dropped = order_saves(pending_saves, self._options.order, self._options.superseded)
+        for scanned in dropped:
+            outcome = _catch_errors(scanned, self._superseded)
+            self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
+        ordered = [scanned for scanned in ordered if scanned.key not in in_hand]
+        for scanned in ordered:
+            self.saves.change(scanned.key, mark_queued)
+        self.queues.post(self, [self._job(scanned) for scanned in ordered])
 
-    def _turn(self, one: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
-        seen = one.seen
-        written = max((s.mtime for s in seen.files.stats), default=0)
-        age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
-        return PendingSave(one, seen.run, age, written, is_in_hand or self._view.is_begun(seen))
+    def _turn(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
+        local_save = scanned.local_save
+        written = max((s.mtime for s in local_save.files.stats), default=0)
+        age = (scanned.first, local_save.checkpoint_dir.step or 0, local_save.k)
+        return PendingSave(
+            scanned, local_save.run, age, written, is_in_hand or self._view.is_begun(local_save)
+        )
 
-    def _job(self, one: ScannedSave) -> UploadJob:
-        size = sum(stat.size for stat in one.seen.files.stats)
-        return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one))
+    def _job(self, scanned: ScannedSave) -> UploadJob:
+        size = sum(stat.size for stat in scanned.local_save.files.stats)
+        return UploadJob(scanned.key, scanned.key[:2], size, partial(self._carry_out, scanned))
 
-    def _finish_or_wait(self, one: ScannedSave, *, is_free: bool) -> UploadProgress | None:
+    def _finish_or_wait(self, scanned: ScannedSave, *, is_free: bool) -> UploadProgress | None:
         """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
 
         A stored one that must move within the store is queued like one to be uploaded; the pin of a
         lost one is removed.  Not ``is_free``: a save of its name is in hand, or the records could
         not be read, so nothing is done.
         """
-        seen, found = one.seen, self._view.why_done(one.seen)
+        local_save, done_reason = scanned.local_save, self._view.why_done(scanned.local_save)
         if not is_free:
-            return _done_progress(seen, found) if found else _unless_finished(one)
-        broken = self._view.known.broken_location(seen.checkpoint)
+            return (
+                _done_progress(local_save, done_reason)
+                if done_reason
+                else _waiting_progress(scanned)
+            )
+        broken = self._view.run_records.broken_location(local_save.checkpoint)
         if broken is not None:
             raise broken
-        if seen.pin is not None and not seen.pin.node:
-            return _progress(one, "waiting", "no node owns its pin yet")
-        if found is not None:
-            done: UploadProgress | None = _done_progress(seen, found)
-            if found.phase == "stored" and found.manifest is not None:
-                done = self._complete_stored(one, found.manifest)
+        if local_save.pin is not None and not local_save.pin.node:
+            return _make_progress(scanned, "waiting", "no node owns its pin yet")
+        if done_reason is not None:
+            done: UploadProgress | None = _done_progress(local_save, done_reason)
+            if done_reason.phase == "stored" and done_reason.manifest is not None:
+                done = self._complete_stored(scanned, done_reason.manifest)
             if done is not None:
-                _mark_stored(seen, done)
+                _mark_stored(local_save, done)
             return done
-        if one.is_lost and seen.pin is not None:
-            drop(seen.pin, self._scanner.lock)
+        if scanned.is_lost and local_save.pin is not None:
+            drop(local_save.pin, self._scanner.lock)
             why = "deleted or abandoned by the trainer before the worker knew that it was complete"
-            self._note(one, "missed", why)
-            return _progress(one, "missed", why)
-        return _unless_finished(one)
+            self._note(scanned, "missed", why)
+            return _make_progress(scanned, "missed", why)
+        return _waiting_progress(scanned)
 
-    def _complete_stored(self, one: ScannedSave, mine: Manifest) -> UploadProgress | None:
+    def _complete_stored(
+        self, scanned: ScannedSave, own_manifest: Manifest
+    ) -> UploadProgress | None:
         """Return that a save is stored, after its configuration was sent if that is missing.
 
         ``None`` if it has to move within the store, or some of its files have.
         """
-        seen, node, location = one.seen, self._options.node, mine.location
-        stored = _done_progress(seen, self._view.done_by(mine))
-        reading = self._view.known.reading(node, seen.run, seen.checkpoint, time.time_ns())
-        known = reading.manifests
-        if manifest_groups.better_location(node, location, known) != location:
-            return stored if is_early(mine, reading) else None
-        save, is_exclusive = self.saves.get(one.key), self._view.store.is_exclusive
-        if (save is None or save.placed_by != frozenset(k.name for k in known)) and (
-            list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+        local_save, node, location = scanned.local_save, self._options.node, own_manifest.location
+        stored = _done_progress(local_save, self._view.done_by(own_manifest))
+        reading = self._view.run_records.reading(
+            node, local_save.run, local_save.checkpoint, time.time_ns()
+        )
+        manifests = reading.manifests
+        if manifest_groups.better_location(node, location, manifests) != location:
+            return stored if is_early(own_manifest, reading) else None
+        save, is_exclusive = self.saves.get(scanned.key), self._view.store.is_exclusive
+        if (save is None or save.placed_by != frozenset(k.name for k in manifests)) and (
+            list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
         ):
             return None
-        to = self._context(seen, split_threads(self._options.threads)[-1])
-        if added := send_missing_config(seen, location, to, known):
-            return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
+        context = self._context(local_save, split_threads(self._options.threads)[-1])
+        if sent_configs := send_missing_config(local_save, location, context, manifests):
+            return _done_progress(
+                local_save, Done("sent", f"sent {', '.join(sent_configs)}", own_manifest)
+            )
         return stored
 
     def _correct_stored(
-        self, seen: LocalSave, mine: Manifest, capacity: QueueCapacity
+        self, local_save: LocalSave, own_manifest: Manifest, capacity: QueueCapacity
     ) -> UploadProgress:
         """Return that a save is stored, after it was moved to where it belongs in the store."""
-        names = frozenset(k.name for k in self._view.known.manifests(seen.checkpoint))
-        files = outgoing_save(seen, self._view.selection).files
-        to = self._context(seen, capacity)
-        location = correct_location(self._options.node, mine.location, files, to)
-        self.saves.change(seen.key, partial(replace, placed_by=names))
-        return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
+        names = frozenset(k.name for k in self._view.run_records.manifests(local_save.checkpoint))
+        files = outgoing_save(local_save, self._view.selection).files
+        context = self._context(local_save, capacity)
+        location = correct_location(self._options.node, own_manifest.location, files, context)
+        self.saves.change(local_save.key, partial(replace, placed_by=names))
+        return _done_progress(
+            local_save, self._view.done_by(replace(own_manifest, location=location))
+        )
 
-    def _superseded(self, one: ScannedSave) -> UploadProgress:
-        if one.seen.pin is not None and one.seen.files.gone:
-            drop(one.seen.pin, self._scanner.lock)
-        return _progress(one, "superseded", "a newer checkpoint replaced it before the upload")
+    def _superseded(self, scanned: ScannedSave) -> UploadProgress:
+        if scanned.local_save.pin is not None and scanned.local_save.files.is_gone:
+            drop(scanned.local_save.pin, self._scanner.lock)
+        return _make_progress(
+            scanned, "superseded", "a newer checkpoint replaced it before the upload"
+        )
 
     def _find_lost(
         self,
         removed: Sequence[SaveState],
-        scanned: Sequence[ScannedSave],
+        scanned_saves: Sequence[ScannedSave],
         in_hand: Collection[object],
         *,
         is_ready: bool,
     ) -> None:
         """Report, once, what was to be sent, or was being sent, and is not here any more."""
-        here = {one.key[:2] for one in scanned}
+        names_here = {scanned.key[:2] for scanned in scanned_saves}
         why = "its files were removed before all of them were stored"
         for save in removed:
-            is_here = save.key[:2] in here
+            is_here = save.key[:2] in names_here
             if not is_here and (save.key in in_hand or not is_ready):
                 continue
-            if is_here or self._view.is_done(save.scanned.seen):
+            if is_here or self._view.is_done(save.scanned.local_save):
                 self.saves.forget(save.key)
             else:
-                self.saves.change(save.key, partial(lose, reason=why))
+                self.saves.change(save.key, partial(mark_lost, reason=why))
                 self._note(save.scanned, "lost", why)
 
-    def _note(self, one: ScannedSave, phase: str, why: str) -> None:
-        note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
+    def _note(self, scanned: ScannedSave, phase: str, why: str) -> None:
+        note = f"{phase} {scanned.local_save.run}/{scanned.local_save.checkpoint}: {why}"
         self.notes = (*self.notes, note)[-NOTES:]
 
     # What happens in a queue's thread.
 
-    def _carry_out(self, one: ScannedSave, capacity: QueueCapacity) -> None:
+    def _carry_out(self, scanned: ScannedSave, capacity: QueueCapacity) -> None:
         """Upload a save, and report what became of it."""
         if self._options.order == "newest" and any(
-            other.verdict.finished and self.saves.get(other.key) is None
-            for other in self._scanner.saves()
+            newer.verdict.finished and self.saves.get(newer.key) is None
+            for newer in self._scanner.saves()
         ):
             # it has finished since the plan
-            self.saves.change(one.key, partial(postpone, reason="a newer one goes first"))
+            self.saves.change(scanned.key, partial(postpone, reason="a newer one goes first"))
             return
-        self._transfers[one.key] = Transfer(0)
-        self.saves.change(one.key, begin)
-        outcome = _attempt(one, partial(self._upload, capacity=capacity))
-        self._transfers.pop(one.key, None)
-        self.saves.change(one.key, partial(settle, outcome=outcome))
+        self._transfers[scanned.key] = Transfer(0)
+        self.saves.change(scanned.key, begin_upload)
+        outcome = _catch_errors(scanned, partial(self._upload, capacity=capacity))
+        self._transfers.pop(scanned.key, None)
+        self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
         if isinstance(outcome, UploadProgress) and outcome.phase == "sent":
             self._sent.append(outcome)
 
-    def _upload(self, one: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
+    def _upload(self, scanned: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
         """Upload a save, unless it has changed since the plan; move one that is stored.
 
         Raises Incomplete if it changes meanwhile.
         """
-        stored = self._view.why_done(one.seen)
+        stored = self._view.why_done(scanned.local_save)
         if stored is not None and stored.phase == "stored" and stored.manifest is not None:
-            done = self._correct_stored(one.seen, stored.manifest, capacity)
-            _mark_stored(one.seen, done)
-            return done
-        latest = self._scanner.latest(one.key)
-        if latest is None or latest.since != one.since:
-            return _progress(one, "waiting", "it changed while others were sent")
+            progress = self._correct_stored(scanned.local_save, stored.manifest, capacity)
+            _mark_stored(scanned.local_save, progress)
+            return progress
+        latest = self._scanner.latest(scanned.key)
+        if latest is None or latest.since != scanned.since:
+            return _make_progress(scanned, "waiting", "it changed while others were sent")
         if not latest.verdict.finished:
-            return _progress(one, "waiting", latest.verdict.reason)
-        seen = latest.seen
-        noted = notes_at_sending(
-            seen, time.time_ns(), latest.observation.save if latest.observation else ""
+            return _make_progress(scanned, "waiting", latest.verdict.reason)
+        local_save = latest.local_save
+        pin_notes = notes_at_sending(
+            local_save, time.time_ns(), latest.observation.save if latest.observation else ""
         )
-        if seen.pin is not None and noted != seen.pin.notes:
+        if local_save.pin is not None and pin_notes != local_save.pin.notes:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
-                seen = write_save_notes(seen, noted)
-        outgoing, read = self._outgoing(seen)
-        context = self._context(seen, capacity)
+                local_save = write_save_notes(local_save, pin_notes)
+        outgoing, read_files = self._outgoing(local_save)
+        context = self._context(local_save, capacity)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
-            sent = send_save(outgoing, noted, context, read)
+            sent = send_save(outgoing, pin_notes, context, read_files)
         except Changed:
             # the bytes may have changed and the times not: what was read is worth nothing
-            read.entries.clear()
+            read_files.entries.clear()
             raise
         if sent.stored_before is None:
-            self._uploaded.note(seen.checkpoint, outgoing.files.stats)
-            done = sent_progress(outgoing, sent)
-            done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
+            self._uploaded.note(local_save.checkpoint, outgoing.files.stats)
+            progress = sent_progress(outgoing, sent)
+            progress = replace(progress, notes=(*progress.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
-                seen.checkpoint,
-                {(f.path, f.size, f.mtime): f.digest for f in read.entries.values()},
+                local_save.checkpoint,
+                {(f.path, f.size, f.mtime): f.digest for f in read_files.entries.values()},
             )
-            done = _done_progress(outgoing, self._view.done_by(sent.stored_before))
-        _mark_stored(seen, done)
-        return done
+            progress = _done_progress(outgoing, self._view.done_by(sent.stored_before))
+        _mark_stored(local_save, progress)
+        return progress
 
-    def _outgoing(self, seen: LocalSave) -> tuple[LocalSave, ReadFiles]:
+    def _outgoing(self, local_save: LocalSave) -> tuple[LocalSave, ReadFiles]:
         """Return what is sent of a save, and what an earlier try read of these very files.
 
         Files that no try has read yet are put out of every writer's reach first.
         """
-        manifests = self._view.known.manifests(seen.checkpoint)
+        manifests = self._view.run_records.manifests(local_save.checkpoint)
 
         def beside(files: LocalFiles) -> Mapping[str, LocalFile]:
-            return unless_young(
-                configs_to_send(files, seen.checkpoint_dir, self._options.node, manifests)
+            return drop_young(
+                configs_to_send(files, local_save.checkpoint_dir, self._options.node, manifests)
             )
 
-        outgoing = outgoing_save(seen, self._view.selection, beside)
-        save = self.saves.get(seen.key)
-        stats_read, read = (save.stats_read, save.read) if save else (None, ReadFiles())
+        outgoing = outgoing_save(local_save, self._view.selection, beside)
+        save = self.saves.get(local_save.key)
+        stats_read, read_files = (save.stats_read, save.read) if save else (None, ReadFiles())
         if outgoing.files.stats != stats_read:
             # again, since hardening gives the files new inodes; an earlier try may have read these
-            outgoing = outgoing_save(harden_save(seen), self._view.selection, beside)
+            outgoing = outgoing_save(harden_save(local_save), self._view.selection, beside)
         stats = outgoing.files.stats
         if stats != stats_read:
-            read = ReadFiles()
-        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read))
-        return outgoing, read
+            read_files = ReadFiles()
+        self.saves.change(local_save.key, partial(replace, stats_read=stats, read=read_files))
+        return outgoing, read_files
 
-    def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
+    def _context(self, local_save: LocalSave, capacity: QueueCapacity) -> UploadContext:
         return UploadContext(
             self._view,
-            seen.checkpoint,
+            local_save.checkpoint,
             after_chunk=self.queues.give_way,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,
             output_dir=self._run.path,
-            transfer=self._transfers.get(seen.key) or Transfer(0),
+            transfer=self._transfers.get(local_save.key) or Transfer(0),
         )
 
 
-def harden_save(seen: LocalSave) -> LocalSave:
+def harden_save(local_save: LocalSave) -> LocalSave:
     """Return the same save, its pin out of every writer's reach if the file system can do that.
 
     Raises Incomplete unless the pin still holds the files of the scan.
     """
-    if seen.pin is None:
-        return seen
-    replace_links(seen.pin)
-    held = seen.files.by_path
+    if local_save.pin is None:
+        return local_save
+    replace_links(local_save.pin)
+    by_path = local_save.files.by_path
     pinned = {
-        f.path: LocalFile(f, seen.pin.root, is_pinned=True)
-        for f in walk(seen.pin.root).files
-        if f.path in held
+        f.path: LocalFile(f, local_save.pin.root, is_pinned=True)
+        for f in walk(local_save.pin.root).files
+        if f.path in by_path
     }
-    if _versions(pinned) != _versions({path: h for path, h in held.items() if h.is_pinned}):
-        raise Incomplete(f"{seen.checkpoint}: its pin changed", hint=AGAIN)
-    return replace(seen, files=replace(seen.files, by_path=dict(held) | pinned))
+    if _versions(pinned) != _versions({path: h for path, h in by_path.items() if h.is_pinned}):
+        raise Incomplete(f"{local_save.checkpoint}: its pin changed", hint=AGAIN)
+    return replace(local_save, files=replace(local_save.files, by_path=dict(by_path) | pinned))
 
 
 def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
@@ -581,36 +610,44 @@ def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
     return {path: (f.stat.size, f.stat.mtime) for path, f in files.items()}
 
 
-def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
+def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
     """Tell the hook, which may be waiting for it."""
-    if seen.pin is not None and done.location and done.phase in ("sent", "stored", "elsewhere"):
+    if (
+        local_save.pin is not None
+        and progress.location
+        and progress.phase in ("sent", "stored", "elsewhere")
+    ):
         with contextlib.suppress(CkptsyncError):  # the next plan does it again
-            mark_stored(seen.pin)
+            mark_stored(local_save.pin)
 
 
-def _unless_finished(one: ScannedSave) -> UploadProgress | None:
+def _waiting_progress(scanned: ScannedSave) -> UploadProgress | None:
     """Return what an unfinished save waits for; None for a finished one."""
-    if one.verdict.finished:
+    if scanned.verdict.finished:
         return None
-    is_unended = one.observation is not None and one.observation.unended is not None
-    return _progress(one, "not-final" if is_unended else "waiting", one.verdict.reason)
+    is_unended = scanned.observation is not None and scanned.observation.unended is not None
+    return _make_progress(scanned, "not-final" if is_unended else "waiting", scanned.verdict.reason)
 
 
-def _progress(one: ScannedSave, phase: Phase, detail: str) -> UploadProgress:
-    return UploadProgress(*one.key, phase, detail)
+def _make_progress(scanned: ScannedSave, phase: Phase, detail: str) -> UploadProgress:
+    return UploadProgress(*scanned.key, phase, detail)
 
 
-def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
-    notes = (*seen.files.notes, *seen.files.unpinned_warning)
-    location = found.manifest.location if found.manifest else ""
-    return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
+def _done_progress(local_save: LocalSave, done_reason: Done) -> UploadProgress:
+    notes = (*local_save.files.notes, *local_save.files.unpinned_warning)
+    location = done_reason.manifest.location if done_reason.manifest else ""
+    return UploadProgress(
+        *local_save.key, done_reason.phase, done_reason.detail, location, notes=notes
+    )
 
 
-def _attempt(one: ScannedSave, work: Callable[[ScannedSave], T]) -> T | UploadProgress | Failure:
+def _catch_errors(
+    scanned: ScannedSave, work: Callable[[ScannedSave], T]
+) -> T | UploadProgress | Failure:
     """Return what ``work`` made of a save, or its error as a value."""
     try:
-        return work(one)
+        return work(scanned)
     except Incomplete as e:  # it changed, or others are at it: the next scan may find it quiet
-        return _progress(one, "waiting", str(e))
+        return _make_progress(scanned, "waiting", str(e))
     except CkptsyncError as e:
-        return describe_failure(one.seen.run, one.seen.checkpoint, e)
+        return describe_failure(scanned.local_save.run, scanned.local_save.checkpoint, e)

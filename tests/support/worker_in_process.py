@@ -30,8 +30,8 @@ from ckptsync.worker.local_save import (
     LocalSave,
     ReadFiles,
     draft_manifest,
+    ignore_chunk,
     notes_at_sending,
-    nothing,
 )
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.node_identity import node_id
@@ -80,7 +80,7 @@ def other(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def seen(out: Path) -> LocalSave:
     """The only save of an output directory, pinned."""
-    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).seen
+    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).saves
     return one
 
 
@@ -163,7 +163,7 @@ def push_now(
     store: Store,
     node: str = "",
     run: str = "",
-    after_chunk: AfterChunk = nothing,
+    after_chunk: AfterChunk = ignore_chunk,
     *,
     threads: int = 4,
     selection: Selection = EVERYTHING,

@@ -28,7 +28,7 @@ from ckptsync.worker.local_save import (
     build_local_save,
     check_unchanged,
     draft_manifest,
-    each_open,
+    open_each,
 )
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import UploadContext, send_save, upload
@@ -203,7 +203,7 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     tmp_path: Path,
 ) -> None:
     both = two_files(tmp_path)
-    assert (both.unpinned, both.gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
+    assert (both.unpinned, both.is_gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
     shutil.rmtree(tmp_path / "checkpoint-4")
     out = bytearray(2)
     both.read_into("a", 1, memoryview(out))
@@ -211,7 +211,7 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     with pytest.raises(Incomplete):
         both.read_into("b", 0, memoryview(out))
     here = CheckpointDir("checkpoint-4", "trainer", tmp_path / "checkpoint-4")
-    assert build_local_save("run", here, None, list_pins(tmp_path)[0]).files.gone
+    assert build_local_save("run", here, None, list_pins(tmp_path)[0]).files.is_gone
 
 
 def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -
         ).files.by_path.values(),
     ]
     descriptors = opened()
-    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in each_open(files)]
+    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in open_each(files)]
     assert [stat for stat, _ in seen] == [one.stat for one in files]
     assert max(more - descriptors for _, more in seen) <= 3, (
         "a file, and the directories on its way"
@@ -246,11 +246,11 @@ def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     (tmp_path / "checkpoint-4" / "b").unlink()
     with pytest.raises(Incomplete, match="checkpoint-4/b: gone") as caught:
-        list(each_open(both.by_path.values()))
+        list(open_each(both.by_path.values()))
     assert caught.value.hint == LATER
     shutil.rmtree(tmp_path)
     with pytest.raises(Incomplete, match="a: gone"):
-        list(each_open(both.by_path.values()))
+        list(open_each(both.by_path.values()))
 
 
 def test_what_is_not_sent_still_tells_what_the_checkpoint_is(tmp_path: Path) -> None:

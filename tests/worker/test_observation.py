@@ -119,13 +119,13 @@ def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> No
         *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir()),
     ):
         os.utime(folder, ns=(newest, newest))
-    assert not gather(*held(out)).emptied
+    assert not gather(*held(out)).was_emptied
     (out / "checkpoint-4" / "latest").symlink_to("latest")  # a link to itself is no directory
     os.utime(out / "checkpoint-4", ns=(newest, newest))
-    assert not gather(*held(out)).emptied
+    assert not gather(*held(out)).was_emptied
     (out / "checkpoint-4" / "optimizer_0" / "__0_0.distcp").unlink()
     os.utime(out / "checkpoint-4" / "optimizer_0", ns=(newest, newest + 2 * S))
-    assert gather(*held(out)).emptied
+    assert gather(*held(out)).was_emptied
 
 
 def test_what_was_at_rest_before_is_known_by_the_fingerprint_beside_its_pin(out: Path) -> None:
@@ -158,12 +158,12 @@ def test_what_lies_around_it_is_looked_at_again_and_its_files_are_not(out: Path)
     files, checkpoint_dir = held(out)
     first = gather(files, checkpoint_dir)
     shutil.rmtree(checkpoint_dir.path)
-    gone = LocalSave("run", checkpoint_dir, replace(files, gone=True), None)
+    gone = LocalSave("run", checkpoint_dir, replace(files, is_gone=True), None)
     later = (checkpoint_dir.family, 5, max(f.mtime for f in files.stats))
     again = with_surroundings(
-        first, gone, Surroundings(spans=[later], awaited=True), other_part=True
+        first, gone, Surroundings(spans=[later], has_trainer=True), other_part=True
     )
-    assert again == replace(first, later=True, other_part=True, awaited=True, gone=True)
+    assert again == replace(first, later=True, other_part=True, has_trainer=True, is_gone=True)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,14 @@ def status(
     *,
     alive: bool | None = False,
 ) -> HookStatus:
-    around = Surroundings(begun=begun, marks=marks or {})
+    around = Surroundings(processes=begun, marks=marks or {})
     files = pin.files if pin else ()
     return hook_status(
-        around, name, files, is_committed=pin is not None and pin.is_committed, runs=lambda _: alive
+        around,
+        name,
+        files,
+        is_committed=pin is not None and pin.is_committed,
+        is_running=lambda _: alive,
     )
 
 
@@ -254,7 +258,10 @@ def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: 
     for mark in (*BOTH, replace(MARK, checkpoint="checkpoint-8")):
         write_mark(save_folder(spool, mark.checkpoint, mark.save) / f"rank-{mark.rank}.json", mark)
     found = find_surroundings(tmp_path, (), ("checkpoint-4",))
-    assert (found.begun, found.marks) == ((replace(BEGUN, process="p"),), {"checkpoint-4": BOTH})
+    assert (found.processes, found.marks) == (
+        (replace(BEGUN, process="p"),),
+        {"checkpoint-4": BOTH},
+    )
 
 
 def test_a_commit_counts_as_long_as_the_files_are_what_it_says() -> None:

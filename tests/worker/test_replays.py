@@ -23,7 +23,7 @@ RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 def seen(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
     for checkpoint_dir in find_checkpoint_dirs(out):
         save = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir))
-        yield observe(save, Surroundings(), fresh=fresh)
+        yield observe(save, Surroundings(), is_new=fresh)
 
 
 def is_finished(evidence: Observation, after: float) -> bool:
