@@ -272,7 +272,7 @@ class Tree:
             os.close(self._open.popitem()[1])
 
     def place(self, name: str) -> tuple[int, str]:
-        """Return a file's directory, open and made if it is missing, and the last part of its name."""
+        """Return a file's directory, open and made if it is missing; and its last name."""
         folder, _, last = name.rpartition("/")
         return self._folder(folder), last
 

@@ -1,16 +1,14 @@
-"""Is a checkpoint finished?
+"""Decides whether a checkpoint is finished, from one observation of its files.  Pure.
 
-`judge` decides from one observation of its files, and from how long nothing has changed.  Pure.
+No trainer says reliably that a save is complete, and the presence of a file alone proves nothing:
+ZeRO-3 writes every shard twice, ``latest`` comes before other ranks' shards, and a resumed run
+writes over an old checkpoint whose ``trainer_state.json`` is valid all the while.  So `judge` calls
+a save finished when the file that its trainer writes last (`_LAST`) is newer than the others, and
+nothing has changed for a while.  Times within a checkpoint are compared with each other, since one
+clock wrote them; the time without a change is measured by the worker's clock.
 
-The presence of a file alone proves nothing: ZeRO-3 writes every shard twice, ``latest`` comes
-before other ranks' shards, and a resumed run writes over an old checkpoint whose
-``trainer_state.json`` is valid all the while.  So a save is finished when what its trainer writes
-last (`_LAST`) is newer than the rest, and nothing has changed for a while.  Times within a
-checkpoint are compared with each other (one clock wrote them all); the time without a change is
-measured by the worker's clock.
-
-What the trainer has removed stays as it is for ever, whole or not: it counts only if it was seen at
-rest while it was there.
+A checkpoint that the trainer has removed never changes again, whole or not: it counts only if it
+was stable while it was still there.
 """
 
 from __future__ import annotations
@@ -68,10 +66,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``reason`` is shown to people.
+    """Whether a save is finished, and the reason, which is shown to people.
 
-    ``remaining``: seconds until it is finished if nothing changes; ``None``: it is refused, and waiting
-    alone does not finish it.
+    ``remaining``: seconds until it is finished if nothing changes; None if waiting alone does not
+    finish it.
     """
 
     finished: bool
@@ -82,7 +80,7 @@ class Judgement:
 def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
-    ``still``: seconds for which nothing has changed.
+    ``unchanged_for``: seconds for which nothing has changed.
     """
     if refused := (
         _refusal(observed)
@@ -103,11 +101,11 @@ def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
 
 
 def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: Judgement) -> bool:
-    """Return whether to keep these files as a save if rotation deletes them before `judge` says so.
+    """Return whether these files count as a save if rotation deletes them before `judge` says so.
 
-    It is remembered beside the pin: it is all that counts once the trainer has removed the
-    checkpoint.  A save that lacks perhaps its last file is at rest when nobody can be writing to it
-    any more: it is kept for a user who knows, and tells of others like it.
+    The answer is noted beside the pin, and decides once the trainer has removed the checkpoint.  A
+    save that perhaps lacks its last file counts after `Rule.doubtful` seconds: a user may know that
+    it is whole, and it shows what later saves of this training look like.
     """
     if verdict.finished:
         return True
@@ -129,7 +127,7 @@ def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: 
 
 
 def is_lost(observed: Observation) -> bool:
-    """Return whether a deleted checkpoint can never be known to be complete."""
+    """Return whether a checkpoint that the trainer has removed can never be known to be complete."""
     return (
         observed.is_gone
         and observed.hook != "committed"
@@ -138,7 +136,7 @@ def is_lost(observed: Observation) -> bool:
 
 
 def may_be_alone(observed: Observation, rule: Rule) -> bool:
-    """Return whether another checkpoint like it would tell that this one is whole."""
+    """Return whether only another checkpoint with the same file names could show that this is whole."""
     return bool(_possibly_torn(observed, rule))
 
 
@@ -146,6 +144,10 @@ def may_be_alone(observed: Observation, rule: Rule) -> bool:
 
 
 def _refusal(observed: Observation) -> str:
+    """Return why these files are no finished save, however long one waits.
+
+    Empty if nothing says so.
+    """
     if not observed.files:
         return "holds no file yet"
     if observed.writing:
@@ -188,7 +190,7 @@ def _torn(observed: Observation, rule: Rule) -> str:
 def _possibly_torn(observed: Observation, rule: Rule) -> str:
     """Return why either a crash or a script may have left these files; empty if they are whole.
 
-    A second checkpoint like it tells, or a user who knows the script.
+    A similar second checkpoint, or a user who knows the script, decides.
     """
     if not rule.doubtful or observed.has_similar or _has_its_end(observed):
         return ""
@@ -202,7 +204,10 @@ def _possibly_torn(observed: Observation, rule: Rule) -> str:
 
 
 def _replaced(observed: Observation, rule: Rule) -> str:
-    """Return why this is no final model: its training went on after it was written."""
+    """Return why this is no final model, if its training went on after it was written.
+
+    Else empty.
+    """
     training = _unended_training(observed, rule)
     if training is None or not training.is_followed:
         return ""
@@ -220,6 +225,7 @@ def _describe_training(training: UnendedTraining) -> str:
 
 
 def _awaits_trainer_state(observed: Observation) -> bool:
+    """Return whether Hugging Face's Trainer should still write its last file here."""
     return (
         not _has_its_end(observed)
         and _is_of_trainer(observed)
@@ -237,6 +243,7 @@ def _has_its_end(observed: Observation) -> bool:
 
 
 def _is_of_trainer(observed: Observation) -> bool:
+    """Return whether rank 0 of Hugging Face's Trainer writes these files."""
     return observed.family == "trainer" and is_of_rank_0([f.path for f in observed.files])
 
 
@@ -244,7 +251,7 @@ def _is_of_trainer(observed: Observation) -> bool:
 
 
 def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
-    """Return how many seconds without a change are enough, and the reason."""
+    """Return how many seconds without a change finish a save, and the reason."""
     if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
     if observed.is_gone:
@@ -276,7 +283,10 @@ def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
 
 
 def _find_doubt(observed: Observation, rule: Rule) -> str:
-    """Return what speaks against its being finished, though a crash may have left it so."""
+    """Return a sign that the save is still being written; empty without one.
+
+    A crash may also leave such files, so they count as finished after `Rule.doubtful` seconds.
+    """
     state = observed.state
     # a partial file that is older than the trainer's last file is of an earlier save, which was
     # killed
@@ -305,7 +315,7 @@ def _find_doubt(observed: Observation, rule: Rule) -> str:
 
 
 def _current_names(observed: Observation) -> list[str]:
-    """Return the names of its files, but for random states of the save before."""
+    """Return the names of its files, without random states of the save before."""
     return [f.path for f in observed.files] if observed.is_new else current_names(observed.files)
 
 
@@ -313,10 +323,10 @@ def _current_names(observed: Observation) -> list[str]:
 
 
 def last_file(observed: Observation) -> str:
-    """Return what says that the save is finished; empty if nothing does.
+    """Return why the save counts as finished; empty if nothing shows it.
 
-    Where rank 0 of the Trainer writes, only its last file tells: that training goes on proves
-    nothing of a save that a crash cut short.
+    Where rank 0 of the Trainer writes, only its last file shows it: that the training goes on
+    proves nothing of a save that a crash cut short.
     """
     if not observed.is_new and stale_metadata(observed.files):
         return ""
@@ -330,6 +340,7 @@ def last_file(observed: Observation) -> str:
 
 
 def _last_of_trainer(observed: Observation) -> str:
+    """Return why a save of Hugging Face's Trainer, or LLaMA-Factory v1, is finished; else empty."""
     if _is_newest(V1, observed):
         return f"{V1} is the newest of its files"
     if observed.state is None or observed.state.step is None:
@@ -342,6 +353,7 @@ def _last_of_trainer(observed: Observation) -> str:
 
 
 def _last_of_lightning(observed: Observation) -> str:
+    """Return why a checkpoint of Lightning is finished; else empty."""
     if len(observed.files) == 1 and observed.files[0].path.endswith(".ckpt"):
         return "it is one file, and the trainer renames it when it is complete"
     return (
@@ -352,9 +364,10 @@ def _last_of_lightning(observed: Observation) -> str:
 
 
 def _last_of_verl(observed: Observation) -> str:
-    """verl's driver writes the step beside the checkpoints.
+    """Return why a checkpoint of verl is finished; else empty.
 
-    Afterwards its SFT ranks leave the state of their data loaders.
+    verl's driver writes the step beside the checkpoints when all but the states of data loaders is
+    written.
     """
     marker = observed.marker
     if (
@@ -389,7 +402,7 @@ _LAST: Mapping[Family, Callable[[Observation], str]] = {
 
 
 def _is_newest(name: str, observed: Observation) -> bool:
-    """Return whether a file of that name is no older than what its writer writes before it."""
+    """Return whether a file of that name is here and no older than the files written before it."""
     mtime = next((f.mtime for f in observed.files if f.path == name), None)
     return mtime is not None and (
         observed.is_new

@@ -1,10 +1,11 @@
 """A save as this node can read it, and the draft of its manifest.
 
-Files are read from the pin where they are pinned, else where the trainer left them, and each is
-compared with what the scan saw: what changed meanwhile is not sent.
+The trainer may delete or overwrite a file while it is uploaded.  So files are read from the pin
+where they are pinned, else where the trainer left them, and each is compared with what the scan
+saw: a file that has changed meanwhile is not sent.
 
 The spool keeps a copy of each manifest in `_ckptsync/manifests/<location>/<record>`, to write a
-damaged one again.  All of it may be deleted at any moment, and its digest proves what is read.
+damaged one again.  The copies may be deleted at any moment, and the record's digest checks them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class LocalFile:
     is_added: bool = False
 
     def open(self) -> int:
-        """Return a descriptor; raises Incomplete if it is gone."""
+        """Return an open descriptor; raise Incomplete if the file is gone."""
         with _add_later_hint():
             return open_checkpoint_file(self.root, self.stat.path)
 
@@ -78,9 +79,9 @@ class LocalFile:
 class LocalFiles:
     """The files of a save; an implementation of `ckptsync.tensors.Files`.
 
-    ``by_path``: what is sent.  ``withheld`` is not, by choice, but layouts read it, too.
-    ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``is_gone`` if
-    there is no source any more.
+    ``by_path``: the files to send.  ``withheld``: files that are not sent by choice; layouts read
+    them, too.  ``partial`` (unfinished files) and ``others`` (links, special files) are the
+    source's. ``is_gone``: the source does not exist any more.
     """
 
     name: str
@@ -106,28 +107,28 @@ class LocalFiles:
 
     @property
     def stats(self) -> tuple[Stat, ...]:
-        """What `lstat` says of the files, by path."""
+        """Return what `lstat` said of each file to send, by path."""
         return self._stats
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Paths that are not sent: by choice, unfinished, or a link or a special file."""
+        """Return the paths that are not sent: by choice, unfinished, links, and special files."""
         return tuple(sorted({*self.withheld, *self.others, *(s.path for s in self.partial)}))
 
     @property
     def unpinned(self) -> tuple[str, ...]:
-        """Paths that only the trainer's own directory holds, where rotation may take them."""
+        """Return the paths without a pin: only the trainer's own directory holds them."""
         return tuple(sorted(p for p, h in self.by_path.items() if not h.is_pinned))
 
     @property
     def files_around(self) -> tuple[str, ...]:
-        """Paths on this node of what was found around the checkpoint, and is sent with it."""
+        """Return the full paths of files from around the checkpoint that are sent with it."""
         added = (h for h in self.by_path.values() if h.is_added and not h.is_pinned)
         return tuple(sorted(f"{h.root}/{h.stat.path}" for h in added))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an operator should know of the files."""
+        """Return what an operator should know of the files, a sentence each."""
         notes = []
         if self.others:
             what = "links, special files or names of ckptsync's own"
@@ -141,12 +142,12 @@ class LocalFiles:
 
     @property
     def unpinned_warning(self) -> tuple[str, ...]:
-        """A warning of files that have no pin: a worker pins what it sends, ``push`` does not."""
+        """Return a warning if files of an existing checkpoint are not pinned, as with ``push``."""
         count = 0 if self.is_gone else len(self.unpinned)
         return (f"{count} files are not pinned, rotation may delete them",) if count else ()
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
-        """Return the same with files in ``root`` added, but for names of the checkpoint itself."""
+        """Return a copy with files of ``root`` added, except under the checkpoint's own names."""
         added = {
             f.path: LocalFile(f, root, is_pinned=True, is_added=True)
             for f in files
@@ -155,7 +156,7 @@ class LocalFiles:
         return replace(self, by_path=added | dict(self.by_path))
 
     def only(self, paths: Collection[str]) -> LocalFiles:
-        """Return the same with only these files to send."""
+        """Return a copy that sends only these paths; the other files are withheld."""
         chosen = {path: h for path, h in self.by_path.items() if path in paths}
         return replace(
             self,
@@ -164,11 +165,15 @@ class LocalFiles:
         )
 
     def sizes(self) -> Mapping[str, int]:
-        """See `ckptsync.tensors.Files`: the sizes at the time of the scan."""
+        """Return path → bytes at the time of the scan, of withheld files, too."""
         return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `ckptsync.tensors.Files`; raises StoreError where the disk refuses."""
+        """Fill ``out`` with a file's bytes from ``start`` on.
+
+        Raises Incomplete for a file that is not here, Corrupt for one that is too short, StoreError
+        where the disk refuses.
+        """
         file = self.by_path.get(name) or self.withheld.get(name)
         if file is None:
             raise Incomplete(f"{name}: not in {self.name}")
@@ -181,17 +186,20 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class OpenLocalFile:
-    """One of ``files`` that is open; an implementation of `ckptsync.tensors.Files`."""
+    """One open file of ``files``; an implementation of `ckptsync.tensors.Files`."""
 
     files: LocalFiles
     descriptor: int
 
     def sizes(self) -> Mapping[str, int]:
-        """See `LocalFiles`."""
+        """Return path → bytes, as `LocalFiles.sizes` does."""
         return self.files.sizes()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `LocalFiles`; ``name`` is that of the open file."""
+        """Fill ``out`` with the open file's bytes from ``start`` on; ``name`` is its name.
+
+        Raises Corrupt for a file that is too short, StoreError where the disk refuses.
+        """
         what, got = f"{self.files.name}/{name}", 0
         while got < len(out):
             try:
@@ -204,7 +212,7 @@ class OpenLocalFile:
 
 
 def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
-    """Yield each file with an open descriptor; raises Incomplete if one is gone.
+    """Yield each file with an open descriptor; raise Incomplete if one is gone.
 
     A directory is opened once for its files in a row.
     """
@@ -223,6 +231,7 @@ def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
 
 @contextlib.contextmanager
 def _add_later_hint() -> Iterator[None]:
+    """Raise an Incomplete of the block again, with a hint: the trainer may have deleted the file."""
     try:
         yield
     except Incomplete as e:
@@ -244,17 +253,17 @@ class LocalSave:
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint's name."""
+        """Return the checkpoint's name."""
         return self.checkpoint_dir.name
 
     @property
     def k(self) -> int:
-        """The pin's number; 0 without one."""
+        """Return the pin's number; 0 without a pin."""
         return self.pin.k if self.pin else 0
 
     @property
     def key(self) -> Key:
-        """What names the save on this node."""
+        """Return what names the save on this node."""
         return self.run, self.checkpoint, self.k
 
 
@@ -266,7 +275,8 @@ def build_local_save(
 ) -> LocalSave:
     """Return the save that lies in a source, in a pin, or in both.
 
-    A pin's names stay when the source loses them: rotation takes files one by one.
+    Pinned files are read from the pin.  Names of the pin that the source has lost stay: rotation
+    deletes files one by one.
     """
     file = (
         {f.path: LocalFile(f, listing.path, is_pinned=False) for f in listing.files}
@@ -288,17 +298,17 @@ def build_local_save(
 
 
 class Changed(Incomplete):
-    """A file is not the one of the scan: whatever was read of it is worth nothing."""
+    """A file is not the one of the scan any more, so what was read of it must not be used."""
 
 
 def ignore_chunk(_: int) -> None:
-    """Do nothing with the bytes of a chunk."""
+    """Do nothing with the number of bytes of a chunk."""
 
 
 def notes_at_sending(local_save: LocalSave, time_ns: int, save_id: str = "") -> PinNotes:
-    """Return what to note beside a pin when sending begins, at ``at`` (ns).
+    """Return a save's pin notes as they are when its sending begins at ``time_ns``.
 
-    What was noted first stays. ``save``: the id of the save, where no commit has one.
+    Times and an id that were noted before stay.  ``save_id``: used where no commit has an id.
     """
     pin_notes = local_save.pin.notes if local_save.pin else PinNotes()
     commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
@@ -324,6 +334,10 @@ class ReadFiles:
 def _read_layout(
     files: LocalFiles, ranks: int | None
 ) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
+    """Return what a save's layout demands, its weights sources, and notes for an operator.
+
+    An unknown or broken layout becomes a note.  Raises Corrupt for a name that cannot be stored.
+    """
     try:
         for path in files.by_path:
             checked_path(path)
@@ -338,7 +352,10 @@ def _read_layout(
 
 
 def _check_model(files: LocalFiles, demands: Demands) -> Demands:
-    """Return the demands with remarks on what the model lacks, if all of its files are here."""
+    """Return the demands with remarks on what the model lacks, if all of its files are here.
+
+    If it is incomplete, the demands name no model.
+    """
     if not demands.model or not demands.model.keys() <= files.sizes().keys():
         return demands
     try:
@@ -350,7 +367,10 @@ def _check_model(files: LocalFiles, demands: Demands) -> Demands:
 
 
 def count_ranks(local_save: LocalSave, spool: Path | None) -> int | None:
-    """Return how many ranks wrote a save, if a hook has said so: of it, or in ``spool`` of all."""
+    """Return how many ranks wrote a save, or None if no hook has said so.
+
+    The pin's commit says it, else the training that ran when the last file was written (``spool``).
+    """
     if local_save.pin and local_save.pin.commit and local_save.pin.is_committed:
         ranks: int | None = local_save.pin.commit.world
     else:
@@ -369,15 +389,26 @@ def draft_manifest(
     lost_manifests: tuple[str, ...] = (),
     spool: Path | None = None,
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest of a whole save, and notes on its layout.  Reads metadata only.
+    """Return the manifest of a complete save, and notes on its layout.  Reads metadata only.
 
-    Its location and its number are still open, and so are the digests of files that are not in
-    ``read``.  ``noted``: times and id of the save; ``lost_manifests``: the
-    node's lost manifests of its name.
-    They are candidates: the draft supersedes all, and `upload.upload` leaves out those of other
-    saves.  ``spool``: its marks say how many ranks trained, where the training was killed before
-    the hook marked the save itself.  Raises Incomplete if anything changed meanwhile, Corrupt where
-    a file's name cannot be stored.
+    Location and number are still open, and so are the digests of files that are not in
+    ``read_files``, which gets the layout.
+
+    Args:
+        local_save: the save.
+        node: this node's id.
+        pin_notes: times and id of the save.
+        read_files: what earlier tries have read.
+        clock_offset: this node's clock minus the store's, ns.
+        lost_manifests: the node's lost manifests of the checkpoint's name.  The draft supersedes
+            all of them; `upload.upload` leaves out those of other saves.
+        spool: its markers say how many ranks trained, if the training was killed before the hook
+            marked the save itself.
+
+    Raises:
+        Incomplete: a file has changed meanwhile.
+        Corrupt: a file's name cannot be stored.
+
     """
     files = local_save.files
     commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
@@ -416,7 +447,7 @@ def draft_manifest(
 
 
 def undigested_entry(stat: Stat) -> FileEntry:
-    """Return the entry of a file whose digest is still open."""
+    """Return the manifest's entry of a file whose digest is still open."""
     return FileEntry(stat.path, stat.size, "", 0, (), stat.mtime)
 
 
@@ -429,11 +460,11 @@ def check_unchanged(files: LocalFiles) -> None:
 def read_chunks(
     file: LocalFile, after_chunk: AfterChunk, clone: int | None = None
 ) -> Iterator[memoryview]:
-    """Yield a file's bytes, a chunk at a time in one buffer that is used again.
+    """Yield a file's bytes, a chunk at a time, in one buffer that the next chunk overwrites.
 
-    Raises Changed if it is not the file of the scan, Transient once the process is about to end.
-    They are read out of the descriptor ``clone``, if there is one: a reflink that was made of the
-    file before.
+    Raises Changed if it is not the file of the scan, Transient once the process is about to end,
+    StoreError where the disk refuses.  ``clone``: a descriptor of a reflink of the file, which is
+    read instead.
     """
     size, path = file.stat.size, file.stat.path
     buffer = chunk_room(min(CHUNK, size))
@@ -464,6 +495,7 @@ def read_chunks(
 
 
 def _check_same(before: Stat, after: Stat) -> None:
+    """Raise Changed if a file was written between two stats."""
     if before.was_touched(after):
         raise Changed(f"{before.path}: changed while it was read", hint=AGAIN)
 
@@ -472,10 +504,7 @@ def _check_same(before: Stat, after: Stat) -> None:
 
 
 def write_manifest_copy(output_dir: Path, name: str, data: bytes) -> None:
-    """Keep a copy of a manifest, where there is a spool.
-
-    A disk that refuses it costs the copy alone.
-    """
+    """Write a copy of a manifest into the spool, if there is one; ignore a disk that refuses it."""
     path = _copy_path(output_dir, name)
     if not (output_dir / SPOOL).is_dir():
         return
@@ -485,7 +514,7 @@ def write_manifest_copy(output_dir: Path, name: str, data: bytes) -> None:
 
 
 def read_manifest_copy(output_dir: Path, name: RecordName) -> bytes | None:
-    """Return the bytes of one of this node's manifests, if there is a whole copy."""
+    """Return the copy of one of this node's manifests; None without one of the right digest."""
     with contextlib.suppress(CkptsyncError, OSError), translate_errors(output_dir):
         data = safe_files.read(_copy_path(output_dir, str(name)))
         return data if data is not None and digest(data)[:16] == name.digest else None
@@ -493,7 +522,7 @@ def read_manifest_copy(output_dir: Path, name: RecordName) -> bytes | None:
 
 
 def remove_manifest_copies(output_dir: Path, checkpoints: Collection[str]) -> None:
-    """Remove the copies for checkpoints that are not in ``here``."""
+    """Remove the copies of manifests of checkpoints that are not in ``checkpoints``."""
     for path in safe_files.list_paths(output_dir / SPOOL / "manifests"):
         if checkpoint_of(path.name) not in checkpoints:
             with contextlib.suppress(Incomplete), translate_errors(path):
@@ -501,5 +530,5 @@ def remove_manifest_copies(output_dir: Path, checkpoints: Collection[str]) -> No
 
 
 def _copy_path(output_dir: Path, name: str) -> Path:
-    """Return where a record's copy lies; its name ends in ``<location>/<record>``."""
+    """Return the path of a record's copy; its name ends in ``<location>/<record>``."""
     return output_dir.joinpath(SPOOL, "manifests", *name.split("/")[-2:])

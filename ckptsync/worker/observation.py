@@ -1,10 +1,9 @@
 """What one scan found of a save: its files, the hook's markers, and the checkpoints beside it.
 
-`worker.finished` judges it.
-
-A file system gives the facts, and nothing here decides whether a save is finished.  Times of
-markers and files are compared, which is fair on one machine.  Where clocks differ, or one was set,
-a marker says less than it might, and the files are judged as they are without a hook.
+Deciding whether a save is finished must be testable without a disk.  So this module reads the facts
+from the file system into one value, an `Observation`, and decides nothing; `worker.finished` judges
+the value.  Times of markers and files are compared, which is fair on one machine.  Where clocks
+differ, or one was set, a marker proves less, and the files are judged as they are without a hook.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ Span = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """``trainer_state.json``, or what verl writes instead.
+    """What ``trainer_state.json``, or verl's marker file, says.
 
-    ``step`` is ``None`` if it cannot be parsed; ``last`` the step at which the training ends, 0 if
-    it does not say.
+    ``step``: None if the file cannot be parsed.  ``last``: the step at which the training ends, 0
+    if the file does not say.
     """
 
     step: int | None
@@ -67,11 +66,11 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class UnendedTraining:
-    """What shows that the model in a run's root may be a copy of a save in the middle of training.
+    """Evidence that the model in a run's root may be a copy of a save in the middle of training.
 
-    ``checkpoint``: the Trainer's newest that is no newer, at ``step`` of ``last``, of a time
-    (``mtime``, ns); ``every``: seconds between it and the one before, 0 if there is none;
-    ``is_followed``: another checkpoint was begun after the model was written.
+    ``checkpoint``: the Trainer's newest one that is no newer than the model, at ``step`` of
+    ``last``; ``mtime``: its time (ns).  ``every``: seconds between it and the one before, 0 without
+    one. ``is_followed``: another checkpoint was begun after the model was written.
     """
 
     checkpoint: str
@@ -84,27 +83,27 @@ class UnendedTraining:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one scan found of a save.  ``step`` is its number by its name.
+    """All facts about a save that decide whether it is finished.
 
-    ``unclosed``: files without the end that their format gives them.  ``writing``: files that are
-    open for writing (``None``: cannot be told). ``marker``: verl's
-    ``latest_checkpointed_iteration.txt``.  ``is_gone``: the trainer has removed the directory, only
-    the pin is left. ``hook``: see `HookStatus`; ``save``: the id that the ranks' markers give it.
-    ``stable``: these very files were at rest before (`fingerprint`).
+    ``step``: its number by its name.  ``unclosed``: files that do not end as their format does.
+    ``writing``: files that are open for writing (None: cannot be told).  ``marker``: verl's
+    ``latest_checkpointed_iteration.txt``.  ``is_gone``: the trainer has removed the directory, and
+    only the pin is left.  ``hook``: see `HookStatus`.  ``save``: the id that the ranks' markers
+    give it. ``stable``: these very files were stable before (`fingerprint`).
 
-    ``later``: a later checkpoint lies beside it, all of it newer.  ``other_part``: another node's
-    manifest of the same save is in the store. ``has_trainer``: Hugging Face's Trainer writes in this
-    output directory.  ``has_similar``: another checkpoint here, at rest for long, has the same file
-    names.
+    ``later``: a checkpoint of a later step lies beside it, all of it newer.  ``other_part``:
+    another node's manifest of the same save is in the store.  ``has_trainer``: Hugging Face's
+    Trainer writes in this output directory.  ``has_similar``: another stable checkpoint here has
+    the same file names.
 
-    ``was_emptied``: a name came or went in its directories after its last file was written: rotation
-    may have begun.
+    ``was_emptied``: a name came or went in its directories after its last file was written:
+    rotation may have begun.
 
-    ``is_new``: all of it appeared between two scans, so that nothing in it is of an older save.
-    Then the presence of the trainer's last file tells, whatever a clock that was set meanwhile made
-    of the files' times.
+    ``is_new``: all of it appeared between two scans, so nothing in it is of an older save.  Then
+    the presence of the trainer's last file decides, whatever a clock that was set meanwhile made of
+    times.
 
-    ``unended``: of a final model, that its training may go on.
+    ``unended``: for a final model, evidence that its training may go on.
     """
 
     family: Family
@@ -132,7 +131,9 @@ class Observation:
 class Surroundings:
     """What an output directory holds at one scan.
 
-    ``processes``: the trainings that a hook knows; ``marks``: by checkpoint, those of its ranks.
+    ``processes``: the training processes that a hook has introduced.  ``marks``: the ranks'
+    markers, by checkpoint.  ``spans``: of each numbered checkpoint.  ``has_trainer``: see
+    `is_trainer_at_work`.
     """
 
     saves: Sequence[LocalSave] = ()
@@ -145,9 +146,9 @@ class Surroundings:
 def find_surroundings(
     output_dir: Path, saves: Sequence[LocalSave], marked: Collection[str]
 ) -> Surroundings:
-    """Return what lies around each of ``saves``, with the markers of the checkpoints ``marked``.
+    """Return what lies around each of ``saves``, with the rank markers of the checkpoints ``marked``.
 
-    Never raises: an unreadable marker is none.
+    Never raises: a marker that cannot be read is ignored.
     """
     spool = output_dir / SPOOL
     processes = spool_markers.list_training_processes(spool)
@@ -169,7 +170,8 @@ def find_surroundings(
 def is_trainer_at_work(saves: Iterable[LocalSave], processes: Iterable[TrainingProcess]) -> bool:
     """Return whether Hugging Face's Trainer writes in this output directory.
 
-    Its checkpoints or its hook show it.  Then each checkpoint gets its last file.
+    One of its checkpoints, or its hook, shows it.  Then every checkpoint gets the Trainer's last
+    file.
     """
     return any(TRAINER_STATE in save.files.by_path for save in saves) or any(
         b.trainer.startswith("transformers") for b in processes
@@ -181,7 +183,7 @@ def observe(
 ) -> Observation:
     """Return all facts about a save; reads the ends of all its files.
 
-    Raises Incomplete if files vanish meanwhile: look again.
+    Raises Incomplete if files vanish meanwhile.
     """
     files = local_save.files
     unclosed, writing = _check_files(files)
@@ -205,7 +207,7 @@ def observe(
 def with_surroundings(
     before: Observation, local_save: LocalSave, around: Surroundings, *, other_part: bool = False
 ) -> Observation:
-    """Return the same observation of unchanged files, with what lies around them now."""
+    """Return an observation of unchanged files with what lies around them now."""
     name, files = local_save.checkpoint, local_save.files.stats
     hook = hook_status(
         around, name, files, is_committed=local_save.pin is not None and local_save.pin.is_committed
@@ -227,11 +229,13 @@ def with_surroundings(
 def _unended_training(
     local_save: LocalSave, around: Surroundings, before: UnendedTraining | None
 ) -> UnendedTraining | None:
-    """Return that the Trainer's newest checkpoint, older than a final model, is not its last.
+    """Return evidence that a final model's training may go on, or None.
 
-    None for other saves, for a model that was begun later than a copy of that checkpoint would be,
-    and where the training has ended by its hook, or has left its state beside the model since, as
-    scripts do at the end.  ``before``: what the last scan found.
+    The evidence is the Trainer's newest checkpoint that is older than the model and not of the last
+    step.  None for other saves, for a model that was begun later than a copy of that checkpoint
+    would be, and where the training has ended: by its hook, or because it has left its state beside
+    the model since, as scripts do at the end.  ``before``: the evidence of the last scan, to read
+    no file twice.
     """
     files = local_save.files.by_path
     if local_save.files.family != FINAL or not files:
@@ -265,7 +269,7 @@ def _unended_training(
 
 
 def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
-    """Return whether a later checkpoint of the family was begun after all of this was written."""
+    """Return whether a checkpoint of a later step was begun after all of this one was written."""
     step = local_save.checkpoint_dir.step
     if step is None or not local_save.files.by_path:
         return False
@@ -277,9 +281,9 @@ def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
 
 
 def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
-    """Return whether one of ``saves`` is of another step and has files of the same names.
+    """Return whether another stable save, of another step, has files of the same names.
 
-    Only a save that was at rest for long counts (`finished.is_stable`).
+    The step within names is ignored.
     """
     of_size = (
         o
@@ -297,13 +301,13 @@ def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
 
 
 def _name_pattern(local_save: LocalSave) -> frozenset[str]:
-    """Return file names without the step, which scripts like to write into them."""
+    """Return a save's file names with its step replaced by ``#``, since scripts write it into names."""
     number = re.compile(rf"(?<![0-9])0*{local_save.checkpoint_dir.step}(?![0-9])")
     return frozenset(number.sub("#", name) for name in local_save.files.by_path)
 
 
 def was_at_rest(local_save: LocalSave) -> bool:
-    """Return whether the pin says that these very files were at rest."""
+    """Return whether the pin's notes say that these very files were stable (`finished.is_stable`)."""
     return (
         local_save.pin is not None
         and local_save.pin.notes.stable > 0
@@ -312,10 +316,7 @@ def was_at_rest(local_save: LocalSave) -> bool:
 
 
 def fingerprint(files: Iterable[Stat]) -> int:
-    """Return one positive number for these names, sizes and times.
-
-    A copy of a file is as good as the file.
-    """
+    """Return one positive number for these names, sizes and times; inodes do not matter."""
     lines = "\n".join(f"{f.path}\0{f.size}\0{f.mtime}" for f in sorted(files))
     return (
         int.from_bytes(
@@ -336,10 +337,10 @@ def hook_status(
     is_committed: bool = False,
     is_running: Callable[[TrainingProcess], bool | None] = is_training,
 ) -> HookStatus:
-    """Return what the hook says of a checkpoint with these files.
+    """Return what the hook's markers say of a checkpoint with these files.
 
-    Of the final model: whether the last training was done with it, or killed.  ``runs``: whether a
-    training's process may still write.
+    For the final model: whether the last training was done with it, or was killed.  ``is_running``:
+    whether a training's process may still write.
     """
     if is_committed:
         return "committed"
@@ -363,10 +364,7 @@ def hook_status(
 
 
 def _last_mark_time(marks: Iterable[RankMark]) -> float:
-    """Return when the last rank that writes here marked the newest save of a name.
-
-    0 if a rank has not.
-    """
+    """Return when the last rank marked the newest save of a name; 0 if a rank has not."""
     ordered = sorted(marks, key=lambda m: m.at)
     of_newest = [m for m in ordered if m.save == ordered[-1].save]
     # 0: nobody knew how many ranks write here
@@ -378,7 +376,7 @@ def _last_mark_time(marks: Iterable[RankMark]) -> float:
 
 
 def trainer_state(files: LocalFiles) -> TrainerState | None:
-    """Return ``trainer_state.json``, if there is one."""
+    """Return what ``trainer_state.json`` says, or None if there is none."""
     file = files.by_path.get(TRAINER_STATE)
     if file is None:
         return None
@@ -397,7 +395,7 @@ def trainer_state(files: LocalFiles) -> TrainerState | None:
 
 
 def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
-    """Return the step that verl's driver says is written.
+    """Return the step that verl's driver says is written; None without a readable file.
 
     The file lies beside the checkpoints, and only on the driver's node.
     """
@@ -413,7 +411,10 @@ def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
 
 
 def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
-    """Return whether a name came or went more than a second after the last file was written."""
+    """Return whether a name came or went more than a second after the last file was written.
+
+    True also if a directory cannot be read: rotation is at work.
+    """
     newest = max((f.mtime for f in files), default=0)
     try:
         below = {root / name for name in {f.path.rpartition("/")[0] for f in files}}
@@ -432,8 +433,8 @@ def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
 def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Return the files without their format's end, and those that a process has open for writing.
 
-    The second is ``None`` if none is known to be, but not all could be asked: the kernel refuses a
-    read lease while a file is open for writing.  A file that is asked is opened once for both.
+    The second is None if none is known to be open but not all could be checked.  The kernel refuses
+    a read lease while a file is open for writing, on local file systems only.
     """
     kinds = device_kinds()
     leasable = [
@@ -452,9 +453,9 @@ def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | 
 
 
 def has_lease(fd: int, kind: int) -> bool | None:
-    """Return whether the kernel grants a lease, which goes at once.
+    """Return whether the kernel grants a lease on an open file, which is given back at once.
 
-    ``None`` if this file system gives none.
+    None if this file system grants none.
     """
     try:
         # the kernel tells a lease's holder of a writer by this signal; SIGIO, the default, would

@@ -1,10 +1,8 @@
-"""Scan an output directory again and again: what is here, since when, and is it finished?
+"""Scans an output directory again and again: which saves are here, since when, are they finished?
 
-Saves may be sent in other threads meanwhile.
-
-A scan pins what has appeared and judges it once; planning and sending use its verdict.  Nothing
-here reads the store, so nothing here waits for it: while the store is away, what the trainer writes
-is pinned and judged all the same.
+Rotation may delete a checkpoint at any moment, also while the store does not answer.  So a scan
+pins what has appeared and judges each save once; planning and sending use that verdict.  Nothing
+here reads the store.
 """
 
 from __future__ import annotations
@@ -58,10 +56,10 @@ _HOOK_LINES = 3
 class ScannedSave:
     """One save as the last scan saw it.
 
-    ``first``: when it was first seen; ``since``: since when nothing has changed. ``state``: the
-    files' stats; if they differ, the save changed.  ``observation`` is ``None`` where its files
-    were not read: they change, or nothing is left to do for it.  ``read_at``: when they were read
-    last.
+    ``first``: when it was first seen.  ``since``: since when nothing has changed.  ``state``: the
+    stats of its files; the save has changed if they differ.  ``observation``: None if its files
+    were not read, because they are changing or nothing is left to do.  ``read_at``: when they were
+    read last. Times are the scans' clock.
     """
 
     local_save: LocalSave
@@ -74,21 +72,21 @@ class ScannedSave:
 
     @property
     def key(self) -> Key:
-        """What names the save on this node."""
+        """Return what names the save on this node."""
         return self.local_save.key
 
     @property
     def is_lost(self) -> bool:
-        """Whether the trainer has removed it, and nobody can know that what is left is whole."""
+        """Return whether the trainer has removed it and it can never be known to be complete."""
         return self.observation is not None and is_lost(self.observation)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All that one scan found, by run and step.
+    """The result of one scan, by run and step.
 
-    ``due``: seconds until a save is finished if nothing changes; ``None``: nobody knows. ``notes``:
-    what an operator should know, in words, such as a save that was given up to make room.
+    ``due``: seconds until a save is finished if nothing changes; None if unknown.  ``notes``: what
+    an operator should know, for example that a save was given up to make room.
     """
 
     saves: tuple[LocalSave, ...] = ()
@@ -98,9 +96,9 @@ class Scan:
 
 
 def write_save_notes(local_save: LocalSave, pin_notes: PinNotes) -> LocalSave:
-    """Return the same save, with what is known of it by now written beside its pin.
+    """Write notes beside a save's pin; return the save with all notes that it has now.
 
-    Raises Incomplete if the pin has gone.
+    Raises Incomplete if the pin does not exist any more.
     """
     assert local_save.pin is not None
     return replace(
@@ -109,13 +107,21 @@ def write_save_notes(local_save: LocalSave, pin_notes: PinNotes) -> LocalSave:
 
 
 class Scanner:
-    """What the last scan saw.
+    """Scans one output directory, and remembers each save between scans.
 
-    Any thread may call `scan`, one at a time scans; the rest may be called meanwhile. ``is_done``:
-    whether the store has a save, or another node sends it; ``has_other_part``: whether another node
-    has stored its part of it; ``is_planned``: whether a plan has seen it finished, as it is.
-    ``store``: its URL, for advice. ``lock`` is held while pins change,
-    and never while the bytes of a checkpoint, or the store, are waited for.
+    Any thread may call `scan`, which runs once at a time; the rest may be called meanwhile.
+    ``lock`` is held while pins change, and never while the store, or a checkpoint's bytes, are
+    waited for.
+
+    Args:
+        run: the output directory.
+        pinner: pins what appears.
+        rule: how long a save must be unchanged.
+        is_done: whether the store has a save, or another node sends it.
+        has_other_part: whether another node has stored its part of a save.
+        is_planned: whether a plan has seen a save finished, with these files.
+        store: the store's URL, for advice.
+
     """
 
     def __init__(
@@ -144,7 +150,10 @@ class Scanner:
         self._names: tuple[tuple[int, int], frozenset[str]] | None = None
 
     def scan(self, now: float) -> Scan:
-        """Scan once.  ``now`` in seconds on a clock that only grows."""
+        """Pin what has appeared, judge every save, and return the result, which `last` has from then on.
+
+        ``now``: seconds on a clock that only grows.
+        """
         with self.lock:
             # a thread that had to wait for another scan knew the time before that
             now = max(now, self._at)
@@ -178,9 +187,9 @@ class Scanner:
         return self.last
 
     def _stray_notes(self, now: float) -> Iterator[str]:
-        """Yield a note of all weights that no worker takes for a checkpoint.
+        """Yield a note of weights that no worker recognizes as a checkpoint, one for each reason.
 
-        What is being written may become one, so it is named once it has not changed for a while.
+        Weights are named after they have not changed for a while: they may become a checkpoint.
         """
         quiet_time = self._rule.unmarked
         if now - self._strays_at >= quiet_time:
@@ -211,11 +220,11 @@ class Scanner:
             yield f"{self._run.name}: not uploaded: {listed} in {self._run.path}: {why}{todo}"
 
     def saves(self) -> tuple[ScannedSave, ...]:
-        """Return the saves, oldest first."""
+        """Return the saves of the last scan, oldest first."""
         return tuple(self._saves.values())
 
     def latest(self, key: Key) -> ScannedSave | None:
-        """Return one save as it was seen last; ``None`` if it is not here any more."""
+        """Return a save as the last scan saw it; None if it is not here any more."""
         return self._saves.get(key)
 
     @property
@@ -224,9 +233,9 @@ class Scanner:
         return self._at
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until a save can be sent that no plan has seen finished yet.
+        """Return the seconds until a save is finished that no plan has seen finished yet.
 
-        ``None``: none will be without a change.
+        None if no save will be finished without a change.
         """
         waits: list[float] = []
         for one in self.saves():
@@ -242,6 +251,10 @@ class Scanner:
         return min(waits, default=None)
 
     def _scan_run(self, now: float) -> tuple[list[ScannedSave], Scan]:
+        """Return every save of the output directory, judged, and the scan's failures and notes.
+
+        Takes over pins of other nodes whose owner shows no sign of life for ten minutes.
+        """
         run = self._run
         directory, last, self._names = _identity(run.path), self._names, None
         try:
@@ -285,7 +298,11 @@ class Scanner:
         *,
         is_new: bool,
     ) -> ScannedSave:
-        """Judge one save.  Raises as its files do, but for those that change meanwhile."""
+        """Return one save with its verdict, and note the verdict beside its pin.
+
+        An Incomplete of files that change meanwhile becomes the verdict's reason; other errors are
+        raised. ``is_new``: the last scan saw no checkpoint of this name.
+        """
         before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
         stats = (
@@ -334,12 +351,13 @@ class Scanner:
     ) -> tuple[Observation, Judgement, float]:
         """Return an observation, its verdict, and when the files were read for it.
 
-        They are read anew ever more seldom while they stay the same, and once more before they are
-        called finished.
+        Files that stay the same are read again ever more seldom, and once more before they are
+        called finished.  ``same``: the last scan's save, if no file has changed since.
         """
         other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
+            """Return the observation, completed by a look at similar saves if that decides, and its verdict."""
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
                 observation = replace(
                     observation, has_similar=is_like_another(local_save, around.saves)
@@ -364,7 +382,7 @@ class Scanner:
     def _is_new_save(
         self, local_save: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
-        """Return whether an earlier scan saw nothing of it, and nothing was written over since."""
+        """Return whether all of a save appeared between two scans and nothing was written over since."""
         if before is None:
             return is_new and local_save.k == 0 and not _was_moved_in(local_save)
         if before.observation is None or not before.observation.is_new or before.since == since:
@@ -380,10 +398,10 @@ class Scanner:
 
 
 def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
-    """Pin what has appeared in an output directory.
+    """Pin what has appeared in an output directory; return every save that is here, not yet judged.
 
-    Return every save that is here, oldest first, not yet judged. Raises ConfigError or StoreError
-    if nothing can be seen at all.
+    Saves come oldest first.  Drops pins if the spool is full.  Raises ConfigError or StoreError if
+    the directory cannot be read at all.
     """
     found_dirs = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
     pins = list_pins(run.path)
@@ -416,7 +434,7 @@ _UNKNOWN = "weights, in no checkpoint that a worker knows"
 
 
 def _why_stray(path: Path, weights_name: str) -> str:
-    """Return why weights are not uploaded; ``shown``: a file of weights in a directory."""
+    """Return why weights are not uploaded; ``weights_name``: one of the files with weights."""
     if path.name == weights_name and not path.is_dir():
         return "a format that a worker does not know; `ckptsync push --as` uploads a directory"
     with contextlib.suppress(CkptsyncError):  # a push says what cannot be read
@@ -426,6 +444,7 @@ def _why_stray(path: Path, weights_name: str) -> str:
 
 
 def _size_and_mtime(path: Path) -> tuple[int, int]:
+    """Return a file's size and mtime (ns); zeros if it does not exist."""
     try:
         info = path.stat()
     except OSError:  # a directory whose file is not shown by itself, or it has gone
@@ -436,9 +455,11 @@ def _size_and_mtime(path: Path) -> tuple[int, int]:
 def _note_verdict(
     local_save: LocalSave, verdict: Judgement, failures: list[Failure], *, is_stable: bool
 ) -> LocalSave:
-    """Note beside the pin that the save was at rest, and when it was finished.
+    """Write beside the pin that the save is stable, and when it was finished; return the save.
 
-    The first counts once rotation has taken the rest; the second is for the manifest.
+    ``stable`` counts once rotation has removed files; ``finished`` is for the manifest.  Without a
+    pin, or without news, the save stays as it is.  What a full disk refuses is added to
+    ``failures``.
     """
     if local_save.pin is None:
         return local_save
@@ -455,9 +476,9 @@ def _note_verdict(
 
 
 def _was_moved_in(local_save: LocalSave) -> bool:
-    """Return whether its directory was renamed, with all that is in it.
+    """Return whether a save's directory was renamed with all that is in it, by its ctime.
 
-    That changes its ctime alone; a new name in it changes both times.
+    A rename changes the ctime alone; a new name in the directory changes both times.
     """
     if local_save.checkpoint_dir.only is not None:
         return False
@@ -469,6 +490,7 @@ def _was_moved_in(local_save: LocalSave) -> bool:
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
+    """Return a directory's device and inode; None if it cannot be read."""
     try:
         info = directory.stat()
     except OSError:  # not there, or not to be seen: the scan says why

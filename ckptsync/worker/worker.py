@@ -1,7 +1,9 @@
-"""The worker of one output directory: `scan` pins and judges saves, `plan` says what is sent.
+"""The worker of one output directory: `scan` pins and judges saves, `plan` decides what is sent.
 
-`plan` queues uploads and repairs by what the last scan found, and cleans up; a queue's thread calls
-`Worker._carry_out` for one save.  `result` returns what was seen and done.
+Scans must go on while the store does not answer, and uploads take hours.  So three kinds of threads
+share one table of saves: one scans, one plans (it queues uploads and repairs and cleans up), and
+the queues' threads call `Worker._carry_out` for one save each.  `result` returns what became of
+each save.
 """
 
 from __future__ import annotations
@@ -83,26 +85,27 @@ UNREAD = "the store's records cannot be read now"
 
 
 class SaveTable:
-    """The state of each save on this node.  Any thread may call it."""
+    """The state of each save on this node.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._states: dict[Key, SaveState] = {}
 
     def states(self) -> tuple[SaveState, ...]:
-        """Return all of them: those of the last plan in its order, then those that were removed."""
+        """Return the states of the last plan's saves in its order, then those of removed saves."""
         with self._lock:
             return tuple(self._states.values())
 
     def get(self, key: Key) -> SaveState | None:
-        """Return one; ``None`` if no plan has seen it."""
+        """Return a save's state, or None if no plan has seen it."""
         with self._lock:
             return self._states.get(key)
 
-    def see(self, scanned_saves: Sequence[ScannedSave]) -> list[SaveState]:
-        """Put in what a plan sees, and forget all else but what was to be uploaded.
+    def update(self, scanned_saves: Sequence[ScannedSave]) -> list[SaveState]:
+        """Replace the table by the saves of a plan; return the due ones that have disappeared.
 
-        Return that.
+        Those stay in the table, so that their loss can be reported; all others that are gone are
+        forgotten.
         """
         with self._lock:
             before = self._states
@@ -115,13 +118,13 @@ class SaveTable:
             return removed
 
     def change(self, key: Key, transition: Callable[[SaveState], SaveState]) -> None:
-        """Change a save's state, if it has one."""
+        """Replace a save's state by ``transition`` of it; do nothing if it has none."""
         with self._lock:
             if key in self._states:
                 self._states[key] = transition(self._states[key])
 
     def forget(self, key: Key) -> None:
-        """Forget a save."""
+        """Remove a save from the table, if it is there."""
         with self._lock:
             self._states.pop(key, None)
 
@@ -129,10 +132,10 @@ class SaveTable:
 class Worker:
     """Scans an output directory, and plans the uploads and repairs that `queues` carry out.
 
-    It may be killed at any moment and keeps nothing that it needs: what it remembers saves time.
-    `scan` is for any thread, and never reads the store; the rest is for one thread, and others may
-    scan meanwhile.  ``saves``: where each stands.  ``notes``: what an operator should see though it
-    is over.  Raises ConfigError where the run and the store lie in each other.
+    It may be killed at any moment: what it remembers only saves time.  Any thread may call `scan`,
+    which never reads the store, also during a call of the rest, which is for one thread.
+    ``saves``: the state of each save.  ``notes``: losses that an operator should still see.  Raises
+    ConfigError if the run and the store lie in each other.
     """
 
     def __init__(
@@ -172,22 +175,25 @@ class Worker:
 
     @property
     def queue_keys(self) -> tuple[object, ...]:
-        """The keys under which its jobs wait in the queues."""
+        """Return the keys under which its jobs wait in the queues."""
         return self, self._repairs
 
     @property
     def is_done(self) -> bool:
-        """Whether it has nothing to send, nor to report of what it had."""
+        """Return whether no save is due and none that was due was lost."""
         return not any(save.is_due for save in self.saves.states())
 
     def scan(self, now: float) -> Scan:
-        """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
+        """Pin the files that have appeared, judge each save, and return the scan.
+
+        ``now``: seconds on any clock that only grows.
+        """
         self._clock.notice(now)
         scan = self._scanner.scan(now)
         return replace(scan, notes=(*scan.notes, *self.notes))
 
     def pinned_bytes(self) -> int:
-        """Return the bytes of files that had no names but our pins' at the last scan."""
+        """Return the bytes of the files that, at the last scan, had no names but those of pins."""
         return held_bytes(
             [
                 scanned.local_save.pin
@@ -197,9 +203,10 @@ class Worker:
         )
 
     def plan(self, now: float) -> None:
-        """Queue what the last scan found finished, and remove what is not needed.
+        """Queue the uploads of finished saves and the repairs; remove what is not needed any more.
 
-        Errors are in the result: one checkpoint's never keep another back.
+        It goes by the last scan.  Without the store's records nothing is queued and nothing
+        removed. Errors are in the `result`, and one checkpoint's error holds up no other.
         """
         last_scan = self._scanner.last or self.scan(now)
         failures, is_ready = list(last_scan.failures), False
@@ -229,7 +236,7 @@ class Worker:
         )
 
     def result(self) -> WorkerResult:
-        """Return what became by now of all that the last plan saw."""
+        """Return the progress, repairs and failures of all that the last plan saw, as of now."""
         saves = self.saves.states()
         failed = [save.failure for save in saves if save.failure is not None]
         repairs, unrepaired = self._repairs.result()
@@ -242,9 +249,10 @@ class Worker:
         )
 
     def running(self, offset: float) -> list[Progress]:
-        """Return each save that is here, and that the store does not have whole, by the last scan.
+        """Return the progress of each save that is here and that the store does not have yet.
 
-        ``offset`` leads from the scans' clock to seconds since the epoch.  Any thread may ask.
+        ``offset``: seconds from the scans' clock to the epoch's.  The first time of each failure is
+        remembered for the next call.  Any thread may call it.
         """
         scan = self._scanner.last
         failures = (*(scan.failures if scan else ()), *self._failures)
@@ -272,7 +280,10 @@ class Worker:
         ]
 
     def _running(self, scanned: ScannedSave, offset: float) -> Progress | None:
-        """Return where a save stands that was scanned; None if the store has it, or will not."""
+        """Return the progress of a scanned save.
+
+        None if the store has it, or it is not to be stored.
+        """
         save, verdict = self.saves.get(scanned.key), scanned.verdict
         is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
         if verdict.reason == STORED:
@@ -312,18 +323,19 @@ class Worker:
         return replace(progress, state=state, reason=save.outcome.detail)
 
     def take_sent(self) -> list[UploadProgress]:
-        """Return the uploads that ended in the store, and forget them: each is returned once.
+        """Remove and return the uploads that ended in the store since the last call.
 
         `result` has them only until the next plan, which finds them stored.
         """
         return [self._sent.popleft() for _ in range(len(self._sent))]
 
     def _is_planned(self, scanned: ScannedSave) -> bool:
+        """Return whether a plan has seen this save finished, with the same files."""
         save = self.saves.get(scanned.key)
         return save is not None and save.is_planned(scanned)
 
     def _forget_digests(self, scanned_saves: Sequence[ScannedSave]) -> None:
-        """Forget the digests of checkpoints that are gone; queues write to them meanwhile."""
+        """Remove the digests of checkpoints that are not here any more."""
         digests = self._view.known_digests
         for name in set(digests) - {scanned.local_save.checkpoint for scanned in scanned_saves}:
             digests.pop(name, None)
@@ -331,14 +343,14 @@ class Worker:
     # What is decided in the plan's thread.
 
     def _plan_uploads(self, scanned_saves: Sequence[ScannedSave], *, is_ready: bool) -> None:
-        """Decide of each save, and queue what is due.
+        """Decide what is done with each save, and queue those that are to be uploaded.
 
-        ``is_ready``: the store's records were read just before; else all have to wait.  What is in
-        hand is the queue's thread's to change.
+        ``is_ready``: the store's records have just been read; otherwise all saves wait.  A save
+        that a queue's thread is sending is left to that thread.
         """
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
-        removed = self.saves.see(scanned_saves)
+        removed = self.saves.update(scanned_saves)
         due_saves: list[ScannedSave] = []
         for scanned in scanned_saves:
             if scanned.key in in_hand:
@@ -358,18 +370,19 @@ class Worker:
             self.queues.post(self, [])
             return
         pending_saves = [
-            self._turn(scanned, is_in_hand=scanned.key in in_hand) for scanned in due_saves
+            self._pending_save(scanned, is_in_hand=scanned.key in in_hand) for scanned in due_saves
         ]
         ordered, dropped = order_saves(pending_saves, self._options.order, self._options.superseded)
         for scanned in dropped:
-            outcome = _catch_errors(scanned, self._superseded)
+            outcome = _catch_errors(scanned, self._drop_superseded)
             self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
         ordered = [scanned for scanned in ordered if scanned.key not in in_hand]
         for scanned in ordered:
             self.saves.change(scanned.key, mark_queued)
-        self.queues.post(self, [self._job(scanned) for scanned in ordered])
+        self.queues.post(self, [self._upload_job(scanned) for scanned in ordered])
 
-    def _turn(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
+    def _pending_save(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
+        """Return what decides when a save is uploaded."""
         local_save = scanned.local_save
         written = max((s.mtime for s in local_save.files.stats), default=0)
         age = (scanned.first, local_save.checkpoint_dir.step or 0, local_save.k)
@@ -377,16 +390,18 @@ class Worker:
             scanned, local_save.run, age, written, is_in_hand or self._view.is_begun(local_save)
         )
 
-    def _job(self, scanned: ScannedSave) -> UploadJob:
+    def _upload_job(self, scanned: ScannedSave) -> UploadJob:
+        """Return the job that uploads a save."""
         size = sum(stat.size for stat in scanned.local_save.files.stats)
         return UploadJob(scanned.key, scanned.key[:2], size, partial(self._carry_out, scanned))
 
     def _finish_or_wait(self, scanned: ScannedSave, *, is_free: bool) -> UploadProgress | None:
-        """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
+        """Return why a save is not uploaded now, or None if it is to be queued.
 
-        A stored one that must move within the store is queued like one to be uploaded; the pin of a
-        lost one is removed.  Not ``is_free``: a save of its name is in hand, or the records could
-        not be read, so nothing is done.
+        A lost save's pin is deleted, and the loss noted.  A stored save that must move within the
+        store is queued, too.  ``is_free``: the records were read, and no save of this name is being
+        sent; otherwise nothing is changed.  Raises the error of a location whose records cannot be
+        read.
         """
         local_save, done_reason = scanned.local_save, self._view.why_done(scanned.local_save)
         if not is_free:
@@ -410,16 +425,16 @@ class Worker:
         if scanned.is_lost and local_save.pin is not None:
             drop(local_save.pin, self._scanner.lock)
             why = "deleted or abandoned by the trainer before the worker knew that it was complete"
-            self._note(scanned, "missed", why)
+            self._add_note(scanned, "missed", why)
             return _make_progress(scanned, "missed", why)
         return _waiting_progress(scanned)
 
     def _complete_stored(
         self, scanned: ScannedSave, own_manifest: Manifest
     ) -> UploadProgress | None:
-        """Return that a save is stored, after its configuration was sent if that is missing.
+        """Return that a save is stored, after sending its configuration if the store has none.
 
-        ``None`` if it has to move within the store, or some of its files have.
+        None if the save, or some of its files, must move within the store.
         """
         local_save, node, location = scanned.local_save, self._options.node, own_manifest.location
         stored = _done_progress(local_save, self._view.done_by(own_manifest))
@@ -434,7 +449,7 @@ class Worker:
             list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
         ):
             return None
-        context = self._context(local_save, split_threads(self._options.threads)[-1])
+        context = self._upload_context(local_save, split_threads(self._options.threads)[-1])
         if sent_configs := send_missing_config(local_save, location, context, manifests):
             return _done_progress(
                 local_save, Done("sent", f"sent {', '.join(sent_configs)}", own_manifest)
@@ -444,17 +459,21 @@ class Worker:
     def _correct_stored(
         self, local_save: LocalSave, own_manifest: Manifest, capacity: QueueCapacity
     ) -> UploadProgress:
-        """Return that a save is stored, after it was moved to where it belongs in the store."""
+        """Move a stored save to the location where it belongs; return that it is stored there."""
         names = frozenset(k.name for k in self._view.run_records.manifests(local_save.checkpoint))
         files = outgoing_save(local_save, self._view.selection).files
-        context = self._context(local_save, capacity)
+        context = self._upload_context(local_save, capacity)
         location = correct_location(self._options.node, own_manifest.location, files, context)
         self.saves.change(local_save.key, partial(replace, placed_by=names))
         return _done_progress(
             local_save, self._view.done_by(replace(own_manifest, location=location))
         )
 
-    def _superseded(self, scanned: ScannedSave) -> UploadProgress:
+    def _drop_superseded(self, scanned: ScannedSave) -> UploadProgress:
+        """Delete the pin of a save that is not sent, if the trainer has removed the checkpoint.
+
+        Return its progress, phase ``superseded``.
+        """
         if scanned.local_save.pin is not None and scanned.local_save.files.is_gone:
             drop(scanned.local_save.pin, self._scanner.lock)
         return _make_progress(
@@ -469,7 +488,11 @@ class Worker:
         *,
         is_ready: bool,
     ) -> None:
-        """Report, once, what was to be sent, or was being sent, and is not here any more."""
+        """Mark saves as lost that were due, and whose files are gone without being stored.
+
+        Note each once.  ``removed``: due saves that the last scan did not see.  One that is being
+        sent waits for its end.
+        """
         names_here = {scanned.key[:2] for scanned in scanned_saves}
         why = "its files were removed before all of them were stored"
         for save in removed:
@@ -480,16 +503,20 @@ class Worker:
                 self.saves.forget(save.key)
             else:
                 self.saves.change(save.key, partial(mark_lost, reason=why))
-                self._note(save.scanned, "lost", why)
+                self._add_note(save.scanned, "lost", why)
 
-    def _note(self, scanned: ScannedSave, phase: str, why: str) -> None:
+    def _add_note(self, scanned: ScannedSave, phase: str, why: str) -> None:
+        """Add a line to the notes, of which the last ten stay."""
         note = f"{phase} {scanned.local_save.run}/{scanned.local_save.checkpoint}: {why}"
         self.notes = (*self.notes, note)[-NOTES:]
 
     # What happens in a queue's thread.
 
     def _carry_out(self, scanned: ScannedSave, capacity: QueueCapacity) -> None:
-        """Upload a save, and report what became of it."""
+        """Upload a save, and record the outcome in the table.
+
+        Postpone it if a newer one goes first.
+        """
         if self._options.order == "newest" and any(
             newer.verdict.finished and self.saves.get(newer.key) is None
             for newer in self._scanner.saves()
@@ -506,9 +533,11 @@ class Worker:
             self._sent.append(outcome)
 
     def _upload(self, scanned: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
-        """Upload a save, unless it has changed since the plan; move one that is stored.
+        """Upload a save, or move it if it is stored; return its progress.
 
-        Raises Incomplete if it changes meanwhile.
+        It waits instead if it has changed since the plan.  Its pin is replaced by reflinks, gets
+        the times of sending, and is marked as stored.  Raises Incomplete if the save changes
+        meanwhile.
         """
         stored = self._view.why_done(scanned.local_save)
         if stored is not None and stored.phase == "stored" and stored.manifest is not None:
@@ -528,7 +557,7 @@ class Worker:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
                 local_save = write_save_notes(local_save, pin_notes)
         outgoing, read_files = self._outgoing(local_save)
-        context = self._context(local_save, capacity)
+        context = self._upload_context(local_save, capacity)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
             sent = send_save(outgoing, pin_notes, context, read_files)
@@ -550,13 +579,15 @@ class Worker:
         return progress
 
     def _outgoing(self, local_save: LocalSave) -> tuple[LocalSave, ReadFiles]:
-        """Return what is sent of a save, and what an earlier try read of these very files.
+        """Return the files to send of a save, and what an earlier try read of these very files.
 
-        Files that no try has read yet are put out of every writer's reach first.
+        If no try has read them, the pin's links are replaced by reflinks first.  Both are
+        remembered in the table.
         """
         manifests = self._view.run_records.manifests(local_save.checkpoint)
 
         def beside(files: LocalFiles) -> Mapping[str, LocalFile]:
+            """Return the configuration files that may be sent with the save."""
             return drop_young(
                 configs_to_send(files, local_save.checkpoint_dir, self._options.node, manifests)
             )
@@ -573,7 +604,8 @@ class Worker:
         self.saves.change(local_save.key, partial(replace, stats_read=stats, read=read_files))
         return outgoing, read_files
 
-    def _context(self, local_save: LocalSave, capacity: QueueCapacity) -> UploadContext:
+    def _upload_context(self, local_save: LocalSave, capacity: QueueCapacity) -> UploadContext:
+        """Return where and how a queue's thread uploads a save."""
         return UploadContext(
             self._view,
             local_save.checkpoint,
@@ -587,9 +619,10 @@ class Worker:
 
 
 def harden_save(local_save: LocalSave) -> LocalSave:
-    """Return the same save, its pin out of every writer's reach if the file system can do that.
+    """Replace the hard links of a save's pin by reflinks if possible.
 
-    Raises Incomplete unless the pin still holds the files of the scan.
+    Return the save with new stats.  Raises Incomplete unless the pin still holds the files of the
+    scan.
     """
     if local_save.pin is None:
         return local_save
@@ -606,12 +639,12 @@ def harden_save(local_save: LocalSave) -> LocalSave:
 
 
 def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
-    """Return what tells a file that was written again, and a reflink keeps."""
+    """Return size and mtime of each file: a later write changes them, and a reflink does not."""
     return {path: (f.stat.size, f.stat.mtime) for path, f in files.items()}
 
 
 def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
-    """Tell the hook, which may be waiting for it."""
+    """Mark the save's pin as stored if the store has it: a hook may wait for that."""
     if (
         local_save.pin is not None
         and progress.location
@@ -644,7 +677,11 @@ def _done_progress(local_save: LocalSave, done_reason: Done) -> UploadProgress:
 def _catch_errors(
     scanned: ScannedSave, work: Callable[[ScannedSave], T]
 ) -> T | UploadProgress | Failure:
-    """Return what ``work`` made of a save, or its error as a value."""
+    """Return what ``work`` returns for a save, or its error as a value.
+
+    Incomplete becomes phase ``waiting``, since the next scan may find the save complete; other
+    errors of ckptsync become a Failure.
+    """
     try:
         return work(scanned)
     except Incomplete as e:  # it changed, or others are at it: the next scan may find it quiet
