@@ -127,7 +127,7 @@ def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: 
 
 
 def is_lost(observed: Observation) -> bool:
-    """Return whether a checkpoint that the trainer has removed can never be known to be complete."""
+    """Return whether a checkpoint that the trainer removed can never be known to be complete."""
     return (
         observed.is_gone
         and observed.hook != "committed"
@@ -136,7 +136,7 @@ def is_lost(observed: Observation) -> bool:
 
 
 def may_be_alone(observed: Observation, rule: Rule) -> bool:
-    """Return whether only another checkpoint with the same file names could show that this is whole."""
+    """Return whether only another checkpoint with the same names could show that this is whole."""
     return bool(_possibly_torn(observed, rule))
 
 
@@ -221,6 +221,7 @@ def _unended_training(observed: Observation, rule: Rule) -> UnendedTraining | No
 
 
 def _describe_training(training: UnendedTraining) -> str:
+    """Return which checkpoint shows that the training goes on, in words."""
     return f"{training.checkpoint} before it is of step {training.step} of {training.last}"
 
 

@@ -231,7 +231,7 @@ def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
 
 @contextlib.contextmanager
 def _add_later_hint() -> Iterator[None]:
-    """Raise an Incomplete of the block again, with a hint: the trainer may have deleted the file."""
+    """Raise an Incomplete of the block again, with the hint to send a later checkpoint."""
     try:
         yield
     except Incomplete as e:

@@ -146,7 +146,7 @@ class Surroundings:
 def find_surroundings(
     output_dir: Path, saves: Sequence[LocalSave], marked: Collection[str]
 ) -> Surroundings:
-    """Return what lies around each of ``saves``, with the rank markers of the checkpoints ``marked``.
+    """Return what lies around ``saves``, with the rank markers of the checkpoints ``marked``.
 
     Never raises: a marker that cannot be read is ignored.
     """
@@ -301,13 +301,16 @@ def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
 
 
 def _name_pattern(local_save: LocalSave) -> frozenset[str]:
-    """Return a save's file names with its step replaced by ``#``, since scripts write it into names."""
+    """Return a save's file names with its step replaced by ``#``: scripts write it into names."""
     number = re.compile(rf"(?<![0-9])0*{local_save.checkpoint_dir.step}(?![0-9])")
     return frozenset(number.sub("#", name) for name in local_save.files.by_path)
 
 
 def was_at_rest(local_save: LocalSave) -> bool:
-    """Return whether the pin's notes say that these very files were stable (`finished.is_stable`)."""
+    """Return whether the pin's notes say that these very files were stable.
+
+    See `finished.is_stable`.
+    """
     return (
         local_save.pin is not None
         and local_save.pin.notes.stable > 0

@@ -150,7 +150,7 @@ class Scanner:
         self._names: tuple[tuple[int, int], frozenset[str]] | None = None
 
     def scan(self, now: float) -> Scan:
-        """Pin what has appeared, judge every save, and return the result, which `last` has from then on.
+        """Pin what has appeared, judge every save, and return the result, also kept in `last`.
 
         ``now``: seconds on a clock that only grows.
         """
@@ -357,7 +357,7 @@ class Scanner:
         other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
-            """Return the observation, completed by a look at similar saves if that decides, and its verdict."""
+            """Return the observation, with a look at similar saves if they decide, and its verdict."""
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
                 observation = replace(
                     observation, has_similar=is_like_another(local_save, around.saves)
@@ -382,7 +382,7 @@ class Scanner:
     def _is_new_save(
         self, local_save: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
-        """Return whether all of a save appeared between two scans and nothing was written over since."""
+        """Return whether a save appeared between two scans and nothing was written over since."""
         if before is None:
             return is_new and local_save.k == 0 and not _was_moved_in(local_save)
         if before.observation is None or not before.observation.is_new or before.since == since:

@@ -1,7 +1,8 @@
-"""The records of the runs of this node in the store, and what follows for a save that lies here.
+"""A cached view of a run's records in the store, and what follows for a save that lies here.
 
-`StoreView.refresh` reads each record once, and again when a new report names it.  What follows from
-them is pure.
+Every plan asks many questions about the store, which may be far away.  `StoreView.refresh` does all
+reading: each record once, and again when a new report names it.  The answers are pure functions of
+what was read.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
 class RunRecords:
     """The records of a run, by name.
 
-    ``broken`` are those that cannot be read, with the reason: nothing is decided about their
-    locations. ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies
-    in the run's `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``:
-    manifests that model records and reports name, and that are gone.
+    ``broken``: records that cannot be read, with the reason; nothing is decided about their
+    locations. ``times``: when each record came, on the store's clock.  ``sizes``: bytes of each
+    file in the run's `.ckptsync`.  ``grouped``: the records by checkpoint.  ``lost``: manifests
+    that model records and reports name, and that the store does not have any more.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class RunRecords:
     lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
 
     def damaged(self) -> tuple[str, ...]:
-        """Return the locations that a report has ever called damaged."""
+        """Return the locations that some report calls damaged, also if a later report does not."""
         return tuple(
             sorted(
                 {
@@ -78,20 +79,20 @@ class RunRecords:
         )
 
     def manifests(self, checkpoint: str) -> tuple[manifest_groups.StoredManifest, ...]:
-        """Return all of one checkpoint name, in every location, also those taken back."""
+        """Return all manifests of a checkpoint's name, also superseded ones."""
         return manifest_groups.collect_manifests(self.grouped.get(checkpoint, {}))
 
     def counting(self, location: str) -> list[manifest_groups.StoredManifest]:
-        """Return the manifests of one location that count."""
+        """Return the manifests of one location that are not superseded."""
         live = manifest_groups.live_manifests(self.manifests(checkpoint_of(location)))
         return [k for k in live if k.manifest.location == location]
 
     def live(self, checkpoint: str) -> list[Manifest]:
-        """Return the manifests of one checkpoint name that count, in every location."""
+        """Return the manifests of a checkpoint's name that are not superseded."""
         return [k.manifest for k in manifest_groups.live_manifests(self.manifests(checkpoint))]
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
-        """Return all of one checkpoint name, in every location."""
+        """Return all tombstones of a checkpoint's name."""
         return _records_of_kind(self.grouped.get(checkpoint, {}), Tombstone)
 
     def location(self, location: str) -> LocationRecords:
@@ -109,19 +110,13 @@ class RunRecords:
         )
 
     def unusable_manifests(self, node: str) -> tuple[RecordName, ...]:
-        """Return a node's manifests that are damaged or gone.
-
-        Not those of a newer program, which are well.
-        """
+        """Return a node's manifests that are damaged or gone; a newer program's are neither."""
         damaged = (name for name, error in self.broken.items() if isinstance(error, Corrupt))
         names = record_names((*damaged, *self.lost)).values()
         return tuple(p for p in names if (p.kind, p.node) == ("manifest", node))
 
     def lost_of(self, node: str, checkpoint: str) -> tuple[str, ...]:
-        """Return the names of a node's manifests of a checkpoint that are gone.
-
-        A new manifest stands in their stead.
-        """
+        """Return a node's manifests of a checkpoint that are gone, to be superseded by a new one."""
         return tuple(
             sorted(
                 name
@@ -131,7 +126,7 @@ class RunRecords:
         )
 
     def is_contended(self, node: str, run: str, checkpoint: str) -> bool:
-        """Return whether another live node has announced that it sends files of a checkpoint."""
+        """Return whether another node announces that it is sending files of a checkpoint."""
         prefix = sending_prefix(run, checkpoint)
         announcements = [
             Entry(name, size, self.times[name])
@@ -144,18 +139,18 @@ class RunRecords:
         return bool(sending.keys() - {node})
 
     def reading(self, node: str, run: str, checkpoint: str, time_ns: int) -> Reading:
-        """Return what a node decides an upload by; ``at``: now, by its clock (ns)."""
+        """Return the values that decide an upload; ``time_ns``: now, by the node's clock."""
         is_contended = self.is_contended(node, run, checkpoint)
         return Reading(self.manifests(checkpoint), is_contended, time_ns)
 
     def is_unreadable(self, location: str) -> bool:
-        """Return whether any record about a location cannot be read, whoever may write it anew."""
+        """Return whether any record about a location cannot be read."""
         return any(p.location == location for p in record_names(self.broken).values())
 
     def broken_location(self, checkpoint: str) -> CkptsyncError | None:
-        """Return the first error in the records of a checkpoint's locations.
+        """Return the first error in the records of a checkpoint's locations, or None.
 
-        Not of model records and reports, which are made anew.
+        Errors of model records and reports do not count: heads and verifiers make those anew.
         """
         errors = (
             self.broken[name]
@@ -165,15 +160,15 @@ class RunRecords:
         return next(map(without_frames, errors), None)
 
     def is_damaged(self, location: str) -> bool:
-        """Return whether a report calls a location damaged, and no later one answers it."""
+        """Return whether a report calls a location damaged and no later report answers it."""
         records, manifests = self.location(location), self.counting(location)
         model_record, _ = newest_model_record(records.model_records, manifests)
         return bool(proof(records.reports, {k.name for k in manifests}, model_record).damage)
 
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
-        """Return whether a report proves a location's manifests and model, or they are given up.
+        """Return whether a location is VERIFIED with its model or, if ``retired_too``, given up.
 
-        Not where a record cannot be read: a newer program may have written what is not known here.
+        False where a record cannot be read: a newer program may have written it.
         """
         if self.broken_location(checkpoint_of(location)) is not None:
             return False
@@ -189,8 +184,8 @@ class RunRecords:
 def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
     """Return the records of a run as they are now.
 
-    ``before`` saves fetching those again that nobody has touched.  Raises StoreError. A record that
-    a new report names is read again: a disk loses bits without a new time.
+    Records of ``before`` with the same time and size are not read again, except those that a new
+    report names: a disk loses bits without a new time.  Raises StoreError.
     """
     entries = tuple(store.names(f"{run}/{RECORDS}/"))
     parsed_names = {
@@ -229,6 +224,7 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
 
 
 def _records_of_kind(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
+    """Return the records of one type."""
     return {name: r for name, r in records.items() if isinstance(r, kind)}
 
 
@@ -236,7 +232,7 @@ def _records_of_kind(records: Mapping[str, Record], kind: type[R]) -> dict[str, 
 class Done:
     """Why nothing is left to do for a save.
 
-    ``manifest`` names its files already; it is this node's own if the phase is ``stored``.
+    ``manifest``: names its files already; it is this node's own if the phase is ``stored``.
     """
 
     phase: Phase
@@ -248,10 +244,10 @@ class Done:
 class StoreView:
     """A cached view of a run's records in the store, and what follows for a save on this node.
 
-    `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
-    ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``run_records``: the
-    records as they were read last.  ``known_digests``: by checkpoint, digests of this node's files
-    that were read and need not be sent.
+    `refresh` does all I/O; every other method reads the cache.  Thread-safe.  ``offset``: returns
+    this node's clock minus the store's (ns), as last measured.  ``run_records``: the records as
+    last read. ``known_digests``: by checkpoint, digests of this node's files that were read and
+    need not be sent.
     """
 
     store: Store
@@ -265,7 +261,10 @@ class StoreView:
     _latest: int = 0
 
     def refresh(self) -> RunRecords:
-        """Return the records as they are now.  Raises StoreError."""
+        """Read the records, make them the view's, and return them.  Raises StoreError.
+
+        A refresh that began earlier and ends later replaces nothing.
+        """
         ticket = next(self._turns)
         records = read_run(self.store, self.run, self.run_records)
         if ticket > self._latest:  # what began earlier and ended later is no news
@@ -273,13 +272,13 @@ class StoreView:
         return records
 
     def remember(self, checkpoint: str, digests: KnownDigests) -> None:
-        """Keep digests, so that the same files are not read again."""
+        """Add digests of files to the view, so that the same files are not read again."""
         self.known_digests[checkpoint] = {**self.known_digests.get(checkpoint, {}), **digests}
 
     def why_done(self, local_save: LocalSave) -> Done | None:
-        """Return why nothing is left to do for a save, or ``None``.
+        """Return why nothing is left to do for a save, or None if it is to be uploaded.
 
-        It is stored, by this node or another on the same disk, or it was given up.
+        It is stored, by this node or another one on the same disk, or it was given up.
         """
         if local_save.pin is not None and local_save.pin.node not in ("", self.node):
             return Done("elsewhere", f"{local_save.pin.node} uploads it")
@@ -290,10 +289,7 @@ class StoreView:
         return None if manifest is None else self.done_by(manifest)
 
     def done_by(self, manifest: Manifest) -> Done:
-        """Return that nothing is left to do for a save whose files the store has.
-
-        ``there``: a manifest of it, this node's if it has one.
-        """
+        """Return that the store has a save's files, by one of its manifests (this node's, if any)."""
         if manifest.node == self.node:
             return Done("stored", "stored", manifest)
         return Done(
@@ -303,9 +299,9 @@ class StoreView:
     def find_save(
         self, stats: Sequence[Stat], checkpoint: str, selection: Selection
     ) -> Manifest | None:
-        """Return a manifest of the save that has these files, this node's if it has one there.
+        """Return a manifest of the save that has these files, or None; this node's is preferred.
 
-        Files that are not sent by choice do not count.
+        Files that are not sent by choice are ignored.
         """
         manifests, digests = (
             self.run_records.live(checkpoint),
@@ -331,12 +327,12 @@ class StoreView:
         return is_retired(self.node, stats, buried, records.manifests(local_save.checkpoint))
 
     def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
-        """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
+        """Return whether the store has these very files, VERIFIED or given up, so they need no pin."""
         mine = self.find_save(stats, checkpoint, self.selection)
         return mine is not None and self.run_records.is_safe(mine.location)
 
     def is_done(self, local_save: LocalSave) -> bool:
-        """Return whether nothing is left to do here: it is stored, another's, or given up."""
+        """Return whether nothing is left to do: the save is stored, another node's, or given up."""
         return self.why_done(local_save) is not None
 
     def has_other_part(self, local_save: LocalSave) -> bool:
@@ -345,11 +341,12 @@ class StoreView:
         return has_other_part(local_save.files.stats, self.node, self.offset(), manifests)
 
     def is_begun(self, local_save: LocalSave) -> bool:
-        """Return whether this node has announced a save, or another has stored its part."""
+        """Return whether this node has announced a save, or another one has stored its part."""
         announcement = sending_prefix(self.run, local_save.checkpoint) + self.node
         return bool(self.run_records.sizes.get(announcement)) or self.has_other_part(local_save)
 
 
 def _select_stats(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+    """Return the stats of the files that are sent by choice."""
     names = select((s.path for s in stats), selection, demands)
     return [s for s in stats if s.path in names]

@@ -191,7 +191,7 @@ def awaits_trainer_state(files: Sequence[Stat], *, has_trainer: bool) -> bool:
 
 
 def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
-    """Return the last file of a trainer that is missing, if the trainer was perhaps killed before it.
+    """Return a trainer's last file that is missing, if the trainer was perhaps killed before it.
 
     Empty if it is here, or no trainer writes one.  What the Trainer leaves in the middle of its
     first save is what ``save_pretrained`` leaves at its end, so only a similar second checkpoint

@@ -84,13 +84,12 @@ _LEAST_ENTRY = 200  # bytes of a file in a manifest
 
 @dataclass(frozen=True, slots=True)
 class UploadContext:
-    """The checkpoint of a store that is uploaded to, and how.
+    """Where a checkpoint is uploaded to, and how.
 
-    ``after_chunk`` is called from one thread at a time.  ``threads``: large files that are sent at
-    once; ``small``: files at once that cost a round trip rather than bandwidth, 0:
-    as `small_at_once` says.  ``may_wait``: whether a worker tries again and again, and so may wait
-    for proof.  ``output_dir``: whose spool keeps copies of the manifests.  ``transfer`` counts what
-    is done.
+    ``after_chunk``: called from one thread at a time.  ``threads``: large files sent at once;
+    ``small``: files at once that cost a round trip rather than bandwidth, 0: `small_at_once` of
+    ``threads``.  ``may_wait``: the caller tries again and again, so an upload may wait for proof.
+    ``output_dir``: its spool keeps copies of the manifests.  ``transfer``: counts what is sent.
     """
 
     view: StoreView
@@ -104,45 +103,42 @@ class UploadContext:
 
     @property
     def store(self) -> Store:
-        """The store."""
+        """Return the store."""
         return self.view.store
 
     @property
     def run(self) -> str:
-        """The run."""
+        """Return the run's name."""
         return self.view.run
 
     @property
     def node(self) -> str:
-        """Who uploads."""
+        """Return the id of the node that uploads."""
         return self.view.node
 
     def read(self) -> Reading:
-        """Return the records of the checkpoint's name as they are now.  Raises StoreError."""
+        """Refresh the view; return the records of the checkpoint's name.  Raises StoreError."""
         records = self.view.refresh()
         return records.reading(self.node, self.run, self.checkpoint, time.time_ns())
 
     def commit(self, manifest: Manifest) -> None:
-        """Write a manifest, and keep a copy of it."""
+        """Write a manifest into the store, and a copy of it into the spool."""
         name, data = io.create_record(self.store, manifest)
         if self.output_dir is not None:
             write_manifest_copy(self.output_dir, name, data)
 
 
 def small_at_once(threads: int) -> int:
-    """Return how many small files go beside ``threads`` large ones.
-
-    Who asks for one at a time gets that.
-    """
+    """Return how many small files are sent beside ``threads`` large ones; 1 if that is 1."""
     return SMALL_AT_ONCE * threads if threads > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """``location`` of the save; ``files`` and ``size`` of what this call stored.
+    """The result of an upload.
 
-    ``stored_before``: a manifest of the save that has all of it already: nothing was written.
-    ``notes`` on its layout.
+    ``location``: of the save.  ``files`` and ``size``: what this call stored.  ``stored_before``: a
+    manifest that already has all of the save; then nothing was written.  ``notes``: on its layout.
     """
 
     location: str
@@ -155,9 +151,9 @@ class Sent:
 def send_save(
     local_save: LocalSave, pin_notes: PinNotes, context: UploadContext, read_files: ReadFiles
 ) -> Sent:
-    """Store the files of a save and then its manifest, and see that it lies where it belongs.
+    """Store a save's files and then its manifest, and move it if it belongs in another location.
 
-    ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
+    ``pin_notes`` and ``read_files``, and errors: see `draft_manifest` and `upload`.
     """
     lost_manifests = context.view.run_records.lost_of(context.node, local_save.checkpoint)
     spool = context.output_dir / SPOOL if context.output_dir else None
@@ -176,7 +172,7 @@ def send_save(
 
 
 def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
-    """Return what was sent, as a value."""
+    """Return the progress, phase ``sent``, of an upload that has ended."""
     files, files_around = local_save.files, local_save.files.files_around
     around_note = (
         (f"not in the checkpoint, and sent with it: {', '.join(files_around)}",)
@@ -205,11 +201,23 @@ def upload(
     context: UploadContext,
     read_entries: dict[str, FileEntry] | None = None,
 ) -> Sent:
-    """Store what ``draft`` names, then the manifest: read, decide, send, until nothing changed.
+    """Store the files that ``draft`` names, then the manifest; return what was sent.
 
-    Raises Incomplete if the source changed: nothing was committed then. ``draft.supersedes``:
-    see `draft_manifest`; of these, the manifest names those of its own location. ``read``:
-    entries of the files that have been read, by path; what is read here is added.
+    It reads the records, decides, sends, and repeats that until the decision stays the same.  If a
+    manifest has all files already, nothing is written.
+
+    Args:
+        draft: of its ``supersedes``, the manifest keeps those of its own location.
+        files: the files here.
+        context: where and how.
+        read_entries: entries of files that have been read, by path; entries that are read here are
+            added.
+
+    Raises:
+        Incomplete: a file has changed, another node's part may belong to the same save, or other nodes
+            keep moving it.  No manifest was written.
+        Unsupported, StoreError: a manifest cannot say this, or the store refuses.
+
     """
     _check_recordable(draft)
     sender = FileSender(files, context, read_entries)
@@ -259,12 +267,12 @@ def _check_recordable(draft: Manifest) -> None:
 
 
 class FileSender:
-    """One upload on its way.
+    """Sends the files of one upload.
 
-    ``files``: the files here.  ``read``: entries of those that have been read.  ``done``: what it
-    has stored, by name.  ``overwrote_orphan``: other bytes lay under a name that no manifest bound.
-    ``elsewhere``: manifests of stored files that may have the bytes of a file that this node no
-    longer holds.
+    ``files``: the files here.  ``read``: entries of files that have been read.  ``done``: entries
+    of what it has stored, by name in the store.  ``overwrote_orphan``: it has replaced other bytes,
+    under a name that no manifest bound.  ``elsewhere``: manifests of stored files that may have the
+    bytes of a file that this node no longer holds.
     """
 
     def __init__(
@@ -281,7 +289,7 @@ class FileSender:
         self.overwrote_orphan = False
 
     def digest_named(self, draft: Manifest, manifests: Sequence[StoredManifest]) -> Manifest:
-        """Read the files that a manifest in ``known`` names; return the draft with digests."""
+        """Read the files that one of ``manifests`` names; return the draft with their digests."""
         named_paths = {f.path for k in manifests for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named_paths and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
@@ -289,20 +297,22 @@ class FileSender:
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
-        """Announce in the store that this node is sending, and again every minute between chunks.
+        """Announce in the store, until the block ends, that this node is sending.
 
-        Every other node would call orphaned what this one has written and not yet named in a
-        manifest.
+        The announcement is renewed every minute, between chunks.  Without it, other nodes would
+        take files that no manifest names yet for orphans.
         """
         context, before, last = self.context, self.pool.after_chunk, 0.0
         name = sending_prefix(context.run, context.checkpoint) + context.node
 
         def write(content: bytes) -> None:
+            """Write the announcement; an empty one ends it."""
             nonlocal last
             context.store.write(name, [content], About(len(content)))
             last = time.monotonic()
 
         def renew(count: int) -> None:
+            """Write the announcement again if the last one is a minute old."""
             if time.monotonic() - last > ANNOUNCE_EVERY:
                 write(b"sending\n")
             before(count)
@@ -318,9 +328,9 @@ class FileSender:
                 write(b"")
 
     def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
-        """Store what is not in ``draft.location`` yet, small files first.
+        """Store the files of ``draft.location`` that are not there yet, small files first.
 
-        Return the entries, which say where the files lie.
+        Return their entries, which say under which names they lie.
         """
         # nothing else needs the listing, and the first byte waits
         is_listed = any(u.plain == "same" for u in unsent)
@@ -334,11 +344,13 @@ class FileSender:
         self.context.transfer.restart(sum(f.size for f in draft.files), unsent_size)
 
         def put(file: Unsent) -> FileEntry:
+            """Store a file, count it, and return its entry."""
             entry = put_file(file)
             self.context.transfer.end(entry)
             return entry
 
         def put_file(file: Unsent) -> FileEntry:
+            """Store a file under its plain name, or else under the node's; return its entry."""
             plain = file_name(draft.run, draft.location, file.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = file.plain != "other" and (
@@ -357,7 +369,10 @@ class FileSender:
     def commit(
         self, part: Manifest, entries: Sequence[FileEntry], manifests: Sequence[StoredManifest]
     ) -> Sent:
-        """Write the manifest of the files that were sent, unless one has changed since the scan."""
+        """Write the manifest of the files that were sent; return what was sent.
+
+        Raises Changed or Incomplete, and writes nothing, if a file has changed since the scan.
+        """
         check_unchanged(self.files)
         prefix = records_prefix(part.run, part.location)
         # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
@@ -390,13 +405,11 @@ class FileSender:
     def _overwrite_orphan(
         self, draft: Manifest, name: str, source: UploadSource | StoreSource
     ) -> bool:
-        """Write over an orphaned file, which no manifest binds while nobody else sends.
-
-        Return whether that was so.
-        """
+        """Replace an orphaned file; return False if another node is sending, or has named it."""
         file = source.entry
 
         def check() -> None:
+            """Raise _NameClaimed if a manifest names the file with other bytes."""
             manifests = manifest_groups.manifests_in(draft.location, self.context.read().manifests)
             if any(
                 m.stored_name(f) == name and f.digest != file.digest
@@ -419,7 +432,7 @@ class FileSender:
         return True
 
     def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
-        """Store a file under the node's name; return its entry."""
+        """Store a file under this node's own name; return its entry."""
         beside = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(beside, own_prefixes(draft.run, draft.location))
         if name not in self.done and not (
@@ -432,11 +445,19 @@ class FileSender:
         return replace(self.read.get(file.path, file), stored_as=name)
 
     def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
+        """Return a source's entry with its digest, and remember it.
+
+        Reads the file if nobody has.
+        """
         entry = source.digested()
         self.read[entry.path] = entry
         return entry
 
     def _source(self, file: FileEntry) -> UploadSource | StoreSource:
+        """Return where a file's bytes are read: on this node, else in the store under another name.
+
+        Raises Incomplete if neither has them any more.
+        """
         file = self.read.get(file.path, file)
         local_file = self.files.by_path.get(file.path)
         if local_file is not None and self._has(local_file, file):
@@ -459,9 +480,10 @@ class FileSender:
         )
 
     def _has(self, local_file: LocalFile, file: FileEntry) -> bool:
-        """Return whether a file here has the bytes of an entry.
+        """Return whether a local file has the bytes of an entry.
 
-        The entry may be another node's with the same bytes and other times.
+        Read the file only if times differ.  The entry may be another node's, with the same bytes
+        and other times.
         """
         if (
             not file.digest
@@ -484,11 +506,10 @@ class _NameClaimed(Incomplete):
 
 
 def correct_location(node: str, location: str, files: LocalFiles, context: UploadContext) -> str:
-    """See that a stored save lies in the location where all manifests that are known now put it.
+    """Move a stored save to where all manifests known now put it; return its location afterwards.
 
-    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
-    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
-    it.
+    ``node``: whose part it is; ``context.node`` moves it, mostly the same.  Nothing moves while
+    another node sends files of that checkpoint: a later call does it.
     """
     manifests = (
         context.read().manifests
@@ -517,7 +538,7 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
 def _move_save(
     node: str, location: str, home: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
-    """Store at home what a node has in another location, and write a manifest there."""
+    """Store at ``home`` what a node has in another location, and write a manifest there."""
     own_manifests, manifests_at_home = (
         _own_manifests(node, location, manifests),
         manifest_groups.manifests_in(home, manifests),
@@ -534,9 +555,9 @@ def _move_save(
 def _store_beside(
     node: str, location: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
-    """Store under the node's own name the files that another node wrote over, or names too.
+    """Store under the node's own names the files whose names another node has overwritten, or claims.
 
-    That makes a further manifest. The smallest node id keeps a name that several claim, if its
+    A further manifest says so.  The smallest node id keeps a name that several nodes claim, if its
     bytes are there.
     """
     is_exclusive = sender.context.store.is_exclusive
@@ -557,6 +578,7 @@ def _store_beside(
     sender.elsewhere = manifests_here
 
     def is_well(file: FileEntry) -> bool:
+        """Return whether a file's name is not doubtful, or holds the file's bytes."""
         name = manifest.stored_name(file)
         return name not in names or (
             digests[name] == file.digest
@@ -571,6 +593,7 @@ def _store_beside(
 def _own_manifests(
     node: str, location: str, manifests: Iterable[StoredManifest]
 ) -> list[StoredManifest]:
+    """Return a node's manifests of a location that are not superseded."""
     place = (node, location)
     return [
         k
