@@ -1,12 +1,13 @@
-"""Remove from this node what is VERIFIED in the store: pins and, if configured, checkpoints.
+"""Removes from this node what is VERIFIED in the store: pins and, if configured, checkpoints.
 
-Local checkpoints are removed for nodes on which nobody rotates.  Never the newest, never what the
-trainer calls its best, never what a process has open, and nothing of which the store lacks a byte
-that lies here: sizes and times can be kept while bytes change, so a file is read again unless its
-inode and ctime are those that were uploaded.  A checkpoint goes by one rename, so that no trainer
-sees half of one; if it changed in that moment, it comes back by another.
+Where nobody rotates, the trainer's disk fills up.  A local checkpoint is removed only if a report
+proves that the store has every byte of it: sizes and times can be kept while bytes change, so a
+file is read again unless its inode and ctime are those that were uploaded.  The newest checkpoint,
+the trainer's best one, and one with an open file stay.  A checkpoint is removed by one rename, so
+that no trainer sees half of it; if it changed at that moment, it is renamed back.
 
-What `ckptsync resume` has moved aside goes, too, once a later checkpoint is here and VERIFIED.
+Checkpoints that `ckptsync resume` has moved aside are removed, too, once a later checkpoint is here
+and VERIFIED.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ _GONE = ".gone-cleaned-"
 
 
 class UploadedFiles:
-    """The files of this node that this process has uploaded, or compared with the store's digests.
+    """Remembers files of this node that have, or have not, the bytes that the store has.
 
-    It knows them by all that `stat` says; after a restart it knows none.  ``after_chunk``: called
-    with the bytes of each chunk that is read to compare.
+    They are identified by all that `stat` says; after a restart none is known.  ``after_chunk``:
+    gets the bytes of each chunk that is read to compare.
     """
 
     def __init__(self, after_chunk: AfterChunk = ignore_chunk) -> None:
@@ -74,11 +75,11 @@ class UploadedFiles:
         self._changed: dict[str, set[_Identity]] = {}
 
     def note(self, checkpoint: str, files: Iterable[Stat]) -> None:
-        """Note that these files are as the store has them."""
+        """Remember that these files of a checkpoint are as the store has them."""
         self._same[checkpoint] = {_identity(f) for f in files}
 
     def forget(self, checkpoints: Collection[str]) -> None:
-        """Forget checkpoints that are not in ``here``."""
+        """Forget the files of all other checkpoints than these."""
         for identities in (self._same, self._changed):
             for checkpoint in identities.keys() - set(checkpoints):
                 identities.pop(checkpoint, None)
@@ -86,9 +87,9 @@ class UploadedFiles:
     def find_changed(
         self, checkpoint: str, root: Path, files: Iterable[tuple[Stat, str]]
     ) -> str | None:
-        """Return the path of a file that has not the digest beside it; None if all have.
+        """Return the path of a file that does not have its digest, or None if all have.
 
-        Raises Incomplete if one changes meanwhile.
+        Reads files that are not remembered.  Raises Incomplete if one changes meanwhile.
         """
         same, changed = self._same.get(checkpoint, set()), self._changed.get(checkpoint, set())
         for file, digest in sorted(
@@ -106,6 +107,7 @@ class UploadedFiles:
         return None
 
     def _sign(self, count: int) -> None:
+        """Signal progress to the watchdog, and pass the bytes of a chunk on."""
         progress_signs.sign()
         self._after_chunk(count)
 
@@ -114,6 +116,7 @@ _Identity = tuple[str, int, int, int, int, int]
 
 
 def _identity(file: Stat) -> _Identity:
+    """Return what identifies one state of a file."""
     return file.path, file.size, file.mtime, file.inode, file.device, file.ctime
 
 
@@ -126,9 +129,9 @@ def clean_up(
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
-    The newest ``keep_pins`` pins stay. Return what a user should see of it, and what could not be
-    removed.  ``here``: checkpoints that are here, or that the scan could not look at; with the
-    empty name it saw none.
+    The newest ``keep_pins`` proven pins stay.  Return the removed checkpoints, and what could not
+    be removed.  ``checkpoints``: names that are here or that the scan could not read; with the
+    empty name among them the scan saw nothing, so nothing is forgotten.
     """
     run, scanned_saves = options.run, scanner.saves()
     cleaned: list[UploadProgress] = []
@@ -165,11 +168,11 @@ def clean_up(
 
 @dataclass(frozen=True, slots=True)
 class LocalCheckpoint:
-    """A checkpoint's directory here.
+    """A checkpoint's directory on this node.
 
-    ``is_verified``: a report has proven in the store every file of it, as it is now. ``age``: its
-    step, and the mtime of its last file (ns).  ``is_busy``: something of it is still on its way.
-    ``finished``: when a worker saw it finished (ns), 0 if none has.
+    ``is_verified``: a report has proven that the store has every file of it, as it is now.
+    ``age``: its step, and the mtime of its last file (ns).  ``is_busy``: some of it is still to be
+    sent. ``finished``: when a worker saw it finished (ns), 0 if none has.
     """
 
     name: str
@@ -180,17 +183,17 @@ class LocalCheckpoint:
 
     @property
     def dates(self) -> SaveDates:
-        """Return what tells when it was written."""
+        """Return the dates by which it is ordered among others."""
         return local_dates(self.name, self.age[1], self.finished)
 
 
 def choose_cleanable(
     checkpoints: Iterable[LocalCheckpoint], best: Collection[str], keep: int
 ) -> tuple[str, ...]:
-    """Return the names of the local checkpoints that may be removed, oldest first.  Pure.
+    """Return the names of the checkpoints that may be removed, oldest first.  Pure.
 
-    Not the newest ``keep`` (at least one), also not by step alone or by time alone, and none
-    younger than a busy one.
+    The newest ``keep`` (at least one) stay, by `oldest_first`, by step and by time, and so do those
+    of ``best`` and all that are younger than a busy one.
     """
     every = oldest_first(checkpoints, lambda checkpoint: checkpoint.dates)
     orders = (
@@ -211,10 +214,9 @@ def choose_cleanable(
 
 
 def is_superseded(aside: LocalCheckpoint, checkpoints: Iterable[LocalCheckpoint]) -> bool:
-    """Return whether a checkpoint that lies here is VERIFIED and later than ``aside``.  Pure.
+    """Return whether a VERIFIED checkpoint here is later than ``aside``, which was moved aside.
 
-    ``aside`` was moved aside.  Later: of the same series, with a greater step, and written after
-    it.
+    Pure.  Later: of the same series, with a greater step, and written after it.
     """
     series, step = series_and_step(aside.name)
     return step is not None and any(
@@ -229,7 +231,7 @@ def is_superseded(aside: LocalCheckpoint, checkpoints: Iterable[LocalCheckpoint]
 
 @dataclass(frozen=True, slots=True)
 class _CleanUp:
-    """What the removal of checkpoints needs; ``failures`` gets what could not go."""
+    """What the removal of checkpoints needs; ``failures`` gets what could not be removed."""
 
     run: RunDir
     view: StoreView
@@ -241,7 +243,7 @@ class _CleanUp:
 def _clean_checkpoints(
     task: _CleanUp, scanned_saves: Sequence[ScannedSave], keep: int
 ) -> Iterator[UploadProgress]:
-    """Remove local checkpoints; yield what is gone.  Raises StoreError."""
+    """Remove local checkpoints that are not needed; yield each one removed.  Raises StoreError."""
     run = task.run
     try:
         remove_leftovers(run.path)
@@ -289,7 +291,7 @@ def _clean_checkpoints(
 def _clean_aside(
     task: _CleanUp, local_checkpoints: Sequence[LocalCheckpoint]
 ) -> Iterator[UploadProgress]:
-    """Remove what was moved aside, where that is superseded; yield what is gone."""
+    """Remove the checkpoints that were moved aside and are superseded; yield each one removed."""
     folder = task.run.path / ASIDE
     for name, (checkpoint, files) in list_aside(task.run.path).items():
         age = (0, max(f.mtime for f in files))
@@ -313,9 +315,9 @@ def _clean_aside(
 
 
 def _remove_checkpoint(task: _CleanUp, checkpoint_dir: CheckpointDir) -> int | None:
-    """Remove a checkpoint with its pins; return its bytes, ``None`` if it stays.
+    """Remove a checkpoint with its pins; return its bytes, or None if it stays.
 
-    Raises Corrupt where a file has not the bytes that the store has.
+    Raises Corrupt where a file does not have the bytes that the store has.
     """
     name, root, view = checkpoint_dir.name, checkpoint_dir.path, task.view
     listing = walk(root)
@@ -339,7 +341,7 @@ def _remove_checkpoint(task: _CleanUp, checkpoint_dir: CheckpointDir) -> int | N
 
 
 def remove_leftovers(output_dir: Path) -> None:
-    """Remove what a worker that was killed had moved out of the way to remove."""
+    """Remove what a killed worker had renamed in order to remove it."""
     for folder in (output_dir / SPOOL, output_dir / ASIDE, output_dir):
         with (
             contextlib.suppress(Incomplete),
@@ -356,8 +358,7 @@ def remove_leftovers(output_dir: Path) -> None:
 def is_open(root: Path, files: Iterable[Stat]) -> bool:
     """Return whether a process of this machine has one of the files open, also for reading.
 
-    Only as far as the file system can tell. A write lease is refused while anybody else has the
-    file open.
+    False where the file system grants no leases: a write lease is refused while a file is open.
     """
     return any(
         has_lease(fd, fcntl.F_WRLCK) is False
@@ -366,9 +367,9 @@ def is_open(root: Path, files: Iterable[Stat]) -> bool:
 
 
 def _verified_manifest(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
-    """Return our manifest of all of these files if its location is VERIFIED.
+    """Return this node's manifest of all of these files, if its location is VERIFIED; else None.
 
-    Also of the files that are not sent by choice.
+    Files that are not sent by choice must be in it, too.
     """
     records = view.run_records
     own_manifests = [m for m in records.live(checkpoint) if m.node == view.node]
@@ -380,9 +381,9 @@ def _verified_manifest(checkpoint: str, files: Sequence[Stat], view: StoreView) 
 
 
 def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> list[str] | None:
-    """Return the digest of each file if the store lists all of them now, by name and size.
+    """Return each file's digest if the store lists all of them now, by name and size; else None.
 
-    Raises StoreError.
+    Refreshes the view.  Raises StoreError.
     """
     records = view.refresh()
     manifest = _verified_manifest(checkpoint, files, view)
@@ -404,10 +405,7 @@ def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> 
 
 
 def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, listing: Listing) -> bool:
-    """Remove a checkpoint by one rename.
-
-    Return whether it is gone: it stays if it is not what `walk` saw.
-    """
+    """Remove a checkpoint by one rename; return False if it is not ``listing``, and so stays."""
     aside = f"{_GONE}{checkpoint_dir.name}"
     with (
         translate_errors(checkpoint_dir.path),
@@ -447,10 +445,7 @@ def _check_alone(fd: int, folder: Path) -> None:
 
 
 def _best_checkpoint(files: LocalFiles) -> str:
-    """Return the name of the directory that the trainer will load at the end.
-
-    Empty if it does not say.
-    """
+    """Return the name of the directory that the trainer calls its best; empty if it names none."""
     if TRAINER_STATE in files.by_path:
         with contextlib.suppress(CkptsyncError, AttributeError):  # torn: it is not removed either
             best = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE).get(

@@ -1,4 +1,9 @@
-"""``ckptsync join``: bring two locations that hold parts of one save together in one of them."""
+"""``ckptsync join``: make two locations that hold parts of one save into one location.
+
+Two nodes that begin at the same time may open two locations for one save, and times alone may not
+prove that they belong together.  A join records that they do, and then moves files as a worker
+does.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,9 @@ from ckptsync.worker.upload import UploadContext, correct_location
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """``location`` where the save lies now; ``moved``: node → the location its files came from.
+    """The result of a join.
 
+    ``location``: of the whole save.  ``moved``: node → the location from which its files came.
     ``is_new``: no record or proof joined them before.
     """
 
@@ -33,9 +39,9 @@ def join(
 ) -> Joined:
     """Record that two locations are one save, and copy the files of one beside those of the other.
 
-    Called again it goes on where it was killed, and does nothing where all is done.  Raises
-    ConfigError where they cannot be one save, or are not there; Incomplete while a node sends files
-    of that checkpoint; StoreError.
+    A killed call is continued by the next; a finished one does nothing.  Raises ConfigError where
+    they cannot be one save, or do not exist; Incomplete while a node sends files of that
+    checkpoint; StoreError.
     """
     checkpoint = checkpoint_of(first)
     if first == second or checkpoint_of(second) != checkpoint:
@@ -69,9 +75,9 @@ _LIST = "`ckptsync ls` shows which locations may be parts of one save"
 def _list_members(
     run: str, location: str, manifests: Sequence[manifest_groups.StoredManifest]
 ) -> list[manifest_groups.StoredManifest]:
-    """Return the manifests of a location that count, or those that have replaced them.
+    """Return the manifests of a location that count, or those that superseded them in an earlier join.
 
-    In the second case it was joined before.
+    Raises ConfigError if the location has no manifest.
     """
     names = {k.name for k in manifests if k.manifest.location == location}
     if not names:
@@ -96,6 +102,7 @@ def _check_joinable(
     members: Sequence[manifest_groups.StoredManifest],
     records: RunRecords,
 ) -> None:
+    """Raise ConfigError or Incomplete if the locations cannot be joined, or not now."""
     subject = " and ".join(f"{run}/{location}" for location in locations)
     if not members:
         raise ConfigError(f"{subject}: no valid manifest is left", hint=_LIST)
@@ -125,7 +132,7 @@ def _check_joinable(
 def _write_records(
     store: Store, home: str, members: Sequence[manifest_groups.StoredManifest], records: RunRecords
 ) -> None:
-    """Write the join; and that a person keeps the save, where one of its locations was kept."""
+    """Write the join, and a keep of the new location if one of its locations was kept."""
     first = members[0].manifest
     names = tuple(sorted(k.name for k in members))
     append_record(store, Join(first.run, first.checkpoint, home, 0, names))
@@ -148,9 +155,10 @@ def _write_records(
 def _bring_together(
     store: Store, run: str, checkpoint: str, names: set[str], after_chunk: AfterChunk
 ) -> tuple[str, dict[str, str]]:
-    """Move what lies elsewhere to the save's location, node by node.
+    """Move the files of each node to the save's location.
 
-    Return that location, and what was moved.
+    Return that, and the nodes that were moved.  Raises Incomplete if a node is sending files of the
+    checkpoint.
     """
     context = UploadContext(StoreView(store, JOIN_NODE, run), checkpoint, after_chunk)
     moved: dict[str, str] = {}

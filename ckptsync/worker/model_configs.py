@@ -1,10 +1,10 @@
-"""Find the configuration and the tokenizer of a model that its checkpoint does not have.
+"""Finds the configuration and the tokenizer of a model that its checkpoint does not have.
 
-A sharded save often holds weights alone.  This looks in the run's directory, then in the local
-directory of the model that `adapter_config.json`, `config.json`, `training_args.bin` or the hook
-names.  No link is followed, and nothing is fetched from a network.  What is found is sent as the
-checkpoint's own files are, so a head trusts it no more than those; of a save that is stored,
-`send_missing_config` sends it later.
+A sharded save often holds weights alone, and nobody can load those.  This looks in the run's
+directory, then in the local directory of the model that `adapter_config.json`, `config.json`,
+`training_args.bin` or the hook names.  No link is followed, and nothing is fetched from a network.
+The files are sent like the checkpoint's own; for a save that is stored already,
+`send_missing_config` sends them later.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def outgoing_save(
     selection: Selection,
     find_configs: Callable[[LocalFiles], Mapping[str, LocalFile]] | None = None,
 ) -> LocalSave:
-    """Return the save with what opens its model, and without what is not sent by choice.
+    """Return the save with the files that open its model, and without those not sent by choice.
 
-    Raises Incomplete if it changes meanwhile. The hook added those files, or they are found around
-    the checkpoint: all of them, or what ``beside`` returns.
+    Those files were added by the hook, or lie around the checkpoint: all of them, or what
+    ``find_configs`` returns.  Raises Incomplete if the save changes meanwhile.
     """
     files = local_save.files
     if local_save.pin is not None and local_save.pin.is_committed:
@@ -126,9 +126,9 @@ def configs_to_send(
 ) -> Mapping[str, LocalFile]:
     """Return the configuration and tokenizer files that may be sent with their checkpoint.
 
-    Only rank 0's node knows which of them the checkpoint has itself. What this node has named with
-    other bytes under this checkpoint's name would make it another save:
-    `send_missing_config` sends that.
+    None if rank 0 is on another node, which knows the checkpoint's own.  None if this node has
+    named other bytes under one of the names: that would make another save, so `send_missing_config`
+    sends them.
     """
     ranks_here = ranks(files.by_path)
     configs = find_model_configs(files, checkpoint_dir) if not ranks_here or 0 in ranks_here else {}
@@ -153,11 +153,11 @@ def send_missing_config(
     *,
     young: float = YOUNG,
 ) -> tuple[str, ...]:
-    """Send the configuration of a stored save, if the location has none: a further manifest.
+    """Send the configuration of a stored save in a further manifest, if the location has none.
 
-    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
-    whole, another node may still send its own. ``young``: seconds for which what was written a
-    moment ago is left alone.
+    Return the files sent.  Nothing is sent while the save is incomplete, since another node may
+    still send its own.  ``manifests``: all of the checkpoint's name.  ``young``: files younger than
+    so many seconds are not sent yet.
     """
     manifests_there = manifest_groups.manifests_in(location, manifests)
     own_manifests, named_paths = (
@@ -196,7 +196,7 @@ def send_missing_config(
 
 
 def drop_young(configs: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
-    """Return ``found``, or nothing if one of the files is younger than ``young`` seconds."""
+    """Return ``configs``, or nothing if one of the files is younger than ``young`` seconds."""
     now = time.time()
     return (
         {}
@@ -211,7 +211,7 @@ def find_model_configs(
     """Return the files, by name, that a checkpoint lacks and that lie around it on this node.
 
     Nothing is added of a kind that the checkpoint has, at whatever depth, nor under a name that it
-    has.  ``stored``: paths of it that are in the store.
+    has. ``stored``: paths of it that are in the store.
     """
     names = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
     lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if names.isdisjoint(kind.own)]
@@ -241,6 +241,7 @@ def find_model_configs(
 def _add_kinds(
     configs: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
 ) -> None:
+    """Add to ``configs`` the files of each kind that it has none of and that ``beside`` has whole."""
     for kind in kinds:
         if configs.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
             kind_files = {name: beside[name] for name in kind.names if name in beside}
@@ -253,7 +254,10 @@ def _add_kinds(
 
 
 def _list_configs(folder: Path) -> dict[str, LocalFile]:
-    """Return the regular files of a directory that may stand beside a model."""
+    """Return the regular files of a directory that may lie beside a model.
+
+    None if it is unreadable.
+    """
     with contextlib.suppress(CkptsyncError):  # what cannot be looked at is as good as not there
         files = walk(folder, BESIDE_WEIGHTS).files
         return {
@@ -265,6 +269,7 @@ def _list_configs(folder: Path) -> dict[str, LocalFile]:
 
 
 def _has_mark(beside: Mapping[str, LocalFile], kind: _Kind) -> bool:
+    """Return whether files of a directory show that it has this kind."""
     contents = (_read_keys(beside[name]) for name in kind.marks if name in beside)
     return any(
         each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
@@ -273,10 +278,9 @@ def _has_mark(beside: Mapping[str, LocalFile], kind: _Kind) -> bool:
 
 @lru_cache(maxsize=256)
 def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
-    """Return what a file says under the keys that tell its kind, or name the model.
+    """Return a file's values of the keys that tell its kind, or name the model; None if it is torn.
 
-    None if it is not whole.  Of large JSON only the end is read.  A pickle is read by the machine
-    that runs nothing.
+    Of large JSON only the end is read, so no value is returned.  A pickle is not executed.
     """
     files, name, size = _as_files(file), file.stat.path, file.stat.size
     content: Any = None
@@ -296,7 +300,7 @@ def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
 def _named_models(
     files: LocalFiles, configs: Mapping[str, LocalFile], around: Sequence[Path]
 ) -> Iterator[Path]:
-    """Yield the local directories of the model that a training names as the one it began with."""
+    """Yield the local directories of the model with which a training says that it began."""
     named_in = [
         file for name in _NAMED_IN if (file := files.by_path.get(name) or configs.get(name))
     ]
@@ -327,4 +331,5 @@ def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
 
 
 def _as_files(file: LocalFile) -> LocalFiles:
+    """Return one file as the files of a save."""
     return LocalFiles("", "trainer", {file.stat.path: file})

@@ -1,12 +1,15 @@
-"""Pins of this node beside the trainer's checkpoints: how they follow what lies there.
+"""This node's pins beside the trainer's checkpoints: how they follow what lies there.
 
-`follow_source` decides; `Pinner` carries it out, quickly, and safe to repeat at any moment.
-`spool_room` says which pins give way when the spool is full.
+Rotation, another save and a killed trainer look alike for a moment.  `follow_source` decides, of
+names and inodes alone, whether the pin grows, stays, or a new one is created; `Pinner` carries it
+out, quickly, and safe to repeat at any moment.  `spool_room` says which pins are dropped when the
+spool is full.
 
-`PinCopies` has what no link can hold, where the spool is another file system, or one without links.
-From the first scan on such a file is kept open, so that rotation takes its name and not its bytes.
-A thread copies it once it has been still for a second, or rotation has taken its name: a scan never
-waits for bytes.  A copy appears whole, with the file's time, or not at all.
+`PinCopies` has the files that cannot be linked, where the spool is another file system, or one
+without links.  From the first scan on such a file is kept open, so that rotation removes its name
+and not its bytes.  A thread copies it after a second without a change, or after rotation has
+removed its name: a scan never waits for bytes.  A copy appears whole, with the file's time, or not
+at all.
 """
 
 from __future__ import annotations
@@ -61,8 +64,8 @@ _Name = tuple[Path, str]
 class PinChanges:
     """How the pins of a checkpoint change.
 
-    ``drop``: pins to delete; ``open``: the number of a pin to create with all that lies in the
-    source; ``unlinked`` and ``linked``: names to remove from, and to add to, the newest pin.
+    ``drop``: pins to delete.  ``open``: the number of a pin to create with all files of the source.
+    ``unlinked`` and ``linked``: names to remove from, and to add to, the newest pin.
     """
 
     drop: tuple[Pin, ...] = ()
@@ -72,13 +75,13 @@ class PinChanges:
 
 
 def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: str) -> PinChanges:
-    """Return how this node's pins of one checkpoint follow its source.  Pure.
+    """Return how this node's pins of one checkpoint change to follow its source.  Pure.
 
-    A pin holds one save.  Where a name stands for another file than before, the trainer is saving
-    again: a save that was found finished stays, one that was not is given up half way, and goes.
-    Where no file at all is the same, the directory was removed and made again, and the old pin may
-    well be a whole save that rotation was quicker with. What the hook committed is whole: it
-    neither grows nor shrinks, and what this node pinned of the same save on the way goes.
+    A pin holds one save.  If a name stands for another file than before, the trainer is saving
+    again: a new pin is created, and the old one stays if it was found finished, and else is
+    dropped.  If no file is the same, the directory was removed and made again, and the old pin
+    stays: it may be a whole save that rotation removed.  A pin that the hook committed is whole: it
+    neither grows nor shrinks, and this node's earlier pins of the same save are dropped.
     """
     ours = sorted(pins, key=lambda p: p.k)
     overtaken = tuple(p for p in ours if p.node == node and _is_overtaken(p, ours))
@@ -106,10 +109,9 @@ def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: s
 
 
 def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
-    """Return whether a later pin of the hook's has a file of this one.
+    """Return whether a later pin of the hook's has a file of this one, made during the same save.
 
-    Then this pin was made while that save was being written. Left alone it would stand for a save
-    of its own, a torn one.  One that was found finished, and has other files too, is another save.
+    A pin that was found finished, and has other files too, is another save.
     """
     if pin.is_committed:
         return False
@@ -122,7 +124,7 @@ def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
 
 
 def step_key(checkpoint: str) -> tuple[int, str]:
-    """Return what sorts checkpoints by their step, those without one first."""
+    """Return the key that sorts checkpoints by step, those without one first."""
     return CheckpointDir(checkpoint, "trainer", Path()).step or 0, checkpoint
 
 
@@ -131,7 +133,7 @@ def step_key(checkpoint: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """An open file as the last scan saw it, and since when it has not changed.
+    """An open file as the last scan saw it; ``since``: when it changed last.
 
     ``lost``: its name is gone.
     """
@@ -143,9 +145,9 @@ class HeldFile:
 
 
 class PinCopies:
-    """The files on their way into pins.
+    """The files that are to be copied into pins.  Thread-safe.
 
-    Any thread may call; one thread of its own copies while there is something to copy.
+    One thread of its own copies while there is something to copy.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -160,10 +162,10 @@ class PinCopies:
     def keep_open(
         self, pin: Pin, source: Path, files: Iterable[Stat], refused: Collection[str]
     ) -> None:
-        """Open the files that could not be linked, and notice which open ones changed or vanished.
+        """Open the files that could not be linked, and note which open ones changed or vanished.
 
-        ``files``: all that lies in the source now.  Where something new stands, the trainer took
-        the missing back, and it is closed.
+        ``files``: all files of the source now.  If a new name has come, the trainer itself removed
+        the missing files, and they are closed.
         """
         files_now = {f.path: f for f in files}
         with self._lock:
@@ -181,7 +183,7 @@ class PinCopies:
     def pending(self, pin: Pin) -> tuple[Stat, ...]:
         """Return the files that rotation has removed and that no copy holds yet.
 
-        Without them the pin is no whole save.
+        Without them the pin is not a whole save.
         """
         with self._lock:
             return tuple(
@@ -189,7 +191,10 @@ class PinCopies:
             )
 
     def begin(self) -> None:
-        """Copy what is still, in a thread.  What was refused before is tried again."""
+        """Start the thread that copies unchanged files, unless it runs.
+
+        Failed copies are tried again.
+        """
         now = self._clock()
         with self._lock:
             self._ready = sorted(
@@ -204,26 +209,26 @@ class PinCopies:
                 self._thread = start_thread(self._run, "copies")
 
     def close_dropped(self) -> None:
-        """Close the files of pins that are not there any more."""
+        """Close the files of pins that do not exist any more."""
         with self._lock:
             for key in [k for k in self._kept if not is_folder(k[0])]:
                 self._close(key)
             self._names = {path: names for path, names in self._names.items() if is_folder(path)}
 
     def problems(self) -> tuple[str, ...]:
-        """Return why something could not be copied; until it could be."""
+        """Return why files could not be copied, until they are."""
         with self._lock:
             return tuple(dict.fromkeys(self._wrong.values()))
 
     def wait(self) -> None:
-        """Wait until the thread has nothing more to do."""
+        """Wait until the thread has ended."""
         with self._lock:
             thread = self._thread
         if thread:
             thread.join()
 
     def _notice(self, key: _Name, file_now: Stat | None, *, is_writing: bool) -> None:
-        """See what became of a file that is kept open.
+        """Note what became of an open file; close it if the trainer removed or replaced it.
 
         ``is_writing``: new names have come since the last scan.
         """
@@ -240,10 +245,12 @@ class PinCopies:
             self._kept[key] = replace(held_file, file=file_now, since=self._clock())
 
     def _close(self, key: _Name) -> None:
+        """Close an open file and forget it."""
         os.close(self._kept.pop(key).descriptor)
         self._wrong.pop(key, None)
 
     def _run(self) -> None:
+        """Copy the files that are ready, until none is left."""
         while True:
             with self._lock:
                 if not self._ready:
@@ -260,7 +267,10 @@ class PinCopies:
                     os.close(descriptor)
 
     def _finish(self, key: _Name, held_file: HeldFile, descriptor: int) -> None:
-        """Copy one file, but not one that changes meanwhile: a later try finds it still."""
+        """Copy one file into its pin and close it.
+
+        Leave it open if it changes or the disk refuses.
+        """
         (pin, name), file = key, held_file.file
         try:
             with (
@@ -291,11 +301,11 @@ class PinCopies:
 
 @dataclass(frozen=True, slots=True)
 class Pinner:
-    """Pins for ``node``.
+    """Creates, changes and drops the pins of ``node``.
 
-    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED: then they need no
-    pin. ``lost``: in words, the last saves that were lost, for as long as this worker lives.
-    ``copies``: what no link can hold, on its way into pins.
+    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED, so that they need no
+    pin.  ``lost``: the last saves that were lost, in words, until this worker ends.  ``copies``:
+    files that cannot be linked.
     """
 
     node: str
@@ -311,9 +321,9 @@ class Pinner:
         pins: Sequence[Pin],
         failures: list[Failure],
     ) -> Relief:
-        """Drop pins until the trainer's next save has room, and the operator's budget is kept.
+        """Drop pins until the trainer's next save has room and the operator's budget is kept.
 
-        ``here``: names of checkpoints.
+        Return what was dropped.  ``checkpoints``: names in the output directory.
         """
         largest = max((sum(f.size for f in p.files) for p in pins), default=0)
         room = SpoolRoom(held_bytes(pins), free_bytes(run.path), largest)
@@ -349,9 +359,11 @@ class Pinner:
         *,
         is_full: bool = False,
     ) -> list[LocalSave]:
-        """Pin what has appeared of one checkpoint, and return its saves.
+        """Make the pins of one checkpoint follow its source; return its saves.
 
-        ``is_full``: pin nothing new.  Raises as `ckptsync.checkpoint_dirs.list_checkpoint`.
+        A save whose files rotation removed before they were copied is left out until they are.
+        Errors of pinning are added to ``failures``: such files can be sent from where they lie.
+        ``is_full``: create no pin.  Raises as `ckptsync.checkpoint_dirs.list_checkpoint`.
         """
         listing = checkpoint_dirs.list_checkpoint(checkpoint_dir)
         if pins and not listing.files and not any(p.commit for p in pins):
@@ -400,9 +412,9 @@ class Pinner:
         return [s for s in saves if s.pin is None or not self.copies.pending(s.pin)]
 
     def _adopted(self, run: RunDir, pins: Iterable[Pin], failures: list[Failure]) -> list[Pin]:
-        """Make a pin of the hook's that of the first worker that sees it.
+        """Adopt the hook's pins that have no owner; return all pins.
 
-        The next scan shows which one was first.
+        If another worker was first, the next scan shows it.  Errors are added to ``failures``.
         """
         ours: list[Pin] = []
         for pin in pins:

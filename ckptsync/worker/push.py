@@ -1,9 +1,8 @@
-"""``ckptsync push``: one checkpoint, or every one below a directory, now.
+"""``ckptsync push``: upload one checkpoint, or every one below a directory, now.
 
-Nothing is waited for, but what changes is not sent.
-
-A push finds the saves that a daemon would see below the directory (`find_offer`), without pinning
-them, and judges whether they are finished.
+A push must not wait for minutes as a worker does, and must not upload half a save.  It finds the
+saves that a worker would find below the directory (`find_offer`), without pinning them, judges each
+by its files alone with no waiting times, and sends those that do not change (`push`).
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ _PROVEN = Rule(quiet=0, unmarked=1, doubtful=1)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``root``: the output directory, where a spool may be.
+    """What a push sends.
 
-    ``found_dirs``: the checkpoints to send; ``pins``: of the same, whoever made them. ``save``: the
-    id of the save, where somebody agreed on one and no mark has it.  ``notes``: what was left out
-    of account, and why. ``left_out``: what lies in the directory that was named, and in none of
-    them.
+    ``root``: the output directory, where a spool may be.  ``found_dirs``: the checkpoints to send.
+    ``pins``: of these checkpoints, of any node.  ``save``: the save's id, for callers that have
+    agreed on one.  ``notes``: what was ignored, and why.  ``left_out``: entries of the named
+    directory that are in no checkpoint.
     """
 
     run: str
@@ -75,13 +74,21 @@ class Offer:
 def find_offer(
     directory: Path, runs: Iterable[RunDir] = (), name: str = "", url: str = ""
 ) -> Offer:
-    """Return the checkpoint ``directory``, or all that a worker finds below it.
+    """Return the checkpoint ``directory``, or all checkpoints that a worker finds below it.
 
-    In one of ``runs`` under the names that a worker gives. ``name``: that of the checkpoint in the
-    store, where all of ``directory`` is to be one.  A directory that no worker calls a checkpoint
-    is one here if a layout reads it; a link that the user names is followed.  Raises ConfigError if
-    there is no checkpoint, a store cannot keep its name, or the store at ``url`` lies in one of
-    these checkpoints, or they in it.
+    Runs have the names that a worker gives them.  A directory that no worker calls a checkpoint is
+    one if a layout reads it.  A link that the user names is followed.
+
+    Args:
+        directory: what the user names.
+        runs: configured runs.
+        name: the checkpoint's name in the store; then all of ``directory`` is one checkpoint.
+        url: the store's, for checks and advice.
+
+    Raises:
+        ConfigError: there is no checkpoint, the store cannot keep its name, or the store and a
+            checkpoint lie in each other.
+
     """
     if not directory.is_dir():
         hint = "give a checkpoint's directory, or the one that holds checkpoints"
@@ -143,7 +150,8 @@ def _find_named(
 ) -> CheckpointDir | None:
     """Return all of a directory as one checkpoint, if the user names it so or its files show it.
 
-    What the user names is one, whatever its layout; but not a directory of checkpoints.
+    None for a directory of checkpoints.  Raises ConfigError for a name that a store cannot keep, or
+    if a directory of checkpoints gets a name.
     """
     below = [
         s for s in found_dirs if s.family != FINAL and (s.path != resolved or s.only is not None)
@@ -184,9 +192,9 @@ def _find_named(
 
 
 def _refuse_several(directory: Path, name: str, inside: Sequence[CheckpointDir], url: str) -> None:
-    """Raise ConfigError where a directory holds checkpoints of which each has a name of its own.
+    """Raise ConfigError if a directory that gets one name contains checkpoints with names of their own.
 
-    One of DeepSpeed's tags and what lies beside it are one.
+    One of DeepSpeed's tags counts as one checkpoint with what lies beside it.
     """
     if len(inside) > 1 or any(s.family != "deepspeed" for s in inside):
         push_all, push_first = push_command(directory, url), push_command(inside[0].path, url)
@@ -198,7 +206,7 @@ def _refuse_several(directory: Path, name: str, inside: Sequence[CheckpointDir],
 
 
 def _guess_family(name: str, entries: Sequence[str]) -> Family:
-    """Return whose checkpoint it is, by its name, and else by what lies at its top."""
+    """Return which trainer wrote a checkpoint, by its name or else by the entries at its top."""
     family = checkpoint_dirs.family_of(name)
     if family == "deepspeed" or name == FINAL:
         if ".metadata" in entries or any(e.endswith(".distcp") for e in entries):
@@ -209,6 +217,7 @@ def _guess_family(name: str, entries: Sequence[str]) -> Family:
 
 
 def _no_checkpoint_error(directory: Path, url: str) -> ConfigError:
+    """Return the error for a directory without a checkpoint, with advice."""
     entries = checkpoint_dirs.uncovered(directory, ())
     links = [directory / name for name in entries if (directory / name).is_symlink()]
     folder = next((link for link in links if link.is_dir()), None)
@@ -227,14 +236,14 @@ def _no_checkpoint_error(directory: Path, url: str) -> ConfigError:
 
 
 def _run_by_path(checkpoint: Path) -> RunDir:
-    """Return the run that a checkpoint is in, by its path alone."""
+    """Return the run of a checkpoint, by its path alone."""
     above = checkpoint.parent
     root = above.parent if above.name in checkpoint_dirs.NESTED else above
     return RunDir(root.name, root)
 
 
 def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgress]:
-    """Return of each save the files that would be sent, and those that are left out; send nothing.
+    """Return the files of each save that would be sent, and those left out; send nothing.
 
     Raises as `push` does.
     """
@@ -268,11 +277,10 @@ def push(
     threads: int = Limits().threads,
     selection: Selection = EVERYTHING,
 ) -> tuple[UploadProgress, ...]:
-    """Send all of an offer; raise the first error after everything else was tried.
+    """Send all saves of an offer; raise the first error after all others were tried.
 
-    ``after_chunk`` gets the bytes of each chunk that is read, each byte of a file once; a negative
-    number where bytes have to be read again. Raises Incomplete (it is being written), Corrupt,
-    StoreError.
+    ``after_chunk``: gets the bytes of each chunk, each byte of a file once; a negative number if
+    bytes are read again.  Raises Incomplete (a save is being written), Corrupt, StoreError.
     """
     # measured once, and only where something is sent
     offset = cache(lambda: measure_offset(store, clock_name(node)))
@@ -297,10 +305,11 @@ def push(
 def _push_save(
     local_save: LocalSave, observation: Observation, save: str, context: UploadContext
 ) -> UploadProgress:
-    """Send one save, unless it is being written.
+    """Send one save, unless it is being written or given up.
 
-    A user may know more than its files, but not what no waiting makes good.  ``save``: the id of
-    the save, where the ranks' markers have none.
+    A user may know that a save is complete although its files do not prove it; then the result has
+    a note.  ``save``: the save's id, where the ranks' markers have none.  Raises Incomplete for
+    files that cannot be a complete save.
     """
     judgement = judge(observation, 0.0, NOW)
     if not judgement.finished:
@@ -338,7 +347,7 @@ def _push_save(
 
 
 def _send(local_save: LocalSave, save: str, context: UploadContext) -> UploadProgress:
-    """Send one save, and note in its pin what a worker would."""
+    """Send one save, and write notes and the stored mark into its pin, as a worker would."""
     node, name = context.node, local_save.checkpoint
     pin_notes = notes_at_sending(local_save, now := time.time_ns(), save)
     pin_notes = replace(pin_notes, finished=pin_notes.finished or now)
@@ -360,10 +369,9 @@ def _send(local_save: LocalSave, save: str, context: UploadContext) -> UploadPro
 def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
     """Return the saves of an offer: those in the trainer's directory, and those only in a pin.
 
-    What rotation has removed of one that the hook committed is read from the pin.  A save that the
-    trainer has removed, or written over, is whole if the hook committed it, or a daemon saw it at
-    rest in time.  What another node's daemon pinned on a shared disk is its own to send; ``nodes``
-    are ours.
+    Files that rotation has removed from a committed save are read from the pin.  A save that the
+    trainer has removed or overwritten counts if the hook committed it, or a worker noted that it
+    was stable.  Pins of other nodes than ``nodes`` are left to their owners.
     """
     saves: list[LocalSave] = []
     listings = {
@@ -393,7 +401,7 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
 
 
 def find_surroundings_of(offer: Offer) -> Surroundings:
-    """Return what lies in the same output directory, as far as it can be read."""
+    """Return what lies in the offer's output directory, as far as it can be read."""
     saves: list[LocalSave] = []
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):

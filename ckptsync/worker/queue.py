@@ -106,7 +106,7 @@ class PendingSave(Generic[T]):
 def order_saves(
     pending_saves: Iterable[PendingSave[T]], order: Order, superseded: Superseded
 ) -> tuple[list[T], list[T]]:
-    """Return the saves in the order of uploading, and those to drop because a newer one is finished.
+    """Return the saves in the order of uploading, and those that a newer save makes needless.
 
     Saves that are begun come first and are never dropped: other nodes may have sent their parts.
     Then oldest or newest first.  With ``superseded`` ``drop``, a save is dropped if another

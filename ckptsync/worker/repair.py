@@ -1,8 +1,9 @@
-"""Send again the files that a report calls damaged, and this node's own damaged manifests.
+"""Sends again the files that a report calls damaged, and this node's own damaged manifests.
 
-A report that says DAMAGED is the request.  A file is sent again if this node named it, or has a
-copy of it, and still has the bytes whose digest the manifest names.  A manifest that is damaged or
-gone is written again from the copy in the spool.
+The verifier cannot repair: only a node that still has the bytes can.  So a report that says DAMAGED
+is the request.  A file is sent again if this node named it, or has a copy of it, and its bytes have
+the digest that the manifest names.  A manifest that is damaged or gone is written again from the
+copy in the spool.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from ckptsync.worker.upload_sources import Transfer, UploadSource, is_stored
 class RepairRequest:
     """One damaged file that this node has named, or has a copy of.
 
-    ``finding``: its name in the report; ``name``: where it lies; ``entry``: what it should be.
+    ``finding``: its name in the report.  ``name``: its name in the store.  ``entry``: what its
+    bytes should be.
     """
 
     report: str
@@ -64,11 +66,11 @@ def list_requests(
     manifests: Iterable[manifest_groups.StoredManifest],
     has_copy: Callable[[FileEntry], bool] = lambda _: False,
 ) -> tuple[RepairRequest, ...]:
-    """Return the damaged files that the unanswered reports about a location request of ``node``.
+    """Return the damaged files of a location that ``node`` should send again.  Pure.
 
-    Pure. ``known``: all manifests of the checkpoint's name.  ``has``: whether the node has a copy
-    of a file that another has named: pulled, or copied from that node.  A file is requested once,
-    however many reports name it: by the newest.
+    Reports that a later one answers do not count, and each file is listed once, by the newest
+    report. ``manifests``: all of the checkpoint's name.  ``has_copy``: whether the node has a copy
+    of a file that another node named.
     """
     manifests_here = [
         k for k in manifest_groups.live_manifests(manifests) if k.manifest.location == location
@@ -108,14 +110,15 @@ def list_requests(
 def find_copies(
     local_saves: Sequence[LocalSave], digests_read: KnownDigests
 ) -> Callable[[FileEntry], bool]:
-    """Return a function that says whether one of the saves here has a stored file.
+    """Return a predicate: whether one of the saves here has the bytes of a stored file.
 
-    By its time (one without a fraction may be chance), or by a digest that was read.
+    It goes by the file's time, if that has a fraction of a second, or by a digest that was read.
     """
     keys = {(f.path, f.size, f.mtime) for local_save in local_saves for f in local_save.files.stats}
     digests = {(key[0], digest) for key, digest in digests_read.items() if key in keys}
 
     def has(entry: FileEntry) -> bool:
+        """Return whether a save here has this file."""
         is_same = entry.mtime % 10**9 != 0 and (entry.path, entry.size, entry.mtime) in keys
         return is_same or (entry.path, entry.digest) in digests
 
@@ -131,11 +134,18 @@ def send_again(
     *,
     transfer: Transfer | None = None,
 ) -> str:
-    """Send a damaged file again; return the reason why this node could not, empty if it did.
+    """Send a damaged file again; return the reason why that was not possible, empty if it was.
 
-    Raises StoreError, but not for a copy that this node's disk cannot read: that is a reason.
-    ``added``: files of the hook that may be it, read when no save has it.  ``transfer``
-    counts what is sent.
+    Raises StoreError of the store, or of this node's disk if no other copy is here.
+
+    Args:
+        request: the file.
+        file_sets: the files of the saves here.
+        store: the store.
+        node: this node's id.
+        added_files: files of the hook, which are read if no save has the file.
+        transfer: counts what is sent.
+
     """
     entry, read_error = request.entry, None
     if request.kind not in OF_BYTES and is_stored(store, request.name, entry, _show_progress):
@@ -170,15 +180,12 @@ def send_again(
 
 
 def _show_progress(_: int) -> None:
-    """Tell the watchdog that bytes were read."""
+    """Signal to the watchdog that bytes were read."""
     progress_signs.sign()
 
 
 def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
-    """Yield each file that the hook has added to any save, wherever the spool has it.
-
-    The saves of a run have the same ones.
-    """
+    """Yield each file that the hook has added to any save, once for all of its links."""
     spool = output_dir / SPOOL
     inodes: set[tuple[str, int, int]] = set()
     pins = (pin / "added" for pin in list_paths(spool / "pins"))
@@ -192,9 +199,9 @@ def list_added_files(output_dir: Path) -> Iterator[LocalFile]:
 class FileRepairs:
     """Plans which damaged files are sent again, and remembers what became of each.
 
-    `plan` and `result` are for one thread; queues send in others. ``_answered``: report and finding
-    of each request, with the reason where the file could not be sent; kept until no report names
-    it.
+    `plan` and `result` are for one thread; queues send in others.  ``_answered``: report and
+    finding of each request that was tried, with the reason where the file could not be sent; kept
+    until no report names it.
     """
 
     def __init__(self, run: RunDir, view: StoreView, queues: UploadQueues) -> None:
@@ -208,9 +215,10 @@ class FileRepairs:
         self._transfers: dict[Name, Transfer] = {}
 
     def repair_manifests(self) -> list[Failure]:
-        """Write this node's manifests again that are damaged or gone, where the spool has a copy.
+        """Write this node's damaged or lost manifests again, where the spool has a copy.
 
-        Return what the store refused.  The view is read again after a write: raises StoreError.
+        Return what the store refused.  After a write the view is refreshed, which may raise
+        StoreError.
         """
         run, view, written = self._run, self._view, False
         failures: list[Failure] = []
@@ -232,9 +240,9 @@ class FileRepairs:
         return failures
 
     def running(self, offset: float) -> list[Progress]:
-        """Return what is to be sent again; any thread may ask.
+        """Return the repairs that wait or are being sent.  Thread-safe.
 
-        ``offset`` leads from the monotonic clock to seconds since the epoch.
+        ``offset``: seconds from the monotonic clock to the epoch's.
         """
         repairs = []
         for key, progress in list(self._pending.items()):
@@ -244,7 +252,7 @@ class FileRepairs:
         return repairs
 
     def lacking(self) -> dict[str, tuple[str, ...]]:
-        """Return what this node cannot repair: findings by report, and manifests without copies."""
+        """Return what this node cannot repair: findings by report, and manifests without a copy."""
         findings: dict[str, list[str]] = {}
         for (report, finding), reason in sorted(dict(self._answered).items()):
             if reason:
@@ -253,9 +261,10 @@ class FileRepairs:
         return lacking | dict.fromkeys(self._without_copy, ())
 
     def plan(self, local_saves: Sequence[LocalSave] | None) -> None:
-        """Decide anew what is sent again, and queue it.
+        """Decide anew which files are sent again, and queue them.
 
-        ``seen``: the saves here; ``None`` where the store's records could not be read.
+        ``local_saves``: the saves here; None where the store's records could not be read: then
+        nothing is queued.
         """
         busy = {job.name for job in self._queues.withdraw(self)}
         self._done = []
@@ -265,10 +274,7 @@ class FileRepairs:
         self._queues.post(self, [] if local_saves is None else list(self._jobs(local_saves, busy)))
 
     def result(self) -> tuple[list[RepairedFile], list[Failure]]:
-        """Return what has been sent again since the last plan, and what failed.
-
-        The next plan tries again.
-        """
+        """Return what has been sent again since the last plan, and the failures, which are tried again."""
         while self._news:
             self._done.append(self._news.popleft())
         repairs = [result for result in self._done if isinstance(result, RepairedFile)]
@@ -277,9 +283,9 @@ class FileRepairs:
     def _jobs(
         self, local_saves: Sequence[LocalSave], busy: Collection[Name]
     ) -> Iterator[UploadJob]:
-        """Yield one for each damaged location.
+        """Yield a job for each damaged location, and note it as pending.
 
-        Those of checkpoints that are in hand have to wait.
+        A location whose checkpoint is in hand waits.  Answers of old reports are forgotten.
         """
         run, node, records = self._run, self._view.node, self._view.run_records
         requested: set[tuple[str, str]] = set()
@@ -328,7 +334,7 @@ class FileRepairs:
         file_sets: Sequence[LocalFiles],
         _: QueueCapacity,
     ) -> None:
-        """Send files again, in whatever thread this is."""
+        """Send files again, and note the results.  Runs in a queue's thread."""
         key, view = (self._run.name, location), self._view
         transfer = self._transfers[key] = Transfer(sum(request.entry.size for request in requests))
         for request in requests:

@@ -357,7 +357,7 @@ class Scanner:
         other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
-            """Return the observation, with a look at similar saves if they decide, and its verdict."""
+            """Return the observation, completed by similar saves if they decide, and its verdict."""
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
                 observation = replace(
                     observation, has_similar=is_like_another(local_save, around.saves)

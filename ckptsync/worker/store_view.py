@@ -116,7 +116,7 @@ class RunRecords:
         return tuple(p for p in names if (p.kind, p.node) == ("manifest", node))
 
     def lost_of(self, node: str, checkpoint: str) -> tuple[str, ...]:
-        """Return a node's manifests of a checkpoint that are gone, to be superseded by a new one."""
+        """Return the names of a node's manifests of a checkpoint that the store has lost."""
         return tuple(
             sorted(
                 name
@@ -289,7 +289,7 @@ class StoreView:
         return None if manifest is None else self.done_by(manifest)
 
     def done_by(self, manifest: Manifest) -> Done:
-        """Return that the store has a save's files, by one of its manifests (this node's, if any)."""
+        """Return that the store has a save's files, by a manifest of it, this node's if any."""
         if manifest.node == self.node:
             return Done("stored", "stored", manifest)
         return Done(
@@ -327,7 +327,7 @@ class StoreView:
         return is_retired(self.node, stats, buried, records.manifests(local_save.checkpoint))
 
     def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
-        """Return whether the store has these very files, VERIFIED or given up, so they need no pin."""
+        """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
         mine = self.find_save(stats, checkpoint, self.selection)
         return mine is not None and self.run_records.is_safe(mine.location)
 

@@ -555,7 +555,7 @@ def _move_save(
 def _store_beside(
     node: str, location: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
-    """Store under the node's own names the files whose names another node has overwritten, or claims.
+    """Store files under the node's own names if another node has overwritten, or claims, theirs.
 
     A further manifest says so.  The smallest node id keeps a name that several nodes claim, if its
     bytes are there.

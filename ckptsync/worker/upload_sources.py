@@ -96,10 +96,10 @@ class UploadSource:
         return self.entry
 
     def _share(self, fd: int) -> None:
-        """Make the store's file ``fd`` a reflink of this one, which the next pass reads (see `About`).
+        """Make the store's file ``fd`` a reflink of this one, and read that in the next pass.
 
-        The file is compared with the scan before and after the pass, so the reflink is of that
-        state.  Does nothing where reflinks are not possible.
+        See `About`.  The file is compared with the scan before and after the pass, so the reflink
+        is of that state.  Does nothing where reflinks are not possible.
         """
         source = self._held.open()
         try:
@@ -138,7 +138,7 @@ class Transfer:
 
     @contextmanager
     def of(self, source: UploadSource | StoreSource) -> Iterator[None]:
-        """Count the bytes of a file as the store sends them during the block, not as it reads ahead."""
+        """Count the bytes of a file during the block, as the store sends them."""
         path = source.entry.path
 
         def count(count_sent: int) -> None:
