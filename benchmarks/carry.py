@@ -29,11 +29,11 @@ def main() -> None:
 
 def _store(direction: str, directory: Path, url: str) -> None:
     from ckptsync.stores.contract import About
-    from ckptsync.stores.opening import bare
+    from ckptsync.stores.opening import open_any
     from ckptsync.stores.parallel_download import StoredFile, download
     from ckptsync.stores.posix.store import PosixStore
 
-    store = bare(url, _options())
+    store = open_any(url, _options())
     if direction == "down":
         directory.mkdir()
         downloads = [

@@ -189,7 +189,7 @@ def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Insp
     hold different saves, StoreError.
     """
     access = Access(options or {})
-    trees = [path_or_url.tree(located(os.fspath(place)), access) for place in places]
+    trees = [path_or_url.list_tree(located(os.fspath(place)), access) for place in places]
     overlay = Overlay(trees)
     if conflicts := overlay.conflicts():
         raise Corrupt(f"{conflicts[0]}: has another size in each directory")

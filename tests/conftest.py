@@ -62,5 +62,5 @@ def _garbage_of_commands_is_garbage() -> Iterator[None]:
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
     """The spool of an output directory, with nothing in it."""
-    safe_files.make(tmp_path / "_ckptsync")
+    safe_files.make_folders(tmp_path / "_ckptsync")
     return tmp_path / "_ckptsync"

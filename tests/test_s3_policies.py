@@ -40,7 +40,7 @@ from ckptsync.safe_names import STORE_FILE
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores.contract import About, Store
-from ckptsync.stores.opening import bare, create_store, open_store
+from ckptsync.stores.opening import create_store, open_any, open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.support.fault_proxy import HttpProxy
@@ -484,7 +484,7 @@ def test_only_garbage_collection_deletes(story: Story) -> None:
     both = weed().identity(
         *policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store")
     )
-    collector = bare(f"s3://{story.bucket}/store", both)
+    collector = open_any(f"s3://{story.bucket}/store", both)
     collector.create("fsdp2/.ckptsync/checkpoint-9/tombstone-0-0123456789abcdef.json", [b"{}"])
     collector.delete("fsdp2/checkpoint-9/large")
     with pytest.raises(NotFound):
@@ -499,7 +499,7 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
     """
     for n in (1, 2):
         fill(
-            bare(f"s3://{story.bucket}/store", weed().options()),
+            open_any(f"s3://{story.bucket}/store", weed().options()),
             f"checkpoint-{n}",
             FIRST + n,
             run="kept",
@@ -507,7 +507,7 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
     both = weed().identity(
         *policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store")
     )
-    collector = bare(f"s3://{story.bucket}/store", both)
+    collector = open_any(f"s3://{story.bucket}/store", both)
     assert keep(collector, "kept", "checkpoint-2")
     asked = RetentionRequest(lambda _: Rules(keep_last=1), 0.0, "kept")
     done = [
@@ -517,7 +517,7 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
 
 
 def opened(name: str, story: Story, prefix: str = "store") -> Store:
-    return bare(
+    return open_any(
         f"s3://{story.bucket}/{prefix}",
         weed().identity(*policy(f"policy-{name}", story.bucket, "store")),
     )
@@ -541,7 +541,7 @@ def test_what_is_not_there_is_told_from_what_may_not_be_read(story: Story) -> No
 
     options = weed().identity(*policy("policy-worker", story.bucket, "store"))
     with closing(HttpProxy(("127.0.0.1", weed().port), forbid)) as proxy:
-        store = bare(
+        store = open_any(
             f"s3://{story.bucket}/store",
             {**options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"},
         )

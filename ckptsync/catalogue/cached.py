@@ -6,7 +6,7 @@ the verifier's to prove.  So nothing that deletes or overwrites may rest on what
 reads `uncached`.
 
 Manifests of one checkpoint's name decide together over all of its locations
-(`records.save_groups`), so a checkpoint with all its locations is what is read, and cached, at
+(`records.manifest_groups`), so a checkpoint with all its locations is what is read, and cached, at
 once.  Where the listing of a run's records has not changed, only files of its open locations are
 listed: so reading a store again costs little more than its listing.
 """
@@ -52,8 +52,8 @@ from ckptsync.records.location_status import (
     reading_order,
     record_names,
 )
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.report import LEVELS
-from ckptsync.records.save_groups import Sibling
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, senders
 from ckptsync.records.weights_record import GroupValues, ModelValues, WeightsFinding
 from ckptsync.safe_names import RECORDS

@@ -20,10 +20,10 @@ from ckptsync.records.location_status import (
     reading_order,
     unanswered_findings,
 )
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import DAMAGE, LEVELS, Level, Report, Verdict
-from ckptsync.records.save_decisions import Tombstone, fate, kept
-from ckptsync.records.save_groups import Sibling
+from ckptsync.records.save_decisions import Tombstone, fate, keep_reason
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.store_paths import consolidated_prefix, file_name, parse_record_name
 from ckptsync.records.weights_record import ModelValues, WeightsFinding, find_values
@@ -387,7 +387,7 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         retired=conditions.retired,
         state=digest(every.encode())[:16],
         shards_retired=end.shards,
-        kept=kept(records.keeps),
+        kept=keep_reason(records.keeps),
         marked_at=max((mtimes.get(name, 0.0) for name in end.stones), default=0.0),
         withdrawn_at=max((mtimes.get(name, 0.0) for name in withdrawn), default=0.0),
         begun=end.is_begun,

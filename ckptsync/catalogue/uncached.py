@@ -11,7 +11,7 @@ from ckptsync.near_names import near_names
 from ckptsync.records.io import Fault, Record, find_missing_manifests, hidden_by, read_records
 from ckptsync.records.location_status import LocationState, list_locations, record_names
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.save_decisions import Tombstone, in_force
+from ckptsync.records.save_decisions import Tombstone, tombstones_in_force
 from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, records_prefix
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry, Store
@@ -119,7 +119,9 @@ def _why_gone(store: Store, run: str, location: str) -> str:
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     records, _ = read_records(store, parsed.values())
     stones = {name: r for name, r in records.items() if isinstance(r, Tombstone)}
-    reasons = [stone.reason for stone in in_force(stones).values() if stone.scope == "location"]
+    reasons = [
+        stone.reason for stone in tombstones_in_force(stones).values() if stone.scope == "location"
+    ]
     if any(isinstance(record, Manifest) for record in records.values()):
         return f"was moved to another location in {store.url}"
     if reasons:

@@ -17,7 +17,7 @@ from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_pa
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.merger.universal import LATEST, prepare_universal
 from ckptsync.quantities import show_size
-from ckptsync.stores.path_or_url import path, real
+from ckptsync.stores.path_or_url import pure_path, without_links
 from ckptsync.stores.urls import Remote, located
 
 DETAILS = (
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     work = MergeResources(thread_count(args.jobs, sources), tensor_digests=False)
     access = access_of(args).within(PARTS)
     request = MergeRequest(sources, destination, MergeOptions(source=args.source))
-    tag = path(real(sources[0])).name
+    tag = pure_path(without_links(sources[0])).name
     with paused():
         check_free(request, access)
         prepared = open_sources(

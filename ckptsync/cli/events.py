@@ -188,10 +188,10 @@ def _rows(summaries: tuple[Summary, ...]) -> list[Mapping[str, Any]]:
 
 
 def _rows_of(s: Summary) -> Iterator[Mapping[str, Any]]:
-    from ckptsync.events.due import happened
+    from ckptsync.events.due import list_occurrences
 
     where = {"run": s.run, "checkpoint": s.checkpoint, "location": s.location, "step": s.step}
-    for event in happened(s):
+    for event in list_occurrences(s):
         yield {
             **where,
             "event": event.event,

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Inspect the directories as one checkpoint, and print what was found."""
     access, locations = access_of(args), [located(target) for target in args.targets]
     check_exists(args.targets)
-    found = [path_or_url.tree(location, access) for location in locations]
+    found = [path_or_url.list_tree(location, access) for location in locations]
     overlay = Overlay(found)
     if conflicts := overlay.conflicts():
         hint = "the directories hold different saves: name only those of one save"

@@ -13,7 +13,7 @@ from ckptsync.cli import output
 from ckptsync.cli.screen import MOST, more
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.location_status import STATUSES
-from ckptsync.records.save_groups import Sibling
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.status.curves import Curve
 from ckptsync.status.location_details import describe_progress
 from ckptsync.status.locations import model_url, newer_saves

@@ -26,7 +26,7 @@ from ckptsync.merger.plan import MergeOptions
 from ckptsync.quantities import show_size
 from ckptsync.records.location_status import LocationState, proof, unanswered_findings
 from ckptsync.records.report import LEVELS, Level, Report, VerifyFinding
-from ckptsync.spool.markers import boot
+from ckptsync.spool.markers import boot_id
 from ckptsync.status.nodes import list_nodes, read_nodes
 from ckptsync.stores.contract import Store
 from ckptsync.verifier.expected_files import check_records, check_sizes, expected_files
@@ -200,7 +200,7 @@ class StoreRepairs:
 
     def _states(self) -> dict[str, NodeState]:
         files = read_nodes(self.store)
-        known = list_nodes(files, files.now(boot(), time.time()))
+        known = list_nodes(files, files.now(boot_id(), time.time()))
         workers = [node for node in known if "worker" in node.roles]
         return {node.node: NodeState(node.state == "alive", node.lacks) for node in workers}
 

@@ -243,7 +243,7 @@ def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
 
 def _record(where: InStore | PlainDirectory, path: Path) -> None:
     assert isinstance(where, PlainDirectory)
-    data = encode_baseline(record_directory(path_or_url.tree(where.source, where.access)))
+    data = encode_baseline(record_directory(path_or_url.list_tree(where.source, where.access)))
     try:
         with path.open("xb") as file:
             file.write(data)

@@ -25,7 +25,7 @@ from ckptsync.spool import safe_files
 from ckptsync.stores.clock import DAY, measure_offset
 from ckptsync.stores.contract import About, Store, has_root, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import NoParent, bare, create_store
+from ckptsync.stores.opening import NoParent, create_store, open_any
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import SPOOL
 from ckptsync.worker.node_identity import umask
@@ -116,7 +116,7 @@ def open_unchecked(target: StoreTarget) -> Store | None:
             return None
     except OSError as e:
         raise StoreError(f"{where}: {reason(e)}", hint="check the directories above it") from e
-    found = bare(*_access(target))
+    found = open_any(*_access(target))
     return found if has_root(found) else None
 
 

@@ -16,8 +16,8 @@ from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.safetensors import encode_header
 from ckptsync.layouts import file_names
 from ckptsync.records.location_status import LocationState
+from ckptsync.records.manifest_groups import Located
 from ckptsync.records.model_record import ModelFile, ModelTensor
-from ckptsync.records.save_groups import Located
 from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.safe_names import checked_path, find_alike
 from ckptsync.stores.parallel_download import StoredFile

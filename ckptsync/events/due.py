@@ -26,7 +26,7 @@ Since = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class Occurrence:
     """An event of a location.
 
     ``of``: the record that shows it, without its directory.  ``at``: seconds on the store's clock.
@@ -44,7 +44,7 @@ class DueEvent:
     definition: Definition
     run: str
     location: str
-    happened: Happened
+    happened: Occurrence
     failures: int = 0
     error: str = ""
 
@@ -57,27 +57,27 @@ class DueEvents:
     given_up: tuple[DueEvent, ...] = ()
 
 
-def happened(s: Summary) -> Iterator[Happened]:
+def list_occurrences(s: Summary) -> Iterator[Occurrence]:
     """Yield what records show that happened to a location, in the order of `EVENTS`."""
     if not s.manifests or (s.retired and s.begun) or s.status == "CONFLICT":
         if s.retired:
-            yield Happened("retired", _base(s.mark), s.marked_at)
+            yield Occurrence("retired", _base(s.mark), s.marked_at)
         return
     if s.model and not s.unknown:
-        yield Happened("complete", "", s.arrived)
+        yield Occurrence("complete", "", s.arrived)
     is_verified = s.proof.holds and s.model and s.consolidated
     if s.consolidated and not s.proof.damage:
-        yield Happened("consolidated", _base(s.model_record), s.merged)
+        yield Occurrence("consolidated", _base(s.model_record), s.merged)
     if is_verified:
-        yield Happened("verified", _base(s.model_record), s.proof.first)
+        yield Occurrence("verified", _base(s.model_record), s.proof.first)
     if s.proof.damage:
-        yield Happened("damaged", _base(s.proof.damage[0]), s.proof.damaged_at)
+        yield Occurrence("damaged", _base(s.proof.damage[0]), s.proof.damaged_at)
     elif s.proof.answered:
-        yield Happened("repaired", _base(s.proof.answered), s.proof.answered_at)
+        yield Occurrence("repaired", _base(s.proof.answered), s.proof.answered_at)
     if is_verified and s.checkpoint == FINAL:
-        yield Happened("trained", _base(s.model_record), s.proof.first)
+        yield Occurrence("trained", _base(s.model_record), s.proof.first)
     if s.retired:
-        yield Happened("retired", _base(s.mark), s.marked_at)
+        yield Occurrence("retired", _base(s.mark), s.marked_at)
 
 
 def _base(name: str) -> str:
@@ -97,7 +97,7 @@ def due_events(
         own = [d for d in definitions if fnmatchcase(run, d.runs)]
         open_: dict[str, list[tuple[Summary, list[DueEvent]]]] = {d.name: [] for d in own}
         for s in its if own else ():
-            events = [*happened(s)]
+            events = [*list_occurrences(s)]
             for definition in own:
                 if due := [*_open(definition, s, events, since)]:
                     open_[definition.name].append((s, due))
@@ -111,20 +111,20 @@ def due_events(
     return DueEvents(tuple(now), tuple(given_up))
 
 
-def is_over(definition: Definition, s: Summary, event: Happened) -> bool:
+def is_over(definition: Definition, s: Summary, event: Occurrence) -> bool:
     """Return whether an event of a location was done, or given up."""
     its = _tries(definition, s, event)
     digest = definition.digest
     return any(h.done or (h.definition == digest and h.failures >= TRIES) for h in its)
 
 
-def _tries(definition: Definition, s: Summary, event: Happened) -> list[Handled]:
+def _tries(definition: Definition, s: Summary, event: Occurrence) -> list[Handled]:
     key = (definition.name, event.event, event.of)
     return [h for h in s.handled if (h.name, h.event, h.of) == key]
 
 
 def _open(
-    definition: Definition, s: Summary, events: Iterable[Happened], since: Since
+    definition: Definition, s: Summary, events: Iterable[Occurrence], since: Since
 ) -> Iterator[DueEvent]:
     """Yield which of ``events``, that happened to a location, were not done, the first first."""
     for event in events:

@@ -21,14 +21,14 @@ from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import CkptsyncError, Exists, Incomplete, NotFound, StoreError
 from ckptsync.events.definitions import Definition, filled
-from ckptsync.events.due import Happened, Since, happened, is_over
+from ckptsync.events.due import Occurrence, Since, is_over, list_occurrences
 from ckptsync.events.programs import ProgramEnd, post, run_command
 from ckptsync.records.event_record import LONGEST_ERROR, EventRecord
 from ckptsync.records.io import append_record
 from ckptsync.records.location_status import record_names
 from ckptsync.records.store_paths import consolidated_prefix, records_prefix
 from ckptsync.safe_names import RECORDS
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import directory_of
@@ -65,14 +65,14 @@ class Request:
 class HandledEvent:
     """What was done.  ``was_done``: a record said so already, and nothing was run."""
 
-    happened: Happened
+    happened: Occurrence
     metrics: Mapping[str, float]
     note: str = ""
     was_done: bool = False
     seconds: float = 0.0
 
 
-def first_seen(store: Store, definitions: Iterable[Definition]) -> Since:
+def register_events(store: Store, definitions: Iterable[Definition]) -> Since:
     """Return when heads first had each event of these definitions, and write what is new.
 
     What cannot be seen yet is left out.  Raises StoreError.
@@ -144,7 +144,7 @@ def handle(
     return HandledEvent(event, end.metrics, end.note, seconds=seconds)
 
 
-def _find(store: Store, request: Request) -> tuple[Summary, Happened]:
+def _find(store: Store, request: Request) -> tuple[Summary, Occurrence]:
     """Return the location, and what happened to it.  Raises Incomplete, ConfigError."""
     run, location, definition = request.run, request.location, request.definition
     state = read_location(store, run, location)
@@ -155,7 +155,7 @@ def _find(store: Store, request: Request) -> tuple[Summary, Happened]:
         raise not_found(store, run, location)
     s = state.summary_of(seen)
     wanted = [request.event] if request.event else definition.on
-    events = [event for event in happened(s) if event.event in wanted]
+    events = [event for event in list_occurrences(s) if event.event in wanted]
     if not events:
         why = f"it is {s.status}, and was never {' or '.join(wanted)}"
         hint = f"`ckptsync events {run}/{location}` shows what happened to it"
@@ -169,7 +169,7 @@ def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]
 
     Raises Elsewhere where another process holds it.
     """
-    mine = f"{node} {os.getpid()} {began(os.getpid())}\n".encode()
+    mine = f"{node} {os.getpid()} {start_time(os.getpid())}\n".encode()
     try:
         store.create(name, [mine])
     except Exists:
@@ -204,7 +204,7 @@ def _holder(owner: bytes, node: str) -> tuple[str, bool]:
     if len(words) < 3 or not words[1].isdecimal():
         return " ".join(words), words in ([""], [node])
     who, pid, since = words
-    return who, who == node and began(int(pid)) != since
+    return who, who == node and start_time(int(pid)) != since
 
 
 def _run(

@@ -20,8 +20,8 @@ from ckptsync.plain_json import parse
 from ckptsync.records.io import read_record
 from ckptsync.records.location_status import record_names
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.manifest_groups import locate_files
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.records.save_groups import locate
 from ckptsync.records.store_paths import records_prefix
 from ckptsync.stores.clock import store_now
 from ckptsync.stores.contract import Store, read_all
@@ -213,7 +213,9 @@ class TrainerMetrics:
         return self._known[key]
 
     def _of_state(self, seen: Summary) -> Mapping[str, float]:
-        found = locate(read_manifests(self._store, seen.manifests).values()).get(TRAINER_STATE)
+        found = locate_files(read_manifests(self._store, seen.manifests).values()).get(
+            TRAINER_STATE
+        )
         if not found:
             return {}
         data = read_all(self._store, found[0].name, _STATE_LIMIT)

@@ -15,8 +15,8 @@ from ckptsync.catalogue.uncached import read_checkpoint_records
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.head.removal import check_alone
 from ckptsync.records.location_status import record_names
+from ckptsync.records.manifest_groups import collect_manifests, live_manifests
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.save_groups import known_of, live
 from ckptsync.records.store_paths import (
     checked_own,
     checkpoint_of,
@@ -65,8 +65,10 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
             check_alone(store, where, location)
         except (ConfigError, Corrupt):  # another run's files, or records, may lie there
             continue
-        known = known_of({n: r for n, r in records.items() if (r.run, r.checkpoint) == name})
-        here = [k.manifest for k in live(known) if k.manifest.location == location]
+        known = collect_manifests(
+            {n: r for n, r in records.items() if (r.run, r.checkpoint) == name}
+        )
+        here = [k.manifest for k in live_manifests(known) if k.manifest.location == location]
         named = {m.stored_name(file) for m in here for file in m.files}
         models = [
             r
@@ -85,7 +87,7 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
             if is_ours and now - e.mtime > IDLE:
                 yield Orphan(e, *name, of_checkpoint, location)
     if not run:
-        yield from (Orphan(entry) for entry in contract.given_up(store, now))
+        yield from (Orphan(entry) for entry in contract.abandoned_drafts(store, now))
 
 
 def delete_orphans(
@@ -103,7 +105,7 @@ def delete_orphans(
     wait_until_visible(store, wait)
     for one in orphans:
         if not one.run:
-            if contract.drop(store, one.entry.name):
+            if contract.remove_draft(store, one.entry.name):
                 yield one
             continue
         if senders(store.names(sending_prefix(one.run, one.checkpoint)), now):

@@ -36,7 +36,7 @@ from ckptsync.head.retention import (
 from ckptsync.records.io import append_record, is_made_anew, read_records
 from ckptsync.records.location_status import LocationState, record_names
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone, fate, kept
+from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone, fate, keep_reason
 from ckptsync.records.store_paths import (
     checked_own,
     checkpoint_of,
@@ -463,7 +463,7 @@ def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
     deleted files before.
     """
     before = _read_location(store, run, location)
-    is_new = not kept(before.records.keeps)
+    is_new = not keep_reason(before.records.keeps)
     if is_new:
         append_record(store, Keep(run, before.checkpoint, location, 0, keeps=True, reason=reason))
         wait_until_visible(store)
@@ -526,7 +526,7 @@ def release(store: Store, run: str, location: str) -> bool:
     Raises ConfigError if there is none.
     """
     seen = _read_location(store, run, location)
-    if not kept(seen.records.keeps):
+    if not keep_reason(seen.records.keeps):
         return False
     append_record(store, Keep(run, seen.checkpoint, location, 0, keeps=False))
     return True

@@ -18,9 +18,9 @@ from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.layouts import file_names
 from ckptsync.records.io import Fault, append_record
 from ckptsync.records.location_status import LocationState
+from ckptsync.records.manifest_groups import Located
 from ckptsync.records.report import DAMAGE, OF_BYTES, VerifyFinding
 from ckptsync.records.save_decisions import Keep
-from ckptsync.records.save_groups import Located
 from ckptsync.records.store_paths import (
     checked_own,
     checkpoint_of,
@@ -156,8 +156,8 @@ def repair(
             if record is not None and record.kind in ("keep", "tombstone"):
                 checkpoint = checkpoint_of(plan.location)
                 reason = f"its {record.kind} was damaged: release it if it may be deleted"
-                kept = Keep(plan.run, checkpoint, plan.location, 0, keeps=True, reason=reason)
-                done.append(append_record(store, kept).removeprefix(f"{plan.run}/"))
+                keep = Keep(plan.run, checkpoint, plan.location, 0, keeps=True, reason=reason)
+                done.append(append_record(store, keep).removeprefix(f"{plan.run}/"))
             store.delete(name)
             done.append(part.name)
         elif part.how == "copy" and seen is not None:

@@ -57,7 +57,7 @@ def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
 
     Never raises an Exception but for ``folder`` itself.
     """
-    safe_files.make(folder)
+    safe_files.make_folders(folder)
     inner = _unwrapped(model)
     steps: dict[str, Callable[[Path], object]] = {}
     if hasattr(inner, "peft_config"):
@@ -144,7 +144,7 @@ def _write_whole(step: Callable[[Path], object], folder: Path) -> None:
         for file in walk(Path(fresh)).files:
             with (
                 (Path(fresh) / file.path).open("rb") as like,
-                safe_files.copy_of(like.fileno(), folder, *tree.place(file.path)) as out,
+                safe_files.create_copy(like.fileno(), folder, *tree.place(file.path)) as out,
             ):
                 shutil.copyfileobj(like, out)
 

@@ -84,7 +84,7 @@ class EmbeddedWorker:
 
     def is_running(self) -> bool:
         """Return whether it still runs."""
-        return markers.began(self.pid) == self.began
+        return markers.start_time(self.pid) == self.began
 
 
 _workers: dict[tuple[int, Path], EmbeddedWorker] = {}  # of this process and output directory
@@ -118,7 +118,7 @@ def keep_running(
             "runs": [{"path": glob.escape(str(output_dir)), **name}],
         },
     }
-    safe_files.make(spool)
+    safe_files.make_folders(spool)
     safe_files.write_json(spool, config.name, settings)  # JSON is YAML
     module = "ckptsync.hooks.embedded_worker"
     worker = [sys.executable, "-m", module, str(config), str(spool), str(os.getpid())]
@@ -136,7 +136,7 @@ def keep_running(
     if not answer.strip().isdigit():
         raise OSError(f"{sys.executable}: could not be started; see {spool / LOG}")
     pid = int(answer)
-    _workers[key] = EmbeddedWorker(pid, markers.began(pid), time.monotonic())
+    _workers[key] = EmbeddedWorker(pid, markers.start_time(pid), time.monotonic())
 
 
 def child_environment() -> dict[str, str]:
@@ -253,7 +253,7 @@ def is_served(spool: Path) -> bool:
     service tries again.
     """
     try:
-        locks = [path for path in safe_files.children(spool) if path.match("worker-*.lock")]
+        locks = [path for path in safe_files.list_paths(spool) if path.match("worker-*.lock")]
     except CkptsyncError:  # another user's: no worker of this user is at work in it
         return False
     for lock in locks:
@@ -305,14 +305,14 @@ def main(arguments: list[str]) -> None:
     from ckptsync.worker.node_identity import node_id  # noqa: PLC0415
 
     config, spool, pid = arguments
-    began = markers.began(int(pid))
+    began = markers.start_time(int(pid))
     if not await_turn(Path(spool), int(pid)):
         return
     settings = json.loads(safe_files.read(Path(config)) or b"")
     own = os.environ.get("CKPTSYNC_NODE") or settings.get("node") or node_id()
     node = claim_node(own, settings["store"]["url"], Path(spool))
     # another process may have its number by now
-    is_alive = markers.began(int(pid)) == began != ""
+    is_alive = markers.start_time(int(pid)) == began != ""
     run = [sys.executable, "-m", "ckptsync", "run", "-c", config]
     os.execve(  # noqa: S606  # no shell is wanted
         sys.executable,
@@ -327,11 +327,11 @@ def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
     Return False if one still is ``patience`` seconds after process ``pid`` is gone: it sends what
     that process left.
     """
-    began, until = markers.began(pid), time.monotonic() + patience
+    began, until = markers.start_time(pid), time.monotonic() + patience
     if is_served(spool):
         sys.stderr.write(f"ckptsync: waiting: another worker is at work in {spool}\n")
     while is_served(spool):
-        if began and markers.began(pid) == began:
+        if began and markers.start_time(pid) == began:
             until = time.monotonic() + patience
         elif time.monotonic() >= until:
             return False

@@ -110,7 +110,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             )
             return
         output_dir.mkdir(parents=True, exist_ok=True)
-        safe_files.make(output_dir / SPOOL)
+        safe_files.make_folders(output_dir / SPOOL)
         self._log.spool, self._log.rank = output_dir / SPOOL, rank
         model = given.get("model")
         facts = added_files.about_process()

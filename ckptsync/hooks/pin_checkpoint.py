@@ -68,8 +68,8 @@ def pin_checkpoint(
     whole = replace(commit, files={s.path: (s.size, s.mtime) for s in listing.files})
     copies: Copies = []
     try:
-        safe_files.make(fresh.parent)
-        safe_files.make_new(fresh)
+        safe_files.make_folders(fresh.parent)
+        safe_files.make_new_folder(fresh)
         with Tree(fresh / "files") as tree:
             for file in listing.files:
                 if not pins.link_file(tree, path, file.path):
@@ -162,7 +162,7 @@ def _copy(copies: Copies, fresh: Path) -> None:
     """Copy open files, with their times; raise Incomplete if the trainer wrote one again."""
     with Tree(fresh / "files") as tree:
         for descriptor, file in copies:
-            with safe_files.copy_of(descriptor, fresh, *tree.place(file.path)) as out:
+            with safe_files.create_copy(descriptor, fresh, *tree.place(file.path)) as out:
                 safe_files.copy_bytes(descriptor, out.fileno(), file.size)
                 now = stat_open(descriptor, file.path)
                 if (now.size, now.mtime) != (file.size, file.mtime):
@@ -189,7 +189,7 @@ def make_room(output_dir: Path, newest: Path, size: int, log: Log) -> list[Path]
     hidden = []
     for one in choose_to_give_up(pins.list_pins(output_dir), newest, lacking):
         path = one.path.with_name(f".gone-hook-{os.getpid()}-{one.path.name}")
-        if safe_files.renamed(one.path, path):  # else somebody was quicker
+        if safe_files.try_rename(one.path, path):  # else somebody was quicker
             hidden.append(path)
             stored = "it is in the store" if one.stored else "it was NOT yet in the store"
             log(
@@ -206,7 +206,7 @@ def choose_to_give_up(found: Sequence[Pin], newest: Path, wanted: int) -> list[P
     """
     chosen: list[Pin] = []
     for one in sorted(
-        found, key=lambda p: (not p.stored, p.commit.at if p.commit else p.pulse / 1e9, p.k)
+        found, key=lambda p: (not p.stored, p.commit.at if p.commit else p.renewed / 1e9, p.k)
     ):
         gain = sum(f.size for f in one.files if f.links == 1)
         if wanted > 0 and gain and one.path.name != newest.name:

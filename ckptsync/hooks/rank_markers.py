@@ -28,8 +28,8 @@ from ckptsync.checkpoint_dirs import find_checkpoint_dirs
 from ckptsync.errors import CkptsyncError
 from ckptsync.hooks.pin_checkpoint import Log, discard, pin_checkpoint
 from ckptsync.spool import markers, pins, safe_files
-from ckptsync.spool.markers import Begun, Commit, RankMark
-from ckptsync.spool.safe_files import children
+from ckptsync.spool.markers import Commit, RankMark, TrainingProcess
+from ckptsync.spool.safe_files import list_paths
 from ckptsync.walk import SPOOL, Listing, walk
 
 _log = logging.getLogger("ckptsync.hook")
@@ -42,7 +42,7 @@ class RankSaves:
     """One rank's saves in ``output_dir``; to make this object introduces the rank there.
 
     ``process`` is its id there (default: a new one); ``marks``: whether it marks ``all`` of its
-    saves, or ``some`` (`Begun`).  Methods raise OSError or one of ckptsync's errors.
+    saves, or ``some`` (`TrainingProcess`).  Methods raise OSError or one of ckptsync's errors.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class RankSaves:
         self._counts: Counter[str] = Counter()
         self._pinned = 0
         forget_ended(self.spool)
-        self.begun = Begun(
+        self.begun = TrainingProcess(
             train="",
             rank=rank,
             world=world,
             local_world=0,
             host=socket.gethostname(),
             pid=os.getpid(),
-            began=markers.began(os.getpid()),
-            boot=markers.boot(),
+            began=markers.start_time(os.getpid()),
+            boot=markers.boot_id(),
             at=time.time(),
             trainer=trainer,
             facts=facts,
             process=process or secrets.token_hex(8),
-            machine=markers.machine(),
+            machine=markers.machine_id(),
             marks=marks,
         )
         self.update()
@@ -82,11 +82,11 @@ class RankSaves:
     def update(self, **changes: Any) -> None:
         """Write the introduction again, with these changes."""
         self.begun = replace(self.begun, **changes)
-        markers.write_mark(markers.begun_path(self.spool, self.begun.process), self.begun)
+        markers.write_mark(markers.process_path(self.spool, self.begun.process), self.begun)
 
     def withdraw(self) -> None:
         """Delete the introduction: this rank will not mark its saves, so files decide."""
-        safe_files.unlink(markers.begun_path(self.spool, self.begun.process))
+        safe_files.unlink(markers.process_path(self.spool, self.begun.process))
 
     def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
         """Return the ranks that write here, of all ranks' process ids.
@@ -95,7 +95,7 @@ class RankSaves:
         """
 
         def is_here(process: str) -> bool:
-            return safe_files.status(markers.begun_path(self.spool, process)) is not None
+            return safe_files.status(markers.process_path(self.spool, process)) is not None
 
         if not is_here(self.begun.process):
             return (self.begun.rank,) if self.begun.world == 1 else ()
@@ -161,12 +161,12 @@ class RankSaves:
 def forget_ended(spool: Path) -> None:
     """Remove what trainings that are over wrote here.  Raises OSError."""
     # listed before the introductions: a process introduces itself before it adds files
-    added = children(spool / "added")
+    added = list_paths(spool / "added")
     living = set()
-    for begun in markers.begun(spool):
+    for begun in markers.list_training_processes(spool):
         running = markers.is_training(begun)
         if running is False or (running is None and time.time() - begun.at > _FORGET_AFTER):
-            safe_files.unlink(markers.begun_path(spool, begun.process))
+            safe_files.unlink(markers.process_path(spool, begun.process))
         else:
             living |= {begun.train, begun.process}  # rank 0's process names the training
     for folder in added:
@@ -177,8 +177,8 @@ def forget_ended(spool: Path) -> None:
 
 def forget_saves(spool: Path) -> None:
     """Remove the marks of saves that are neither on the disk nor pinned any more."""
-    there = {path.name.rpartition(".")[0] for path in children(spool / "pins")}
-    marked = {folder: folder.name.rpartition("@")[0] for folder in children(spool / "saves")}
+    there = {path.name.rpartition(".")[0] for path in list_paths(spool / "pins")}
+    marked = {folder: folder.name.rpartition("@")[0] for folder in list_paths(spool / "saves")}
     unpinned = {*marked.values()} - there
     there |= {name for name in unpinned if (spool.parent / name).exists()}
     if there.issuperset(marked.values()):

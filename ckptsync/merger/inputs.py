@@ -90,19 +90,23 @@ def open_sources(
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
     """
     _check_paths(request)
-    trees = tuple(path_or_url.tree(source, access) for source in request.sources)
+    trees = tuple(path_or_url.list_tree(source, access) for source in request.sources)
     overlay = Overlay(trees)
     files = open_reader(overlay, trees)
-    config_from = path_or_url.named(request.config_from, access) if request.config_from else None
+    config_from = (
+        path_or_url.top_files(request.config_from, access) if request.config_from else None
+    )
     config: list[tuple[str, Files]] = []
     if request.config_from and config_from:
         config.append((show_path(request.config_from), config_from))
     # the checkpoint around an inner directory of shards, and the run around it
     for source in request.sources:
-        path = path_or_url.real(source)
-        while _INNER.fullmatch(path_or_url.path(path).name) and (above := path_or_url.parent(path)):
+        path = path_or_url.without_links(source)
+        while _INNER.fullmatch(path_or_url.pure_path(path).name) and (
+            above := path_or_url.parent(path)
+        ):
             path = above
-            config.append((show_path(path), path_or_url.around(path, access, BESIDE_WEIGHTS)))
+            config.append((show_path(path), path_or_url.nearby_files(path, access, BESIDE_WEIGHTS)))
     models = _open_models(request, access)
     base, fill_from, names_of = (models.get(key) for key in (*_OPTIONS,))
     if planner:
@@ -159,7 +163,7 @@ def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
         if place is None:
             continue
         if place not in opened:
-            opened[place] = path_or_url.named(place, access)
+            opened[place] = path_or_url.top_files(place, access)
         models[key] = files = opened[place]
         if not registry.sources(files):
             raise Unsupported(
@@ -171,17 +175,17 @@ def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
 
 def _check_paths(request: MergeRequest) -> None:
     """Raise ConfigError if the destination lies in a source, or sources are of two steps."""
-    destination = path_or_url.real(request.destination)
+    destination = path_or_url.without_links(request.destination)
     steps: dict[str, str] = {}
     for source in request.sources:
-        path = path_or_url.real(source)
+        path = path_or_url.without_links(source)
         if path_or_url.is_inside(destination, path):
             raise ConfigError(
                 f"{show_path(request.destination)}: inside the checkpoint {show_path(source)}",
                 hint="ckptsync never writes to a trainer's directory: name one beside it",
             )
-        if match := _STEP.fullmatch(path_or_url.path(path).name):
-            steps.setdefault(match[1].lstrip("0"), str(path_or_url.path(path)))
+        if match := _STEP.fullmatch(path_or_url.pure_path(path).name):
+            steps.setdefault(match[1].lstrip("0"), str(path_or_url.pure_path(path)))
     if len(steps) > 1:  # checkpoint-400 beside checkpoint-500
         raise ConfigError(
             f"{' and '.join(list(steps.values())[:2])}: two steps of a training",
@@ -198,7 +202,9 @@ def _notes_on_tags(sources: Sequence[PathOrUrl], files: Files, chosen: str) -> I
     root, others = deepspeed_tags(files, source)
     home, _, tag = root.rpartition("/")
     step = _STEP.fullmatch(tag)
-    for name in {home or path_or_url.path(path_or_url.real(source)).name for source in sources}:
+    for name in {
+        home or path_or_url.pure_path(path_or_url.without_links(source)).name for source in sources
+    }:
         own = _STEP.fullmatch(name.rpartition("/")[2])
         if step and own and int(step[1]) != int(own[1]):
             yield f"`latest` in {name} names {tag}, which is of another step"

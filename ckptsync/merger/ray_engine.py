@@ -291,7 +291,7 @@ def _open_files(
     fill_from: PathOrUrl | None,
 ) -> Files:
     """Raises ConfigError, or Incomplete where the sources are not what was planned from."""
-    found = [path_or_url.tree(source, access) for source in sources]
+    found = [path_or_url.list_tree(source, access) for source in sources]
     for tree, state in zip(found, states, strict=True):
         if tree.state() != state:
             raise Incomplete(
@@ -304,7 +304,7 @@ def _open_files(
     files = open_reader(Overlay(found), found)
     if fill_from is None:
         return files
-    return JoinedFiles(files, {FILL: path_or_url.named(fill_from, access)})
+    return JoinedFiles(files, {FILL: path_or_url.top_files(fill_from, access)})
 
 
 def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:

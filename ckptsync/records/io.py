@@ -24,7 +24,7 @@ from ckptsync.records.event_record import LONGEST_ERROR, LONGEST_NAME, MOST_METR
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
-from ckptsync.records.save_decisions import Join, Keep, Tombstone, in_force
+from ckptsync.records.save_decisions import Join, Keep, Tombstone, tombstones_in_force
 from ckptsync.records.store_paths import (
     FORMAT,
     RecordKind,
@@ -291,7 +291,7 @@ def read_records(
     names = list(names)
     if threads > 1 and len(names) > 1:
         with ThreadPool(min(threads, len(names)), "ckptsync-record") as pool:
-            works = [progress_signs.carried(partial(read, name)) for name in names]
+            works = [progress_signs.keep_context(partial(read, name)) for name in names]
             found = list(pool.map(lambda work: work(), works))
     else:
         found = [read(name) for name in names]
@@ -360,7 +360,7 @@ def _excused(records: Mapping[str, Record]) -> frozenset[tuple[str, ...]]:
             here = record.run, record.checkpoint, record.node
             found.update((*here, replaced) for replaced in record.supersedes)
     for stones in locations.values():
-        for stone in in_force(stones).values():
+        for stone in tombstones_in_force(stones).values():
             if stone.scope == "location":
                 given_up = (*stone.manifests, *stone.ended)
                 found.update((stone.run, stone.checkpoint, one) for one in given_up)

@@ -17,20 +17,20 @@ from ckptsync.layouts.registry import is_known
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import Record
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.manifest_groups import (
+    Located,
+    Sibling,
+    StoredManifest,
+    collect_manifests,
+    explain_conflict,
+    find_siblings,
+    live_manifests,
+    locate_files,
+    merge_demands,
+)
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import LEVELS, Level, Report, Verdict, VerifyFinding
 from ckptsync.records.save_decisions import Keep, Scope, Tombstone, fate
-from ckptsync.records.save_groups import (
-    Known,
-    Located,
-    Sibling,
-    demanded,
-    explain_conflict,
-    known_of,
-    live,
-    locate,
-    siblings,
-)
 from ckptsync.records.store_paths import (
     RecordName,
     consolidated_prefix,
@@ -132,7 +132,7 @@ class LocationState:
     run: str
     checkpoint: str
     location: str
-    manifests: tuple[Known, ...]
+    manifests: tuple[StoredManifest, ...]
     files: Mapping[str, tuple[Located, ...]]
     sizes: Mapping[str, int]
     demands: Demands
@@ -229,7 +229,7 @@ def list_locations(
     for name, record in sorted(records.items()):
         checkpoints.setdefault((record.run, record.checkpoint), {})[name] = record
         by_location.setdefault((record.run, record.location), {})[name] = record
-    known = {key: known_of(its) for key, its in checkpoints.items()}
+    known = {key: collect_manifests(its) for key, its in checkpoints.items()}
     names = sorted(sizes)
     found = []
     for (run, location), its in by_location.items():
@@ -291,26 +291,29 @@ def record_names(names: Iterable[str]) -> dict[str, RecordName]:
 
 
 def describe_location(
-    location: str, records: LocationRecords, known: Iterable[Known], sizes: Mapping[str, int]
+    location: str,
+    records: LocationRecords,
+    known: Iterable[StoredManifest],
+    sizes: Mapping[str, int],
 ) -> LocationState | None:
     """Return what records and the names below a location say; None if its save has moved.
 
     ``known``: every manifest of the checkpoint's name, in whatever location, since they tell which
     of them are one save.
     """
-    counting = live(known)
+    counting = live_manifests(known)
     here = tuple(k for k in counting if k.manifest.location == location)
     if not here:
         return None
     first = here[0].manifest
     manifests = [k.manifest for k in here]
     conflict = explain_conflict(location, counting)
-    files = {} if conflict else locate(manifests)
-    demands = demanded(manifests)
+    files = {} if conflict else locate_files(manifests)
+    demands = merge_demands(manifests)
     name, model_record = newest_model_record(records.model_records, here)
     names = {k.name for k in here}
     end = fate(records.tombstones, names)
-    beside = {} if conflict or end.retired else siblings(location, counting)
+    beside = {} if conflict or end.retired else find_siblings(location, counting)
     unknown = _UNKNOWN if demands.model or conflict or is_known(files) else _NO_LAYOUT
     if end.shards:  # what is left is proven by its model record alone
         model = Condition(holds=True)
@@ -356,7 +359,7 @@ _NO_LAYOUT = "of no layout that ckptsync merges (`ckptsync help formats`): store
 
 
 def newest_model_record(
-    model_records: Mapping[str, ModelRecord], manifests: Iterable[Known]
+    model_records: Mapping[str, ModelRecord], manifests: Iterable[StoredManifest]
 ) -> tuple[str, ModelRecord | None]:
     """Return the one with the highest number, then the first by name, made of these manifests."""
     names = {k.name for k in manifests}

@@ -14,7 +14,7 @@ strongest first:
    mtime: one save.
 6. The spans of their files' times touch, on the store's clock: one save.
 7. Otherwise nothing is proven by these two: what joins them are a person's join, or that they
-   complete each other (`save_groups.reasons_against`).
+   complete each other (`manifest_groups.reasons_against`).
 
 A file that a node had already named in an earlier save, with this digest and this mtime, was not
 written in this one: it does not stretch the span.  So a checkpoint that is written over, or edited

@@ -64,7 +64,7 @@ class Fate:
     is_done: bool = False
 
 
-def in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
+def tombstones_in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
     """Return the tombstones of a location that were not withdrawn.
 
     Under the same number a withdrawal came too late.
@@ -85,7 +85,11 @@ def in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
 def fate(stones: Mapping[str, Tombstone], manifests: Collection[str]) -> Fate:
     """Return what tombstones say of a save.  ``manifests``: the names of those that count."""
     names = set(manifests)
-    force = {name: t for name, t in in_force(stones).items() if not names.isdisjoint(t.manifests)}
+    force = {
+        name: t
+        for name, t in tombstones_in_force(stones).items()
+        if not names.isdisjoint(t.manifests)
+    }
     whole = {name: t for name, t in force.items() if t.scope == "location"}
     counting = whole or force
     return Fate(
@@ -113,7 +117,7 @@ class Keep:
     format: FormatNumber = FORMAT
 
 
-def kept(keeps: Mapping[str, Keep]) -> str:
+def keep_reason(keeps: Mapping[str, Keep]) -> str:
     """Return why a location is kept, or "".
 
     The highest number counts; on a tie, keep wins over release.
@@ -138,7 +142,7 @@ class Join:
     format: FormatNumber = FORMAT
 
 
-def joins_of(
+def joins_by_manifest(
     manifests: Mapping[str, Manifest], joins: Mapping[str, Join]
 ) -> dict[str, frozenset[str]]:
     """Return the names of the joins that hold for each manifest.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckptsync.layouts import file_names
-from ckptsync.records import save_decisions, save_groups
+from ckptsync.records import manifest_groups, save_decisions
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.same_save import SLACK
 from ckptsync.records.save_decisions import Tombstone
@@ -43,11 +43,11 @@ class Unsent:
 class Reading:
     """The records of one checkpoint name, as they were read at one time.
 
-    ``known``: its manifests, in every location. ``is_contended``: another node has announced that
+    ``manifests``: its manifests, in every location. ``is_contended``: another node has announced that
     it sends files of it.  ``at``: when, on this node's clock (ns).
     """
 
-    known: Sequence[save_groups.Known]
+    manifests: Sequence[manifest_groups.StoredManifest]
     is_contended: bool
     at: int
 
@@ -78,15 +78,15 @@ def decide(draft: Manifest, reading: Reading) -> UploadDecision:
 
     ``draft`` names all files here, and has the digest of each that some manifest names.
     """
-    part, recorded = find_recorded(draft, reading.known)
-    part = replace(part, location=save_groups.choose_location(part, reading.known))
-    unsent = list_unsent(part, save_groups.counting(part.location, reading.known))
+    part, recorded = find_recorded(draft, reading.manifests)
+    part = replace(part, location=manifest_groups.choose_location(part, reading.manifests))
+    unsent = list_unsent(part, manifest_groups.manifests_in(part.location, reading.manifests))
     return UploadDecision(part, unsent, recorded, is_early(part, reading))
 
 
 def is_early(part: Manifest, reading: Reading) -> bool:
     """Return whether it is too early to join a save that only ranks and times suggest."""
-    until = save_groups.doubtful_until(part, reading.known)
+    until = manifest_groups.doubtful_until(part, reading.manifests)
     return bool(until) and (reading.at - part.clock_offset < until or reading.is_contended)
 
 
@@ -130,13 +130,15 @@ def list_unsent(draft: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, ...
     return tuple(sorted(unsent, key=lambda u: (u.entry.size, u.entry.path)))
 
 
-def list_left_behind(draft: Manifest, known: Iterable[save_groups.Known]) -> tuple[str, ...]:
+def list_left_behind(
+    draft: Manifest, known: Iterable[manifest_groups.StoredManifest]
+) -> tuple[str, ...]:
     """Return manifests of its node in other locations that say nothing but what ``draft`` says.
 
     They say a part of the same save, and were written before it was known to belong here.
     """
     here = {(f.path, f.digest, f.mtime) for f in draft.files}
-    locations: dict[str, list[save_groups.Known]] = {}
+    locations: dict[str, list[manifest_groups.StoredManifest]] = {}
     for k in known:
         if k.manifest.node == draft.node and k.manifest.location != draft.location:
             locations.setdefault(k.manifest.location, []).append(k)
@@ -184,7 +186,7 @@ def find_stored(
 
 
 def find_recorded(
-    draft: Manifest, known: Iterable[save_groups.Known]
+    draft: Manifest, known: Iterable[manifest_groups.StoredManifest]
 ) -> tuple[Manifest, Manifest | None]:
     """Return the draft less the files of other nodes, and a manifest that has all of it, if any.
 
@@ -193,7 +195,7 @@ def find_recorded(
     manifest, files with the same bytes may be copies (pulled, or brought from another node) and
     need no manifest.
     """
-    live = [k.manifest for k in save_groups.live(known)]
+    live = [k.manifest for k in manifest_groups.live_manifests(known)]
     written = without_copies(draft, live)
     # where a hook said that they are two saves, the same bytes (random states, a part that did not
     # change) belong to both
@@ -276,7 +278,7 @@ def is_retired(
     node: str,
     stats: Iterable[Stat],
     buried: Mapping[str, tuple[Tombstone, float]],
-    known: Iterable[save_groups.Known],
+    known: Iterable[manifest_groups.StoredManifest],
 ) -> bool:
     """Return whether these very files were given up, or come later to a save that was.
 
@@ -288,7 +290,7 @@ def is_retired(
     manifests = {k.name: k.manifest for k in known}
     force: dict[str, Tombstone] = {}
     for location in {stone.location for stone, _ in buried.values()}:
-        force |= save_decisions.in_force(
+        force |= save_decisions.tombstones_in_force(
             {name: stone for name, (stone, _) in buried.items() if stone.location == location}
         )
     named = {name for stone in force.values() for name in stone.manifests}
@@ -315,7 +317,7 @@ def is_retired(
 
 
 def list_doubtful_names(
-    node: str, location: str, known: Iterable[save_groups.Known], *, is_exclusive: bool
+    node: str, location: str, known: Iterable[manifest_groups.StoredManifest], *, is_exclusive: bool
 ) -> frozenset[str]:
     """Return the names of this node's stored files that may have another node's bytes.
 
@@ -323,8 +325,8 @@ def list_doubtful_names(
     name exclusively, any plain name of a path that two nodes name with two digests may have been
     written by both.  ``is_exclusive``: whether it can.
     """
-    here = save_groups.counting(location, known)
-    contested = save_groups.contested(here)
+    here = manifest_groups.manifests_in(location, known)
+    contested = manifest_groups.contested_names(here)
     digests: dict[str, set[str]] = {}
     for f in (f for m in here for f in m.files):
         digests.setdefault(f.path, set()).add(f.digest)

@@ -141,7 +141,7 @@ class LocalSaves:
         path = where.path / where.only[0] if where.only and len(where.only) == 1 else where.path
         save = DrainedSave(seen.checkpoint, where.step, "stored", path=path)
         manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
-        if manifest is not None and self._view.known.is_damaged(manifest.location):
+        if manifest is not None and self._view.run_records.is_damaged(manifest.location):
             command = f"`ckptsync repair {self.run.name}/{manifest.location}`"
             return replace(
                 save,
@@ -162,7 +162,7 @@ class LocalSaves:
         except Incomplete as e:
             return replace(save, status="waiting", reason=str(e))
         if may_be_alone(observed, self.rule):
-            observed = replace(observed, alike=is_like_another(seen, around.saves))
+            observed = replace(observed, has_similar=is_like_another(seen, around.saves))
         verdict = judge(observed, still, self.rule)
         is_copy = observed.unended is not None and observed.unended.is_followed
         if is_lost(observed) or (is_copy and not verdict.finished):
@@ -171,9 +171,9 @@ class LocalSaves:
             return replace(save, status="unsent", reason="not uploaded yet", still=still)
         reason = verdict.reason.partition("; finished if")[0]
         # what is perhaps not the final model is judged anew after hours
-        if verdict.left is None or observed.unended is not None:
+        if verdict.remaining is None or observed.unended is not None:
             return replace(save, status="refused", reason=reason, still=still)
-        return replace(save, status="waiting", reason=reason, left=verdict.left, still=still)
+        return replace(save, status="waiting", reason=reason, left=verdict.remaining, still=still)
 
     def _unchanged_since(self, seen: LocalSave, now: float) -> float:
         key, state = (seen.checkpoint, seen.k), (*seen.files.stats, *seen.files.partial)
@@ -259,29 +259,29 @@ class TrainingMark:
 
     def __init__(self, output_dir: Path, training: str, pid: int, at: float) -> None:
         self._spool, self._process = output_dir / SPOOL, f"{_PROCESS}{os.getpid()}-{pid}"
-        self._mark = markers.Begun(
+        self._mark = markers.TrainingProcess(
             train=training,
             rank=0,
             world=1,
             local_world=0,
             host=socket.gethostname(),
             pid=pid,
-            began=markers.began(pid),
-            boot=markers.boot(),
+            began=markers.start_time(pid),
+            boot=markers.boot_id(),
             at=at,
-            machine=markers.machine(),
+            machine=markers.machine_id(),
             marks="some",
         )
 
     def begin(self) -> None:
         """Write that it runs, and remove the marks of those that have ended.  Raises OSError."""
-        for mark in markers.begun(self._spool):
+        for mark in markers.list_training_processes(self._spool):
             if mark.process.startswith(_PROCESS) and markers.is_training(mark) is False:
-                safe_files.unlink(markers.begun_path(self._spool, mark.process))
-        markers.write_mark(markers.begun_path(self._spool, self._process), self._mark)
+                safe_files.unlink(markers.process_path(self._spool, mark.process))
+        markers.write_mark(markers.process_path(self._spool, self._process), self._mark)
 
     def end(self) -> None:
         """Write that it has ended well.  Raises OSError."""
         now = time.time()
         mark = replace(self._mark, ended=now, left=now)
-        markers.write_mark(markers.begun_path(self._spool, self._process), mark)
+        markers.write_mark(markers.process_path(self._spool, self._process), mark)

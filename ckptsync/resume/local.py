@@ -25,7 +25,7 @@ from ckptsync.checkpoint_dirs import (
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.resume.choose import Candidate, LocalSave
-from ckptsync.spool.markers import begun, is_training
+from ckptsync.spool.markers import is_training, list_training_processes
 from ckptsync.spool.pins import list_pins
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.walk import SPOOL, UnsafeSpool
@@ -68,7 +68,7 @@ class LocalCheckpoint:
 
 def check_idle(output_dir: Path) -> None:
     """Raise ConfigError where the hook of a training on this machine still writes here."""
-    for one in begun(output_dir / SPOOL):
+    for one in list_training_processes(output_dir / SPOOL):
         if is_training(one):  # None: of another machine, nobody can tell
             raise ConfigError(
                 f"{output_dir}: a training writes here (process {one.pid})",
@@ -88,7 +88,7 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
     offer = Offer("", output_dir, dirs)
     with contextlib.suppress(UnsafeSpool):  # the checkpoints are what they are
         offer = Offer("", output_dir, dirs, list_pins(output_dir))
-    saves = [one for one in offered_saves(offer, node) if not one.files.gone]
+    saves = [one for one in offered_saves(offer, node) if not one.files.is_gone]
     around = find_surroundings(output_dir, saves, [one.checkpoint for one in saves])
     spool, found = output_dir / SPOOL, []
     for one in saves:
@@ -96,9 +96,9 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
         try:
             observed = observe(one, around)
             if may_be_alone(observed, _RULE):  # then other checkpoints decide
-                observed = replace(observed, alike=is_like_another(one, saves))
+                observed = replace(observed, has_similar=is_like_another(one, saves))
             judgement = judge(observed, _AT_REST, _RULE)
-            torn = judgement.reason if judgement.left is None else ""
+            torn = judgement.reason if judgement.remaining is None else ""
             lacking = _lacking(one, spool) if judgement.finished else judgement.reason
         except (Corrupt, Incomplete, Unsupported) as e:
             lacking = str(e)

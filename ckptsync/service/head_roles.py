@@ -20,7 +20,7 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue
 from ckptsync.config.schema import Config
 from ckptsync.events.due import TRIES, DueEvent, Since, due_events
-from ckptsync.events.handling import first_seen
+from ckptsync.events.handling import register_events
 from ckptsync.head.due_jobs import (
     ANY_RUN,
     Job,
@@ -88,7 +88,7 @@ class HeadRoles:
         """Begin the events that are due.  Raises StoreError."""
         definitions = self._config.events
         if len(self._since) < sum(len(d.on) for d in definitions):
-            self._since = first_seen(self._store, definitions)
+            self._since = register_events(self._store, definitions)
         events = due_events(definitions, catalogue.summaries, self._since)
         self._given_up = events.given_up[:MOST_GIVEN_UP]
         queue = self.jobs.begin("event", map(_event_job, events.now))

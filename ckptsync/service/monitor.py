@@ -13,7 +13,7 @@ from ckptsync.errors import StoreError
 from ckptsync.quantities import show_duration
 from ckptsync.service.log import Line, pairs
 from ckptsync.service.tasks import Outcome
-from ckptsync.spool.markers import boot
+from ckptsync.spool.markers import boot_id
 from ckptsync.status.alarms import Alarm, Patience
 from ckptsync.status.nodes import NodeFiles, list_nodes, read_nodes
 from ckptsync.status.overlay import Overlay, overlay
@@ -77,7 +77,7 @@ class OverviewReader:
         with ThreadPool(AT_ONCE, "nodes") as pool:
             self._files = read_nodes(self._store, self._files, pool.map, with_facts=with_facts)
         if self._files.hearts:
-            return catalogue, self._files.now(boot(), time.time())
+            return catalogue, self._files.now(boot_id(), time.time())
         return catalogue, max(time.time(), catalogue.clock)
 
     def _check(self, catalogue: Catalogue) -> None:

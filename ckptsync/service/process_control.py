@@ -20,7 +20,7 @@ from typing import NoReturn
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.spool import safe_files
-from ckptsync.spool.markers import began, boot
+from ckptsync.spool.markers import boot_id, start_time
 from ckptsync.status.heartbeat import Heartbeat
 from ckptsync.stores import progress_signs
 from ckptsync.walk import UnsafeSpool
@@ -35,7 +35,7 @@ def heartbeat(node: str, roles: tuple[str, ...]) -> Heartbeat:
     """Return this process's heartbeat, before its first beat."""
     pid = os.getpid()
     return Heartbeat(
-        node, secrets.token_hex(8), boot(), pid, began(pid), time.time(), roles, __version__
+        node, secrets.token_hex(8), boot_id(), pid, start_time(pid), time.time(), roles, __version__
     )
 
 
@@ -44,9 +44,9 @@ def is_running(other: Heartbeat) -> bool | None:
 
     This very process is no other.
     """
-    if not boot() or other.machine != boot():
+    if not boot_id() or other.machine != boot_id():
         return None
-    return other.pid != os.getpid() and began(other.pid) == other.began != ""
+    return other.pid != os.getpid() and start_time(other.pid) == other.began != ""
 
 
 class Stopping:
@@ -149,7 +149,7 @@ class Locks:
                 return
             os.close(self._held.pop(key))  # the output directory was removed, and is made again
         try:
-            safe_files.make(spool)
+            safe_files.make_folders(spool)
             descriptor = safe_files.lock_file(spool / f"worker-{self._node}.lock")
         except UnsafeSpool:
             raise

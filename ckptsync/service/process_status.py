@@ -281,7 +281,7 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
     return Facts(
         node=node,
         host=socket.gethostname(),
-        machine=markers.boot(),
+        machine=markers.boot_id(),
         user=user,
         umask=umask(),
         ckptsync=__version__,
@@ -297,7 +297,7 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
 
 def _train(spool: Path) -> Train | None:
     """Return the newest training that a hook announced, in the words of its first rank here."""
-    begun = markers.begun(spool)
+    begun = markers.list_training_processes(spool)
     newest = [b for b in begun if b.train == begun[-1].train]
     if not newest:
         return None

@@ -24,11 +24,11 @@ from ckptsync.service.process_control import Notifier, Stopping, stopping
 from ckptsync.service.process_status import Heart, Roles
 from ckptsync.service.store_connection import Absent, ServiceStore, check, open_configured
 from ckptsync.service.tasks import HUNG, NEVER, Fatal, Task
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.status.heartbeat import claim
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
-from ckptsync.worker.node_identity import jumped, node_id, skew
+from ckptsync.worker.node_identity import clock_jump, node_id, wall_minus_monotonic
 
 GRACE = 4.0  # seconds that running tasks have to end after a signal, and then the store to answer
 CHECK_EVERY = 5.0  # seconds, at most, between two turns of the loop, and two tries of the store
@@ -106,7 +106,7 @@ class UntilGone:
     """
 
     def __init__(self, pid: int | None) -> None:
-        self._pid, self._began = pid, began(pid) if pid is not None else ""
+        self._pid, self._began = pid, start_time(pid) if pid is not None else ""
         self._runs: dict[str, int] | None = None
         self._left: object = None
         self._since = 0.0
@@ -117,7 +117,7 @@ class UntilGone:
         Every task must have begun and ended a run after the process: the last checkpoint may be
         younger than the last scan.
         """
-        if self._pid is None or began(self._pid) == self._began != "":
+        if self._pid is None or start_time(self._pid) == self._began != "":
             return False
         tasks, now, queue = roles.all, time.monotonic(), roles.outcome().queue
         if self._runs is None:
@@ -145,7 +145,7 @@ class _Service:
         self._beating: Task | None = None
         self._refusal: CkptsyncError | None = None
         self._status = "opening the store"
-        self._clock = skew()
+        self._clock = wall_minus_monotonic()
 
     def run(self, begin: Begin) -> None:
         begun = begin(self._config, self._node, self._store, self._fatal)
@@ -223,8 +223,8 @@ class _Service:
 
     def _check(self) -> None:
         """Feed systemd's watchdog, and ask for a stop where it is time to end."""
-        before, self._clock = self._clock, skew()
-        if by := jumped(before, self._clock):
+        before, self._clock = self._clock, wall_minus_monotonic()
+        if by := clock_jump(before, self._clock):
             log.warning("%s", pairs(phase="clock-jumped", by=f"{by:+.0f}s"))
             for task in self._roles.periodic:
                 task.at(0.0)  # APScheduler counts wall time

@@ -19,7 +19,7 @@ from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.mounts import is_mounted
 from ckptsync.spool import safe_files
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper
-from ckptsync.stores.opening import NoParent, bare, create_store, is_store
+from ckptsync.stores.opening import NoParent, create_store, is_store, open_any
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import SPOOL, UnsafeSpool
 
@@ -101,7 +101,7 @@ def check(config: Config) -> None:
     url = config.store.url
     location, options = located(url), options_for(url, config.store.options)
     if not isinstance(location, Path) or location.is_dir():
-        bare(url, options, limits_of(config.limits))
+        open_any(url, options, limits_of(config.limits))
     elif location.exists():
         why = f"{url}: this is a file, and a store is a directory"
         raise ConfigError(why, hint="check the path")

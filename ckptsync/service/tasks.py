@@ -122,7 +122,7 @@ class Task:
             self.due = self.due if self.due > self.began else NEVER
         self.thread = threading.get_native_id()
         try:
-            with progress_signs.of(self.name):
+            with progress_signs.attributed_to(self.name):
                 self._run()
         finally:
             now = time.monotonic()

@@ -1,7 +1,11 @@
-"""What lies in ``<output_dir>/_ckptsync``, shared by the worker and the training processes.
+"""Shares pins and markers between the worker and the training processes of one output directory.
 
-``safe_files``: safe access to it.  ``pins``: names of our own for a checkpoint's files, how they
-get there, and the cleanup of what killed processes left half done.  ``markers``: small files that
-training processes and the worker write for each other. Only the standard library is imported here:
-the hook runs in the trainer's own environment.
+The problem: rotation deletes a checkpoint before the worker has uploaded it, and several processes
+that may be killed at any moment need the same files.  The idea: everything lies as plain files in
+``<output_dir>/_ckptsync`` (the spool), appears by one rename, and may be deleted without harm.
+
+In order: `safe_files` opens, writes and removes files of the spool without following links; `pins`
+creates, changes and deletes the hard links that keep a checkpoint's files; `markers` reads and
+writes the small JSON files of training processes.  Only the standard library is imported: the hook
+runs in the trainer's own environment.
 """

@@ -1,11 +1,12 @@
 """Small JSON files in the spool by which training processes and the worker share state.
 
-Each file has one writer.
+The hook and the worker never talk to each other; they see each other's files.  Each file has one
+writer and is written by one rename, so no lock is needed.
 
 In <output_dir>/_ckptsync/:
 
-    trains/<process>.json                    a training process: who it is, which training it
-                                             belongs to, whether it has left
+    trains/<process>.json                    a training process: its training, and whether it
+                                             has left
     saves/<checkpoint>@<save>/rank-<R>.json  this rank has written its part of the save
     pins/<checkpoint>.<k>/commit.json        the hook: every rank that writes here was done when
                                              these files were pinned
@@ -13,9 +14,8 @@ In <output_dir>/_ckptsync/:
                                              send it
     hook.log                                 the hook's log
 
-Each is written at one stroke.  Keys that are not known are ignored, and a file that cannot be read
-is no file: a marker is a hint about files, never the files.  Times are seconds on the node's own
-clock, or ns where they are integers.
+Unknown keys are ignored, and a file that cannot be read counts as missing: a marker is a hint about
+files, never the files.  Times are seconds on the node's own clock, or ns where they are integers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ckptsync.spool import safe_files
 
 _LARGEST = {"Commit": 32 * 1024 * 1024}  # bytes: 120,000 files and more
 _LARGE = 4 * 1024 * 1024  # of all else
-# bytes for each list and object: a commit has 28 and more, and what is all brackets takes fifty
-# times its size
+# bytes for each list and object: a commit has 28 and more, and text of brackets alone would take
+# fifty times its size in memory
 _DENSE = 16
 _LARGEST_NUMBER = 2**63 - 1  # what the store's records can hold
 _LONGEST_LOG = 64 * 1024
@@ -46,15 +46,16 @@ _RANK = re.compile(r"rank-[0-9]{1,9}\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class TrainingProcess:
     """A process that trains.
 
-    ``train`` is empty until the ranks have agreed on it, ``local_world`` (how many ranks write into
-    this output directory) is 0 until then.  ``boot`` and ``began`` say which process it is
-    (`is_training`); ``process`` names its file.  ``ended``: when its training ended, the final
-    model may follow; ``left``: when the process had nothing more to write.  0: not yet.  ``marks``:
-    whether it marks ``all`` of its saves, so that one without marks is not finished, or ``some``,
-    as its script likes.
+    ``train``: the training that it belongs to; empty until the ranks have agreed on it.
+    ``local_world``: how many ranks write into this output directory; 0 until the ranks know.
+    ``boot`` and ``began``: which process of the system it is (`is_training`).  ``process``: the
+    name of its file.  ``ended``: when its training ended; the final model may follow.  ``left``:
+    when the process had nothing more to write.  Both are 0 before that.  ``marks``: ``all`` if it
+    marks each of its saves, so that a save without marks is not finished; ``some`` if its script
+    decides.
     """
 
     train: str
@@ -77,9 +78,10 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class RankMark:
-    """One rank has written all of its part of a save.
+    """States that one rank has written all of its part of a save.
 
-    ``local_world`` of them, and everything in this output directory is written.
+    As soon as ``local_world`` ranks have such a mark, the output directory holds all of their
+    files.
     """
 
     train: str
@@ -96,9 +98,9 @@ class RankMark:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A pin's files when ``ranks`` were done: path → bytes, mtime in ns.
+    """States which files a pin had when all ranks that write here were done.
 
-    ``ranks`` are all that write here; the hook recorded the files as it found them then.
+    ``ranks``: those ranks.  ``files``: path → bytes and mtime in ns, as the hook found them.
     """
 
     train: str
@@ -115,11 +117,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class PinNotes:
-    """When a worker saw the pin finished, and when it began to send (ns).
+    """States when a worker saw the pin finished, and when it began to send it (ns).
 
-    0 or empty where it does not know yet. ``stable``: a number for the files that were seen whole
-    and at rest, and for no others (`ckptsync.worker.finished.is_stable`). ``save``: the id of the
-    save that was sent.
+    A time is 0, and ``save`` empty, until the worker knows it.  ``stable``: the `fingerprint` of
+    the files that were whole and unchanged for a while (`ckptsync.worker.finished.is_stable`).
+    ``save``: the id of the save that was sent.
     """
 
     stable: int = 0
@@ -129,58 +131,55 @@ class PinNotes:
 
 
 def save_id(train: str, checkpoint: str, n: int) -> str:
-    """Return an id, the same on every rank, another for each save of this checkpoint.
-
-    ``n`` counts those from 0.
-    """
+    """Return the id of a checkpoint's save number ``n`` (from 0), the same on every rank."""
     return hashlib.sha256(f"{train}\0{checkpoint}\0{n}".encode()).hexdigest()[:16]
 
 
-def begun_path(spool: Path, process: str) -> Path:
-    """Return where a process says who it is."""
+def process_path(spool: Path, process: str) -> Path:
+    """Return the path of a training process's own marker."""
     return spool / "trains" / f"{process}.json"
 
 
 def save_folder(spool: Path, checkpoint: str, save: str) -> Path:
-    """Return where the ranks of one save leave their markers."""
+    """Return the directory that holds the ranks' markers of one save."""
     return spool / "saves" / f"{checkpoint}@{save}"
 
 
 def write_mark(path: Path, mark: object) -> None:
-    """Write one of the dataclasses above so that a reader sees all of it or nothing.
+    """Write a marker, one of the dataclasses above, so that a reader sees all of it or nothing.
 
-    Folders are made.  Raises OSError.
+    Missing directories are made.  Raises OSError.
     """
-    safe_files.make(path.parent)
+    safe_files.make_folders(path.parent)
     safe_files.write_json(path.parent, path.name, dataclasses.asdict(mark))  # type: ignore[call-overload]  # any dataclass
 
 
-def begun(spool: Path) -> tuple[Begun, ...]:
-    """Return every process that has trained here, in the order they began.
+def list_training_processes(spool: Path) -> tuple[TrainingProcess, ...]:
+    """Return every process that has trained here, by the time at which it began.
 
-    Also those that are gone.
+    Processes that have ended are among them until the hook removes their markers.
     """
     processes = (
         replace(mark, process=name.removesuffix(".json"))  # whatever the file says
-        for name, mark in _marks_in(spool / "trains", Begun)
+        for name, mark in _marks_in(spool / "trains", TrainingProcess)
         if name.endswith(".json")
     )
     return tuple(sorted(processes, key=lambda b: (b.at, b.rank)))
 
 
-def ranks_at(spool: Path, at: float) -> int | None:
-    """Return the number of ranks of the training that ran here at a time.
+def count_ranks_at(spool: Path, at: float) -> int | None:
+    """Return the number of ranks of the training that ran here at a time, or None if unknown.
 
-    ``at``: seconds since the epoch.  The mark of the last process that had begun and not left by
-    then says it; None if there is no such mark.
+    ``at``: seconds since the epoch.  The process that began last before ``at`` and had not left
+    decides.
     """
-    worlds = [m.world for m in begun(spool) if m.at <= at and not 0 < m.left < at]
+    worlds = [m.world for m in list_training_processes(spool) if m.at <= at and not 0 < m.left < at]
     return worlds[-1] if worlds else None
 
 
-def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
+def list_rank_marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     """Return the ranks' markers of all saves of a checkpoint's name, in the order of writing."""
-    saves = safe_files.children(spool / "saves")
+    saves = safe_files.list_paths(spool / "saves")
     ranks = (
         mark
         for save in saves
@@ -191,24 +190,28 @@ def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     return tuple(sorted(ranks, key=lambda m: (m.at, m.save, m.rank)))
 
 
-def is_training(b: Begun) -> bool | None:
+def is_training(process: TrainingProcess) -> bool | None:
     """Return whether that process may still write.
 
-    ``None`` if it is of another machine or container.
+    None if its machine or container is another one.
     """
-    if b.left:
+    if process.left:
         return False
-    here = boot()
-    if here and b.boot == here:
-        return began(b.pid) == b.began != ""
-    is_this_machine = b.host == socket.gethostname() and b.machine == machine() != ""
-    return False if is_this_machine and b.boot.partition(" ")[0] != here.partition(" ")[0] else None
+    this_boot = boot_id()
+    if this_boot and process.boot == this_boot:
+        return start_time(process.pid) == process.began != ""
+    is_this_machine = process.host == socket.gethostname() and process.machine == machine_id() != ""
+    return (
+        False
+        if is_this_machine and process.boot.partition(" ")[0] != this_boot.partition(" ")[0]
+        else None
+    )
 
 
-def boot() -> str:
-    """Return an id of this boot of this machine and this container's processes.
+def boot_id() -> str:
+    """Return an id of this boot of this machine and of this container's processes.
 
-    "" where the system does not say.
+    The empty string if the system does not say.
     """
     try:
         return (
@@ -219,18 +222,21 @@ def boot() -> str:
         return ""
 
 
-def machine() -> str:
-    """Return an id of this machine over all its boots, as systemd has it; "" where it has none."""
+def machine_id() -> str:
+    """Return systemd's id of this machine, the same over all boots.
+
+    The empty string if it has none.
+    """
     try:
         return Path("/etc/machine-id").read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def began(pid: int) -> str:
-    """Return when a process began, in the system's own unit.
+def start_time(pid: int) -> str:
+    """Return when a process began, in the system's own unit, as text.
 
-    "" if there is none, or it is a zombie.
+    The empty string if there is no such process, or it is a zombie.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
@@ -241,10 +247,13 @@ def began(pid: int) -> str:
 
 
 def write_log(spool: Path, text: str) -> None:
-    """Add a line to ``hook.log``; it begins anew when it has grown long.  Raises OSError."""
+    """Append a line to ``hook.log``, of at most 2000 characters.  Raises OSError.
+
+    A log of more than 64 KiB is first renamed to ``hook.log.1``, which it replaces.
+    """
     path = spool / "hook.log"
-    found = safe_files.status(path)
-    if found is not None and found.st_size > _LONGEST_LOG:
+    status = safe_files.status(path)
+    if status is not None and status.st_size > _LONGEST_LOG:
         safe_files.rename(path, spool / "hook.log.1")
     with safe_files.append(path) as log:
         line = " ".join(text.split())[:2000] + "\n"
@@ -253,7 +262,10 @@ def write_log(spool: Path, text: str) -> None:
 
 
 def read_log(spool: Path) -> tuple[str, ...]:
-    """Return the last lines of ``hook.log``, oldest first; at most ten."""
+    """Return the last lines of ``hook.log``, oldest first, at most ten.
+
+    None if it cannot be read.
+    """
     lines: list[str] = []
     for name in ("hook.log.1", "hook.log"):
         try:
@@ -271,62 +283,63 @@ _Marker = TypeVar("_Marker")
 
 
 def _marks_in(folder: Path, kind: Callable[..., _Marker]) -> Iterator[tuple[str, _Marker]]:
-    """Yield the markers in a folder with their names; nothing if it cannot be listed."""
+    """Yield the valid markers of a folder with their file names; nothing if it cannot be listed."""
     # the files themselves decide
-    with contextlib.suppress(OSError), safe_files.opened(folder) as fd:
-        for name in safe_files.names_in(fd):
+    with contextlib.suppress(OSError), safe_files.open_folder(folder) as fd:
+        for name in safe_files.list_names_in(fd):
             if not name.startswith(".") and (mark := read_marker_in(fd, name, kind)) is not None:
                 yield name, mark
 
 
 def read_marker(path: Path, kind: Callable[..., _Marker]) -> _Marker | None:
-    """Return what a marker says; ``None`` if it is not there, too large, or not a ``kind``."""
-    with contextlib.suppress(OSError), safe_files.opened(path.parent) as fd:
+    """Return a marker, or None if there is none, it is too large, or it is not a valid ``kind``."""
+    with contextlib.suppress(OSError), safe_files.open_folder(path.parent) as fd:
         return read_marker_in(fd, path.name, kind)
     return None
 
 
 def read_marker_in(folder: int, name: str, kind: Callable[..., _Marker]) -> _Marker | None:
-    """Return what a marker in an open directory says, as `read_marker` does."""
+    """Return a marker of an open directory, or None as `read_marker` does."""
     largest = _LARGEST.get(getattr(kind, "__name__", ""), _LARGE)
     try:
-        return kind(**dict(_known(load_json(folder, name, largest), kind)))
+        return kind(**dict(_checked_fields(load_json(folder, name, largest), kind)))
     except (OSError, ValueError, TypeError):
         return None  # gone, half deleted or not ours: no mark, as the docstring of the module says
 
 
 def load_json(folder: int, name: str, largest: int = _LARGE) -> object:
-    """Return the JSON in a small file of an open directory, whatever it is.
+    """Return the JSON value in a small file of an open directory.
 
-    ``None`` if it is not there, too large, too deep, or no JSON.  Raises OSError.
+    None if there is no such file, or if it is larger than ``largest`` bytes, too deep, or no JSON.
+    Raises OSError.
     """
     data = safe_files.read_in(folder, name, largest) or b"null"
     if data.count(b"[") + data.count(b"{") > 1000 + len(data) // _DENSE:
         return None
     try:
         return json.loads(data)
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # also of invalid UTF-8, and of numbers of too many digits
+    except (ValueError, RecursionError, MemoryError):
+        # ValueError: also for invalid UTF-8, and for numbers of too many digits
         return None
 
 
-def _known(raw: object, kind: Callable[..., object]) -> Iterator[tuple[str, object]]:
-    """Yield the keys that a dataclass has, each of its type.
+def _checked_fields(raw: object, kind: Callable[..., object]) -> Iterator[tuple[str, object]]:
+    """Yield name and value of each field of a dataclass that ``raw`` has; other keys are ignored.
 
-    Raise TypeError or ValueError where one is not.
+    Raises TypeError or ValueError for a value that is not of its field's type.
     """
     if not isinstance(raw, dict):
         raise TypeError(raw)
-    for each in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass of this module
-        if each.name in raw:
-            yield each.name, _TYPES[str(each.type)](raw[each.name])
+    for field_of_kind in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass of this module
+        if field_of_kind.name in raw:
+            yield field_of_kind.name, _TYPES[str(field_of_kind.type)](raw[field_of_kind.name])
 
 
 def _text(raw: object) -> str:
-    """Raise ValueError for what is no UTF-8: a store could not hold it."""
+    """Return a text.
+
+    Raise TypeError for another type, ValueError for text that is not valid UTF-8.
+    """
     if not isinstance(raw, str):
         raise TypeError(raw)
     raw.encode()
@@ -334,53 +347,58 @@ def _text(raw: object) -> str:
 
 
 def _whole(raw: object) -> int:
+    """Return an integer of at most 64 bits; raise TypeError for anything else."""
     if not isinstance(raw, int) or isinstance(raw, bool) or abs(raw) > _LARGEST_NUMBER:
         raise TypeError(raw)
     return raw
 
 
 def _number(raw: object) -> float:
+    """Return a finite number as a float; raise TypeError or ValueError for anything else."""
     number = raw if isinstance(raw, float) else float(_whole(raw))
     if not math.isfinite(number):
         raise ValueError(number)
     return number
 
 
-def _ranks(raw: object) -> tuple[int, ...]:
+def _integers(raw: object) -> tuple[int, ...]:
+    """Return a list of integers as a tuple; raise TypeError for anything else."""
     if not isinstance(raw, list):
         raise TypeError(raw)
     return tuple(_whole(r) for r in raw)
 
 
 def _items(raw: object) -> Iterator[tuple[str, object]]:
+    """Yield the items of a JSON object; raise TypeError for anything else."""
     if not isinstance(raw, dict):
         raise TypeError(raw)
     yield from raw.items()
 
 
 def _facts(raw: object) -> dict[str, str]:
-    """Return texts for people: of a variable that is no UTF-8 what can be shown."""
-    found = {}
+    """Return an object of texts, with invalid UTF-8 replaced; raise TypeError for anything else."""
+    facts = {}
     for key, value in _items(raw):
         if not isinstance(value, str):
             raise TypeError(value)
-        found[key.encode("utf-8", "replace").decode()] = value.encode("utf-8", "replace").decode()
-    return found
+        facts[key.encode("utf-8", "replace").decode()] = value.encode("utf-8", "replace").decode()
+    return facts
 
 
 def _files(raw: object) -> dict[str, tuple[int, int]]:
-    found = {}
+    """Return path → (size, mtime); raise TypeError or ValueError for anything else."""
+    files = {}
     for path, entry in _items(raw):
-        size, mtime = _ranks(entry)
-        found[path] = (size, mtime)  # a name of a file, which may be no UTF-8
-    return found
+        size, mtime = _integers(entry)
+        files[path] = (size, mtime)  # a name of a file, which may be no UTF-8
+    return files
 
 
 _TYPES: Mapping[str, Callable[[object], object]] = {
     "str": _text,
     "int": _whole,
     "float": _number,
-    "tuple[int, ...]": _ranks,
+    "tuple[int, ...]": _integers,
     "Mapping[str, str]": _facts,
     "Mapping[str, tuple[int, int]]": _files,
 }

@@ -1,26 +1,28 @@
-"""Pins: names of our own for a checkpoint's files, which rotation does not delete.
+"""Pins: second names for a checkpoint's files, which rotation does not delete.
 
-The trainer's rotation deletes only the trainer's own names.
+A worker that uploads for hours needs the bytes longer than the trainer keeps them.  A pin holds
+them by hard links, and appears and disappears by one rename, so a reader never sees half of one.
 
 In <output_dir>/_ckptsync/pins/<checkpoint>.<k>/:
 
-    owner.json    the node that uploads it, and the pin's id; its mtime is the owner's pulse
+    owner.json    the node that uploads it, and the pin's id; the owner renews its mtime
     files/…       hard links, reflinks, or copies
     added/…       what the hook adds to the trainer's own files
     commit.json   the hook's marker that it is whole: `ckptsync.spool.markers`
     notes.json    what the worker's manifest says of it
     stored        a manifest in the store names it, as long as its files are those of this digest
 
-Everything here may be deleted at any moment: what is lost is time, and what rotation has deleted.
-Nothing is ever written in a checkpoint's own directory.  A pin appears by one rename: a worker's
-with its owner in it, so that exactly one node has it; the hook's with its commit, and with no owner
-until the first worker, whatever its node id, adopts it.
+Everything here may be deleted at any moment; that costs time, and files that rotation has deleted.
+Nothing is ever written in a checkpoint's own directory.  A worker's pin appears with its owner in
+it, so that exactly one node has it; the hook's appears with its commit, and without an owner until
+the first worker, whatever its node id, adopts it.
 
-A path is used again once its pin was dropped, and a thread that uploads holds a `Pin` for hours.
-So who changes a pin later than the scan compares its id, or the hook's commit while it has none.
+A path is used again after its pin was deleted, and an uploading thread holds a `Pin` for hours. So
+a function that changes a pin compares the pin's id, or the hook's commit if it has no id yet.
 
 A hard link follows a file that is still being written, and is overwritten with it; a reflink is
-not.  So files are linked as they appear (`grow`), and cloned once the save is finished (`harden`).
+not.  So files are linked as they appear (`link_files`), and cloned once the save is finished
+(`replace_links`).
 """
 
 from __future__ import annotations
@@ -52,20 +54,20 @@ from ckptsync.spool.markers import (
 from ckptsync.spool.safe_files import (
     NO_LINKS,
     Tree,
-    children,
-    copy_of,
+    create_copy,
     link,
-    opened,
-    opened_in,
-    refusals,
+    list_paths,
+    open_folder,
+    open_folder_in,
     remove,
-    renamed,
+    translate_errors,
+    try_rename,
     unlink,
     write_json,
 )
 from ckptsync.walk import SPOOL, Stat, open_checkpoint_file, opened_parent, stat_open, walk
 
-# seconds: no commit, and no copying for one, stands still for so long
+# seconds: no hook that is alive leaves a draft unchanged for so long
 _ABANDONED_AFTER = 6 * 3600.0
 _HALF_DONE = re.compile(r"\.(new|gone)-.+", re.DOTALL)
 _CLAIM = re.compile(r"\.claim-([^@]+)@(.+)\.[0-9]{1,9}", re.DOTALL)
@@ -76,17 +78,18 @@ _NOTHING = PinNotes()
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """``files`` lie below `root`, ``added`` below `beside`.
+    """One pin, as it was when it was read.
 
-    ``node``: who sends it, empty while it is nobody's. ``pulse`` (ns, the file system's clock)
-    changes as long as ``node`` is alive.  ``stored``: a manifest of these files is in the store.
-    ``id``: no other pin has it; empty without an owner, and in spools of earlier versions.
+    ``files`` lie below `root`, ``added`` below `beside`.  ``node``: its owner, which sends it;
+    empty without one.  ``renewed``: when the owner last showed that it is alive (ns, the file
+    system's clock).  ``stored``: a manifest of these files is in the store.  ``id``: unique; empty
+    without an owner, and in spools of earlier versions.
     """
 
     checkpoint: str
     k: int
     node: str
-    pulse: int
+    renewed: int
     path: Path
     files: tuple[Stat, ...] = ()
     commit: Commit | None = None
@@ -97,19 +100,19 @@ class Pin:
 
     @property
     def root(self) -> Path:
-        """Return where the pinned files lie, under their own names."""
+        """Return the directory of the pinned files, which have their own names there."""
         return self.path / "files"
 
     @property
     def beside(self) -> Path:
-        """Return where the files lie that the hook added."""
+        """Return the directory of the files that the hook added."""
         return self.path / "added"
 
     @property
     def is_committed(self) -> bool:
-        """Return whether it holds the files that the hook committed.
+        """Return whether its files have the sizes and times that the hook committed.
 
-        That is not so if a file was overwritten in place since.
+        False without a commit, and after a file was overwritten in place.
         """
         return (
             self.commit is not None
@@ -143,69 +146,72 @@ def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> PinDifference:
     )
 
 
-def list_pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) -> tuple[Pin, ...]:
-    """Return every pin in an output directory, by checkpoint and number.
+def list_pins(
+    output_dir: Path, is_wanted: Callable[[str], bool] = lambda _: True
+) -> tuple[Pin, ...]:
+    """Return the pins of an output directory by checkpoint and number.
 
-    Only those whose checkpoint's name ``wanted`` accepts.
+    None if they cannot be listed.  ``is_wanted``: whether to read the pins of a checkpoint of this
+    name.
     """
     folder, pins = output_dir / SPOOL / "pins", list[Pin]()
-    with contextlib.suppress(Incomplete), refusals(folder), opened(folder) as fd:
-        for path in (folder / name for name in safe_files.names_in(fd)):
-            if wanted(_numbered(path)[0]) and (pin := _pin(path, fd)) is not None:
+    with contextlib.suppress(Incomplete), translate_errors(folder), open_folder(folder) as fd:
+        for path in (folder / name for name in safe_files.list_names_in(fd)):
+            if is_wanted(_split_name(path)[0]) and (pin := _load_pin(path, fd)) is not None:
                 pins.append(pin)
     return tuple(sorted(pins, key=lambda p: (p.checkpoint, p.k)))
 
 
-def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
-    """Return a new empty pin of this node; ``None`` if another was first."""
+def create_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
+    """Create an empty pin owned by ``node`` and return it; None if another process was first."""
     folder = output_dir / SPOOL / "pins"
-    with refusals(folder):
-        safe_files.make(folder)
-        fresh = folder / f".new-{node}-{checkpoint}"
-        remove(fresh)
-        safe_files.make_new(fresh)
-        _write_owner(fresh, node)
+    with translate_errors(folder):
+        safe_files.make_folders(folder)
+        draft = folder / f".new-{node}-{checkpoint}"
+        remove(draft)
+        safe_files.make_new_folder(draft)
+        _write_owner(draft, node)
         return (
             _read_pin(folder / f"{checkpoint}.{k}")
-            if renamed(fresh, folder / f"{checkpoint}.{k}")
+            if try_rename(draft, folder / f"{checkpoint}.{k}")
             else None
         )
 
 
-def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
-    """Make a whole directory beside the pins the newest pin of a checkpoint, by one rename.
+def publish(output_dir: Path, checkpoint: str, draft: Path) -> Path:
+    """Rename a complete directory beside the pins to the newest pin of a checkpoint.
 
-    Return where it is now. Raises Incomplete if ``fresh`` has gone, StoreError where the disk
-    refuses.
+    Return its path.  Raises Incomplete if ``draft`` does not exist any more, StoreError where the
+    disk refuses.
     """
     folder = output_dir / SPOOL / "pins"
-    with refusals(fresh):
+    with translate_errors(draft):
         k = (
             max(
-                (k for name, k in map(_numbered, children(folder)) if name == checkpoint),
+                (k for name, k in map(_split_name, list_paths(folder)) if name == checkpoint),
                 default=-1,
             )
             + 1
         )
-        while not renamed(fresh, folder / f"{checkpoint}.{k}"):
-            if safe_files.status(fresh) is None:
-                raise FileNotFoundError(errno.ENOENT, "gone", str(fresh))
+        while not try_rename(draft, folder / f"{checkpoint}.{k}"):
+            if safe_files.status(draft) is None:
+                raise FileNotFoundError(errno.ENOENT, "gone", str(draft))
             k += 1
         return folder / f"{checkpoint}.{k}"
 
 
 def adopt(pin: Pin, node: str) -> Pin | None:
-    """Return a pin that had no owner, with this node as its owner.
+    """Make this node the owner of a pin without one, and return it.
 
-    ``None`` if another was first, or it has gone.
+    None if another node was first, or the pin does not exist any more.
     """
     mark = pin.path / f".owner-{node}"
-    with contextlib.suppress(Incomplete), refusals(pin.path), opened(pin.path) as fd:
+    with contextlib.suppress(Incomplete), translate_errors(pin.path), open_folder(pin.path) as fd:
         _write_owner(pin.path, node, mark.name)
         try:
             safe_files.link(fd, mark.name, fd, "owner.json")
         except OSError as e:
-            if isinstance(e, FileExistsError) and _owner(fd)[0]:
+            if isinstance(e, FileExistsError) and _read_owner(fd)[0]:
                 return None
             if e.errno not in (errno.EEXIST, errno.EPERM, *NO_LINKS):
                 raise
@@ -218,29 +224,30 @@ def adopt(pin: Pin, node: str) -> Pin | None:
 
 
 def claim(pin: Pin, node: str) -> Pin | None:
-    """Return the pin of a dead node, with this node as its owner.
+    """Make this node the owner of a dead node's pin, and return it.
 
-    ``None`` if another was first, or it has gone.
+    None if another node was first, or the pin does not exist any more.
     """
-    taken = pin.path.with_name(f".claim-{node}@{pin.path.name}")
-    with refusals(pin.path):
-        if not renamed(pin.path, taken):
+    claimed = pin.path.with_name(f".claim-{node}@{pin.path.name}")
+    with translate_errors(pin.path):
+        if not try_rename(pin.path, claimed):
             return None
         try:
-            _write_owner(taken, node)
+            _write_owner(claimed, node)
         finally:  # a full disk is no reason to keep it out of sight
-            is_back = renamed(taken, pin.path)
+            is_back = try_rename(claimed, pin.path)
         return _read_pin(pin.path) if is_back else None
 
 
-def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
-    """Note in a pin when it was finished and sent; return all notes: what was noted once stays.
+def write_pin_notes(pin: Pin, notes: PinNotes) -> PinNotes:
+    """Add times and id to a pin's notes; return all its notes.
 
-    Raises Incomplete if the pin has gone. ``stable`` is noted anew when files have come later.
+    What was noted before stays, but ``stable`` is replaced, since files may have come later. Raises
+    Incomplete if the pin does not exist any more.
     """
-    with _opened_pin(pin) as fd:
+    with _open_same_pin(pin) as fd:
         before = read_marker_in(fd, NOTES, PinNotes) or _NOTHING
-        old, new = dataclasses.asdict(before), dataclasses.asdict(noted)
+        old, new = dataclasses.asdict(before), dataclasses.asdict(notes)
         merged = {key: value or new[key] for key, value in old.items()} | {
             "stable": new["stable"] or old["stable"]
         }
@@ -250,22 +257,24 @@ def write_pin_notes(pin: Pin, noted: PinNotes) -> PinNotes:
 
 
 def mark_stored(pin: Pin) -> None:
-    """Note, for hooks and the spool's budget, that a manifest names this pin's files.
+    """Write in a pin that a manifest names its files, for hooks and for the spool's budget.
 
-    The note is void once a file is overwritten in place.  Raises Incomplete if the pin has gone.
+    The mark is void once a file is overwritten in place.  Raises Incomplete if the pin does not
+    exist any more.
     """
     if not pin.stored:
-        with _opened_pin(pin) as fd:
+        with _open_same_pin(pin) as fd:
             safe_files.write_in(fd, "stored", _digest(pin.files))
 
 
 def _digest(files: Iterable[Stat]) -> bytes:
+    """Return a digest of names, sizes and times of files, whatever their order."""
     lines = "\n".join(f"{f.path}\0{f.size}\0{f.mtime}" for f in sorted(files))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest().encode()
 
 
 def _is_stored(pin: int, files: Iterable[Stat]) -> bool:
-    """Return whether an open pin was marked as stored, and these are the files of that time."""
+    """Return whether an open pin was marked as stored with exactly these files."""
     try:
         mark = safe_files.read_in(pin, "stored")
     except (OSError, CkptsyncError):
@@ -274,53 +283,64 @@ def _is_stored(pin: int, files: Iterable[Stat]) -> bool:
 
 
 def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
-    """Delete a pin: it is gone at once, its files a moment later.  A later pin at its path stays.
+    """Delete a pin: rename it out of sight, then remove its files.  A later pin at its path stays.
 
-    ``during``: a lock that is held for the first step only.
+    ``during``: a lock that is held for the rename only.
     """
-    gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
-    with refusals(pin.path):
-        remove(gone)
-        with during or contextlib.nullcontext(), contextlib.suppress(Incomplete), _opened_pin(pin):
-            renamed(pin.path, gone)
-        remove(gone)
+    hidden = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
+    with translate_errors(pin.path):
+        remove(hidden)
+        with (
+            during or contextlib.nullcontext(),
+            contextlib.suppress(Incomplete),
+            _open_same_pin(pin),
+        ):
+            try_rename(pin.path, hidden)
+        remove(hidden)
 
 
-def pulse(pin: Pin) -> None:
-    """Show the other nodes on this output directory that the pin's owner is alive."""
+def renew_ownership(pin: Pin) -> None:
+    """Set the mtime of a pin's owner file to now: other nodes see that the owner is alive.
+
+    Does nothing if the pin does not exist any more.
+    """
     # `_ckptsync` may be deleted at any moment
-    with contextlib.suppress(Incomplete), refusals(pin.path):
-        safe_files.pulse(pin.path / "owner.json")
+    with contextlib.suppress(Incomplete), translate_errors(pin.path):
+        safe_files.touch(pin.path / "owner.json")
 
 
-def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Pin new files; return the names that this file system cannot link.
+def link_files(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Link files of ``source`` into a pin; return the names that this file system cannot link.
 
-    Files that are gone are not among them. Raises ConfigError where files belong to another user,
-    StoreError where the disk refuses.
+    Files that are gone are skipped.  With the first new file, the pin's notes and its mark of being
+    stored are removed.  Raises ConfigError where files belong to another user, StoreError where the
+    disk refuses.
     """
     refused = []
     is_another = False
-    with refusals(pin.path), Tree(pin.root) as tree:
+    with translate_errors(pin.path), Tree(pin.root) as tree:
         for name in names:
             if not link_file(tree, source, name):
                 refused.append(name)
             elif not is_another:
-                _forget(pin)
+                _remove_notes(pin)
                 is_another = True
     return tuple(refused)
 
 
-def trim(pin: Pin, names: Iterable[str]) -> None:
-    """Unpin names that the trainer itself has removed."""
-    with refusals(pin.path):
-        _forget(pin)
+def unlink_files(pin: Pin, names: Iterable[str]) -> None:
+    """Remove names from a pin that the trainer itself has removed.
+
+    Also the pin's notes and stored mark.
+    """
+    with translate_errors(pin.path):
+        _remove_notes(pin)
         for name in names:
             unlink(pin.root / name)
 
 
-def _forget(pin: Pin) -> None:
-    """Remove what was noted of other files than the pin will hold."""
+def _remove_notes(pin: Pin) -> None:
+    """Remove the notes and the stored mark of a pin whose files are about to change."""
     for name in ("stored", NOTES):
         unlink(pin.path / name)
 
@@ -328,17 +348,14 @@ def _forget(pin: Pin) -> None:
 def link_file(tree: Tree, source: Path, name: str) -> bool:
     """Link a file into a pin; return False where the file system has no hard links.
 
-    True if the file has gone.  Raises ConfigError for another user's file.
+    True also if the file is gone or already pinned.  Raises ConfigError for another user's file.
     """
     target, new = tree.place(name)
     try:
         with opened_parent(source, name) as (parent, last):
             link(parent, last, target, new)
-    except (
-        FileNotFoundError,
-        FileExistsError,
-        Incomplete,
-    ):  # rotation was quicker, or it is pinned already
+    except (FileNotFoundError, FileExistsError, Incomplete):
+        # rotation was quicker, or it is pinned already
         return True
     except OSError as e:
         if e.errno in NO_LINKS:
@@ -362,15 +379,19 @@ def link_file(tree: Tree, source: Path, name: str) -> bool:
     return True
 
 
-def harden(pin: Pin) -> None:
-    """Replace hard links by reflinks where possible: later writes cannot change the pin."""
+def replace_links(pin: Pin) -> None:
+    """Replace a pin's hard links by reflinks.
+
+    Later writes to the source then leave the pin as it is.  Files stay links if they change
+    meanwhile, and all of them on a file system without reflinks.
+    """
     for file in pin.files:
         fd = open_checkpoint_file(pin.root, file.path)
         try:
             with (
-                refusals(pin.path),
+                translate_errors(pin.path),
                 Tree(pin.root) as tree,
-                copy_of(fd, pin.path, *tree.place(file.path)) as out,
+                create_copy(fd, pin.path, *tree.place(file.path)) as out,
             ):
                 safe_files.clone(fd, out.fileno())
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
@@ -384,120 +405,135 @@ def harden(pin: Pin) -> None:
 
 
 def clean_own(output_dir: Path, node: str) -> None:
-    """Put right what a killed worker of this node left half done.
+    """Finish or remove what a killed worker of this node left half done.
 
-    Raises StoreError or ConfigError. What was being made, or removed, goes.  A claim that was cut
-    short is finished: its files may be the last there are.  Call it before anything else of the
-    same node runs.
+    Drafts and half removed pins are removed.  A pin that was being claimed is published: its files
+    may be the last ones.  Call it before anything else of the same node runs.  Raises StoreError or
+    ConfigError.
     """
-    for path in children(output_dir / SPOOL / "pins"):
-        claimed = _CLAIM.fullmatch(path.name)
-        if claimed and claimed[1] == node:
-            with contextlib.suppress(Incomplete), refusals(path):
+    for path in list_paths(output_dir / SPOOL / "pins"):
+        claim_match = _CLAIM.fullmatch(path.name)
+        if claim_match and claim_match[1] == node:
+            with contextlib.suppress(Incomplete), translate_errors(path):
                 _write_owner(path, node)
-                publish(output_dir, claimed[2], path)
+                publish(output_dir, claim_match[2], path)
         elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
-            with refusals(path):
+            with translate_errors(path):
                 remove(path)
     for path in (
-        path for pin in list_pins(output_dir) if pin.node == node for path in children(pin.path)
+        path for pin in list_pins(output_dir) if pin.node == node for path in list_paths(pin.path)
     ):
-        if path.name.startswith(safe_files.FRESH):  # a copy that was cut short
-            with refusals(path):
+        if path.name.startswith(safe_files.DRAFT_PREFIX):  # a copy that was cut short
+            with translate_errors(path):
                 remove(path)
     clean_abandoned(output_dir, time.time())
 
 
 def clean_abandoned(output_dir: Path, now: float) -> None:
-    """Put right what other nodes left half done, long after they stopped.
+    """Remove or publish what other nodes left half done six hours ago or earlier.
 
     ``now``: seconds since the epoch.  What cannot be removed stays.
     """
-    for path in children(output_dir / SPOOL / "pins"):
-        claimed = _CLAIM.fullmatch(path.name)
-        if not (claimed or _HALF_DONE.fullmatch(path.name)):
+    for path in list_paths(output_dir / SPOOL / "pins"):
+        claim_match = _CLAIM.fullmatch(path.name)
+        if not (claim_match or _HALF_DONE.fullmatch(path.name)):
             continue
-        with contextlib.suppress(CkptsyncError), refusals(path):  # another user's, or gone
-            if now - safe_files.newest(path) < _ABANDONED_AFTER:  # a copy grows
+        with contextlib.suppress(CkptsyncError), translate_errors(path):  # another user's, or gone
+            if now - safe_files.last_change(path) < _ABANDONED_AFTER:  # a copy grows
                 continue
-            if claimed:
+            if claim_match:
                 # if its owner shows no pulse, it is claimed again
-                publish(output_dir, claimed[2], path)
+                publish(output_dir, claim_match[2], path)
             else:
                 remove(path)
 
 
 def free_bytes(output_dir: Path) -> int:
-    """Return the free bytes where the pins lie, nearly always the trainer's disk.
+    """Return the free bytes of the file system of the pins, nearly always the trainer's disk.
 
-    Raise Incomplete if it is gone.
+    Raises Incomplete if the output directory is gone.
     """
-    with refusals(output_dir):
+    with translate_errors(output_dir):
         try:
-            with opened(output_dir / SPOOL) as fd:
+            with open_folder(output_dir / SPOOL) as fd:
                 disk = os.fstatvfs(fd)
         except FileNotFoundError:
             disk = os.statvfs(output_dir)
         return disk.f_bavail * disk.f_frsize
 
 
-def _pin(path: Path, above: int) -> Pin | None:
-    """Return the pin at a path in the open directory of pins; ``None`` if there is none."""
-    checkpoint, k = _numbered(path)
+def _load_pin(path: Path, above: int) -> Pin | None:
+    """Return the pin at a path in the open directory of pins.
+
+    None if it is none, or was deleted.
+    """
+    checkpoint, k = _split_name(path)
     if k < 0:
         return None
-    with contextlib.suppress(Incomplete), refusals(path), opened_in(above, path) as fd:
-        node, pin_id = _owner(fd)
+    with contextlib.suppress(Incomplete), translate_errors(path), open_folder_in(above, path) as fd:
+        node, pin_id = _read_owner(fd)
         files = safe_files.status_in(fd, "files")
         if not node and (files is None or not stat.S_ISDIR(files.st_mode)):
             return None  # dropped meanwhile, or not of our making
         mark = safe_files.status_in(fd, "owner.json") if node else os.fstat(fd)
         if mark is None:
             return None
-        held = walk(path / "files", above=fd).files
+        files_stat = walk(path / "files", above=fd).files
         return Pin(
             checkpoint,
             k,
             node,
             mark.st_mtime_ns,
             path,
-            held,
+            files_stat,
             read_marker_in(fd, COMMIT, Commit),
             read_marker_in(fd, NOTES, PinNotes) or _NOTHING,
             walk(path / "added", above=fd).files,
-            _is_stored(fd, held),
+            _is_stored(fd, files_stat),
             pin_id,
         )
     return None  # dropped meanwhile
 
 
 def _read_pin(path: Path) -> Pin | None:
-    """Return the pin at a path; ``None`` if there is none."""
-    with contextlib.suppress(Incomplete), refusals(path.parent), opened(path.parent) as fd:
-        return _pin(path, fd)
+    """Return the pin at a path; None if there is none."""
+    with (
+        contextlib.suppress(Incomplete),
+        translate_errors(path.parent),
+        open_folder(path.parent) as fd,
+    ):
+        return _load_pin(path, fd)
     return None
 
 
-def _numbered(path: Path) -> tuple[str, int]:
-    """Return the checkpoint and number in a pin's name; -1 for what is no pin."""
-    named = None if path.name.startswith(".") else _NAME.fullmatch(path.name)
-    return (named[1], int(named[2])) if named else (path.name, -1)
+def _split_name(path: Path) -> tuple[str, int]:
+    """Return checkpoint and number of a pin by its name; number -1 for any other directory."""
+    match = None if path.name.startswith(".") else _NAME.fullmatch(path.name)
+    return (match[1], int(match[2])) if match else (path.name, -1)
 
 
 @contextlib.contextmanager
-def _opened_pin(pin: Pin) -> Iterator[int]:
-    """Open a pin; raise Incomplete if it has gone, also if a later one has its path."""
-    with refusals(pin.path), opened(pin.path) as fd:
+def _open_same_pin(pin: Pin) -> Iterator[int]:
+    """Open a pin's directory and yield its descriptor.
+
+    Raises Incomplete if the pin does not exist any more, also if a later pin has its path.
+    """
+    with translate_errors(pin.path), open_folder(pin.path) as fd:
         is_same = (
-            _owner(fd)[1] == pin.id if pin.id else read_marker_in(fd, COMMIT, Commit) == pin.commit
+            _read_owner(fd)[1] == pin.id
+            if pin.id
+            else read_marker_in(fd, COMMIT, Commit) == pin.commit
         )
         if not is_same:
             raise FileNotFoundError(errno.ENOENT, "dropped", str(pin.path))
         yield fd
 
 
-def _owner(folder: int) -> tuple[str, str]:
-    """Return the node and id of an open pin; empty without an owner, or in a torn file."""
+def _read_owner(folder: int) -> tuple[str, str]:
+    """Return node and id of an open pin's owner.
+
+    Two empty strings without one, or in a torn file.
+    """
     owner = load_json(folder, "owner.json")
     values = (owner.get("node"), owner.get("id", "")) if isinstance(owner, dict) else ("", "")
     node, pin_id = (x if isinstance(x, str) and _NODE.fullmatch(x) else "" for x in values)

@@ -1,15 +1,16 @@
-"""Safe access to a spool's files, by descriptors of directories, never through a link.
+"""Reads and writes a spool's files by descriptors of its directories, never through a link.
 
-`ckptsync.walk.open_directory` has examined the directories.
+Other users may be able to replace directories by links, and everything in a spool may be deleted at
+any moment.  So each directory is opened step by step (`ckptsync.walk.open_directory` examines it),
+and files are named relative to that descriptor.
 
-A path here lies in a spool (``<output_dir>/_ckptsync/…``), and everything there may be deleted at
-any moment.  Who reads several things holds their directory open (`opened`, `opened_in`) and names
-what lies in it (``…_in``): the way there is examined once and leads to one place.  A single thing
-is reached by its path.  No descriptor outlives a listing, a pin or an upload, so a spool that was
-removed and made again is the new one at the next call.
+A path here lies in a spool (``<output_dir>/_ckptsync/…``).  A caller that reads several files holds
+their directory open (`open_folder`, `open_folder_in`) and uses the functions ``…_in``; a single
+file is reached by its path.  No descriptor outlives a listing, a pin or an upload, so a spool that
+was removed and made again is the new one at the next call.
 
-Directories are made with mode 0700, whatever the umask.  Files are made under names of chance, new
-and no links, and renamed to their own.  A file that is not a regular one of this user's is no file.
+Directories are made with mode 0700, whatever the umask.  Files are written under random names, new
+and no links, and then renamed.  A file that is not a regular one of this user's counts as missing.
 
 Functions raise OSError unless they say otherwise; `ckptsync.walk.UnsafeSpool` is one.
 """
@@ -43,14 +44,14 @@ _STRETCH = 8 * 1024 * 1024  # bytes after which a stop is noticed
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in a file's location is not waited for
-FRESH = ".fresh-"  # begins the name of a file that is being written
+DRAFT_PREFIX = ".fresh-"  # begins the name of a file that is being written
 
 
 @contextlib.contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """Raise ckptsync's errors for OSErrors below ``path``.
+def translate_errors(path: Path) -> Iterator[None]:
+    """Raise one of ckptsync's errors for an OSError in the block, about ``path``.
 
-    Incomplete: gone. ConfigError: not ours. StoreError: the disk.
+    Incomplete: it is gone.  ConfigError: this user may not write it.  StoreError: the disk refuses.
     """
     try:
         yield
@@ -70,8 +71,11 @@ def refusals(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[int]:
-    """Open a directory in a spool; raise UnsafeSpool outside of one."""
+def open_folder(folder: Path) -> Iterator[int]:
+    """Open a directory of a spool and yield its descriptor.
+
+    Raise UnsafeSpool for any other directory.
+    """
     if not split(folder)[1]:
         raise UnsafeSpool(folder, "in no spool", hint="this is a defect of ckptsync: report it")
     with opened_directory(folder) as fd:
@@ -79,8 +83,8 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def opened_in(above: int, path: Path) -> Iterator[int]:
-    """Open ``path``, a directory in an open one of a spool."""
+def open_folder_in(above: int, path: Path) -> Iterator[int]:
+    """Open ``path``, a directory in an open directory of a spool, and yield its descriptor."""
     fd = open_step(above, path.name, path)
     try:
         yield fd
@@ -88,67 +92,67 @@ def opened_in(above: int, path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def make(folder: Path) -> None:
-    """Make a directory and its parents in the spool.
+def make_folders(folder: Path) -> None:
+    """Make a directory and its parents in the spool, if they do not exist.
 
-    Never the output directory, which somebody may just have removed.
+    Never makes the output directory: raises FileNotFoundError if somebody has removed it.
     """
-    with contextlib.suppress(FileNotFoundError), opened(folder):
+    with contextlib.suppress(FileNotFoundError), open_folder(folder):
         return
     home, steps = split(folder)
     fd = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    at = home
+    path = home
     try:
         for n, step in enumerate(steps):
-            at /= step
+            path /= step
             with contextlib.suppress(FileExistsError):
                 os.mkdir(step, 0o700, dir_fd=fd)
-            below = open_step(fd, step, at) if n else open_spool(fd, home)
+            below = open_step(fd, step, path) if n else open_spool(fd, home)
             os.close(fd)
             fd = below
     finally:
         os.close(fd)
 
 
-def make_new(folder: Path) -> None:
-    """Make a directory in one that is there; raise FileExistsError if it exists."""
-    with opened(folder.parent) as fd:
+def make_new_folder(folder: Path) -> None:
+    """Make a directory in an existing one; raise FileExistsError if it exists already."""
+    with open_folder(folder.parent) as fd:
         os.mkdir(folder.name, 0o700, dir_fd=fd)
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the sorted names in a directory."""
-    with opened(folder) as fd:
-        return names_in(fd)
+    with open_folder(folder) as fd:
+        return list_names_in(fd)
 
 
-def names_in(folder: int) -> list[str]:
+def list_names_in(folder: int) -> list[str]:
     """Return the sorted names in an open directory."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries)
 
 
-def children(folder: Path) -> list[Path]:
-    """Return the paths of all that is in a directory; none if it is not there.
+def list_paths(folder: Path) -> list[Path]:
+    """Return the paths of everything in a directory; none if it does not exist.
 
-    Raises as `refusals`.
+    Raises as `translate_errors`.
     """
-    with contextlib.suppress(Incomplete), refusals(folder):
-        return [folder / name for name in names(folder)]
+    with contextlib.suppress(Incomplete), translate_errors(folder):
+        return [folder / name for name in list_names(folder)]
     return []
 
 
 def status(path: Path) -> os.stat_result | None:
-    """Return the status of what is there, without following a link; ``None`` if nothing is."""
+    """Return the status of a file, without following a link; None if it does not exist."""
     try:
-        with opened(path.parent) as fd:
+        with open_folder(path.parent) as fd:
             return status_in(fd, path.name)
     except FileNotFoundError:
         return None
 
 
 def status_in(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of what an open directory has under a name, as `status` does."""
+    """Return the status of a file of an open directory; None if it does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -156,18 +160,18 @@ def status_in(folder: int, name: str) -> os.stat_result | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a directory is there."""
+    """Return whether a path is a directory."""
     info = status(path)
     return info is not None and stat.S_ISDIR(info.st_mode)
 
 
 def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
-    """Return the bytes of a file, or its ``last`` bytes.
+    """Return the bytes of a file, or its last ``last`` bytes.
 
-    ``None`` if there is none, or it is longer than ``largest``.
+    None if there is no file, or it is longer than ``largest`` bytes and ``last`` is 0.
     """
     try:
-        with opened(path.parent) as fd:
+        with open_folder(path.parent) as fd:
             return read_in(fd, path.name, largest, last)
     except FileNotFoundError:
         return None
@@ -176,7 +180,7 @@ def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
 def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> bytes | None:
     """Return the bytes of a file of an open directory, as `read` does."""
     try:
-        with os.fdopen(_regular(folder, name, os.O_RDONLY), "rb") as file:
+        with os.fdopen(_open_regular(folder, name, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > largest and not last:
                 return None
@@ -187,20 +191,17 @@ def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> by
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a small file, whole or not at all.
-
-    Never in a directory that somebody has just removed.
-    """
-    with opened(path.parent) as fd:
+    """Write a small file, whole or not at all; raise FileNotFoundError if its directory is gone."""
+    with open_folder(path.parent) as fd:
         write_in(fd, path.name, data)
 
 
 def write_in(folder: int, name: str, data: bytes) -> None:
     """Write a small file in an open directory, as `write` does."""
-    with _fresh(folder) as (fresh, out):
+    with _create_draft(folder) as (draft, out):
         out.write(data)
         out.close()
-        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def write_json(folder: Path, name: str, value: object) -> None:
@@ -209,23 +210,26 @@ def write_json(folder: Path, name: str, value: object) -> None:
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file to add to; the caller closes it."""
-    with opened(path.parent) as fd:
-        return os.fdopen(_regular(fd, path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+    """Open a file to append to, and make it if it does not exist; the caller closes it."""
+    with open_folder(path.parent) as fd:
+        return os.fdopen(_open_regular(fd, path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def lock_file(path: Path, *, is_new: bool = True) -> int:
-    """Open a file to lock; the caller closes it.  ``is_new``: make the file if it is not there."""
-    with opened(path.parent) as fd:
-        return _regular(fd, path.name, os.O_RDWR | (os.O_CREAT if is_new else 0))
+    """Return the descriptor of a file to lock, which the caller closes.
+
+    ``is_new``: make the file if it does not exist.
+    """
+    with open_folder(path.parent) as fd:
+        return _open_regular(fd, path.name, os.O_RDWR | (os.O_CREAT if is_new else 0))
 
 
 def create(path: Path) -> bool:
-    """Create an empty file; return whether this call created it.
+    """Create an empty file.
 
-    That is true for only one of several callers.
+    Return whether this call created it, which is true for one caller only.
     """
-    with opened(path.parent) as fd:
+    with open_folder(path.parent) as fd:
         try:
             os.close(os.open(path.name, os.O_WRONLY | _NEW, 0o600, dir_fd=fd))
         except FileExistsError:
@@ -234,36 +238,32 @@ def create(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def copy_of(like: int, beside: Path, target: int, name: str) -> Iterator[BinaryIO]:
-    """A new file in the directory ``beside`` for a copy of ``like``, an open one.
+def create_copy(source: int, beside: Path, target: int, name: str) -> Iterator[BinaryIO]:
+    """Yield a new file in the directory ``beside``, for a copy of the open file ``source``.
 
-    At the end it gets its ``name`` in an open directory, unless the caller raises, or has closed
-    it. Others may do with it no more than with ``like``.
+    At the end of the block it is renamed to ``name`` in the open directory ``target``; it is
+    removed if the block raises, or has closed it.  It gets the permissions of ``source``.
     """
-    # trainers write weights that are their user's alone (safetensors 0.8), and some files are read
-    # only
-    # and never S_ISUID: the copy is this user's
-    mode = os.fstat(like).st_mode & 0o777 | stat.S_IWUSR
-    with opened(beside) as fd, _fresh(fd, mode) as (fresh, out):
+    # Trainers write weights that are their user's alone (safetensors 0.8), and some files are read
+    # only.  Never S_ISUID: the copy is this user's.
+    mode = os.fstat(source).st_mode & 0o777 | stat.S_IWUSR
+    with open_folder(beside) as fd, _create_draft(fd, mode) as (draft, out):
         yield out  # who sets its times has flushed it
         if out.closed:
             return
         out.flush()
-        os.replace(fresh, name, src_dir_fd=fd, dst_dir_fd=target)
+        os.replace(draft, name, src_dir_fd=fd, dst_dir_fd=target)
 
 
 class Tree:
-    """Files below a directory, by names that have directories in them.
-
-    The directories are made as they are needed, and stay open until the end.
-    """
+    """Makes the directories of files below ``root``, and keeps them open until the block ends."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._open: dict[str, int] = {}
 
     def __enter__(self) -> Tree:  # noqa: PYI034  # no class is derived from it
-        make_in(self._root)
+        make_folder(self._root)
         self._open[""] = open_directory(self._root)
         return self
 
@@ -272,11 +272,15 @@ class Tree:
             os.close(self._open.popitem()[1])
 
     def place(self, name: str) -> tuple[int, str]:
-        """Return the open directory that a file belongs into, and the last part of its name."""
+        """Return a file's directory, open and made if it is missing; and its last name."""
         folder, _, last = name.rpartition("/")
         return self._folder(folder), last
 
     def _folder(self, name: str) -> int:
+        """Return the descriptor of a directory below the root.
+
+        Make and open it at its first use.
+        """
         if name not in self._open:
             above, _, last = name.rpartition("/")
             fd = self._folder(above)
@@ -286,78 +290,86 @@ class Tree:
         return self._open[name]
 
 
-def make_in(folder: Path) -> None:
-    """Make a directory in one that is there, if it does not exist."""
-    with opened(folder.parent) as fd, contextlib.suppress(FileExistsError):
+def make_folder(folder: Path) -> None:
+    """Make a directory in an existing one, unless it exists already."""
+    with open_folder(folder.parent) as fd, contextlib.suppress(FileExistsError):
         os.mkdir(folder.name, 0o700, dir_fd=fd)
 
 
 def link(source: int, name: str, target: int, new: str) -> None:
     """Link a file of one open directory into another.
 
-    Raises FileNotFoundError for what is no regular file.
+    Raise FileNotFoundError if it is no regular file.
     """
     os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-    found = os.stat(new, dir_fd=target, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode):  # a link took the file's location since it was seen
+    linked = os.stat(new, dir_fd=target, follow_symlinks=False)
+    if not stat.S_ISREG(linked.st_mode):  # a link took the file's location since it was seen
         os.unlink(new, dir_fd=target)
         raise FileNotFoundError(errno.ENOENT, "no longer a regular file", name)
 
 
 def link_or_copy(source: Path, path: Path) -> None:
     """Link a small file of the spool, or copy it where there are no links."""
-    with opened(source.parent) as fd, opened(path.parent) as to:
+    with open_folder(source.parent) as fd, open_folder(path.parent) as target:
         try:
-            link(fd, source.name, to, path.name)
+            link(fd, source.name, target, path.name)
         except OSError as e:
             if e.errno not in (errno.EPERM, *NO_LINKS):
                 raise
             with (
-                os.fdopen(_regular(fd, source.name, os.O_RDONLY), "rb") as file,
-                copy_of(file.fileno(), path.parent, to, path.name) as out,
+                os.fdopen(_open_regular(fd, source.name, os.O_RDONLY), "rb") as file,
+                create_copy(file.fileno(), path.parent, target, path.name) as out,
             ):
-                found = os.fstat(file.fileno())
-                copy_bytes(file.fileno(), out.fileno(), found.st_size)
-                os.utime(out.fileno(), ns=(found.st_mtime_ns, found.st_mtime_ns))
+                status_of_source = os.fstat(file.fileno())
+                copy_bytes(file.fileno(), out.fileno(), status_of_source.st_size)
+                os.utime(
+                    out.fileno(), ns=(status_of_source.st_mtime_ns, status_of_source.st_mtime_ns)
+                )
 
 
 def copy_bytes(source: int, target: int, size: int) -> None:
-    """Copy an open file's first ``size`` bytes, or all it has, into an open file that is empty."""
+    """Copy an open file's first ``size`` bytes, or all it has, into an empty open file.
+
+    By a reflink where possible: then all of the file is copied.
+    """
     with contextlib.suppress(OSError):  # most file systems have no reflinks
         clone(source, target)
         return
     done = 0
-    while sent := os.sendfile(target, source, done, min(_STRETCH, max(0, size - done))):
-        done += sent
+    while count := os.sendfile(target, source, done, min(_STRETCH, max(0, size - done))):
+        done += count
 
 
 def clone(source: int, target: int) -> None:
-    """Make an open file share the blocks of another; most file systems refuse that."""
+    """Make an open file share the blocks of another.
+
+    Raise OSError as most file systems refuse that.
+    """
     fcntl.ioctl(target, _FICLONE, source)
 
 
-def pulse(path: Path) -> None:
-    """Set a file's time to now."""
-    with opened(path.parent) as fd:
+def touch(path: Path) -> None:
+    """Set a file's times to now."""
+    with open_folder(path.parent) as fd:
         os.utime(path.name, dir_fd=fd, follow_symlinks=False)
 
 
 def unlink(path: Path) -> None:
-    """Remove a file; it may be gone."""
-    with contextlib.suppress(FileNotFoundError), opened(path.parent) as fd:
+    """Remove a file; do nothing if it does not exist."""
+    with contextlib.suppress(FileNotFoundError), open_folder(path.parent) as fd:
         os.unlink(path.name, dir_fd=fd)
 
 
 def rename(path: Path, target: Path) -> None:
-    """Move a file or a directory within the spool; it replaces a file of that name."""
-    with opened(path.parent) as fd, opened(target.parent) as to:
-        os.rename(path.name, target.name, src_dir_fd=fd, dst_dir_fd=to)
+    """Move a file or a directory within the spool; a file of the new name is replaced."""
+    with open_folder(path.parent) as fd, open_folder(target.parent) as target_folder:
+        os.rename(path.name, target.name, src_dir_fd=fd, dst_dir_fd=target_folder)
 
 
-def renamed(path: Path, target: Path) -> bool:
-    """Move a file or directory; return False if that is not possible.
+def try_rename(path: Path, target: Path) -> bool:
+    """Move a file or directory as `rename` does; return whether that was possible.
 
-    It is not, if the target is a directory that is not empty, or if the source is gone.
+    False if the source does not exist, or the target is a directory that is not empty.
     """
     try:
         rename(path, target)
@@ -369,34 +381,38 @@ def renamed(path: Path, target: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a directory with all that is in it; it may be gone.
+    """Remove a file, or a directory with everything in it; do nothing if it does not exist.
 
     Of a link only the link is removed.
     """
-    with contextlib.suppress(FileNotFoundError), opened(path.parent) as fd:
+    with contextlib.suppress(FileNotFoundError), open_folder(path.parent) as fd:
         remove_in(fd, path.name)
 
 
-def newest(path: Path) -> float:
-    """Return when a directory, or anything in it, was last changed, seconds since the epoch.
+def last_change(path: Path) -> float:
+    """Return when a directory, or anything in it, was last changed: seconds since the epoch.
 
-    A rename shows in the ctime alone.
+    The later of mtime and ctime counts, since a rename changes the ctime alone.
     """
 
     def of(above: int, name: str) -> float:
+        """Return the time of a file, or the latest time of a directory and everything in it."""
         info = os.stat(name, dir_fd=above, follow_symlinks=False)
         times = [info.st_mtime, info.st_ctime]
         if stat.S_ISDIR(info.st_mode):
-            with _below(above, name) as fd:
-                times += [of(fd, each) for each in names_in(fd)]
+            with _open_below(above, name) as fd:
+                times += [of(fd, each) for each in list_names_in(fd)]
         return max(times)
 
-    with opened(path.parent) as fd:
+    with open_folder(path.parent) as fd:
         return of(fd, path.name)
 
 
 def remove_in(above: int, name: str) -> None:
-    """Remove a file or directory in an open directory.  Raises FileNotFoundError if it is gone."""
+    """Remove a file, or a directory with everything in it, from an open directory.
+
+    Raises FileNotFoundError if it does not exist, UnsafeSpool for the names '.' and '..'.
+    """
     if name in (".", ".."):
         raise UnsafeSpool(
             Path(name),
@@ -406,15 +422,16 @@ def remove_in(above: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=above)
     except IsADirectoryError:
-        with _below(above, name) as fd:
-            for each in names_in(fd):
+        with _open_below(above, name) as fd:
+            for each in list_names_in(fd):
                 with contextlib.suppress(FileNotFoundError):  # another is removing it, too
                     remove_in(fd, each)
         os.rmdir(name, dir_fd=above)
 
 
 @contextlib.contextmanager
-def _below(above: int, name: str) -> Iterator[int]:
+def _open_below(above: int, name: str) -> Iterator[int]:
+    """Open a directory in an open one, never through a link, and yield its descriptor."""
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         yield fd
@@ -423,9 +440,12 @@ def _below(above: int, name: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _fresh(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
-    """Create a file under a random name, which is removed at the end if it is still there."""
-    name = f"{FRESH}{secrets.token_hex(8)}"
+def _create_draft(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
+    """Create a file under a random name, and yield both.
+
+    At the end remove what still has that name.
+    """
+    name = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
     with os.fdopen(os.open(name, os.O_RDWR | _NEW, mode, dir_fd=fd), "wb") as out:
         try:
             yield name, out
@@ -435,24 +455,25 @@ def _fresh(fd: int, mode: int = 0o600) -> Iterator[tuple[str, BinaryIO]]:
                 os.unlink(name, dir_fd=fd)
 
 
-def _regular(fd: int, name: str, flags: int) -> int:
-    """Open a file; raise FileNotFoundError if it is no regular file of this user's.
+def _open_regular(fd: int, name: str, flags: int) -> int:
+    """Return the descriptor of a regular file of this user's.
 
-    Also raise it for a file with other links that is opened to append.
+    Raise FileNotFoundError for any other.  Also for a file with further links, if it is opened to
+    append.
     """
     try:
-        file = os.open(name, flags | _OLD, 0o600, dir_fd=fd)
+        descriptor = os.open(name, flags | _OLD, 0o600, dir_fd=fd)
     except OSError as e:
         if e.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES):
             raise FileNotFoundError(errno.ENOENT, "no regular file of this user's", name) from e
         raise
-    found = os.fstat(file)
-    is_shared = bool(flags & os.O_APPEND) and found.st_nlink > 1
+    status_of_file = os.fstat(descriptor)
+    is_shared = bool(flags & os.O_APPEND) and status_of_file.st_nlink > 1
     if (
-        not stat.S_ISREG(found.st_mode)
-        or found.st_uid not in (os.geteuid(), os.fstat(fd).st_uid)
+        not stat.S_ISREG(status_of_file.st_mode)
+        or status_of_file.st_uid not in (os.geteuid(), os.fstat(fd).st_uid)
         or is_shared
     ):
-        os.close(file)
+        os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "no regular file of this user's alone", name)
-    return file
+    return descriptor

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from ckptsync.catalogue.location_summary import Summary, by_age, times_written
 from ckptsync.records.location_status import STATUSES, Status
-from ckptsync.records.save_groups import Sibling
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.status.nodes import Node
 
 FINAL = "final"  # what the trainer leaves in a run's root when it has ended

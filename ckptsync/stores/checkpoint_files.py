@@ -103,7 +103,7 @@ class FileTree:
             "\n".join(sorted(repr((name, *seen)) for name, seen in self._seen.items())).encode()
         )
 
-    def passed_over(self) -> tuple[str, ...]:
+    def ignored_entries(self) -> tuple[str, ...]:
         """Return what is there and is none of the files, a line for each kind."""
         lines = []
         for odd, names in sorted(self._odd.items()):

@@ -249,26 +249,26 @@ class KeepsDrafts(Protocol):
         """Yield unfinished writes, in any order; they may be going on. No link is followed."""
         ...
 
-    def drop(self, name: str) -> bool:
+    def remove_draft(self, name: str) -> bool:
         """Remove one, unless its writer is seen to be at work; return whether it is gone."""
         ...
 
 
-GIVEN_UP = 7 * 24 * 3600.0
+ABANDONED_AFTER = 7 * 24 * 3600.0
 """s without a byte after which nobody is at work on a draft: as for uploads in a bucket."""
 
 
-def given_up(store: object, now: float) -> Iterator[Entry]:
+def abandoned_drafts(store: object, now: float) -> Iterator[Entry]:
     """Yield the drafts that nobody goes on with. ``now``: seconds on the store's clock."""
     inner = unwrapped(store)
     if isinstance(inner, KeepsDrafts):
-        yield from (draft for draft in inner.drafts() if now - draft.mtime > GIVEN_UP)
+        yield from (draft for draft in inner.drafts() if now - draft.mtime > ABANDONED_AFTER)
 
 
-def drop(store: object, name: str) -> bool:
-    """Remove a draft, as `KeepsDrafts.drop`."""
+def remove_draft(store: object, name: str) -> bool:
+    """Remove a draft, as `KeepsDrafts.remove_draft`."""
     inner = unwrapped(store)
-    return isinstance(inner, KeepsDrafts) and inner.drop(name)
+    return isinstance(inner, KeepsDrafts) and inner.remove_draft(name)
 
 
 @runtime_checkable

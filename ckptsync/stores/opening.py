@@ -67,7 +67,7 @@ def is_store(
     store = (
         _local(target, "", limits)
         if isinstance(target, Path)
-        else bare(url, storage_options, limits)
+        else open_any(url, storage_options, limits)
     )
     try:
         return has_root(store) and store.size(STORE_FILE) >= 0
@@ -86,7 +86,7 @@ def open_store(
     is_path = isinstance(target, Path)
     absent = f"{_MADE_BY} {'the path, and mount the file system' if is_path else 'the URL'}"
     is_there = not isinstance(target, Path) or target.is_dir()
-    store = bare(url, storage_options, limits) if is_there else None
+    store = open_any(url, storage_options, limits) if is_there else None
     if store is None or not has_root(store):
         raise ConfigError(f"{url}: no such directory, a store expected", hint=absent)
     _check_format(store, absent)
@@ -107,7 +107,7 @@ def create_store(
             for mount in unmounted_on_way(target):
                 raise NotMounted(url, mount)
         _make_directory(url, target)
-    store = bare(url, storage_options, limits)
+    store = open_any(url, storage_options, limits)
     if isinstance(store, Rooted) and not store.has_root():
         if parent := store.missing_parent():
             raise NoParent(url, parent)
@@ -119,7 +119,7 @@ def create_store(
     return _local(target, STORE_FILE, limits) if isinstance(target, Path) else store
 
 
-def bare(
+def open_any(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> Store:
     """Return whatever files are at ``url`` as a store, whether it is one of ours or not.
@@ -169,7 +169,7 @@ class Access:
     def store(self, target: Remote) -> Store:
         """Return whatever files are there as a store; raise ConfigError, StoreError."""
         if target.url not in self._opened:
-            self._opened[target.url] = bare(target.url, self.options_of(target), self.limits)
+            self._opened[target.url] = open_any(target.url, self.options_of(target), self.limits)
         return self._opened[target.url]
 
     def options_of(self, target: Remote) -> Mapping[str, object]:

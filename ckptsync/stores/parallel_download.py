@@ -17,7 +17,7 @@ from ckptsync.digest import Checker, Digests, digested_ranges
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, without_frames
 from ckptsync.stores.posix.draft import Draft
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.stores.stream import Reads, chunk_room, stream
+from ckptsync.stores.stream import RangeSource, chunk_room, stream
 from ckptsync.tensors import Extent
 from ckptsync.threads import ThreadPool
 
@@ -62,7 +62,7 @@ class StoredFile:
 
 
 def download(
-    source: Reads,
+    source: RangeSource,
     target: PosixStore,
     files: Iterable[StoredFile],
     threads: int = THREADS,
@@ -130,7 +130,7 @@ class _Download:
     """
 
     def __init__(
-        self, source: Reads, target: PosixStore, file: StoredFile, on_bytes: OnBytes
+        self, source: RangeSource, target: PosixStore, file: StoredFile, on_bytes: OnBytes
     ) -> None:
         self.file = file
         self.error: CkptsyncError | None = None

@@ -158,7 +158,7 @@ class UploadPool:
                     self._memory.give(part.data)
                     raise
                 size = part.start + len(part.data)
-                running.add(self._pool.submit(progress_signs.carried(put), part))
+                running.add(self._pool.submit(progress_signs.keep_context(put), part))
             while running:
                 running = _unfinished(running, None)
             upload.commit(size)

@@ -20,7 +20,7 @@ from ckptsync.stores.checkpoint_files import (
     directory_files,
 )
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import Access, bare, is_store, open_store
+from ckptsync.stores.opening import Access, is_store, open_any, open_store
 from ckptsync.stores.prefetch import PrefetchedFiles
 from ckptsync.stores.urls import Remote
 from ckptsync.tensors import Files
@@ -31,7 +31,7 @@ _AT_ONCE = 8
 _OF_OTHERS = 8 << 20  # bytes kept of what is not merged: configuration, headers of a base model
 
 
-def tree(directory: PathOrUrl, access: Access) -> FileTree:
+def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
     """Return all files below a directory. Raises ConfigError if there is nothing, StoreError."""
     if isinstance(directory, Path):
         return directory_files(str(directory))
@@ -39,7 +39,7 @@ def tree(directory: PathOrUrl, access: Access) -> FileTree:
     return ListedFiles(access.store(directory), is_dated=is_dated)
 
 
-def named(directory: PathOrUrl, access: Access) -> Files:
+def top_files(directory: PathOrUrl, access: Access) -> Files:
     """Return the files directly in a directory that the operator named.
 
     Raise ConfigError, StoreError.
@@ -49,7 +49,7 @@ def named(directory: PathOrUrl, access: Access) -> Files:
     return PrefetchedFiles(Within(ListedFiles(access.store(directory)), ""), _OF_OTHERS)
 
 
-def around(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
+def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
     """Return those of ``names`` that lie directly in a directory.
 
     The directory was not named by the user, but lies around one that was.
@@ -101,7 +101,7 @@ def enclosing_store(directory: PathOrUrl, access: Access) -> tuple[Store, tuple[
         if above is None:
             return None
         store = open_store(above.url, access.options_of(above), access.limits)
-        return store, path(directory).relative_to(path(above)).parts
+        return store, pure_path(directory).relative_to(pure_path(above)).parts
     for root in (directory, *directory.parents):
         if is_store(str(root)):
             return open_store(str(root), limits=access.limits), directory.relative_to(root).parts
@@ -118,7 +118,7 @@ def _over(directory: Remote, access: Access) -> tuple[Store, str]:
     if directory.kind.has_buckets:
         bucket, _, key = directory.rest.partition("/")
         return access.store(Remote(directory.scheme, bucket)), f"{key}/" if key else ""
-    return bare(directory.url, access.options_of(directory), access.limits), ""
+    return open_any(directory.url, access.options_of(directory), access.limits), ""
 
 
 def _size(store: Store, name: str) -> int | None:
@@ -149,12 +149,12 @@ def parent(directory: PathOrUrl) -> PathOrUrl | None:
     return next(parents(directory), None)
 
 
-def path(directory: PathOrUrl) -> PurePath:
+def pure_path(directory: PathOrUrl) -> PurePath:
     """Return its name taken apart, for whoever asks what it is called."""
     return directory if isinstance(directory, Path) else PurePosixPath(directory.rest)
 
 
-def real(directory: PathOrUrl) -> PathOrUrl:
+def without_links(directory: PathOrUrl) -> PathOrUrl:
     """Return the directory without links.
 
     `Path.resolve` raises RuntimeError on a link to itself before Python 3.13; whoever opens it says
@@ -171,4 +171,6 @@ def is_inside(directory: PathOrUrl, other: PathOrUrl) -> bool:
             and isinstance(other, Path)
             and directory.is_relative_to(other)
         )
-    return directory.scheme == other.scheme and path(directory).is_relative_to(path(other))
+    return directory.scheme == other.scheme and pure_path(directory).is_relative_to(
+        pure_path(other)
+    )

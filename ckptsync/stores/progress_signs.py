@@ -45,7 +45,7 @@ def signs() -> int:
 
 
 def signs_of(owner: str) -> int:
-    """Return how many signs there have been within `of`."""
+    """Return how many signs there have been within `attributed_to`."""
     with _lock:
         return _signs.get(owner, 0)
 
@@ -69,7 +69,7 @@ def count_kept(count: int) -> None:
 
 @contextmanager
 def counted_by(counter: Callable[[int], None]) -> Iterator[None]:
-    """Have ``counter`` told of all bytes that this block uploads, also by threads (`carried`)."""
+    """Call ``counter`` with the bytes that this block uploads, also in threads (`keep_context`)."""
     before = _counter.set(counter)
     try:
         yield
@@ -84,7 +84,7 @@ def sent_bytes() -> int:
 
 
 @contextmanager
-def of(owner: str) -> Iterator[None]:
+def attributed_to(owner: str) -> Iterator[None]:
     """Attribute progress signs in this block to ``owner``, too."""
     before = _owner.set(owner)
     try:
@@ -93,7 +93,7 @@ def of(owner: str) -> Iterator[None]:
         _owner.reset(before)
 
 
-def carried(work: Callable[..., R]) -> Callable[..., R]:
+def keep_context(work: Callable[..., R]) -> Callable[..., R]:
     """Wrap ``work`` so that its activity counts for this thread's owner in another thread."""
     return partial(copy_context().run, work)
 

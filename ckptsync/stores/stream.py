@@ -28,7 +28,7 @@ DEPTH = 4
 _COMPARED = 4 << 20  # bytes of a piece of a file that is compared with a digest
 
 
-class Reads(Protocol):
+class RangeSource(Protocol):
     """A store, or the files of a checkpoint."""
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
@@ -42,7 +42,13 @@ def chunk_room(size: int) -> memoryview:
 
 
 def read_ahead(
-    source: Reads, name: str, size: int, piece: int = PIECE, depth: int = DEPTH, *, first: int = 0
+    source: RangeSource,
+    name: str,
+    size: int,
+    piece: int = PIECE,
+    depth: int = DEPTH,
+    *,
+    first: int = 0,
 ) -> Generator[memoryview, None, None]:
     """Yield ``size`` bytes from byte ``first`` on, in pieces, while threads read ahead.
 
@@ -85,7 +91,7 @@ def read_ahead(
 
 
 def stream(
-    source: Reads, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]
+    source: RangeSource, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]
 ) -> None:
     """Call ``sink`` with the bytes of ``extent``, front to back, a ``buffer`` at a time.
 
@@ -130,7 +136,7 @@ class StoredCopy:
     Raises Corrupt, or ``error``, after the last one if they are not the bytes of ``digest``.
     """
 
-    source: Reads
+    source: RangeSource
     name: str
     size: int
     digest: str
@@ -149,7 +155,7 @@ def digest_of(chunks: Iterable[Chunk]) -> str:
     return hasher.hexdigest()
 
 
-def stored_digest(source: Reads, name: str, size: int) -> str:
+def stored_digest(source: RangeSource, name: str, size: int) -> str:
     """Return the BLAKE3 of a file of ``size`` bytes; raise what reading it raises."""
     return digest_of(read_ahead(source, name, size, _COMPARED))
 

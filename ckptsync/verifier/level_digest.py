@@ -36,7 +36,7 @@ from ckptsync.layouts.file_names import DCP_SHARD, TORCH
 from ckptsync.merger.container_crcs import CrcCheckedFiles
 from ckptsync.plain_json import parse
 from ckptsync.records.report import FindingKind, VerifyFinding
-from ckptsync.stores.stream import Reads, digest_of, read_ahead, stream
+from ckptsync.stores.stream import RangeSource, digest_of, read_ahead, stream
 from ckptsync.tensors import Extent, Files
 from ckptsync.threads import ThreadPool
 from ckptsync.verifier.expected_files import ExpectedFile
@@ -173,7 +173,7 @@ def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozens
     return frozenset(stretch.file.name for stretch, is_one in pairs if not is_one)
 
 
-def _near_threads(source: Reads, root: str, stretches: Sequence[Stretch]) -> int:
+def _near_threads(source: RangeSource, root: str, stretches: Sequence[Stretch]) -> int:
     probed = [s for s in stretches if s.size][:: max(1, len(stretches) // _PROBES)]
     is_mounted = bool(getattr(source, "late", 0.0))
     if not is_mounted and not all(_is_in_memory(root, stretch) for stretch in probed):
@@ -277,7 +277,7 @@ def _is_header(source: CountedSource, name: str, size: int) -> bool:
         return False
 
 
-def digest_file(source: Reads, name: str, size: int, block: int = 0) -> FileDigest:
+def digest_file(source: RangeSource, name: str, size: int, block: int = 0) -> FileDigest:
     """Return the digests of a file and of its blocks, as a manifest records them."""
     return digest_stream(pieces(source, Extent(name, 0, size)), size, block)
 

@@ -26,7 +26,7 @@ from ckptsync.install_commands import install_extra
 from ckptsync.layouts.file_names import DCP_SHARD, SAFETENSORS, TORCH
 from ckptsync.plain_json import parse
 from ckptsync.records.report import Level, Reading, VerifyFinding
-from ckptsync.stores.stream import Reads
+from ckptsync.stores.stream import RangeSource
 from ckptsync.tensors import Extent
 from ckptsync.verifier.expected_files import ExpectedFile
 from ckptsync.verifier.level_digest import Item, find_archives
@@ -102,7 +102,7 @@ def load_files(
 
 def load_file(
     child: LoaderProcess,
-    source: Reads,
+    source: RangeSource,
     file: ExpectedFile,
     kind: str,
     items: Sequence[Item] = (),
@@ -141,7 +141,7 @@ def _findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
 
 
 @contextlib.contextmanager
-def open_file(source: Reads, name: str, size: int) -> Iterator[int]:
+def open_file(source: RangeSource, name: str, size: int) -> Iterator[int]:
     """Open a file, or a copy if it is not on this machine.  Raises Incomplete, StoreError."""
     place = local_place(source, name)
     if place is None:

@@ -11,7 +11,7 @@ from ckptsync.errors import Incomplete, NotFound, StoreError
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.opening import directory_of
 from ckptsync.stores.prefetch import PrefetchedFiles, is_near
-from ckptsync.stores.stream import DEPTH, Reads, read_ahead, stream
+from ckptsync.stores.stream import DEPTH, RangeSource, read_ahead, stream
 from ckptsync.tensors import Extent, Files, FilesWrapper
 
 WINDOW = 4 << 20
@@ -78,7 +78,7 @@ class TrackedFiles(FilesWrapper):
 class CountedSource:
     """A store or directory that counts the bytes that were read, and reports them.  Thread-safe."""
 
-    def __init__(self, source: Reads, progress: ReadProgress = no_progress) -> None:
+    def __init__(self, source: RangeSource, progress: ReadProgress = no_progress) -> None:
         self.source, self.read, self.progress = source, 0, progress
         self._lock = threading.Lock()
 
@@ -122,14 +122,14 @@ def local_place(source: object, name: str) -> tuple[str, str] | None:
     return None if root is None else (root, name)
 
 
-def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:
+def pieces(source: RangeSource, extent: Extent) -> Iterator[memoryview]:
     """Yield the bytes of an extent; each piece is valid until the next."""
     inner = source.source if isinstance(source, CountedSource) else source
     depth = 0 if is_near(inner) else DEPTH
     return read_ahead(source, extent.file, extent.size, WINDOW, depth, first=extent.start)
 
 
-def copy_to(file: IO[bytes], source: Reads, extent: Extent) -> None:
+def copy_to(file: IO[bytes], source: RangeSource, extent: Extent) -> None:
     """Copy bytes to a temporary file.  Raises Incomplete if they are gone, StoreError."""
     try:
         for piece in pieces(source, extent):

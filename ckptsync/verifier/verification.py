@@ -128,9 +128,9 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
     with records that a newer program wrote.
     """
     if isinstance(where, PlainDirectory):
-        files = path_or_url.tree(where.source, where.access)
+        files = path_or_url.list_tree(where.source, where.access)
         options.expect(_bytes_to_read(files.sizes().values(), options))
-        yield Verified(verify_directory(files, path_or_url.path(where.source).name, options))
+        yield Verified(verify_directory(files, path_or_url.pure_path(where.source).name, options))
         return
     run, location = where.run, where.location
     found = read_location(where.store, run, location) if location else read_state(where.store, run)
@@ -340,7 +340,7 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
         found, readings, read = _check_levels(
             options, source, known, there, [tree], has_digests=baseline is not None
         )
-    found += [*lacking, *(VerifyFinding("note", name, line) for line in files.passed_over())]
+    found += [*lacking, *(VerifyFinding("note", name, line) for line in files.ignored_entries())]
     if baseline is None:
         found.append(VerifyFinding("note", name, NO_DIGESTS))
     else:

@@ -1,12 +1,13 @@
-"""Remove from this node what is VERIFIED in the store: pins and, if configured, checkpoints.
+"""Removes from this node what is VERIFIED in the store: pins and, if configured, checkpoints.
 
-Local checkpoints are removed for nodes on which nobody rotates.  Never the newest, never what the
-trainer calls its best, never what a process has open, and nothing of which the store lacks a byte
-that lies here: sizes and times can be kept while bytes change, so a file is read again unless its
-inode and ctime are those that were uploaded.  A checkpoint goes by one rename, so that no trainer
-sees half of one; if it changed in that moment, it comes back by another.
+Where nobody rotates, the trainer's disk fills up.  A local checkpoint is removed only if a report
+proves that the store has every byte of it: sizes and times can be kept while bytes change, so a
+file is read again unless its inode and ctime are those that were uploaded.  The newest checkpoint,
+the trainer's best one, and one with an open file stay.  A checkpoint is removed by one rename, so
+that no trainer sees half of it; if it changed at that moment, it is renamed back.
 
-What `ckptsync resume` has moved aside goes, too, once a later checkpoint is here and VERIFIED.
+Checkpoints that `ckptsync resume` has moved aside are removed, too, once a later checkpoint is here
+and VERIFIED.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from pathlib import Path
 from ckptsync.checkpoint_dirs import ASIDE, CheckpointDir, list_aside, series_and_step
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.plain_json import parse
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_order import SaveDates, oldest_first
 from ckptsync.records.upload_decision import find_holder
 from ckptsync.spool.pins import clean_abandoned, drop, list_pins
-from ckptsync.spool.safe_files import names_in, refusals, remove_in
+from ckptsync.spool.safe_files import list_names_in, remove_in, translate_errors
 from ckptsync.stores import progress_signs
 from ckptsync.tensors import read_whole
 from ckptsync.walk import (
@@ -45,14 +46,14 @@ from ckptsync.worker.local_save import (
     AfterChunk,
     LocalFile,
     LocalFiles,
-    each_open,
-    forget_manifests,
-    nothing,
+    ignore_chunk,
+    open_each,
+    remove_manifest_copies,
 )
 from ckptsync.worker.observation import has_lease
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.results import Failure, UploadProgress, failure
-from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.results import Failure, UploadProgress, describe_failure
+from ckptsync.worker.scanner import ScannedSave, Scanner
 from ckptsync.worker.spool_room import local_dates, pins_by_age
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.torn_saves import TRAINER_STATE
@@ -62,48 +63,51 @@ _GONE = ".gone-cleaned-"
 
 
 class UploadedFiles:
-    """The files of this node that this process has uploaded, or compared with the store's digests.
+    """Remembers files of this node that have, or have not, the bytes that the store has.
 
-    It knows them by all that `stat` says; after a restart it knows none.  ``after_chunk``: called
-    with the bytes of each chunk that is read to compare.
+    They are identified by all that `stat` says; after a restart none is known.  ``after_chunk``:
+    gets the bytes of each chunk that is read to compare.
     """
 
-    def __init__(self, after_chunk: AfterChunk = nothing) -> None:
+    def __init__(self, after_chunk: AfterChunk = ignore_chunk) -> None:
         self._after_chunk = after_chunk
         self._same: dict[str, set[_Identity]] = {}
         self._changed: dict[str, set[_Identity]] = {}
 
     def note(self, checkpoint: str, files: Iterable[Stat]) -> None:
-        """Note that these files are as the store has them."""
+        """Remember that these files of a checkpoint are as the store has them."""
         self._same[checkpoint] = {_identity(f) for f in files}
 
-    def forget(self, here: Collection[str]) -> None:
-        """Forget checkpoints that are not in ``here``."""
-        for its in (self._same, self._changed):
-            for checkpoint in its.keys() - set(here):
-                its.pop(checkpoint, None)
+    def forget(self, checkpoints: Collection[str]) -> None:
+        """Forget the files of all other checkpoints than these."""
+        for identities in (self._same, self._changed):
+            for checkpoint in identities.keys() - set(checkpoints):
+                identities.pop(checkpoint, None)
 
     def find_changed(
         self, checkpoint: str, root: Path, files: Iterable[tuple[Stat, str]]
     ) -> str | None:
-        """Return the path of a file that has not the digest beside it; None if all have.
+        """Return the path of a file that does not have its digest, or None if all have.
 
-        Raises Incomplete if one changes meanwhile.
+        Reads files that are not remembered.  Raises Incomplete if one changes meanwhile.
         """
         same, changed = self._same.get(checkpoint, set()), self._changed.get(checkpoint, set())
-        for file, digest in sorted(files, key=lambda one: _identity(one[0]) not in changed):
+        for file, digest in sorted(
+            files, key=lambda file_and_digest: _identity(file_and_digest[0]) not in changed
+        ):
             if _identity(file) in same:
                 continue
             if _identity(file) in changed:
                 return file.path
-            held = LocalFile(file, root, is_pinned=False)
-            if UploadSource(held, "", after_chunk=self._sign).digested().digest != digest:
+            local_file = LocalFile(file, root, is_pinned=False)
+            if UploadSource(local_file, "", after_chunk=self._sign).digested().digest != digest:
                 self._changed.setdefault(checkpoint, set()).add(_identity(file))
                 return file.path
             self._same.setdefault(checkpoint, set()).add(_identity(file))
         return None
 
     def _sign(self, count: int) -> None:
+        """Signal progress to the watchdog, and pass the bytes of a chunk on."""
         progress_signs.sign()
         self._after_chunk(count)
 
@@ -112,11 +116,12 @@ _Identity = tuple[str, int, int, int, int, int]
 
 
 def _identity(file: Stat) -> _Identity:
+    """Return what identifies one state of a file."""
     return file.path, file.size, file.mtime, file.inode, file.device, file.ctime
 
 
 def clean_up(
-    here: Collection[str],
+    checkpoints: Collection[str],
     options: WorkerOptions,
     view: StoreView,
     scanner: Scanner,
@@ -124,43 +129,50 @@ def clean_up(
 ) -> tuple[list[UploadProgress], list[Failure]]:
     """Remove the pins, and with ``clean`` the local checkpoints, that are not needed any more.
 
-    The newest ``keep_pins`` pins stay. Return what a user should see of it, and what could not be
-    removed.  ``here``: checkpoints that are here, or that the scan could not look at; with the
-    empty name it saw none.
+    The newest ``keep_pins`` proven pins stay.  Return the removed checkpoints, and what could not
+    be removed.  ``checkpoints``: names that are here or that the scan could not read; with the
+    empty name among them the scan saw nothing, so nothing is forgotten.
     """
-    run, scanned = options.run, scanner.saves()
-    gone: list[UploadProgress] = []
-    wrong: list[Failure] = []
+    run, scanned_saves = options.run, scanner.saves()
+    cleaned: list[UploadProgress] = []
+    failures: list[Failure] = []
     try:
         clean_abandoned(run.path, time.time())
-        if "" not in here:
-            forget_manifests(run.path, {*here, *(one.seen.checkpoint for one in scanned)})
-            uploaded.forget({*here, *(one.seen.checkpoint for one in scanned)})
+        if "" not in checkpoints:
+            remove_manifest_copies(
+                run.path,
+                {*checkpoints, *(scanned.local_save.checkpoint for scanned in scanned_saves)},
+            )
+            uploaded.forget(
+                {*checkpoints, *(scanned.local_save.checkpoint for scanned in scanned_saves)}
+            )
         if options.clean == "verified":  # before the pins go, since that changes files' ctimes
-            to = _CleanUp(run, view, scanner, uploaded, wrong)
-            gone.extend(_clean_checkpoints(to, scanned, options.keep_local))
+            task = _CleanUp(run, view, scanner, uploaded, failures)
+            cleaned.extend(_clean_checkpoints(task, scanned_saves, options.keep_local))
         ours = [
-            (one.seen, one.seen.pin)
-            for one in scanned
-            if one.seen.pin and one.seen.pin.node == options.node
+            (scanned.local_save, scanned.local_save.pin)
+            for scanned in scanned_saves
+            if scanned.local_save.pin and scanned.local_save.pin.node == options.node
         ]
         proven = pins_by_age(
-            pin for seen, pin in ours if view.is_proven(seen.checkpoint, seen.files.stats)
+            pin
+            for local_save, pin in ours
+            if view.is_proven(local_save.checkpoint, local_save.files.stats)
         )
         for pin in proven[: max(0, len(proven) - options.keep_pins)]:
             drop(pin, scanner.lock)
     except CkptsyncError as e:
-        wrong.append(failure(run.name, "", e))
-    return gone, wrong
+        failures.append(describe_failure(run.name, "", e))
+    return cleaned, failures
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """A checkpoint's directory here.
+class LocalCheckpoint:
+    """A checkpoint's directory on this node.
 
-    ``is_verified``: a report has proven in the store every file of it, as it is now. ``age``: its
-    step, and the mtime of its last file (ns).  ``is_busy``: something of it is still on its way.
-    ``finished``: when a worker saw it finished (ns), 0 if none has.
+    ``is_verified``: a report has proven that the store has every file of it, as it is now.
+    ``age``: its step, and the mtime of its last file (ns).  ``is_busy``: some of it is still to be
+    sent. ``finished``: when a worker saw it finished (ns), 0 if none has.
     """
 
     name: str
@@ -171,18 +183,23 @@ class Local:
 
     @property
     def dates(self) -> SaveDates:
-        """Return what tells when it was written."""
+        """Return the dates by which it is ordered among others."""
         return local_dates(self.name, self.age[1], self.finished)
 
 
-def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple[str, ...]:
-    """Return the names of the local checkpoints that may be removed, oldest first.  Pure.
+def choose_cleanable(
+    checkpoints: Iterable[LocalCheckpoint], best: Collection[str], keep: int
+) -> tuple[str, ...]:
+    """Return the names of the checkpoints that may be removed, oldest first.  Pure.
 
-    Not the newest ``keep`` (at least one), also not by step alone or by time alone, and none
-    younger than a busy one.
+    The newest ``keep`` (at least one) stay, by `oldest_first`, by step and by time, and so do those
+    of ``best`` and all that are younger than a busy one.
     """
-    every = oldest_first(there, lambda one: one.dates)
-    orders = (every, *(sorted(every, key=lambda one: one.age[at]) for at in (0, 1)))
+    every = oldest_first(checkpoints, lambda checkpoint: checkpoint.dates)
+    orders = (
+        every,
+        *(sorted(every, key=lambda checkpoint: checkpoint.age[position]) for position in (0, 1)),
+    )
     newest = {local.name for order in orders for local in order[-max(1, keep) :]}
     busy = [local.age for local in every if local.is_busy]
     return tuple(
@@ -196,66 +213,74 @@ def choose_cleanable(there: Iterable[Local], best: Collection[str], keep: int) -
     )
 
 
-def is_superseded(aside: Local, there: Iterable[Local]) -> bool:
-    """Return whether a checkpoint that lies here is VERIFIED and later than ``aside``.  Pure.
+def is_superseded(aside: LocalCheckpoint, checkpoints: Iterable[LocalCheckpoint]) -> bool:
+    """Return whether a VERIFIED checkpoint here is later than ``aside``, which was moved aside.
 
-    ``aside`` was moved aside.  Later: of the same series, with a greater step, and written after
-    it.
+    Pure.  Later: of the same series, with a greater step, and written after it.
     """
     series, step = series_and_step(aside.name)
     return step is not None and any(
-        other.is_verified
-        and not other.is_busy
-        and series_and_step(other.name)[0] == series
-        and other.age[0] > step
-        and other.age[1] > aside.age[1]
-        for other in there
+        local.is_verified
+        and not local.is_busy
+        and series_and_step(local.name)[0] == series
+        and local.age[0] > step
+        and local.age[1] > aside.age[1]
+        for local in checkpoints
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _CleanUp:
-    """What the removal of checkpoints needs; ``wrong`` gets what could not go."""
+    """What the removal of checkpoints needs; ``failures`` gets what could not be removed."""
 
     run: RunDir
     view: StoreView
     scanner: Scanner
     uploaded: UploadedFiles
-    wrong: list[Failure]
+    failures: list[Failure]
 
 
 def _clean_checkpoints(
-    to: _CleanUp, scanned: Sequence[Scanned], keep: int
+    task: _CleanUp, scanned_saves: Sequence[ScannedSave], keep: int
 ) -> Iterator[UploadProgress]:
-    """Remove local checkpoints; yield what is gone.  Raises StoreError."""
-    run = to.run
+    """Remove local checkpoints that are not needed; yield each one removed.  Raises StoreError."""
+    run = task.run
     try:
         remove_leftovers(run.path)
     except ConfigError as e:
-        to.wrong.append(failure(run.name, "", e))
-    here = {
-        one.seen.checkpoint: one
-        for one in scanned
-        if one.seen.checkpoint_dir.only is None and not one.seen.files.gone
+        task.failures.append(describe_failure(run.name, "", e))
+    scanned_by_name = {
+        scanned.local_save.checkpoint: scanned
+        for scanned in scanned_saves
+        if scanned.local_save.checkpoint_dir.only is None and not scanned.local_save.files.is_gone
     }
-    paths = {_best(one.seen.files) for one in here.values()}
+    paths = {_best_checkpoint(scanned.local_save.files) for scanned in scanned_by_name.values()}
     # a trial's, too, whose name is a longer one
-    best = [name for name, one in here.items() if one.seen.checkpoint_dir.path.name in paths]
-    there: list[Local] = []
-    for name, one in here.items():
-        files = one.seen.files
-        age = (one.seen.checkpoint_dir.step or 0, max((s.mtime for s in files.stats), default=0))
-        is_busy = one.observation is not None or bool(files.partial)
-        is_verified = not files.others and _holder(name, files.stats, to.view) is not None
-        finished = one.seen.pin.notes.finished if one.seen.pin else 0
-        there.append(Local(name, age, is_verified, is_busy, finished))
-    yield from _clean_aside(to, there)
-    for name in choose_cleanable(there, best, keep):
+    best = [
+        name
+        for name, scanned in scanned_by_name.items()
+        if scanned.local_save.checkpoint_dir.path.name in paths
+    ]
+    local_checkpoints: list[LocalCheckpoint] = []
+    for name, scanned in scanned_by_name.items():
+        files = scanned.local_save.files
+        age = (
+            scanned.local_save.checkpoint_dir.step or 0,
+            max((s.mtime for s in files.stats), default=0),
+        )
+        is_busy = scanned.observation is not None or bool(files.partial)
+        is_verified = (
+            not files.others and _verified_manifest(name, files.stats, task.view) is not None
+        )
+        finished = scanned.local_save.pin.notes.finished if scanned.local_save.pin else 0
+        local_checkpoints.append(LocalCheckpoint(name, age, is_verified, is_busy, finished))
+    yield from _clean_aside(task, local_checkpoints)
+    for name in choose_cleanable(local_checkpoints, best, keep):
         try:
-            size = _remove_checkpoint(to, here[name].seen.checkpoint_dir)
+            size = _remove_checkpoint(task, scanned_by_name[name].local_save.checkpoint_dir)
         except (ConfigError, Incomplete, Corrupt) as e:
             # somebody else's directory, one that the trainer has just removed, or changed bytes
-            to.wrong.append(failure(run.name, name, e))
+            task.failures.append(describe_failure(run.name, name, e))
             continue
         if size is not None:
             yield UploadProgress(
@@ -263,123 +288,127 @@ def _clean_checkpoints(
             )
 
 
-def _clean_aside(to: _CleanUp, there: Sequence[Local]) -> Iterator[UploadProgress]:
-    """Remove what was moved aside, where that is superseded; yield what is gone."""
-    folder = to.run.path / ASIDE
-    for name, (checkpoint, files) in list_aside(to.run.path).items():
+def _clean_aside(
+    task: _CleanUp, local_checkpoints: Sequence[LocalCheckpoint]
+) -> Iterator[UploadProgress]:
+    """Remove the checkpoints that were moved aside and are superseded; yield each one removed."""
+    folder = task.run.path / ASIDE
+    for name, (checkpoint, files) in list_aside(task.run.path).items():
         age = (0, max(f.mtime for f in files))
-        if not is_superseded(Local(checkpoint, age, is_verified=False, is_busy=False), there):
+        if not is_superseded(
+            LocalCheckpoint(checkpoint, age, is_verified=False, is_busy=False), local_checkpoints
+        ):
             continue
         try:
             if is_open(folder if files[0].path == name else folder / name, files):
                 continue
-            with refusals(folder), opened_directory(folder) as fd:
+            with translate_errors(folder), opened_directory(folder) as fd:
                 # by one rename, so that nobody takes back a half of it
                 os.rename(name, f"{_GONE}{name}", src_dir_fd=fd, dst_dir_fd=fd)
                 remove_in(fd, f"{_GONE}{name}")
         except (ConfigError, Incomplete, StoreError) as e:
-            to.wrong.append(failure(to.run.name, f"{ASIDE}/{name}", e))
+            task.failures.append(describe_failure(task.run.name, f"{ASIDE}/{name}", e))
             continue
         why = "moved aside before; a later checkpoint is VERIFIED"
         size = sum(f.size for f in files)
-        yield UploadProgress(to.run.name, f"{ASIDE}/{name}", 0, "cleaned", why, size=size)
+        yield UploadProgress(task.run.name, f"{ASIDE}/{name}", 0, "cleaned", why, size=size)
 
 
-def _remove_checkpoint(to: _CleanUp, checkpoint_dir: CheckpointDir) -> int | None:
-    """Remove a checkpoint with its pins; return its bytes, ``None`` if it stays.
+def _remove_checkpoint(task: _CleanUp, checkpoint_dir: CheckpointDir) -> int | None:
+    """Remove a checkpoint with its pins; return its bytes, or None if it stays.
 
-    Raises Corrupt where a file has not the bytes that the store has.
+    Raises Corrupt where a file does not have the bytes that the store has.
     """
-    name, root, view = checkpoint_dir.name, checkpoint_dir.path, to.view
-    there = walk(root)
-    if there.partial or there.others:
+    name, root, view = checkpoint_dir.name, checkpoint_dir.path, task.view
+    listing = walk(root)
+    if listing.partial or listing.others:
         return None
-    digests = _listed_digests(name, there.files, view)
-    if digests is None or is_open(root, there.files):
+    digests = _listed_digests(name, listing.files, view)
+    if digests is None or is_open(root, listing.files):
         return None
-    if path := to.uploaded.find_changed(name, root, zip(there.files, digests, strict=True)):
+    if path := task.uploaded.find_changed(name, root, zip(listing.files, digests, strict=True)):
         raise Corrupt(
             f"{root}/{path}: its bytes are not those in the store, although its size and time are:"
             " the checkpoint is not removed",
             hint="`touch` the file, and the worker uploads the checkpoint as another save",
         )
-    if not remove_by_rename(to.run.path, checkpoint_dir, there):
+    if not remove_by_rename(task.run.path, checkpoint_dir, listing):
         return None
-    for pin in list_pins(to.run.path):
+    for pin in list_pins(task.run.path):
         if (pin.checkpoint, pin.node) == (name, view.node) and view.is_proven(name, pin.files):
-            drop(pin, to.scanner.lock)
-    return sum(f.size for f in there.files)
+            drop(pin, task.scanner.lock)
+    return sum(f.size for f in listing.files)
 
 
 def remove_leftovers(output_dir: Path) -> None:
-    """Remove what a worker that was killed had moved out of the way to remove."""
+    """Remove what a killed worker had renamed in order to remove it."""
     for folder in (output_dir / SPOOL, output_dir / ASIDE, output_dir):
-        with contextlib.suppress(Incomplete), refusals(folder), opened_directory(folder) as fd:
-            left = [name for name in names_in(fd) if name.startswith(_GONE)]
-            if left and folder == output_dir:
+        with (
+            contextlib.suppress(Incomplete),
+            translate_errors(folder),
+            opened_directory(folder) as fd,
+        ):
+            leftovers = [name for name in list_names_in(fd) if name.startswith(_GONE)]
+            if leftovers and folder == output_dir:
                 _check_alone(fd, folder)
-            for name in left:
+            for name in leftovers:
                 remove_in(fd, name)
 
 
 def is_open(root: Path, files: Iterable[Stat]) -> bool:
     """Return whether a process of this machine has one of the files open, also for reading.
 
-    Only as far as the file system can tell. A write lease is refused while anybody else has the
-    file open.
+    False where the file system grants no leases: a write lease is refused while a file is open.
     """
     return any(
         has_lease(fd, fcntl.F_WRLCK) is False
-        for _, fd in each_open(LocalFile(f, root, is_pinned=False) for f in files)
+        for _, fd in open_each(LocalFile(f, root, is_pinned=False) for f in files)
     )
 
 
-def _holder(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
-    """Return our manifest of all of these files if its location is VERIFIED.
+def _verified_manifest(checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
+    """Return this node's manifest of all of these files, if its location is VERIFIED; else None.
 
-    Also of the files that are not sent by choice.
+    Files that are not sent by choice must be in it, too.
     """
-    known = view.known
-    ours = [m for m in known.live(checkpoint) if m.node == view.node]
-    mine = find_holder(files, view.node, ours)
+    records = view.run_records
+    own_manifests = [m for m in records.live(checkpoint) if m.node == view.node]
+    manifest = find_holder(files, view.node, own_manifests)
     # a newer head's record, or a damaged report, may say otherwise
-    if mine is None or known.is_unreadable(mine.location):
+    if manifest is None or records.is_unreadable(manifest.location):
         return None
-    return mine if known.is_safe(mine.location, retired_too=False) else None
+    return manifest if records.is_safe(manifest.location, retired_too=False) else None
 
 
 def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> list[str] | None:
-    """Return the digest of each file if the store lists all of them now, by name and size.
+    """Return each file's digest if the store lists all of them now, by name and size; else None.
 
-    Raises StoreError.
+    Refreshes the view.  Raises StoreError.
     """
-    known = view.refresh()
-    mine = _holder(checkpoint, files, view)
-    if mine is None:
+    records = view.refresh()
+    manifest = _verified_manifest(checkpoint, files, view)
+    if manifest is None:
         return None
-    here = (k.manifest for k in known.counting(mine.location))
+    manifests = (k.manifest for k in records.counting(manifest.location))
     located = {
-        path: at
-        for path, every in save_groups.locate(here).items()
-        for at in every
-        if view.node in at.nodes
+        path: stored_file
+        for path, stored_files in manifest_groups.locate_files(manifests).items()
+        for stored_file in stored_files
+        if view.node in stored_file.nodes
     }
-    sizes = dict(known.sizes) | {
-        e.name: e.size for e in view.store.names(f"{view.run}/{mine.location}/")
+    sizes = dict(records.sizes) | {
+        e.name: e.size for e in view.store.names(f"{view.run}/{manifest.location}/")
     }
     if not all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files):
         return None
     return [located[f.path].entry.digest for f in files]
 
 
-def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Listing) -> bool:
-    """Remove a checkpoint by one rename.
-
-    Return whether it is gone: it stays if it is not what `walk` saw.
-    """
+def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, listing: Listing) -> bool:
+    """Remove a checkpoint by one rename; return False if it is not ``listing``, and so stays."""
     aside = f"{_GONE}{checkpoint_dir.name}"
     with (
-        refusals(checkpoint_dir.path),
+        translate_errors(checkpoint_dir.path),
         opened_parent(output_dir, str(checkpoint_dir.path.relative_to(output_dir))) as (
             source,
             name,
@@ -397,7 +426,7 @@ def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, there: Lis
                         raise
                     continue  # the spool is another file system
                 now = walk(folder / aside)
-                if now != there or any(map(Stat.was_touched, there.files, now.files)):
+                if now != listing or any(map(Stat.was_touched, listing.files, now.files)):
                     os.rename(aside, name, src_dir_fd=fd, dst_dir_fd=source)
                     return False
                 remove_in(fd, aside)
@@ -415,11 +444,8 @@ def _check_alone(fd: int, folder: Path) -> None:
         )
 
 
-def _best(files: LocalFiles) -> str:
-    """Return the name of the directory that the trainer will load at the end.
-
-    Empty if it does not say.
-    """
+def _best_checkpoint(files: LocalFiles) -> str:
+    """Return the name of the directory that the trainer calls its best; empty if it names none."""
     if TRAINER_STATE in files.by_path:
         with contextlib.suppress(CkptsyncError, AttributeError):  # torn: it is not removed either
             best = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE).get(

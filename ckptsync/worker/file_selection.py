@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are sent, by the operator's choice.  Pure."""
+"""Decides which files of a checkpoint are sent, by the operator's choice.  Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ Preset = Literal["all", "no-optimizer", "weights"]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which files are sent: those of ``preset`` that match ``include`` and not ``exclude``.
+    """The operator's choice: files of ``preset`` that match ``include`` and not ``exclude``.
 
-    ``include`` and ``exclude`` are globs; no ``include`` means everything.
-
-    A glob is of a path in the checkpoint, or of its last part.  The small files that say what the
-    others are always belong to it.
+    Both are globs of a path in the checkpoint, or of its last part; no ``include`` means all files.
+    Small files that describe the others are always sent.
     """
 
     preset: Preset = "all"
@@ -29,7 +27,7 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is left out."""
+        """Return whether no file is left out."""
         return self == EVERYTHING
 
 
@@ -39,14 +37,13 @@ EVERYTHING = Selection()
 def select(paths: Iterable[str], selection: Selection, demands: Demands) -> frozenset[str]:
     """Return the paths to send.
 
-    ``demands``: of the whole checkpoint, as far as this node can tell.
-
-    What layouts demand is judged by the whole checkpoint all the same: the store says what is
-    missing for resuming. Optimizer states that a model can only be made from (ZeRO-3 without
-    gathered weights) belong to the model.
+    ``demands``: what the layout of the whole checkpoint demands, as far as this node can tell.
+    Optimizer states from which alone a model can be made (ZeRO-3 without gathered weights) count as
+    weights.
     """
 
     def is_of_preset(path: str) -> bool:
+        """Return whether the preset includes this file."""
         if selection.preset == "all" or path in demands.model:
             return True
         if is_of_optimizer(path):
@@ -58,6 +55,7 @@ def select(paths: Iterable[str], selection: Selection, demands: Demands) -> froz
         )
 
     def matches(path: str, globs: Iterable[str]) -> bool:
+        """Return whether a path or its last part matches one of the globs."""
         return any(
             fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path.rpartition("/")[2], glob)
             for glob in globs

@@ -1,16 +1,14 @@
-"""Is a checkpoint finished?
+"""Decides whether a checkpoint is finished, from one observation of its files.  Pure.
 
-`judge` decides from one observation of its files, and from how long nothing has changed.  Pure.
+No trainer says reliably that a save is complete, and the presence of a file alone proves nothing:
+ZeRO-3 writes every shard twice, ``latest`` comes before other ranks' shards, and a resumed run
+writes over an old checkpoint whose ``trainer_state.json`` is valid all the while.  So `judge` calls
+a save finished when the file that its trainer writes last (`_LAST`) is newer than the others, and
+nothing has changed for a while.  Times within a checkpoint are compared with each other, since one
+clock wrote them; the time without a change is measured by the worker's clock.
 
-The presence of a file alone proves nothing: ZeRO-3 writes every shard twice, ``latest`` comes
-before other ranks' shards, and a resumed run writes over an old checkpoint whose
-``trainer_state.json`` is valid all the while.  So a save is finished when what its trainer writes
-last (`_LAST`) is newer than the rest, and nothing has changed for a while.  Times within a
-checkpoint are compared with each other (one clock wrote them all); the time without a change is
-measured by the worker's clock.
-
-What the trainer has removed stays as it is for ever, whole or not: it counts only if it was seen at
-rest while it was there.
+A checkpoint that the trainer has removed never changes again, whole or not: it counts only if it
+was stable while it was still there.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _LIGHTNING_LAST = "meta.pt"
 MARKED = 1.0  # seconds without a change, where every rank here has marked the save
 SAVES = 3  # times the Trainer's usual, without another checkpoint, after which training has ended
 DAY = 86400.0  # the same in seconds where nobody knows what is usual
-AT_REST = (
+REST_OF_LAST_FILE = (
     0.4  # seconds without a change, after which rotation may take a save that has its last file
 )
 _HINT = "if your script writes nothing else, push it (ckptsync push), or call ckptsync.mark_saved"
@@ -68,21 +66,21 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``reason`` is shown to people.
+    """Whether a save is finished, and the reason, which is shown to people.
 
-    ``left``: seconds until it is finished if nothing changes; ``None``: it is refused, and waiting
-    alone does not finish it.
+    ``remaining``: seconds until it is finished if nothing changes; None if waiting alone does not
+    finish it.
     """
 
     finished: bool
     reason: str
-    left: float | None = 0.0
+    remaining: float | None = 0.0
 
 
-def judge(observed: Observation, still: float, rule: Rule) -> Judgement:
+def judge(observed: Observation, unchanged_for: float, rule: Rule) -> Judgement:
     """Return whether a checkpoint is finished, and why.
 
-    ``still``: seconds for which nothing has changed.
+    ``unchanged_for``: seconds for which nothing has changed.
     """
     if refused := (
         _refusal(observed)
@@ -90,53 +88,55 @@ def judge(observed: Observation, still: float, rule: Rule) -> Judgement:
         or _possibly_torn(observed, rule)
         or _replaced(observed, rule)
     ):
-        return Judgement(finished=False, reason=refused, left=None)
-    wait, reason = _wait(observed, rule)
-    left = wait - still
-    if left > 0:
+        return Judgement(finished=False, reason=refused, remaining=None)
+    wait, reason = _required_rest(observed, rule)
+    remaining = wait - unchanged_for
+    if remaining > 0:
         return Judgement(
             finished=False,
-            reason=f"{reason}; finished if nothing changes for {left:.0f} s",
-            left=left,
+            reason=f"{reason}; finished if nothing changes for {remaining:.0f} s",
+            remaining=remaining,
         )
     return Judgement(finished=True, reason=reason)
 
 
-def is_stable(observed: Observation, still: float, rule: Rule, verdict: Judgement) -> bool:
-    """Return whether to keep these files as a save if rotation deletes them before `judge` says so.
+def is_stable(observed: Observation, unchanged_for: float, rule: Rule, verdict: Judgement) -> bool:
+    """Return whether these files count as a save if rotation deletes them before `judge` says so.
 
-    It is remembered beside the pin: it is all that counts once the trainer has removed the
-    checkpoint.  A save that lacks perhaps its last file is at rest when nobody can be writing to it
-    any more: it is kept for a user who knows, and tells of others like it.
+    The answer is noted beside the pin, and decides once the trainer has removed the checkpoint.  A
+    save that perhaps lacks its last file counts after `Rule.doubtful` seconds: a user may know that
+    it is whole, and it shows what later saves of this training look like.
     """
     if verdict.finished:
         return True
     if (
-        observed.gone
+        observed.is_gone
         or _refusal(observed)
         or _torn(observed, rule)
-        or _doubt(observed, rule)
-        or lacking_file(_names(observed))
+        or _find_doubt(observed, rule)
+        or lacking_file(_current_names(observed))
     ):
         return False
     if _possibly_torn(observed, rule):
-        return still >= rule.doubtful
-    if observed.emptied and not observed.fresh:
+        return unchanged_for >= rule.doubtful
+    if observed.was_emptied and not observed.is_new:
         return False  # rotation may have taken files of it before it was seen first
-    return still >= AT_REST and (bool(last_file(observed)) or _accelerate_is_done(observed))
+    return unchanged_for >= REST_OF_LAST_FILE and (
+        bool(last_file(observed)) or _accelerate_is_done(observed)
+    )
 
 
 def is_lost(observed: Observation) -> bool:
-    """Return whether a deleted checkpoint can never be known to be complete."""
+    """Return whether a checkpoint that the trainer removed can never be known to be complete."""
     return (
-        observed.gone
+        observed.is_gone
         and observed.hook != "committed"
         and (not observed.stable or _awaits_trainer_state(observed))
     )
 
 
 def may_be_alone(observed: Observation, rule: Rule) -> bool:
-    """Return whether another checkpoint like it would tell that this one is whole."""
+    """Return whether only another checkpoint with the same names could show that this is whole."""
     return bool(_possibly_torn(observed, rule))
 
 
@@ -144,6 +144,10 @@ def may_be_alone(observed: Observation, rule: Rule) -> bool:
 
 
 def _refusal(observed: Observation) -> str:
+    """Return why these files are no finished save, however long one waits.
+
+    Empty if nothing says so.
+    """
     if not observed.files:
         return "holds no file yet"
     if observed.writing:
@@ -176,7 +180,7 @@ def _torn(observed: Observation, rule: Rule) -> str:
         return f"no {TRAINER_STATE}, which the trainer writes last"
     if observed.hook == "killed" and (lacking := without_arguments(observed.files)):
         return lacking
-    if observed.fresh or observed.stable:
+    if observed.is_new or observed.stable:
         return ""
     return two_saves(
         observed.files, observed.state.mtime if observed.state is not None else None, rule.unmarked
@@ -186,9 +190,9 @@ def _torn(observed: Observation, rule: Rule) -> str:
 def _possibly_torn(observed: Observation, rule: Rule) -> str:
     """Return why either a crash or a script may have left these files; empty if they are whole.
 
-    A second checkpoint like it tells, or a user who knows the script.
+    A similar second checkpoint, or a user who knows the script, decides.
     """
-    if not rule.doubtful or observed.alike or _has_its_end(observed):
+    if not rule.doubtful or observed.has_similar or _has_its_end(observed):
         return ""
     lacking = possibly_lacking(observed.files, observed.family)
     return (
@@ -200,28 +204,33 @@ def _possibly_torn(observed: Observation, rule: Rule) -> str:
 
 
 def _replaced(observed: Observation, rule: Rule) -> str:
-    """Return why this is no final model: its training went on after it was written."""
-    training = _unended(observed, rule)
+    """Return why this is no final model, if its training went on after it was written.
+
+    Else empty.
+    """
+    training = _unended_training(observed, rule)
     if training is None or not training.is_followed:
         return ""
-    return f"not the final model: {_said(training)}, and the training went on"
+    return f"not the final model: {_describe_training(training)}, and the training went on"
 
 
-def _unended(observed: Observation, rule: Rule) -> UnendedTraining | None:
+def _unended_training(observed: Observation, rule: Rule) -> UnendedTraining | None:
     """Return the training that may go on after this model was written; None if it has ended."""
     is_known = not rule.doubtful or observed.hook not in ("", "training")
     return None if is_known else observed.unended
 
 
-def _said(training: UnendedTraining) -> str:
+def _describe_training(training: UnendedTraining) -> str:
+    """Return which checkpoint shows that the training goes on, in words."""
     return f"{training.checkpoint} before it is of step {training.step} of {training.last}"
 
 
 def _awaits_trainer_state(observed: Observation) -> bool:
+    """Return whether Hugging Face's Trainer should still write its last file here."""
     return (
         not _has_its_end(observed)
         and _is_of_trainer(observed)
-        and awaits_trainer_state(observed.files, awaited=observed.awaited)
+        and awaits_trainer_state(observed.files, has_trainer=observed.has_trainer)
     )
 
 
@@ -235,25 +244,26 @@ def _has_its_end(observed: Observation) -> bool:
 
 
 def _is_of_trainer(observed: Observation) -> bool:
+    """Return whether rank 0 of Hugging Face's Trainer writes these files."""
     return observed.family == "trainer" and is_of_rank_0([f.path for f in observed.files])
 
 
 # How long to wait, and why.
 
 
-def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
-    """Return how many seconds without a change are enough, and the reason."""
+def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
+    """Return how many seconds without a change finish a save, and the reason."""
     if observed.hook == "committed":
         return 0.0, "every rank that writes here has finished, by its hook"
-    if observed.gone:
+    if observed.is_gone:
         return 0.0, "the trainer has removed it"
-    if training := _unended(observed, rule):
+    if training := _unended_training(observed, rule):
         # with `push_to_hub` the Trainer copies each save to where the final model will lie
         usual = max(rule.doubtful, SAVES * training.every) if training.every else DAY
-        return usual, f"perhaps not the final model: {_said(training)}"
+        return usual, f"perhaps not the final model: {_describe_training(training)}"
     if observed.hook == "training":
         return rule.doubtful, "the hook has not reported yet that this training finished the save"
-    if doubt := _doubt(observed, rule):
+    if doubt := _find_doubt(observed, rule):
         return rule.doubtful, doubt
     if observed.hook in ("marked", "killed"):
         return (
@@ -262,7 +272,7 @@ def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
         )
     if observed.unclosed:  # somebody's own format under that name, or a crash
         return rule.unmarked, f"{observed.unclosed[0]} is not complete JSON"
-    last, lacking = last_file(observed), lacking_file(_names(observed))
+    last, lacking = last_file(observed), lacking_file(_current_names(observed))
     if last and not lacking:
         return rule.quiet, last
     if _is_of_trainer(observed) and observed.state is None:
@@ -273,8 +283,11 @@ def _wait(observed: Observation, rule: Rule) -> tuple[float, str]:
     )
 
 
-def _doubt(observed: Observation, rule: Rule) -> str:
-    """Return what speaks against its being finished, though a crash may have left it so."""
+def _find_doubt(observed: Observation, rule: Rule) -> str:
+    """Return a sign that the save is still being written; empty without one.
+
+    A crash may also leave such files, so they count as finished after `Rule.doubtful` seconds.
+    """
     state = observed.state
     # a partial file that is older than the trainer's last file is of an earlier save, which was
     # killed
@@ -282,7 +295,7 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     unfinished = next((p.path for p in observed.partial if p.mtime >= ended), "")
     if unfinished:
         return f"{unfinished} is unfinished"
-    if not observed.fresh and (stale := stale_metadata(observed.files, rule.unmarked)):
+    if not observed.is_new and (stale := stale_metadata(observed.files, rule.unmarked)):
         return f"{stale} is older than its shards: written over?"
     if state is None:
         return ""
@@ -293,7 +306,7 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     newest = max(observed.files, key=lambda f: f.mtime, default=None)
     if (
         newest is not None
-        and not observed.fresh
+        and not observed.is_new
         and newest.mtime - state.mtime > rule.unmarked * 1e9
     ):
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run
@@ -302,21 +315,21 @@ def _doubt(observed: Observation, rule: Rule) -> str:
     return ""
 
 
-def _names(observed: Observation) -> list[str]:
-    """Return the names of its files, but for random states of the save before."""
-    return [f.path for f in observed.files] if observed.fresh else current_names(observed.files)
+def _current_names(observed: Observation) -> list[str]:
+    """Return the names of its files, without random states of the save before."""
+    return [f.path for f in observed.files] if observed.is_new else current_names(observed.files)
 
 
 # What each family of trainers writes last.
 
 
 def last_file(observed: Observation) -> str:
-    """Return what says that the save is finished; empty if nothing does.
+    """Return why the save counts as finished; empty if nothing shows it.
 
-    Where rank 0 of the Trainer writes, only its last file tells: that training goes on proves
-    nothing of a save that a crash cut short.
+    Where rank 0 of the Trainer writes, only its last file shows it: that the training goes on
+    proves nothing of a save that a crash cut short.
     """
-    if not observed.fresh and stale_metadata(observed.files):
+    if not observed.is_new and stale_metadata(observed.files):
         return ""
     if not _is_of_trainer(observed):
         if observed.later:
@@ -327,19 +340,21 @@ def last_file(observed: Observation) -> str:
     return last(observed) if last else ""
 
 
-def _of_trainer(observed: Observation) -> str:
+def _last_of_trainer(observed: Observation) -> str:
+    """Return why a save of Hugging Face's Trainer, or LLaMA-Factory v1, is finished; else empty."""
     if _is_newest(V1, observed):
         return f"{V1} is the newest of its files"
     if observed.state is None or observed.state.step is None:
         return ""
     if _is_newest(TRAINER_STATE, observed):
         return (
-            f"{TRAINER_STATE} {'has appeared' if observed.fresh else 'is the newest of its files'}"
+            f"{TRAINER_STATE} {'has appeared' if observed.is_new else 'is the newest of its files'}"
         )
     return "a later checkpoint has been written" if observed.later else ""
 
 
-def _of_lightning(observed: Observation) -> str:
+def _last_of_lightning(observed: Observation) -> str:
+    """Return why a checkpoint of Lightning is finished; else empty."""
     if len(observed.files) == 1 and observed.files[0].path.endswith(".ckpt"):
         return "it is one file, and the trainer renames it when it is complete"
     return (
@@ -349,10 +364,11 @@ def _of_lightning(observed: Observation) -> str:
     )
 
 
-def _of_verl(observed: Observation) -> str:
-    """verl's driver writes the step beside the checkpoints.
+def _last_of_verl(observed: Observation) -> str:
+    """Return why a checkpoint of verl is finished; else empty.
 
-    Afterwards its SFT ranks leave the state of their data loaders.
+    verl's driver writes the step beside the checkpoints when all but the states of data loaders is
+    written.
     """
     marker = observed.marker
     if (
@@ -369,28 +385,29 @@ def _of_verl(observed: Observation) -> str:
     )
     return (
         f"the trainer says that step {marker.step} is written"
-        if all(at <= marker.mtime for at in written)
+        if all(mtime <= marker.mtime for mtime in written)
         else ""
     )
 
 
 _LAST: Mapping[Family, Callable[[Observation], str]] = {
-    "trainer": _of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
+    "trainer": _last_of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
     "dcp": lambda observed: (
         ".metadata is newer than its shards"
         if any(is_metadata(f.path) for f in observed.files)
         else ""
     ),
-    "lightning": _of_lightning,  # the one file, or meta.pt
-    "verl": _of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
+    "lightning": _last_of_lightning,  # the one file, or meta.pt
+    "verl": _last_of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
 }
 
 
 def _is_newest(name: str, observed: Observation) -> bool:
-    """Return whether a file of that name is no older than what its writer writes before it."""
-    at = next((f.mtime for f in observed.files if f.path == name), None)
-    return at is not None and (
-        observed.fresh or all(f.mtime <= at for f in observed.files if not is_random_state(f.path))
+    """Return whether a file of that name is here and no older than the files written before it."""
+    mtime = next((f.mtime for f in observed.files if f.path == name), None)
+    return mtime is not None and (
+        observed.is_new
+        or all(f.mtime <= mtime for f in observed.files if not is_random_state(f.path))
     )
 
 
@@ -408,6 +425,6 @@ def _accelerate_is_done(observed: Observation) -> bool:
     )
     return (
         first is not None
-        and are_all_ranks_done(_names(observed))
+        and are_all_ranks_done(_current_names(observed))
         and all(f.mtime <= first.mtime for f in before)
     )

@@ -1,4 +1,9 @@
-"""``ckptsync join``: bring two locations that hold parts of one save together in one of them."""
+"""``ckptsync join``: make two locations that hold parts of one save into one location.
+
+Two nodes that begin at the same time may open two locations for one save, and times alone may not
+prove that they belong together.  A join records that they do, and then moves files as a worker
+does.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import ConfigError, Incomplete
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.io import append_record
-from ckptsync.records.save_decisions import Join, Keep, fate, kept
+from ckptsync.records.save_decisions import Join, Keep, fate, keep_reason
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.stores.contract import Store
-from ckptsync.worker.local_save import AfterChunk, LocalFiles, nothing
+from ckptsync.worker.local_save import AfterChunk, LocalFiles, ignore_chunk
 from ckptsync.worker.store_view import RunRecords, StoreView
 from ckptsync.worker.upload import UploadContext, correct_location
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """``location`` where the save lies now; ``moved``: node → the location its files came from.
+    """The result of a join.
 
+    ``location``: of the whole save.  ``moved``: node → the location from which its files came.
     ``is_new``: no record or proof joined them before.
     """
 
@@ -29,106 +35,119 @@ class Joined:
 
 
 def join(
-    store: Store, run: str, first: str, second: str, after_chunk: AfterChunk = nothing
+    store: Store, run: str, first: str, second: str, after_chunk: AfterChunk = ignore_chunk
 ) -> Joined:
     """Record that two locations are one save, and copy the files of one beside those of the other.
 
-    Called again it goes on where it was killed, and does nothing where all is done.  Raises
-    ConfigError where they cannot be one save, or are not there; Incomplete while a node sends files
-    of that checkpoint; StoreError.
+    A killed call is continued by the next; a finished one does nothing.  Raises ConfigError where
+    they cannot be one save, or do not exist; Incomplete while a node sends files of that
+    checkpoint; StoreError.
     """
     checkpoint = checkpoint_of(first)
     if first == second or checkpoint_of(second) != checkpoint:
         raise ConfigError(
             f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST
         )
-    known = StoreView(store, US, run).refresh()
-    if broken := known.broken_location(checkpoint):
+    records = StoreView(store, JOIN_NODE, run).refresh()
+    if broken := records.broken_location(checkpoint):
         raise broken
-    everyone = known.manifests(checkpoint)
-    its = [k for location in (first, second) for k in _members(run, location, everyone)]
-    locations = sorted({k.manifest.location for k in its} | {first})
-    _check(run, locations, its, known)
-    is_new = len(_groups(its, known)) > 1
-    names = {k.name for k in its}
+    manifests = records.manifests(checkpoint)
+    members = [k for location in (first, second) for k in _list_members(run, location, manifests)]
+    locations = sorted({k.manifest.location for k in members} | {first})
+    _check_joinable(run, locations, members, records)
+    is_new = len(_list_groups(members, records)) > 1
+    names = {k.name for k in members}
     if is_new:
-        joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
-        home = save_groups.better_location(its[0].manifest.node, its[0].manifest.location, joined)
-        _write(store, home, its, known)
+        joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in manifests]
+        home = manifest_groups.better_location(
+            members[0].manifest.node, members[0].manifest.location, joined
+        )
+        _write_records(store, home, members, records)
     location, moved = _bring_together(store, run, checkpoint, names, after_chunk)
     return Joined(location, moved, is_new)
 
 
-US = "~join"
+JOIN_NODE = "~join"
 """Who announces in the store that it sends while files are copied; no node's id holds a ``~``."""
 _LIST = "`ckptsync ls` shows which locations may be parts of one save"
 
 
-def _members(
-    run: str, location: str, known: Sequence[save_groups.Known]
-) -> list[save_groups.Known]:
-    """Return the manifests of a location that count, or those that have replaced them.
+def _list_members(
+    run: str, location: str, manifests: Sequence[manifest_groups.StoredManifest]
+) -> list[manifest_groups.StoredManifest]:
+    """Return the manifests of a location that count, or those that superseded them in an earlier join.
 
-    In the second case it was joined before.
+    Raises ConfigError if the location has no manifest.
     """
-    names = {k.name for k in known if k.manifest.location == location}
+    names = {k.name for k in manifests if k.manifest.location == location}
     if not names:
         raise ConfigError(f"{run}/{location}: not found in the store", hint=_LIST)
-    counting = save_groups.live(known)
-    here = [k for k in counting if k.name in names]
-    return here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
+    counting = manifest_groups.live_manifests(manifests)
+    counting_here = [k for k in counting if k.name in names]
+    return counting_here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
 
 
-def _groups(its: Iterable[save_groups.Known], known: RunRecords) -> list[save_groups.Group]:
+def _list_groups(
+    members: Iterable[manifest_groups.StoredManifest], records: RunRecords
+) -> list[manifest_groups.Group]:
     """Return the saves that some manifests belong to."""
-    mine = [k.manifest for k in its]
-    everyone = save_groups.live(known.manifests(mine[0].checkpoint)) if mine else ()
-    return [g for g in save_groups.groups(everyone) if any(g.holds(m) for m in mine)]
+    mine = [k.manifest for k in members]
+    everyone = manifest_groups.live_manifests(records.manifests(mine[0].checkpoint)) if mine else ()
+    return [g for g in manifest_groups.group_by_save(everyone) if any(g.holds(m) for m in mine)]
 
 
-def _check(
-    run: str, locations: Sequence[str], its: Sequence[save_groups.Known], known: RunRecords
+def _check_joinable(
+    run: str,
+    locations: Sequence[str],
+    members: Sequence[manifest_groups.StoredManifest],
+    records: RunRecords,
 ) -> None:
-    what = " and ".join(f"{run}/{location}" for location in locations)
-    if not its:
-        raise ConfigError(f"{what}: no valid manifest is left", hint=_LIST)
-    checkpoint = its[0].manifest.checkpoint
-    if why := save_groups.refusals(_groups(its, known)):
+    """Raise ConfigError or Incomplete if the locations cannot be joined, or not now."""
+    subject = " and ".join(f"{run}/{location}" for location in locations)
+    if not members:
+        raise ConfigError(f"{subject}: no valid manifest is left", hint=_LIST)
+    checkpoint = members[0].manifest.checkpoint
+    if why := manifest_groups.proofs_against(_list_groups(members, records)):
         raise ConfigError(
-            f"{what} cannot be joined: {why[0]}",
+            f"{subject} cannot be joined: {why[0]}",
             hint="they are two saves of one name, and both are kept",
         )
     for location in locations:
-        names = {k.name for k in its if k.manifest.location == location}
-        found = fate(
-            {n: t for n, t in known.tombstones(checkpoint).items() if t.location == location}, names
+        names = {k.name for k in members if k.manifest.location == location}
+        decision = fate(
+            {n: t for n, t in records.tombstones(checkpoint).items() if t.location == location},
+            names,
         )
-        if reason := found.retired or found.shards:
+        if reason := decision.retired or decision.shards:
             raise ConfigError(
                 f"{run}/{location} is being removed: {reason}",
                 hint=f"to keep it: ckptsync keep {run}/{location}",
             )
-    if known.is_contended(US, run, checkpoint):
+    if records.is_contended(JOIN_NODE, run, checkpoint):
         raise Incomplete(
-            f"{what}: a node is sending files of it", hint="join them when that node is done"
+            f"{subject}: a node is sending files of it", hint="join them when that node is done"
         )
 
 
-def _write(store: Store, home: str, its: Sequence[save_groups.Known], known: RunRecords) -> None:
-    """Write the join; and that a person keeps the save, where one of its locations was kept."""
-    first = its[0].manifest
-    names = tuple(sorted(k.name for k in its))
+def _write_records(
+    store: Store, home: str, members: Sequence[manifest_groups.StoredManifest], records: RunRecords
+) -> None:
+    """Write the join, and a keep of the new location if one of its locations was kept."""
+    first = members[0].manifest
+    names = tuple(sorted(k.name for k in members))
     append_record(store, Join(first.run, first.checkpoint, home, 0, names))
     keeps = {
         n: r
-        for n, r in known.records.items()
+        for n, r in records.records.items()
         if isinstance(r, Keep) and r.checkpoint == first.checkpoint
     }
     reasons = {
-        location: kept({n: r for n, r in keeps.items() if r.location == location})
-        for location in (k.manifest.location for k in its)
+        location: keep_reason({n: r for n, r in keeps.items() if r.location == location})
+        for location in (k.manifest.location for k in members)
     }
-    if any(reasons.values()) and not kept({n: r for n, r in keeps.items() if r.location == home}):
+    if any(reasons.values()) and not keep_reason(
+        {n: r for n, r in keeps.items() if r.location == home}
+    ):
         reason = next(r for r in reasons.values() if r)
         append_record(store, Keep(first.run, first.checkpoint, home, 0, keeps=True, reason=reason))
 
@@ -136,27 +155,31 @@ def _write(store: Store, home: str, its: Sequence[save_groups.Known], known: Run
 def _bring_together(
     store: Store, run: str, checkpoint: str, names: set[str], after_chunk: AfterChunk
 ) -> tuple[str, dict[str, str]]:
-    """Move what lies elsewhere to the save's location, node by node.
+    """Move the files of each node to the save's location.
 
-    Return that location, and what was moved.
+    Return that, and the nodes that were moved.  Raises Incomplete if a node is sending files of the
+    checkpoint.
     """
-    to = UploadContext(StoreView(store, US, run), checkpoint, after_chunk)
+    context = UploadContext(StoreView(store, JOIN_NODE, run), checkpoint, after_chunk)
     moved: dict[str, str] = {}
     location = ""
-    for node, at in sorted(
+    for node, source in sorted(
         {
             (k.manifest.node, k.manifest.location)
-            for k in save_groups.live(to.read().known)
+            for k in manifest_groups.live_manifests(context.read().manifests)
             if k.name in names
         }
     ):
-        location = save_groups.better_location(node, at, to.read().known)
-        if location == at:
+        location = manifest_groups.better_location(node, source, context.read().manifests)
+        if location == source:
             continue
-        if correct_location(node, at, LocalFiles(checkpoint, "trainer", {}), to) != location:
+        if (
+            correct_location(node, source, LocalFiles(checkpoint, "trainer", {}), context)
+            != location
+        ):
             raise Incomplete(
                 f"{run}/{location}: a node is sending files of it",
                 hint="join them when that node is done",
             )
-        moved[node] = at
+        moved[node] = source
     return location, moved

@@ -1,10 +1,11 @@
 """A save as this node can read it, and the draft of its manifest.
 
-Files are read from the pin where they are pinned, else where the trainer left them, and each is
-compared with what the scan saw: what changed meanwhile is not sent.
+The trainer may delete or overwrite a file while it is uploaded.  So files are read from the pin
+where they are pinned, else where the trainer left them, and each is compared with what the scan
+saw: a file that has changed meanwhile is not sent.
 
 The spool keeps a copy of each manifest in `_ckptsync/manifests/<location>/<record>`, to write a
-damaged one again.  All of it may be deleted at any moment, and its digest proves what is read.
+damaged one again.  The copies may be deleted at any moment, and the record's digest checks them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.store_paths import RecordName, checkpoint_of
 from ckptsync.safe_names import checked_path, find_alike
 from ckptsync.spool import safe_files
-from ckptsync.spool.markers import PinNotes, ranks_at
+from ckptsync.spool.markers import PinNotes, count_ranks_at
 from ckptsync.spool.pins import Pin
-from ckptsync.spool.safe_files import refusals
+from ckptsync.spool.safe_files import translate_errors
 from ckptsync.stores import progress_signs
 from ckptsync.stores.stream import chunk_room
 from ckptsync.tensors import Demands
@@ -69,8 +70,8 @@ class LocalFile:
     is_added: bool = False
 
     def open(self) -> int:
-        """Return a descriptor; raises Incomplete if it is gone."""
-        with _hint_when_gone():
+        """Return an open descriptor; raise Incomplete if the file is gone."""
+        with _add_later_hint():
             return open_checkpoint_file(self.root, self.stat.path)
 
 
@@ -78,9 +79,9 @@ class LocalFile:
 class LocalFiles:
     """The files of a save; an implementation of `ckptsync.tensors.Files`.
 
-    ``by_path``: what is sent.  ``withheld`` is not, by choice, but layouts read it, too.
-    ``partial`` (unfinished) and ``others`` (links, special files) are the source's; ``gone`` if
-    there is no source any more.
+    ``by_path``: the files to send.  ``withheld``: files that are not sent by choice; layouts read
+    them, too.  ``partial`` (unfinished files) and ``others`` (links, special files) are the
+    source's. ``is_gone``: the source does not exist any more.
     """
 
     name: str
@@ -88,7 +89,7 @@ class LocalFiles:
     by_path: Mapping[str, LocalFile]
     partial: tuple[Stat, ...] = ()
     others: tuple[str, ...] = ()
-    gone: bool = False
+    is_gone: bool = False
     withheld: Mapping[str, LocalFile] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
@@ -106,47 +107,47 @@ class LocalFiles:
 
     @property
     def stats(self) -> tuple[Stat, ...]:
-        """What `lstat` says of the files, by path."""
+        """Return what `lstat` said of each file to send, by path."""
         return self._stats
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Paths that are not sent: by choice, unfinished, or a link or a special file."""
+        """Return the paths that are not sent: by choice, unfinished, links, and special files."""
         return tuple(sorted({*self.withheld, *self.others, *(s.path for s in self.partial)}))
 
     @property
     def unpinned(self) -> tuple[str, ...]:
-        """Paths that only the trainer's own directory holds, where rotation may take them."""
+        """Return the paths without a pin: only the trainer's own directory holds them."""
         return tuple(sorted(p for p, h in self.by_path.items() if not h.is_pinned))
 
     @property
-    def found_around(self) -> tuple[str, ...]:
-        """Paths on this node of what was found around the checkpoint, and is sent with it."""
+    def files_around(self) -> tuple[str, ...]:
+        """Return the full paths of files from around the checkpoint that are sent with it."""
         added = (h for h in self.by_path.values() if h.is_added and not h.is_pinned)
         return tuple(sorted(f"{h.root}/{h.stat.path}" for h in added))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an operator should know of the files."""
+        """Return what an operator should know of the files, a sentence each."""
         notes = []
         if self.others:
             what = "links, special files or names of ckptsync's own"
             notes.append(f"{len(self.others)} {what} are not sent: {self.others[0]}")
-        if alike := find_alike(self.by_path):
-            first, second = alike[0]
-            more = f" (and {len(alike) - 1} more)" if len(alike) > 1 else ""
+        if similar := find_alike(self.by_path):
+            first, second = similar[0]
+            more = f" (and {len(similar) - 1} more)" if len(similar) > 1 else ""
             what = "can be pulled only to file systems that tell them apart"
             notes.append(f"{first} and {second}{more}: names that {what}")
         return tuple(notes)
 
     @property
     def unpinned_warning(self) -> tuple[str, ...]:
-        """A warning of files that have no pin: a worker pins what it sends, ``push`` does not."""
-        count = 0 if self.gone else len(self.unpinned)
+        """Return a warning if files of an existing checkpoint are not pinned, as with ``push``."""
+        count = 0 if self.is_gone else len(self.unpinned)
         return (f"{count} files are not pinned, rotation may delete them",) if count else ()
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
-        """Return the same with files in ``root`` added, but for names of the checkpoint itself."""
+        """Return a copy with files of ``root`` added, except under the checkpoint's own names."""
         added = {
             f.path: LocalFile(f, root, is_pinned=True, is_added=True)
             for f in files
@@ -155,7 +156,7 @@ class LocalFiles:
         return replace(self, by_path=added | dict(self.by_path))
 
     def only(self, paths: Collection[str]) -> LocalFiles:
-        """Return the same with only these files to send."""
+        """Return a copy that sends only these paths; the other files are withheld."""
         chosen = {path: h for path, h in self.by_path.items() if path in paths}
         return replace(
             self,
@@ -164,15 +165,19 @@ class LocalFiles:
         )
 
     def sizes(self) -> Mapping[str, int]:
-        """See `ckptsync.tensors.Files`: the sizes at the time of the scan."""
+        """Return path → bytes at the time of the scan, of withheld files, too."""
         return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `ckptsync.tensors.Files`; raises StoreError where the disk refuses."""
-        held = self.by_path.get(name) or self.withheld.get(name)
-        if held is None:
+        """Fill ``out`` with a file's bytes from ``start`` on.
+
+        Raises Incomplete for a file that is not here, Corrupt for one that is too short, StoreError
+        where the disk refuses.
+        """
+        file = self.by_path.get(name) or self.withheld.get(name)
+        if file is None:
             raise Incomplete(f"{name}: not in {self.name}")
-        fd = held.open()
+        fd = file.open()
         try:
             OpenLocalFile(self, fd).read_into(name, start, out)
         finally:
@@ -181,17 +186,20 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class OpenLocalFile:
-    """One of ``files`` that is open; an implementation of `ckptsync.tensors.Files`."""
+    """One open file of ``files``; an implementation of `ckptsync.tensors.Files`."""
 
     files: LocalFiles
     descriptor: int
 
     def sizes(self) -> Mapping[str, int]:
-        """See `LocalFiles`."""
+        """Return path → bytes, as `LocalFiles.sizes` does."""
         return self.files.sizes()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `LocalFiles`; ``name`` is that of the open file."""
+        """Fill ``out`` with the open file's bytes from ``start`` on; ``name`` is its name.
+
+        Raises Corrupt for a file that is too short, StoreError where the disk refuses.
+        """
         what, got = f"{self.files.name}/{name}", 0
         while got < len(out):
             try:
@@ -203,26 +211,27 @@ class OpenLocalFile:
             got += count
 
 
-def each_open(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
-    """Yield each file with an open descriptor; raises Incomplete if one is gone.
+def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:
+    """Yield each file with an open descriptor; raise Incomplete if one is gone.
 
     A directory is opened once for its files in a row.
     """
     for (root, _), several in groupby(
-        files, lambda held: (held.root, held.stat.path.rpartition("/")[0])
+        files, lambda file: (file.root, file.stat.path.rpartition("/")[0])
     ):
         row = list(several)
-        with _hint_when_gone(), opened_parent(root, row[0].stat.path) as (parent, _):
-            for held in row:
-                fd = open_in(parent, held.stat.path.rpartition("/")[2], root, held.stat.path)
+        with _add_later_hint(), opened_parent(root, row[0].stat.path) as (parent, _):
+            for file in row:
+                fd = open_in(parent, file.stat.path.rpartition("/")[2], root, file.stat.path)
                 try:
-                    yield held, fd
+                    yield file, fd
                 finally:
                     os.close(fd)
 
 
 @contextlib.contextmanager
-def _hint_when_gone() -> Iterator[None]:
+def _add_later_hint() -> Iterator[None]:
+    """Raise an Incomplete of the block again, with the hint to send a later checkpoint."""
     try:
         yield
     except Incomplete as e:
@@ -244,59 +253,69 @@ class LocalSave:
 
     @property
     def checkpoint(self) -> str:
-        """The checkpoint's name."""
+        """Return the checkpoint's name."""
         return self.checkpoint_dir.name
 
     @property
     def k(self) -> int:
-        """The pin's number; 0 without one."""
+        """Return the pin's number; 0 without a pin."""
         return self.pin.k if self.pin else 0
 
     @property
     def key(self) -> Key:
-        """What names the save on this node."""
+        """Return what names the save on this node."""
         return self.run, self.checkpoint, self.k
 
 
-def local_save(
-    run: str, checkpoint_dir: CheckpointDir, found: ListedCheckpoint | None, pin: Pin | None = None
+def build_local_save(
+    run: str,
+    checkpoint_dir: CheckpointDir,
+    listing: ListedCheckpoint | None,
+    pin: Pin | None = None,
 ) -> LocalSave:
     """Return the save that lies in a source, in a pin, or in both.
 
-    A pin's names stay when the source loses them: rotation takes files one by one.
+    Pinned files are read from the pin.  Names of the pin that the source has lost stay: rotation
+    deletes files one by one.
     """
-    held = {f.path: LocalFile(f, found.path, is_pinned=False) for f in found.files} if found else {}
+    file = (
+        {f.path: LocalFile(f, listing.path, is_pinned=False) for f in listing.files}
+        if listing
+        else {}
+    )
     if pin is not None:
         root = pin.root  # a Path costs more than a LocalFile
-        held |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
+        file |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
     files = LocalFiles(
         checkpoint_dir.name,
         checkpoint_dir.family,
-        held,
-        found.partial if found else (),
-        found.others if found else (),
-        gone=found is None or not (found.files or found.partial),
+        file,
+        listing.partial if listing else (),
+        listing.others if listing else (),
+        is_gone=listing is None or not (listing.files or listing.partial),
     )
     return LocalSave(run, checkpoint_dir, files, pin)
 
 
 class Changed(Incomplete):
-    """A file is not the one of the scan: whatever was read of it is worth nothing."""
+    """A file is not the one of the scan any more, so what was read of it must not be used."""
 
 
-def nothing(_: int) -> None:
-    """Do nothing with the bytes of a chunk."""
+def ignore_chunk(_: int) -> None:
+    """Do nothing with the number of bytes of a chunk."""
 
 
-def notes_at_sending(seen: LocalSave, at: int, save: str = "") -> PinNotes:
-    """Return what to note beside a pin when sending begins, at ``at`` (ns).
+def notes_at_sending(local_save: LocalSave, time_ns: int, save_id: str = "") -> PinNotes:
+    """Return a save's pin notes as they are when its sending begins at ``time_ns``.
 
-    What was noted first stays. ``save``: the id of the save, where no commit has one.
+    Times and an id that were noted before stay.  ``save_id``: used where no commit has an id.
     """
-    noted = seen.pin.notes if seen.pin else PinNotes()
-    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    pin_notes = local_save.pin.notes if local_save.pin else PinNotes()
+    commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     return replace(
-        noted, sending=noted.sending or at, save=noted.save or (commit.save if commit else save)
+        pin_notes,
+        sending=pin_notes.sending or time_ns,
+        save=pin_notes.save or (commit.save if commit else save_id),
     )
 
 
@@ -315,21 +334,28 @@ class ReadFiles:
 def _read_layout(
     files: LocalFiles, ranks: int | None
 ) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
+    """Return what a save's layout demands, its weights sources, and notes for an operator.
+
+    An unknown or broken layout becomes a note.  Raises Corrupt for a name that cannot be stored.
+    """
     try:
         for path in files.by_path:
             checked_path(path)
     except Corrupt as e:
         raise Corrupt(f"not uploaded, since a name cannot be stored: {e}", hint=RENAME) from e
     try:
-        demands = _judge_model(files, registry.demands(files, files.by_path, ranks))
+        demands = _check_model(files, registry.demands(files, files.by_path, ranks))
         return demands, tuple(str(s) for s in registry.sources(files)), demands.remarks
     except (Corrupt, Unsupported) as e:
         # an unknown or broken layout is stored as it is: a note here, the head says it again
         return Demands(), (), (str(e),)
 
 
-def _judge_model(files: LocalFiles, demands: Demands) -> Demands:
-    """Return the demands with remarks on what the model lacks, if all of its files are here."""
+def _check_model(files: LocalFiles, demands: Demands) -> Demands:
+    """Return the demands with remarks on what the model lacks, if all of its files are here.
+
+    If it is incomplete, the demands name no model.
+    """
     if not demands.model or not demands.model.keys() <= files.sizes().keys():
         return demands
     try:
@@ -340,116 +366,136 @@ def _judge_model(files: LocalFiles, demands: Demands) -> Demands:
         return demands  # the head says it
 
 
-def count_ranks(seen: LocalSave, spool: Path | None) -> int | None:
-    """Return how many ranks wrote a save, if a hook has said so: of it, or in ``spool`` of all."""
-    if seen.pin and seen.pin.commit and seen.pin.is_committed:
-        ranks: int | None = seen.pin.commit.world
+def count_ranks(local_save: LocalSave, spool: Path | None) -> int | None:
+    """Return how many ranks wrote a save, or None if no hook has said so.
+
+    The pin's commit says it, else the training that ran when the last file was written (``spool``).
+    """
+    if local_save.pin and local_save.pin.commit and local_save.pin.is_committed:
+        ranks: int | None = local_save.pin.commit.world
     else:
-        times = (held.stat.mtime for held in seen.files.by_path.values() if not held.is_added)
-        ranks = None if spool is None else ranks_at(spool, max(times, default=0) / 1e9)
+        times = (file.stat.mtime for file in local_save.files.by_path.values() if not file.is_added)
+        ranks = None if spool is None else count_ranks_at(spool, max(times, default=0) / 1e9)
     return None if ranks is None else min(ranks, file_names.MOST_RANKS)
 
 
 def draft_manifest(
-    seen: LocalSave,
+    local_save: LocalSave,
     node: str,
-    noted: PinNotes,
-    read: ReadFiles,
+    pin_notes: PinNotes,
+    read_files: ReadFiles,
     *,
     clock_offset: int,
-    gone: tuple[str, ...] = (),
+    lost_manifests: tuple[str, ...] = (),
     spool: Path | None = None,
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest of a whole save, and notes on its layout.  Reads metadata only.
+    """Return the manifest of a complete save, and notes on its layout.  Reads metadata only.
 
-    Its location and its number are still open, and so are the digests of files that are not in
-    ``read``.  ``noted``: times and id of the save; ``gone``: the node's lost manifests of its name.
-    They are candidates: the draft supersedes all, and `upload.upload` leaves out those of other
-    saves.  ``spool``: its marks say how many ranks trained, where the training was killed before
-    the hook marked the save itself.  Raises Incomplete if anything changed meanwhile, Corrupt where
-    a file's name cannot be stored.
+    Location and number are still open, and so are the digests of files that are not in
+    ``read_files``, which gets the layout.
+
+    Args:
+        local_save: the save.
+        node: this node's id.
+        pin_notes: times and id of the save.
+        read_files: what earlier tries have read.
+        clock_offset: this node's clock minus the store's, ns.
+        lost_manifests: the node's lost manifests of the checkpoint's name.  The draft supersedes
+            all of them; `upload.upload` leaves out those of other saves.
+        spool: its markers say how many ranks trained, if the training was killed before the hook
+            marked the save itself.
+
+    Raises:
+        Incomplete: a file has changed meanwhile.
+        Corrupt: a file's name cannot be stored.
+
     """
-    files = seen.files
-    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    files = local_save.files
+    commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     # what the hook adds is as old as the training
     times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
-    if read.layout is None:
-        layout = _read_layout(files, count_ranks(seen, spool))
+    if read_files.layout is None:
+        layout = _read_layout(files, count_ranks(local_save, spool))
         check_unchanged(files)
-        read.layout = layout
-    demands, sources, notes = read.layout
+        read_files.layout = layout
+    demands, sources, notes = read_files.layout
     trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
     manifest = Manifest(
-        seen.run,
-        seen.checkpoint,
+        local_save.run,
+        local_save.checkpoint,
         "",
         node,
         0,
-        tuple(read.entries.get(s.path) or unread(s) for s in files.stats),
+        tuple(read_files.entries.get(s.path) or undigested_entry(s) for s in files.stats),
         file_names.ranks(sorted(files.by_path)),
         min(times, default=0),
         max(times, default=0),
         demands,
         sources,
-        save=noted.save,
+        save=pin_notes.save,
         clock_offset=clock_offset,
-        supersedes=gone,
+        supersedes=lost_manifests,
         version=__version__,
-        trainer=trainer or seen.checkpoint_dir.family,
+        trainer=trainer or local_save.checkpoint_dir.family,
         times={
-            key: at for key, at in (("finished", noted.finished), ("sending", noted.sending)) if at
+            key: at
+            for key, at in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
+            if at
         },
     )
     return manifest, notes
 
 
-def unread(stat: Stat) -> FileEntry:
-    """Return the entry of a file whose digest is still open."""
+def undigested_entry(stat: Stat) -> FileEntry:
+    """Return the manifest's entry of a file whose digest is still open."""
     return FileEntry(stat.path, stat.size, "", 0, (), stat.mtime)
 
 
 def check_unchanged(files: LocalFiles) -> None:
     """Raise Changed, or Incomplete, unless every file is still the one of the scan."""
-    for held, fd in each_open(files.by_path.values()):
-        _same(held.stat, stat_open(fd, held.stat.path))
+    for file, fd in open_each(files.by_path.values()):
+        _check_same(file.stat, stat_open(fd, file.stat.path))
 
 
-def chunks(
-    held: LocalFile, after_chunk: AfterChunk, clone: int | None = None
+def read_chunks(
+    file: LocalFile, after_chunk: AfterChunk, clone: int | None = None
 ) -> Iterator[memoryview]:
-    """Yield a file's bytes, a chunk at a time in one buffer that is used again.
+    """Yield a file's bytes, a chunk at a time, in one buffer that the next chunk overwrites.
 
-    Raises Changed if it is not the file of the scan, Transient once the process is about to end.
-    They are read out of the descriptor ``clone``, if there is one: a reflink that was made of the
-    file before.
+    Raises Changed if it is not the file of the scan, Transient once the process is about to end,
+    StoreError where the disk refuses.  ``clone``: a descriptor of a reflink of the file, which is
+    read instead.
     """
-    size, path = held.stat.size, held.stat.path
+    size, path = file.stat.size, file.stat.path
     buffer = chunk_room(min(CHUNK, size))
-    fd = held.open()
+    fd = file.open()
     try:
-        _same(held.stat, stat_open(fd, path))
-        left = size  # a file that grows is read no further than it was at the scan
-        while left:
+        _check_same(file.stat, stat_open(fd, path))
+        remaining = size  # a file that grows is read no further than it was at the scan
+        while remaining:
             try:
-                count = os.preadv(fd if clone is None else clone, [buffer[:left]], size - left)
+                count = os.preadv(
+                    fd if clone is None else clone, [buffer[:remaining]], size - remaining
+                )
             except OSError as e:
                 if e.errno == errno.ESTALE:
                     raise Changed(f"{path}: deleted while it was read", hint=LATER) from e
-                raise StoreError(f"{held.root}/{path}: {e.strerror}", hint=_DISK) from e
+                raise StoreError(f"{file.root}/{path}: {e.strerror}", hint=_DISK) from e
             if not count:
                 break
             progress_signs.check_shutdown(path)
-            left -= count
+            remaining -= count
             yield buffer[:count]
             after_chunk(count)
-        _same(held.stat, stat_open(fd, path))
+        _check_same(file.stat, stat_open(fd, path))
         # training wants the memory more than we do
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 
 
-def _same(before: Stat, after: Stat) -> None:
+def _check_same(before: Stat, after: Stat) -> None:
+    """Raise Changed if a file was written between two stats."""
     if before.was_touched(after):
         raise Changed(f"{before.path}: changed while it was read", hint=AGAIN)
 
@@ -457,35 +503,32 @@ def _same(before: Stat, after: Stat) -> None:
 # Copies of this node's manifests in the spool.
 
 
-def keep_manifest(output_dir: Path, name: str, data: bytes) -> None:
-    """Keep a copy of a manifest, where there is a spool.
-
-    A disk that refuses it costs the copy alone.
-    """
+def write_manifest_copy(output_dir: Path, name: str, data: bytes) -> None:
+    """Write a copy of a manifest into the spool, if there is one; ignore a disk that refuses it."""
     path = _copy_path(output_dir, name)
     if not (output_dir / SPOOL).is_dir():
         return
-    with contextlib.suppress(CkptsyncError), refusals(output_dir):
-        safe_files.make(path.parent)
+    with contextlib.suppress(CkptsyncError), translate_errors(output_dir):
+        safe_files.make_folders(path.parent)
         safe_files.write(path, data)
 
 
-def kept_manifest(output_dir: Path, name: RecordName) -> bytes | None:
-    """Return the bytes of one of this node's manifests, if there is a whole copy."""
-    with contextlib.suppress(CkptsyncError, OSError), refusals(output_dir):
+def read_manifest_copy(output_dir: Path, name: RecordName) -> bytes | None:
+    """Return the copy of one of this node's manifests; None without one of the right digest."""
+    with contextlib.suppress(CkptsyncError, OSError), translate_errors(output_dir):
         data = safe_files.read(_copy_path(output_dir, str(name)))
         return data if data is not None and digest(data)[:16] == name.digest else None
     return None
 
 
-def forget_manifests(output_dir: Path, here: Collection[str]) -> None:
-    """Remove the copies for checkpoints that are not in ``here``."""
-    for path in safe_files.children(output_dir / SPOOL / "manifests"):
-        if checkpoint_of(path.name) not in here:
-            with contextlib.suppress(Incomplete), refusals(path):
+def remove_manifest_copies(output_dir: Path, checkpoints: Collection[str]) -> None:
+    """Remove the copies of manifests of checkpoints that are not in ``checkpoints``."""
+    for path in safe_files.list_paths(output_dir / SPOOL / "manifests"):
+        if checkpoint_of(path.name) not in checkpoints:
+            with contextlib.suppress(Incomplete), translate_errors(path):
                 safe_files.remove(path)
 
 
 def _copy_path(output_dir: Path, name: str) -> Path:
-    """Return where a record's copy lies; its name ends in ``<location>/<record>``."""
+    """Return the path of a record's copy; its name ends in ``<location>/<record>``."""
     return output_dir.joinpath(SPOOL, "manifests", *name.split("/")[-2:])

@@ -1,8 +1,8 @@
-"""Carry a training's logs to the store: small files beside the checkpoints, replaced as they grow.
+"""Carries a training's logs to the store: small files beside the checkpoints that grow.
 
-They go to ``<run>/logs/<node>/`` under their own names, each whole and only when it has changed.
-No record names them, and nothing of a checkpoint depends on them.  They are never deleted; a file
-that only grows and was begun anew leaves the stored one under its name and date.
+They go to ``<run>/logs/<node>/`` under their own names, each whole and only when it has changed. No
+record names them, and no checkpoint depends on them.  They are never deleted; if a log that only
+grows was begun anew, the stored one is kept under its name and date.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ _SECRET = re.compile(
 
 
 def log_kind(path: str) -> LogKind | None:
-    """Return the kind of a file below an output directory; None if it is no log.
+    """Return the kind of a file below an output directory.
 
-    What is named like a secret is none.
+    None if it is no log, or may be a secret.
     """
     if _SECRET.search(path.rpartition("/")[2]) or not is_plain_path(path):
         return None
     return next((kind for kind in KINDS if re.fullmatch(kind.pattern, path)), None)
 
 
-def within(files: Collection[Stat], limit: int = LIMIT) -> tuple[list[Stat], list[Stat]]:
-    """Return the files that fit in ``limit`` bytes together, the smallest first; and the others."""
+def fit_limit(files: Collection[Stat], limit: int = LIMIT) -> tuple[list[Stat], list[Stat]]:
+    """Return the files that fit in ``limit`` bytes together, smallest first, and the others."""
     ordered = sorted(files, key=lambda f: (f.size, f.path))
     total = 0
     for n, file in enumerate(ordered):
@@ -87,7 +87,7 @@ def within(files: Collection[Stat], limit: int = LIMIT) -> tuple[list[Stat], lis
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the store has of a file, and when it got that (seconds since the epoch)."""
+    """What the store has of a file; ``at``: when it was stored (seconds since the epoch)."""
 
     size: int
     digest: str
@@ -95,10 +95,10 @@ class _Stored:
 
 
 class RunLogs:
-    """The logs of one output directory.  For one thread.
+    """Sends the logs of one output directory.  For one thread.
 
-    What the store has is read once of each file that is here, and remembered: a file that was
-    written before this process began is compared, not sent again.
+    A stored file is read once and compared, so that a file from before this process began is not
+    sent again.
     """
 
     def __init__(self, run: RunDir, node: str, store: Store) -> None:
@@ -110,17 +110,17 @@ class RunLogs:
         self._is_taken = False
 
     def carry(self) -> tuple[str, ...]:
-        """Send each log that has changed; return what an operator should see.
+        """Send each log that has changed; return notes for an operator.
 
-        Raises StoreError.  Where nothing has changed, the store is not asked.
+        Where nothing has changed, the store is not asked.  Raises StoreError.
         """
         notes: list[str] = []
-        files, left = within([*self._list(notes)])
-        if left:
-            size = show_size(sum(file.size for file in left))
+        files, too_large = fit_limit([*self._list(notes)])
+        if too_large:
+            size = show_size(sum(file.size for file in too_large))
             notes.append(
-                f"{self._run.path}: logs of more than {show_size(LIMIT)}: {len(left)} files"
-                f" ({size}) are not carried, such as {left[-1].path}"
+                f"{self._run.path}: logs of more than {show_size(LIMIT)}: {len(too_large)} files"
+                f" ({size}) are not carried, such as {too_large[-1].path}"
             )
         for file in files:
             if self._sent.get(file.path) == file:
@@ -141,7 +141,7 @@ class RunLogs:
         return tuple(notes)
 
     def _list(self, notes: list[str]) -> Iterator[Stat]:
-        """Yield the logs that are here; what cannot be read goes to ``notes``."""
+        """Yield the logs that are here; add directories that cannot be read to ``notes``."""
         names: list[str] = []
         # the scan says what is wrong with the directory
         with contextlib.suppress(OSError), os.scandir(self._run.path) as entries:
@@ -154,9 +154,9 @@ class RunLogs:
                 notes.append(f"logs: {e}")
 
     def _is_location(self) -> bool:
-        """Return whether the run has a checkpoint of the name of its logs' directory.
+        """Return whether the run has a checkpoint with the name of its logs' directory.
 
-        At the first call the store is asked, and what it has of the logs is listed.
+        The first call asks the store, and lists the stored logs.
         """
         if self._stored is None:
             run = self._run.name
@@ -181,7 +181,10 @@ class RunLogs:
         self._remember(file.path, data, time.time())
 
     def _read(self, path: str) -> bytes:
-        """Return a file's bytes.  Raises Incomplete if it is gone or becomes shorter."""
+        """Return a file's bytes.
+
+        Raise Incomplete if it is gone or shorter, Corrupt if unreadable.
+        """
         fd = open_checkpoint_file(self._run.path, path)
         try:
             out = bytearray(os.fstat(fd).st_size)
@@ -194,7 +197,7 @@ class RunLogs:
         return bytes(out)
 
     def _read_stored(self, path: str) -> _Stored | None:
-        """Return what the store has of a file; it is read once."""
+        """Return what the store has of a file, which is read once; None if it has none."""
         if path in self._times:
             with contextlib.suppress(NotFound):
                 self._remember(path, read_all(self._store, self._prefix + path), self._times[path])
@@ -202,12 +205,13 @@ class RunLogs:
         return (self._stored or {}).get(path)
 
     def _keep(self, path: str, stored: _Stored) -> None:
-        """Write what the store has of a file once more, under its name and the date of that."""
+        """Copy the stored file under its name and the date at which it was stored."""
         name = f"{path}.{time.strftime('%Y-%m-%dT%H%M%SZ', time.gmtime(stored.at))}"
         data = read_all(self._store, self._prefix + path)
         with contextlib.suppress(Exists):  # of a process that ended before the next step
             self._store.create(self._prefix + name, [data], About(len(data)))
 
-    def _remember(self, path: str, data: bytes, at: float) -> None:
+    def _remember(self, path: str, data: bytes, stored_at: float) -> None:
+        """Remember size, digest and time of what the store now has of a file."""
         if self._stored is not None:
-            self._stored[path] = _Stored(len(data), digest(data), at)
+            self._stored[path] = _Stored(len(data), digest(data), stored_at)

@@ -1,10 +1,10 @@
-"""Find the configuration and the tokenizer of a model that its checkpoint does not have.
+"""Finds the configuration and the tokenizer of a model that its checkpoint does not have.
 
-A sharded save often holds weights alone.  This looks in the run's directory, then in the local
-directory of the model that `adapter_config.json`, `config.json`, `training_args.bin` or the hook
-names.  No link is followed, and nothing is fetched from a network.  What is found is sent as the
-checkpoint's own files are, so a head trusts it no more than those; of a save that is stored,
-`send_missing_config` sends it later.
+A sharded save often holds weights alone, and nobody can load those.  This looks in the run's
+directory, then in the local directory of the model that `adapter_config.json`, `config.json`,
+`training_args.bin` or the hook names.  No link is followed, and nothing is fetched from a network.
+The files are sent like the checkpoint's own; for a save that is stored already,
+`send_missing_config` sends them later.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, is_beside_weights, ranks
 from ckptsync.plain_json import parse
-from ckptsync.records import save_groups
-from ckptsync.spool.markers import begun
+from ckptsync.records import manifest_groups
+from ckptsync.spool.markers import list_training_processes
 from ckptsync.tensors import Demands, Extent, read, read_whole
 from ckptsync.walk import SPOOL, walk
 from ckptsync.worker.file_selection import Selection, select
-from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, unread
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, undigested_entry
 from ckptsync.worker.upload import UploadContext, upload
 
 YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
@@ -87,23 +87,27 @@ _PROCESSING = _Kind(
 
 
 def outgoing_save(
-    seen: LocalSave,
+    local_save: LocalSave,
     selection: Selection,
-    beside: Callable[[LocalFiles], Mapping[str, LocalFile]] | None = None,
+    find_configs: Callable[[LocalFiles], Mapping[str, LocalFile]] | None = None,
 ) -> LocalSave:
-    """Return the save with what opens its model, and without what is not sent by choice.
+    """Return the save with the files that open its model, and without those not sent by choice.
 
-    Raises Incomplete if it changes meanwhile. The hook added those files, or they are found around
-    the checkpoint: all of them, or what ``beside`` returns.
+    Those files were added by the hook, or lie around the checkpoint: all of them, or what
+    ``find_configs`` returns.  Raises Incomplete if the save changes meanwhile.
     """
-    files = seen.files
-    if seen.pin is not None and seen.pin.is_committed:
+    files = local_save.files
+    if local_save.pin is not None and local_save.pin.is_committed:
         files = files.with_added(
-            seen.pin.beside,
-            (s for s in seen.pin.added if is_beside_weights(s.path.rpartition("/")[2])),
+            local_save.pin.beside,
+            (s for s in local_save.pin.added if is_beside_weights(s.path.rpartition("/")[2])),
         )
-    found = beside(files) if beside else find_model_configs(files, seen.checkpoint_dir)
-    files = replace(files, by_path={**found, **files.by_path})
+    configs = (
+        find_configs(files)
+        if find_configs
+        else find_model_configs(files, local_save.checkpoint_dir)
+    )
+    files = replace(files, by_path={**configs, **files.by_path})
     if not selection.is_everything:
         try:
             demands = registry.demands(files)
@@ -111,80 +115,94 @@ def outgoing_save(
             # the draft of the manifest has a note of it; what names alone allow is sent
             demands = Demands()
         files = files.only(select(files.by_path, selection, demands))
-    return replace(seen, files=files)
+    return replace(local_save, files=files)
 
 
 def configs_to_send(
-    files: LocalFiles, checkpoint_dir: CheckpointDir, node: str, known: Iterable[save_groups.Known]
+    files: LocalFiles,
+    checkpoint_dir: CheckpointDir,
+    node: str,
+    manifests: Iterable[manifest_groups.StoredManifest],
 ) -> Mapping[str, LocalFile]:
     """Return the configuration and tokenizer files that may be sent with their checkpoint.
 
-    Only rank 0's node knows which of them the checkpoint has itself. What this node has named with
-    other bytes under this checkpoint's name would make it another save:
-    `send_missing_config` sends that.
+    None if rank 0 is on another node, which knows the checkpoint's own.  None if this node has
+    named other bytes under one of the names: that would make another save, so `send_missing_config`
+    sends them.
     """
-    here = ranks(files.by_path)
-    found = find_model_configs(files, checkpoint_dir) if not here or 0 in here else {}
+    ranks_here = ranks(files.by_path)
+    configs = find_model_configs(files, checkpoint_dir) if not ranks_here or 0 in ranks_here else {}
     mine = (
         f
-        for k in save_groups.live(known)
+        for k in manifest_groups.live_manifests(manifests)
         if k.manifest.node == node
         for f in k.manifest.files
-        if f.path in found
+        if f.path in configs
     )
     is_other = any(
-        (f.size, f.mtime) != (found[f.path].stat.size, found[f.path].stat.mtime) for f in mine
+        (f.size, f.mtime) != (configs[f.path].stat.size, configs[f.path].stat.mtime) for f in mine
     )
-    return {} if is_other else found
+    return {} if is_other else configs
 
 
 def send_missing_config(
-    seen: LocalSave,
+    local_save: LocalSave,
     location: str,
-    to: UploadContext,
-    known: Sequence[save_groups.Known],
+    context: UploadContext,
+    manifests: Sequence[manifest_groups.StoredManifest],
     *,
     young: float = YOUNG,
 ) -> tuple[str, ...]:
-    """Send the configuration of a stored save, if the location has none: a further manifest.
+    """Send the configuration of a stored save in a further manifest, if the location has none.
 
-    Return its files. ``known``: all manifests of the checkpoint's name.  While the save is not
-    whole, another node may still send its own. ``young``: seconds for which what was written a
-    moment ago is left alone.
+    Return the files sent.  Nothing is sent while the save is incomplete, since another node may
+    still send its own.  ``manifests``: all of the checkpoint's name.  ``young``: files younger than
+    so many seconds are not sent yet.
     """
-    there = save_groups.counting(location, known)
-    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
-    found = (
-        unless_young(find_model_configs(seen.files, seen.checkpoint_dir, named), young)
-        if mine
+    manifests_there = manifest_groups.manifests_in(location, manifests)
+    own_manifests, named_paths = (
+        [m for m in manifests_there if m.node == context.node],
+        {f.path for m in manifests_there for f in m.files},
+    )
+    configs = (
+        drop_young(
+            find_model_configs(local_save.files, local_save.checkpoint_dir, named_paths), young
+        )
+        if own_manifests
         else {}
     )
-    if not found:
+    if not configs:
         return ()
-    demands = save_groups.demanded(there)
-    if not demands.model or not demands.model.keys() <= named:
+    demands = manifest_groups.merge_demands(manifests_there)
+    if not demands.model or not demands.model.keys() <= named_paths:
         return ()
-    found = {name: found[name] for name in select(found, to.view.selection, demands)}
-    if not found:
+    configs = {name: configs[name] for name in select(configs, context.view.selection, demands)}
+    if not configs:
         return ()
-    files = {f.path: f for m in mine for f in m.files} | {
-        name: unread(held.stat) for name, held in found.items()
+    files = {f.path: f for m in own_manifests for f in m.files} | {
+        name: undigested_entry(file.stat) for name, file in configs.items()
     }
     draft = replace(
-        mine[-1],
+        own_manifests[-1],
         files=tuple(files[path] for path in sorted(files)),
-        started=min(m.started for m in mine),
-        ended=max(m.ended for m in mine),
+        started=min(m.started for m in own_manifests),
+        ended=max(m.ended for m in own_manifests),
         supersedes=(),
     )
-    sent = upload(draft, replace(seen.files, by_path={**seen.files.by_path, **found}), to)
-    return () if sent.stored_before else tuple(sorted(found))
+    sent = upload(
+        draft, replace(local_save.files, by_path={**local_save.files.by_path, **configs}), context
+    )
+    return () if sent.stored_before else tuple(sorted(configs))
 
 
-def unless_young(found: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
-    """Return ``found``, or nothing if one of the files is younger than ``young`` seconds."""
+def drop_young(configs: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
+    """Return ``configs``, or nothing if one of the files is younger than ``young`` seconds."""
     now = time.time()
-    return {} if any(abs(now - held.stat.mtime / 1e9) < young for held in found.values()) else found
+    return (
+        {}
+        if any(abs(now - file.stat.mtime / 1e9) < young for file in configs.values())
+        else configs
+    )
 
 
 def find_model_configs(
@@ -193,11 +211,11 @@ def find_model_configs(
     """Return the files, by name, that a checkpoint lacks and that lie around it on this node.
 
     Nothing is added of a kind that the checkpoint has, at whatever depth, nor under a name that it
-    has.  ``stored``: paths of it that are in the store.
+    has. ``stored``: paths of it that are in the store.
     """
-    there = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
-    lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if there.isdisjoint(kind.own)]
-    found: dict[str, LocalFile] = {}
+    names = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
+    lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if names.isdisjoint(kind.own)]
+    configs: dict[str, LocalFile] = {}
     around: tuple[
         Path, ...
     ] = ()  # the run's directory, nearest first; the final model is what lies there
@@ -207,35 +225,39 @@ def find_model_configs(
         )
         around = (home, home.parent) if home.name in NESTED else (home,)
     for folder in around if lacking else ():
-        _add(found, _beside(folder), lacking)
-    if _ADAPTER not in lacking or _ADAPTER.marks[0] in found:
+        _add_kinds(configs, _list_configs(folder), lacking)
+    if _ADAPTER not in lacking or _ADAPTER.marks[0] in configs:
         # its base model's configuration does not open an adapter
         lacking = [kind for kind in lacking if kind is not _CONFIG]
     lacking = [kind for kind in lacking if kind is not _ADAPTER]
-    is_short = any(found.keys().isdisjoint(kind.names) for kind in lacking)
-    for folder in _named_models(files, found, around) if is_short else ():
-        beside = _beside(folder)
+    is_short = any(configs.keys().isdisjoint(kind.names) for kind in lacking)
+    for folder in _named_models(files, configs, around) if is_short else ():
+        beside = _list_configs(folder)
         if _has_mark(beside, _CONFIG):  # only of a directory that is a model's
-            _add(found, beside, lacking)
-    return {name: held for name, held in found.items() if name not in there}
+            _add_kinds(configs, beside, lacking)
+    return {name: file for name, file in configs.items() if name not in names}
 
 
-def _add(
-    found: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
+def _add_kinds(
+    configs: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
 ) -> None:
+    """Add to ``configs`` the files of each kind that it has none of and that ``beside`` has whole."""
     for kind in kinds:
-        if found.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
-            its = {name: beside[name] for name in kind.names if name in beside}
+        if configs.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
+            kind_files = {name: beside[name] for name in kind.names if name in beside}
             # half of a JSON file is being written
             if all(
-                not name.endswith(".json") or _keys_of(held) is not None
-                for name, held in its.items()
+                not name.endswith(".json") or _read_keys(file) is not None
+                for name, file in kind_files.items()
             ):
-                found.update(its)
+                configs.update(kind_files)
 
 
-def _beside(folder: Path) -> dict[str, LocalFile]:
-    """Return the regular files of a directory that may stand beside a model."""
+def _list_configs(folder: Path) -> dict[str, LocalFile]:
+    """Return the regular files of a directory that may lie beside a model.
+
+    None if it is unreadable.
+    """
     with contextlib.suppress(CkptsyncError):  # what cannot be looked at is as good as not there
         files = walk(folder, BESIDE_WEIGHTS).files
         return {
@@ -247,20 +269,20 @@ def _beside(folder: Path) -> dict[str, LocalFile]:
 
 
 def _has_mark(beside: Mapping[str, LocalFile], kind: _Kind) -> bool:
-    contents = (_keys_of(beside[name]) for name in kind.marks if name in beside)
+    """Return whether files of a directory show that it has this kind."""
+    contents = (_read_keys(beside[name]) for name in kind.marks if name in beside)
     return any(
         each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
     )
 
 
 @lru_cache(maxsize=256)
-def _keys_of(held: LocalFile) -> Mapping[str, Any] | None:
-    """Return what a file says under the keys that tell its kind, or name the model.
+def _read_keys(file: LocalFile) -> Mapping[str, Any] | None:
+    """Return a file's values of the keys that tell its kind, or name the model; None if it is torn.
 
-    None if it is not whole.  Of large JSON only the end is read.  A pickle is read by the machine
-    that runs nothing.
+    Of large JSON only the end is read, so no value is returned.  A pickle is not executed.
     """
-    files, name, size = _files_of(held), held.stat.path, held.stat.size
+    files, name, size = _as_files(file), file.stat.path, file.stat.size
     content: Any = None
     with contextlib.suppress(CkptsyncError):
         if name == _ARGUMENTS:
@@ -269,24 +291,30 @@ def _keys_of(held: LocalFile) -> Mapping[str, Any] | None:
             content = parse(read_whole(files, name), name)
         elif not read(files, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]")):
             return None
-        known = (*_CONFIG.keys, *_ADAPTER.keys, *_NAMING_KEYS)
+        wanted_keys = (*_CONFIG.keys, *_ADAPTER.keys, *_NAMING_KEYS)
         is_object = isinstance(content, dict)
-        return {key: content[key] for key in known if key in content} if is_object else {}
+        return {key: content[key] for key in wanted_keys if key in content} if is_object else {}
     return None
 
 
 def _named_models(
-    files: LocalFiles, found: Mapping[str, LocalFile], around: Sequence[Path]
+    files: LocalFiles, configs: Mapping[str, LocalFile], around: Sequence[Path]
 ) -> Iterator[Path]:
-    """Yield the local directories of the model that a training names as the one it began with."""
-    named_in = [held for name in _NAMED_IN if (held := files.by_path.get(name) or found.get(name))]
+    """Yield the local directories of the model with which a training says that it began."""
+    named_in = [
+        file for name in _NAMED_IN if (file := files.by_path.get(name) or configs.get(name))
+    ]
     for home in around:
         with contextlib.suppress(CkptsyncError):
             named_in += [
                 LocalFile(f, home, is_pinned=False) for f in walk(home, (_ARGUMENTS,)).files
             ]
-    names = [(_keys_of(held) or {}).get(key) for held in named_in for key in _NAMING_KEYS]
-    names += [b.facts.get("base_model") for home in around for b in reversed(begun(home / SPOOL))]
+    names = [(_read_keys(file) or {}).get(key) for file in named_in for key in _NAMING_KEYS]
+    names += [
+        b.facts.get("base_model")
+        for home in around
+        for b in reversed(list_training_processes(home / SPOOL))
+    ]
     for name in dict.fromkeys(name for name in names if isinstance(name, str)):
         if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
             yield Path(name)
@@ -298,9 +326,10 @@ def _read_arguments(files: LocalFiles, extent: Extent) -> Any:
     from ckptsync.formats import torch_pickle, torch_save  # noqa: PLC0415
     from ckptsync.formats.pickles import AnyClass, PickledObject  # noqa: PLC0415
 
-    found, _ = torch_save.load(files, extent, AnyClass(torch_pickle.ALLOWED))
-    return found.state if isinstance(found, PickledObject) else found
+    arguments, _ = torch_save.load(files, extent, AnyClass(torch_pickle.ALLOWED))
+    return arguments.state if isinstance(arguments, PickledObject) else arguments
 
 
-def _files_of(held: LocalFile) -> LocalFiles:
-    return LocalFiles("", "trainer", {held.stat.path: held})
+def _as_files(file: LocalFile) -> LocalFiles:
+    """Return one file as the files of a save."""
+    return LocalFiles("", "trainer", {file.stat.path: file})

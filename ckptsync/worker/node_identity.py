@@ -1,6 +1,7 @@
 """The id of this node, and how far its clock is from the store's.
 
-The times of one save are compared between nodes.
+Times of one save are compared between nodes, so each node measures its clock against the store's,
+at most once an hour and again after somebody has set it.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def node_id(hostname: str = "", machine_id: Path = MACHINE_ID) -> str:
 
 
 def umask() -> str:
-    """Return the mask of file modes of this process, such as ``0022``; empty if it is not known.
+    """Return the mask of file modes of this process, such as ``0022``; empty if it is unknown.
 
-    os.umask tells it only by setting it, for all threads.
+    os.umask returns it only by setting it, for all threads.
     """
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
@@ -56,10 +57,7 @@ def umask() -> str:
 
 
 class Clock:
-    """The clock of this node minus the store's, as far as it was measured; ``last`` in ns.
-
-    A clock that somebody sets makes the last measurement worthless.
-    """
+    """Measures this node's clock minus the store's; ``last`` has the result in ns, 0 before."""
 
     def __init__(self, store: Store, node: str) -> None:
         self._store, self._node = store, node
@@ -67,19 +65,22 @@ class Clock:
         self._measured: float | None = None
         self._lock = threading.Lock()
         self._now = 0.0
-        self._skew = skew()
+        self._skew = wall_minus_monotonic()
 
     def notice(self, now: float) -> None:
-        """See whether the clock was set.  ``now`` in seconds on a clock that only grows."""
+        """Discard the last measurement if somebody has set the clock since the last call.
+
+        ``now``: seconds on a clock that only grows.
+        """
         self._now = max(now, self._now)
-        before, self._skew = self._skew, skew()
-        if jumped(before, self._skew):
+        before, self._skew = self._skew, wall_minus_monotonic()
+        if clock_jump(before, self._skew):
             self._measured = None
 
     def measure(self) -> int:
-        """Measure, unless the last measurement is less than an hour old; return the offset.
+        """Return the offset in ns, measured anew if the last measurement is older than an hour.
 
-        The hour counts up to the last `notice`.  Other threads wait while one measures.  Raises
+        The age is that at the last `notice`.  Other threads wait while one measures.  Raises
         StoreError.
         """
         with self._lock:
@@ -89,25 +90,26 @@ class Clock:
             return self.last
 
     def measure_in_time(self, *, is_idle: bool) -> None:
-        """Measure before a save needs it, but send nothing to a store that needs nothing."""
+        """Measure ahead of the next save, unless ``is_idle``; errors are left to that save."""
         if not is_idle and not self._is_measured():
             # whoever needs it measures, and reports what is wrong
             with contextlib.suppress(CkptsyncError):
                 self.measure()
 
     def _is_measured(self) -> bool:
+        """Return whether the last measurement is less than an hour old."""
         measured = self._measured
         return measured is not None and self._now - measured < HOUR
 
 
-def skew() -> float:
+def wall_minus_monotonic() -> float:
     """Return the system's clock minus one that nobody sets, in seconds."""
     return time.time() - time.monotonic()
 
 
-def jumped(before: float, after: float) -> float:
-    """Return the seconds by which the clock was set between two readings of `skew`.
+def clock_jump(before: float, after: float) -> float:
+    """Return the seconds by which the clock was set between two readings; 0 if by at most 2 s.
 
-    0 for what NTP does by itself.
+    NTP adjusts it by less.  Readings are those of `wall_minus_monotonic`.
     """
     return after - before if abs(after - before) > JUMP else 0.0

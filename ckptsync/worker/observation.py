@@ -1,10 +1,9 @@
 """What one scan found of a save: its files, the hook's markers, and the checkpoints beside it.
 
-`worker.finished` judges it.
-
-A file system gives the facts, and nothing here decides whether a save is finished.  Times of
-markers and files are compared, which is fair on one machine.  Where clocks differ, or one was set,
-a marker says less than it might, and the files are judged as they are without a hook.
+Deciding whether a save is finished must be testable without a disk.  So this module reads the facts
+from the file system into one value, an `Observation`, and decides nothing; `worker.finished` judges
+the value.  Times of markers and files are compared, which is fair on one machine.  Where clocks
+differ, or one was set, a marker proves less, and the files are judged as they are without a hook.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from ckptsync.layouts import registry
 from ckptsync.mounts import device_kinds
 from ckptsync.plain_json import parse
 from ckptsync.spool import markers as spool_markers
-from ckptsync.spool.markers import Begun, RankMark, is_training
+from ckptsync.spool.markers import RankMark, TrainingProcess, is_training
 from ckptsync.tensors import read_whole
 from ckptsync.walk import SPOOL, Stat, open_checkpoint_file
-from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, each_open
+from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, open_each
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
 VERL_MARKER = "latest_checkpointed_iteration.txt"
@@ -54,10 +53,10 @@ Span = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """``trainer_state.json``, or what verl writes instead.
+    """What ``trainer_state.json``, or verl's marker file, says.
 
-    ``step`` is ``None`` if it cannot be parsed; ``last`` the step at which the training ends, 0 if
-    it does not say.
+    ``step``: None if the file cannot be parsed.  ``last``: the step at which the training ends, 0
+    if the file does not say.
     """
 
     step: int | None
@@ -67,11 +66,11 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class UnendedTraining:
-    """What shows that the model in a run's root may be a copy of a save in the middle of training.
+    """Evidence that the model in a run's root may be a copy of a save in the middle of training.
 
-    ``checkpoint``: the Trainer's newest that is no newer, at ``step`` of ``last``, of a time
-    (``mtime``, ns); ``every``: seconds between it and the one before, 0 if there is none;
-    ``is_followed``: another checkpoint was begun after the model was written.
+    ``checkpoint``: the Trainer's newest one that is no newer than the model, at ``step`` of
+    ``last``; ``mtime``: its time (ns).  ``every``: seconds between it and the one before, 0 without
+    one. ``is_followed``: another checkpoint was begun after the model was written.
     """
 
     checkpoint: str
@@ -84,27 +83,27 @@ class UnendedTraining:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one scan found of a save.  ``step`` is its number by its name.
+    """All facts about a save that decide whether it is finished.
 
-    ``unclosed``: files without the end that their format gives them.  ``writing``: files that are
-    open for writing (``None``: cannot be told). ``marker``: verl's
-    ``latest_checkpointed_iteration.txt``.  ``gone``: the trainer has removed the directory, only
-    the pin is left. ``hook``: see `HookStatus`; ``save``: the id that the ranks' markers give it.
-    ``stable``: these very files were at rest before (`fingerprint`).
+    ``step``: its number by its name.  ``unclosed``: files that do not end as their format does.
+    ``writing``: files that are open for writing (None: cannot be told).  ``marker``: verl's
+    ``latest_checkpointed_iteration.txt``.  ``is_gone``: the trainer has removed the directory, and
+    only the pin is left.  ``hook``: see `HookStatus`.  ``save``: the id that the ranks' markers
+    give it. ``stable``: these very files were stable before (`fingerprint`).
 
-    ``later``: a later checkpoint lies beside it, all of it newer.  ``other_part``: another node's
-    manifest of the same save is in the store. ``awaited``: Hugging Face's Trainer writes in this
-    output directory.  ``alike``: another checkpoint here, at rest for long, has the same file
-    names.
+    ``later``: a checkpoint of a later step lies beside it, all of it newer.  ``other_part``:
+    another node's manifest of the same save is in the store.  ``has_trainer``: Hugging Face's
+    Trainer writes in this output directory.  ``has_similar``: another stable checkpoint here has
+    the same file names.
 
-    ``emptied``: a name came or went in its directories after its last file was written: rotation
-    may have begun.
+    ``was_emptied``: a name came or went in its directories after its last file was written:
+    rotation may have begun.
 
-    ``fresh``: all of it appeared between two scans, so that nothing in it is of an older save.
-    Then the presence of the trainer's last file tells, whatever a clock that was set meanwhile made
-    of the files' times.
+    ``is_new``: all of it appeared between two scans, so nothing in it is of an older save.  Then
+    the presence of the trainer's last file decides, whatever a clock that was set meanwhile made of
+    times.
 
-    ``unended``: of a final model, that its training may go on.
+    ``unended``: for a final model, evidence that its training may go on.
     """
 
     family: Family
@@ -116,15 +115,15 @@ class Observation:
     writing: tuple[str, ...] | None = ()
     later: bool = False
     other_part: bool = False
-    gone: bool = False
+    is_gone: bool = False
     hook: HookStatus = ""
     stable: bool = False
     marker: TrainerState | None = None
-    fresh: bool = False
-    awaited: bool = False
-    alike: bool = False
+    is_new: bool = False
+    has_trainer: bool = False
+    has_similar: bool = False
     save: str = ""
-    emptied: bool = False
+    was_emptied: bool = False
     unended: UnendedTraining | None = None
 
 
@@ -132,123 +131,130 @@ class Observation:
 class Surroundings:
     """What an output directory holds at one scan.
 
-    ``begun``: the trainings that a hook knows; ``marks``: by checkpoint, those of its ranks.
+    ``processes``: the training processes that a hook has introduced.  ``marks``: the ranks'
+    markers, by checkpoint.  ``spans``: of each numbered checkpoint.  ``has_trainer``: see
+    `is_trainer_at_work`.
     """
 
     saves: Sequence[LocalSave] = ()
-    begun: tuple[Begun, ...] = ()
+    processes: tuple[TrainingProcess, ...] = ()
     marks: Mapping[str, tuple[RankMark, ...]] = field(default_factory=dict)
     spans: Sequence[Span] = ()
-    awaited: bool = False
+    has_trainer: bool = False
 
 
 def find_surroundings(
     output_dir: Path, saves: Sequence[LocalSave], marked: Collection[str]
 ) -> Surroundings:
-    """Return what lies around each of ``saves``, with the markers of the checkpoints ``marked``.
+    """Return what lies around ``saves``, with the rank markers of the checkpoints ``marked``.
 
-    Never raises: an unreadable marker is none.
+    Never raises: a marker that cannot be read is ignored.
     """
     spool = output_dir / SPOOL
-    begun = spool_markers.begun(spool)
-    marks = {name: spool_markers.marks(spool, name) for name in marked} if begun else {}
+    processes = spool_markers.list_training_processes(spool)
+    marks = (
+        {name: spool_markers.list_rank_marks(spool, name) for name in marked} if processes else {}
+    )
     spans = [
         (
-            one.checkpoint_dir.family,
-            one.checkpoint_dir.step,
-            min(h.stat.mtime for h in one.files.by_path.values()),
+            save.checkpoint_dir.family,
+            save.checkpoint_dir.step,
+            min(h.stat.mtime for h in save.files.by_path.values()),
         )
-        for one in saves
-        if one.checkpoint_dir.step is not None and one.files.by_path
+        for save in saves
+        if save.checkpoint_dir.step is not None and save.files.by_path
     ]
-    return Surroundings(saves, begun, marks, spans, is_trainer_at_work(saves, begun))
+    return Surroundings(saves, processes, marks, spans, is_trainer_at_work(saves, processes))
 
 
-def is_trainer_at_work(saves: Iterable[LocalSave], begun: Iterable[Begun]) -> bool:
+def is_trainer_at_work(saves: Iterable[LocalSave], processes: Iterable[TrainingProcess]) -> bool:
     """Return whether Hugging Face's Trainer writes in this output directory.
 
-    Its checkpoints or its hook show it.  Then each checkpoint gets its last file.
+    One of its checkpoints, or its hook, shows it.  Then every checkpoint gets the Trainer's last
+    file.
     """
-    return any(TRAINER_STATE in one.files.by_path for one in saves) or any(
-        b.trainer.startswith("transformers") for b in begun
+    return any(TRAINER_STATE in save.files.by_path for save in saves) or any(
+        b.trainer.startswith("transformers") for b in processes
     )
 
 
 def observe(
-    seen: LocalSave, around: Surroundings, *, other_part: bool = False, fresh: bool = False
+    local_save: LocalSave, around: Surroundings, *, other_part: bool = False, is_new: bool = False
 ) -> Observation:
     """Return all facts about a save; reads the ends of all its files.
 
-    Raises Incomplete if files vanish meanwhile: look again.
+    Raises Incomplete if files vanish meanwhile.
     """
-    files = seen.files
+    files = local_save.files
     unclosed, writing = _check_files(files)
-    found = Observation(
+    observation = Observation(
         family=files.family,
-        step=seen.checkpoint_dir.step,
+        step=local_save.checkpoint_dir.step,
         files=files.stats,
         partial=files.partial,
         state=trainer_state(files),
         unclosed=unclosed,
         writing=writing,
-        marker=_verl_marker(seen.checkpoint_dir) if files.family == "verl" else None,
-        fresh=fresh,
-        emptied=not files.gone
-        and seen.checkpoint_dir.only is None
-        and _was_emptied(seen.checkpoint_dir.path, files.stats),
+        marker=_verl_marker(local_save.checkpoint_dir) if files.family == "verl" else None,
+        is_new=is_new,
+        was_emptied=not files.is_gone
+        and local_save.checkpoint_dir.only is None
+        and _was_emptied(local_save.checkpoint_dir.path, files.stats),
     )
-    return with_surroundings(found, seen, around, other_part=other_part)
+    return with_surroundings(observation, local_save, around, other_part=other_part)
 
 
 def with_surroundings(
-    before: Observation, seen: LocalSave, around: Surroundings, *, other_part: bool = False
+    before: Observation, local_save: LocalSave, around: Surroundings, *, other_part: bool = False
 ) -> Observation:
-    """Return the same observation of unchanged files, with what lies around them now."""
-    name, files = seen.checkpoint, seen.files.stats
+    """Return an observation of unchanged files with what lies around them now."""
+    name, files = local_save.checkpoint, local_save.files.stats
     hook = hook_status(
-        around, name, files, is_committed=seen.pin is not None and seen.pin.is_committed
+        around, name, files, is_committed=local_save.pin is not None and local_save.pin.is_committed
     )
     marks = around.marks.get(name, ()) if hook == "marked" else ()
     return replace(
         before,
-        later=is_later(seen, around.spans),
+        later=is_later(local_save, around.spans),
         other_part=other_part,
-        awaited=around.awaited,
-        gone=seen.files.gone,
+        has_trainer=around.has_trainer,
+        is_gone=local_save.files.is_gone,
         hook=hook,
         save=max(marks, key=lambda m: m.at).save if marks else "",
-        stable=was_at_rest(seen),
-        unended=_unended_training(seen, around, before.unended),
+        stable=was_at_rest(local_save),
+        unended=_unended_training(local_save, around, before.unended),
     )
 
 
 def _unended_training(
-    seen: LocalSave, around: Surroundings, before: UnendedTraining | None
+    local_save: LocalSave, around: Surroundings, before: UnendedTraining | None
 ) -> UnendedTraining | None:
-    """Return that the Trainer's newest checkpoint, older than a final model, is not its last.
+    """Return evidence that a final model's training may go on, or None.
 
-    None for other saves, for a model that was begun later than a copy of that checkpoint would be,
-    and where the training has ended by its hook, or has left its state beside the model since, as
-    scripts do at the end.  ``before``: what the last scan found.
+    The evidence is the Trainer's newest checkpoint that is older than the model and not of the last
+    step.  None for other saves, for a model that was begun later than a copy of that checkpoint
+    would be, and where the training has ended: by its hook, or because it has left its state beside
+    the model since, as scripts do at the end.  ``before``: the evidence of the last scan, to read
+    no file twice.
     """
-    held = seen.files.by_path
-    if seen.files.family != FINAL or not held:
+    files = local_save.files.by_path
+    if local_save.files.family != FINAL or not files:
         return None
-    end = max(h.stat.mtime for h in held.values())
-    writers = [b for b in around.begun if b.at <= end / 1e9]
+    end = max(h.stat.mtime for h in files.values())
+    writers = [b for b in around.processes if b.at <= end / 1e9]
     if writers and all(b.ended for b in writers if b.train == writers[-1].train):
         return None
-    found = [
-        (held_state.stat.mtime, one)
-        for one in around.saves
-        if one.files.family == "trainer" and (held_state := one.files.by_path.get(TRAINER_STATE))
+    states = [
+        (state_file.stat.mtime, save)
+        for save in around.saves
+        if save.files.family == "trainer" and (state_file := save.files.by_path.get(TRAINER_STATE))
     ]
     *earlier, (mtime, last) = sorted(
-        ((0, seen), *(one for one in found if one[0] <= end)), key=itemgetter(0)
+        ((0, local_save), *(save for save in states if save[0] <= end)), key=itemgetter(0)
     )
-    if not mtime or (TRAINER_STATE in held and held[TRAINER_STATE].stat.mtime >= mtime):
+    if not mtime or (TRAINER_STATE in files and files[TRAINER_STATE].stat.mtime >= mtime):
         return None
-    began = min(at for h in held.values() if (at := h.stat.mtime) >= mtime)
+    began = min(mtime_of_file for h in files.values() if (mtime_of_file := h.stat.mtime) >= mtime)
     if began - mtime > COPIED * 1e9:
         return None
     if before is None or (before.checkpoint, before.mtime) != (last.checkpoint, mtime):
@@ -262,57 +268,58 @@ def _unended_training(
     return replace(before, is_followed=is_followed)
 
 
-def is_later(seen: LocalSave, spans: Iterable[Span]) -> bool:
-    """Return whether a later checkpoint of the family was begun after all of this was written."""
-    step = seen.checkpoint_dir.step
-    if step is None or not seen.files.by_path:
+def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
+    """Return whether a checkpoint of a later step was begun after all of this one was written."""
+    step = local_save.checkpoint_dir.step
+    if step is None or not local_save.files.by_path:
         return False
-    end = max(h.stat.mtime for h in seen.files.by_path.values())
+    end = max(h.stat.mtime for h in local_save.files.by_path.values())
     return any(
-        family == seen.checkpoint_dir.family and other > step and start >= end
-        for family, other, start in spans
+        family == local_save.checkpoint_dir.family and other_step > step and start >= end
+        for family, other_step, start in spans
     )
 
 
-def is_like_another(seen: LocalSave, saves: Iterable[LocalSave]) -> bool:
-    """Return whether one of ``saves`` is of another step and has files of the same names.
+def is_like_another(local_save: LocalSave, saves: Iterable[LocalSave]) -> bool:
+    """Return whether another stable save, of another step, has files of the same names.
 
-    Only a save that was at rest for long counts (`finished.is_stable`).
+    The step within names is ignored.
     """
     of_size = (
         o
         for o in saves
-        if o.checkpoint != seen.checkpoint and len(o.files.by_path) == len(seen.files.by_path)
+        if o.checkpoint != local_save.checkpoint
+        and len(o.files.by_path) == len(local_save.files.by_path)
     )
-    others = [
+    candidates = [
         o
         for o in of_size
-        if o.checkpoint_dir.family == seen.checkpoint_dir.family and was_at_rest(o)
+        if o.checkpoint_dir.family == local_save.checkpoint_dir.family and was_at_rest(o)
     ]
-    shape = _shape(seen)
-    return any(_shape(other) == shape for other in others)
+    shape = _name_pattern(local_save)
+    return any(_name_pattern(candidate) == shape for candidate in candidates)
 
 
-def _shape(seen: LocalSave) -> frozenset[str]:
-    """Return file names without the step, which scripts like to write into them."""
-    number = re.compile(rf"(?<![0-9])0*{seen.checkpoint_dir.step}(?![0-9])")
-    return frozenset(number.sub("#", name) for name in seen.files.by_path)
+def _name_pattern(local_save: LocalSave) -> frozenset[str]:
+    """Return a save's file names with its step replaced by ``#``: scripts write it into names."""
+    number = re.compile(rf"(?<![0-9])0*{local_save.checkpoint_dir.step}(?![0-9])")
+    return frozenset(number.sub("#", name) for name in local_save.files.by_path)
 
 
-def was_at_rest(seen: LocalSave) -> bool:
-    """Return whether the pin says that these very files were at rest."""
+def was_at_rest(local_save: LocalSave) -> bool:
+    """Return whether the pin's notes say that these very files were stable.
+
+    See `finished.is_stable`.
+    """
     return (
-        seen.pin is not None
-        and seen.pin.notes.stable > 0
-        and fingerprint(seen.files.stats) == seen.pin.notes.stable
+        local_save.pin is not None
+        and local_save.pin.notes.stable > 0
+        and fingerprint(local_save.files.stats) == local_save.pin.notes.stable
     )
 
 
 def fingerprint(files: Iterable[Stat]) -> int:
-    """Return one positive number for these names, sizes and times.
-
-    A copy of a file is as good as the file.
-    """
+    """Return one positive number for these names, sizes and times; inodes do not matter."""
     lines = "\n".join(f"{f.path}\0{f.size}\0{f.mtime}" for f in sorted(files))
     return (
         int.from_bytes(
@@ -331,12 +338,12 @@ def hook_status(
     files: Sequence[Stat],
     *,
     is_committed: bool = False,
-    runs: Callable[[Begun], bool | None] = is_training,
+    is_running: Callable[[TrainingProcess], bool | None] = is_training,
 ) -> HookStatus:
-    """Return what the hook says of a checkpoint with these files.
+    """Return what the hook's markers say of a checkpoint with these files.
 
-    Of the final model: whether the last training was done with it, or killed.  ``runs``: whether a
-    training's process may still write.
+    For the final model: whether the last training was done with it, or was killed.  ``is_running``:
+    whether a training's process may still write.
     """
     if is_committed:
         return "committed"
@@ -344,8 +351,8 @@ def hook_status(
         return ""
     newest = max(f.mtime for f in files) / 1e9
     # a training that began later did not write it
-    writers = [b for b in around.begun if b.at <= newest]
-    living = [b for b in writers if runs(b) is not False]
+    writers = [b for b in around.processes if b.at <= newest]
+    living = [b for b in writers if is_running(b) is not False]
     if checkpoint == FINAL:
         if living:
             return "training"
@@ -354,16 +361,13 @@ def hook_status(
         if last and all(b.left for b in last):
             return "marked"
         return "killed" if last and last[0].trainer.startswith("transformers") else ""
-    if newest <= _marked_at(around.marks.get(checkpoint, ())):
+    if newest <= _last_mark_time(around.marks.get(checkpoint, ())):
         return "marked"
     return "training" if any(not b.ended and b.marks == "all" for b in living) else ""
 
 
-def _marked_at(marks: Iterable[RankMark]) -> float:
-    """Return when the last rank that writes here marked the newest save of a name.
-
-    0 if a rank has not.
-    """
+def _last_mark_time(marks: Iterable[RankMark]) -> float:
+    """Return when the last rank marked the newest save of a name; 0 if a rank has not."""
     ordered = sorted(marks, key=lambda m: m.at)
     of_newest = [m for m in ordered if m.save == ordered[-1].save]
     # 0: nobody knew how many ranks write here
@@ -375,9 +379,9 @@ def _marked_at(marks: Iterable[RankMark]) -> float:
 
 
 def trainer_state(files: LocalFiles) -> TrainerState | None:
-    """Return ``trainer_state.json``, if there is one."""
-    held = files.by_path.get(TRAINER_STATE)
-    if held is None:
+    """Return what ``trainer_state.json`` says, or None if there is none."""
+    file = files.by_path.get(TRAINER_STATE)
+    if file is None:
         return None
     try:
         state = parse(read_whole(files, TRAINER_STATE), TRAINER_STATE)
@@ -389,12 +393,12 @@ def trainer_state(files: LocalFiles) -> TrainerState | None:
         else (None, None)
     )
     return TrainerState(
-        step if type(step) is int else None, held.stat.mtime, last if type(last) is int else 0
+        step if type(step) is int else None, file.stat.mtime, last if type(last) is int else 0
     )
 
 
 def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
-    """Return the step that verl's driver says is written.
+    """Return the step that verl's driver says is written; None without a readable file.
 
     The file lies beside the checkpoints, and only on the driver's node.
     """
@@ -410,7 +414,10 @@ def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
 
 
 def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
-    """Return whether a name came or went more than a second after the last file was written."""
+    """Return whether a name came or went more than a second after the last file was written.
+
+    True also if a directory cannot be read: rotation is at work.
+    """
     newest = max((f.mtime for f in files), default=0)
     try:
         below = {root / name for name in {f.path.rpartition("/")[0] for f in files}}
@@ -429,16 +436,18 @@ def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:
 def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Return the files without their format's end, and those that a process has open for writing.
 
-    The second is ``None`` if none is known to be, but not all could be asked: the kernel refuses a
-    read lease while a file is open for writing.  A file that is asked is opened once for both.
+    The second is None if none is known to be open but not all could be checked.  The kernel refuses
+    a read lease while a file is open for writing, on local file systems only.
     """
     kinds = device_kinds()
-    asked = [h for h in files.by_path.values() if kinds.get(h.stat.device) in _LEASE_FILE_SYSTEMS]
-    unasked = files.by_path.keys() - {h.stat.path for h in asked}
-    unclosed = [path for path in unasked if not registry.closed(path, files)]
-    leases: dict[str, bool | None] = dict.fromkeys(unasked)
-    for held, fd in each_open(asked):
-        path = held.stat.path
+    leasable = [
+        h for h in files.by_path.values() if kinds.get(h.stat.device) in _LEASE_FILE_SYSTEMS
+    ]
+    unleasable = files.by_path.keys() - {h.stat.path for h in leasable}
+    unclosed = [path for path in unleasable if not registry.closed(path, files)]
+    leases: dict[str, bool | None] = dict.fromkeys(unleasable)
+    for file, fd in open_each(leasable):
+        path = file.stat.path
         if not registry.closed(path, OpenLocalFile(files, fd)):
             unclosed.append(path)
         leases[path] = has_lease(fd, fcntl.F_RDLCK)
@@ -447,9 +456,9 @@ def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | 
 
 
 def has_lease(fd: int, kind: int) -> bool | None:
-    """Return whether the kernel grants a lease, which goes at once.
+    """Return whether the kernel grants a lease on an open file, which is given back at once.
 
-    ``None`` if this file system gives none.
+    None if this file system grants none.
     """
     try:
         # the kernel tells a lease's holder of a writer by this signal; SIGIO, the default, would

@@ -65,12 +65,15 @@ class WorkerOptions:
 
     @property
     def selection(self) -> Selection:
-        """Which files are sent."""
+        """Return which files are sent."""
         return Selection(self.send, self.include, self.exclude)
 
 
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
-    """Return ``options`` if a store can keep the run, and both lie apart.  Raises ConfigError."""
+    """Return ``options`` after checking names, and that run and store do not overlap.
+
+    Raises ConfigError.
+    """
     checked_node(options.node)
     checked_run(options.run.name)
     root = local_root(store_url)
@@ -80,7 +83,7 @@ def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
 
 
 def checked_run(name: str) -> str:
-    """Return ``name`` if a store can keep a run under it; raises ConfigError."""
+    """Return ``name`` if a store can keep a run of that name; raise ConfigError if not."""
     try:
         return checked_run_name(name)
     except Corrupt as e:
@@ -89,7 +92,7 @@ def checked_run(name: str) -> str:
 
 
 def local_root(store_url: str) -> Path | None:
-    """Return the directory of a store on this file system, or ``None``."""
+    """Return the directory of a store on this file system, or None for other stores."""
     try:
         return Path(path_of(store_url)).resolve()
     except Unsupported:  # a scheme of another machine
@@ -97,10 +100,10 @@ def local_root(store_url: str) -> Path | None:
 
 
 def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = ()) -> None:
-    """Raise ConfigError if a source lies in the store, or the store in a checkpoint.
+    """Raise ConfigError if a source lies in the store, or the store in a checkpoint of it.
 
-    What is sent would be found, and sent again. ``checkpoints``: directories that are checkpoints
-    because the user says so.
+    Files that were sent would be found, and sent again.  ``checkpoints``: further directories that
+    the user calls checkpoints.
     """
     inside = directory.resolve()
     if inside == root or root in inside.parents:

@@ -1,12 +1,15 @@
-"""Pins of this node beside the trainer's checkpoints: how they follow what lies there.
+"""This node's pins beside the trainer's checkpoints: how they follow what lies there.
 
-`follow_source` decides; `Pinner` carries it out, quickly, and safe to repeat at any moment.
-`spool_room` says which pins give way when the spool is full.
+Rotation, another save and a killed trainer look alike for a moment.  `follow_source` decides, of
+names and inodes alone, whether the pin grows, stays, or a new one is created; `Pinner` carries it
+out, quickly, and safe to repeat at any moment.  `spool_room` says which pins are dropped when the
+spool is full.
 
-`PinCopies` has what no link can hold, where the spool is another file system, or one without links.
-From the first scan on such a file is kept open, so that rotation takes its name and not its bytes.
-A thread copies it once it has been still for a second, or rotation has taken its name: a scan never
-waits for bytes.  A copy appears whole, with the file's time, or not at all.
+`PinCopies` has the files that cannot be linked, where the spool is another file system, or one
+without links.  From the first scan on such a file is kept open, so that rotation removes its name
+and not its bytes.  A thread copies it after a second without a change, or after rotation has
+removed its name: a scan never waits for bytes.  A copy appears whole, with the file's time, or not
+at all.
 """
 
 from __future__ import annotations
@@ -27,20 +30,20 @@ from ckptsync.spool.pins import (
     Pin,
     adopt,
     compare,
+    create_pin,
     drop,
     free_bytes,
-    grow,
+    link_files,
     list_pins,
-    open_pin,
-    pulse,
-    trim,
+    renew_ownership,
+    unlink_files,
 )
-from ckptsync.spool.safe_files import Tree, copy_bytes, copy_of, is_folder, refusals
+from ckptsync.spool.safe_files import Tree, copy_bytes, create_copy, is_folder, translate_errors
 from ckptsync.threads import start_thread
 from ckptsync.walk import Stat, open_checkpoint_file, stat_open
-from ckptsync.worker.local_save import LocalSave, local_save
+from ckptsync.worker.local_save import LocalSave, build_local_save
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.results import Failure, failure
+from ckptsync.worker.results import Failure, describe_failure
 from ckptsync.worker.spool_room import (
     PinCost,
     Relief,
@@ -61,33 +64,33 @@ _Name = tuple[Path, str]
 class PinChanges:
     """How the pins of a checkpoint change.
 
-    ``drop`` pins, ``open`` pin number k with all that lies in the source, ``trim`` and ``grow`` the
-    newest pin by these names.
+    ``drop``: pins to delete.  ``open``: the number of a pin to create with all files of the source.
+    ``unlinked`` and ``linked``: names to remove from, and to add to, the newest pin.
     """
 
     drop: tuple[Pin, ...] = ()
     open: int | None = None
-    trim: tuple[str, ...] = ()
-    grow: tuple[str, ...] = ()
+    unlinked: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
 
 
-def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str) -> PinChanges:
-    """Return how this node's pins of one checkpoint follow its source.  Pure.
+def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: str) -> PinChanges:
+    """Return how this node's pins of one checkpoint change to follow its source.  Pure.
 
-    A pin holds one save.  Where a name stands for another file than before, the trainer is saving
-    again: a save that was found finished stays, one that was not is given up half way, and goes.
-    Where no file at all is the same, the directory was removed and made again, and the old pin may
-    well be a whole save that rotation was quicker with. What the hook committed is whole: it
-    neither grows nor shrinks, and what this node pinned of the same save on the way goes.
+    A pin holds one save.  If a name stands for another file than before, the trainer is saving
+    again: a new pin is created, and the old one stays if it was found finished, and else is
+    dropped.  If no file is the same, the directory was removed and made again, and the old pin
+    stays: it may be a whole save that rotation removed.  A pin that the hook committed is whole: it
+    neither grows nor shrinks, and this node's earlier pins of the same save are dropped.
     """
     ours = sorted(pins, key=lambda p: p.k)
     overtaken = tuple(p for p in ours if p.node == node and _is_overtaken(p, ours))
     newest = ours[-1] if ours else None
-    if found is None or not found.files or (newest and newest.node != node):
+    if listing is None or not listing.files or (newest and newest.node != node):
         return PinChanges(drop=overtaken)
     if newest is None:
         return PinChanges(open=0)
-    relation = compare(newest.files, found.files)
+    relation = compare(newest.files, listing.files)
     if newest.files and not relation.same:
         return PinChanges(overtaken, open=newest.k + 1)
     if newest.is_committed:
@@ -100,14 +103,15 @@ def follow_source(found: ListedCheckpoint | None, pins: Iterable[Pin], node: str
         )
     # rotation only removes: where something new stands, the trainer took the rest back (ZeRO-3's
     # placeholder of the weights)
-    return PinChanges(overtaken, trim=relation.vanished if relation.new else (), grow=relation.new)
+    return PinChanges(
+        overtaken, unlinked=relation.vanished if relation.new else (), linked=relation.new
+    )
 
 
 def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
-    """Return whether a later pin of the hook's has a file of this one.
+    """Return whether a later pin of the hook's has a file of this one, made during the same save.
 
-    Then this pin was made while that save was being written. Left alone it would stand for a save
-    of its own, a torn one.  One that was found finished, and has other files too, is another save.
+    A pin that was found finished, and has other files too, is another save.
     """
     if pin.is_committed:
         return False
@@ -119,8 +123,8 @@ def _is_overtaken(pin: Pin, pins: Iterable[Pin]) -> bool:
     return False
 
 
-def by_step(checkpoint: str) -> tuple[int, str]:
-    """Return what sorts checkpoints by their step, those without one first."""
+def step_key(checkpoint: str) -> tuple[int, str]:
+    """Return the key that sorts checkpoints by step, those without one first."""
     return CheckpointDir(checkpoint, "trainer", Path()).step or 0, checkpoint
 
 
@@ -129,7 +133,7 @@ def by_step(checkpoint: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """An open file as the last scan saw it, and since when it has not changed.
+    """An open file as the last scan saw it; ``since``: when it changed last.
 
     ``lost``: its name is gone.
     """
@@ -141,9 +145,9 @@ class HeldFile:
 
 
 class PinCopies:
-    """The files on their way into pins.
+    """The files that are to be copied into pins.  Thread-safe.
 
-    Any thread may call; one thread of its own copies while there is something to copy.
+    One thread of its own copies while there is something to copy.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,19 +162,19 @@ class PinCopies:
     def keep_open(
         self, pin: Pin, source: Path, files: Iterable[Stat], refused: Collection[str]
     ) -> None:
-        """Open the files that could not be linked, and notice which open ones changed or vanished.
+        """Open the files that could not be linked, and note which open ones changed or vanished.
 
-        ``files``: all that lies in the source now.  Where something new stands, the trainer took
-        the missing back, and it is closed.
+        ``files``: all files of the source now.  If a new name has come, the trainer itself removed
+        the missing files, and they are closed.
         """
-        there = {f.path: f for f in files}
+        files_now = {f.path: f for f in files}
         with self._lock:
             mine = {key[1] for key in self._kept if key[0] == pin.path}
-            is_writing = bool(there.keys() - self._names.get(pin.path, there.keys()))
-            self._names[pin.path] = frozenset(there)
+            is_writing = bool(files_now.keys() - self._names.get(pin.path, files_now.keys()))
+            self._names[pin.path] = frozenset(files_now)
             for name in mine:
-                self._notice((pin.path, name), there.get(name), is_writing=is_writing)
-            for key in [(pin.path, name) for name in sorted(set(refused) & there.keys())]:
+                self._notice((pin.path, name), files_now.get(name), is_writing=is_writing)
+            for key in [(pin.path, name) for name in sorted(set(refused) & files_now.keys())]:
                 if key not in self._kept and len(self._kept) < _MOST:
                     with contextlib.suppress(Incomplete):  # rotation was quicker
                         fd = open_checkpoint_file(source, key[1])
@@ -179,7 +183,7 @@ class PinCopies:
     def pending(self, pin: Pin) -> tuple[Stat, ...]:
         """Return the files that rotation has removed and that no copy holds yet.
 
-        Without them the pin is no whole save.
+        Without them the pin is not a whole save.
         """
         with self._lock:
             return tuple(
@@ -187,83 +191,97 @@ class PinCopies:
             )
 
     def begin(self) -> None:
-        """Copy what is still, in a thread.  What was refused before is tried again."""
+        """Start the thread that copies unchanged files, unless it runs.
+
+        Failed copies are tried again.
+        """
         now = self._clock()
         with self._lock:
             self._ready = sorted(
-                (key for key, kept in self._kept.items() if kept.lost or now - kept.since >= STILL),
+                (
+                    key
+                    for key, held_file in self._kept.items()
+                    if held_file.lost or now - held_file.since >= STILL
+                ),
                 key=lambda key: (not self._kept[key].lost, self._kept[key].file.size),
             )
             if self._ready and self._thread is None:
                 self._thread = start_thread(self._run, "copies")
 
     def close_dropped(self) -> None:
-        """Close the files of pins that are not there any more."""
+        """Close the files of pins that do not exist any more."""
         with self._lock:
             for key in [k for k in self._kept if not is_folder(k[0])]:
                 self._close(key)
             self._names = {path: names for path, names in self._names.items() if is_folder(path)}
 
     def problems(self) -> tuple[str, ...]:
-        """Return why something could not be copied; until it could be."""
+        """Return why files could not be copied, until they are."""
         with self._lock:
             return tuple(dict.fromkeys(self._wrong.values()))
 
     def wait(self) -> None:
-        """Wait until the thread has nothing more to do."""
+        """Wait until the thread has ended."""
         with self._lock:
             thread = self._thread
         if thread:
             thread.join()
 
-    def _notice(self, key: _Name, there: Stat | None, *, is_writing: bool) -> None:
-        """See what became of a file that is kept open.
+    def _notice(self, key: _Name, file_now: Stat | None, *, is_writing: bool) -> None:
+        """Note what became of an open file; close it if the trainer removed or replaced it.
 
         ``is_writing``: new names have come since the last scan.
         """
-        kept = self._kept[key]
-        if there is None and is_writing:
+        held_file = self._kept[key]
+        if file_now is None and is_writing:
             self._close(key)
-        elif there is None:
-            self._kept[key] = replace(kept, file=stat_open(kept.descriptor, key[1]), lost=True)
-        elif (there.device, there.inode) != (kept.file.device, kept.file.inode):
+        elif file_now is None:
+            self._kept[key] = replace(
+                held_file, file=stat_open(held_file.descriptor, key[1]), lost=True
+            )
+        elif (file_now.device, file_now.inode) != (held_file.file.device, held_file.file.inode):
             self._close(key)  # another file under its name, which is opened next
-        elif there != kept.file:
-            self._kept[key] = replace(kept, file=there, since=self._clock())
+        elif file_now != held_file.file:
+            self._kept[key] = replace(held_file, file=file_now, since=self._clock())
 
     def _close(self, key: _Name) -> None:
+        """Close an open file and forget it."""
         os.close(self._kept.pop(key).descriptor)
         self._wrong.pop(key, None)
 
     def _run(self) -> None:
+        """Copy the files that are ready, until none is left."""
         while True:
             with self._lock:
                 if not self._ready:
                     self._thread = None
                     return
                 key = self._ready.pop(0)
-                kept = self._kept.get(key)
+                held_file = self._kept.get(key)
                 # so that it may be let go of meanwhile
-                descriptor = os.dup(kept.descriptor) if kept else -1
-            if kept:
+                descriptor = os.dup(held_file.descriptor) if held_file else -1
+            if held_file:
                 try:
-                    self._finish(key, kept, descriptor)
+                    self._finish(key, held_file, descriptor)
                 finally:
                     os.close(descriptor)
 
-    def _finish(self, key: _Name, kept: HeldFile, descriptor: int) -> None:
-        """Copy one file, but not one that changes meanwhile: a later try finds it still."""
-        (pin, name), file = key, kept.file
+    def _finish(self, key: _Name, held_file: HeldFile, descriptor: int) -> None:
+        """Copy one file into its pin and close it.
+
+        Leave it open if it changes or the disk refuses.
+        """
+        (pin, name), file = key, held_file.file
         try:
             with (
-                refusals(pin),
+                translate_errors(pin),
                 Tree(pin / "files") as tree,
-                copy_of(descriptor, pin, *tree.place(name)) as out,
+                create_copy(descriptor, pin, *tree.place(name)) as out,
             ):
                 copy_bytes(descriptor, out.fileno(), file.size)
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-                found = stat_open(descriptor, name)
-                is_whole = found.size == file.size and found.mtime == file.mtime
+                stat_after = stat_open(descriptor, name)
+                is_whole = stat_after.size == file.size and stat_after.mtime == file.mtime
                 if not is_whole:
                     out.close()
         except Incomplete:  # the pin was dropped: the next scan lets go of the file
@@ -283,11 +301,11 @@ class PinCopies:
 
 @dataclass(frozen=True, slots=True)
 class Pinner:
-    """Pins for ``node``.
+    """Creates, changes and drops the pins of ``node``.
 
-    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED: then they need no
-    pin. ``lost``: in words, the last saves that were lost, for as long as this worker lives.
-    ``copies``: what no link can hold, on its way into pins.
+    ``is_proven``: whether the store has these files of a checkpoint, VERIFIED, so that they need no
+    pin.  ``lost``: the last saves that were lost, in words, until this worker ends.  ``copies``:
+    files that cannot be linked.
     """
 
     node: str
@@ -297,11 +315,15 @@ class Pinner:
     copies: PinCopies = field(default_factory=PinCopies, compare=False)
 
     def make_room(
-        self, run: RunDir, here: Collection[str], pins: Sequence[Pin], failures: list[Failure]
+        self,
+        run: RunDir,
+        checkpoints: Collection[str],
+        pins: Sequence[Pin],
+        failures: list[Failure],
     ) -> Relief:
-        """Drop pins until the trainer's next save has room, and the operator's budget is kept.
+        """Drop pins until the trainer's next save has room and the operator's budget is kept.
 
-        ``here``: names of checkpoints.
+        Return what was dropped.  ``checkpoints``: names in the output directory.
         """
         largest = max((sum(f.size for f in p.files) for p in pins), default=0)
         room = SpoolRoom(held_bytes(pins), free_bytes(run.path), largest)
@@ -312,9 +334,9 @@ class Pinner:
             PinCost(
                 pin,
                 held_bytes([pin]),
-                pin.checkpoint not in here or pin.k != newest[pin.checkpoint],
+                pin.checkpoint not in checkpoints or pin.k != newest[pin.checkpoint],
                 self.is_proven(pin.checkpoint, pin.files),
-                by_step(pin.checkpoint)[0],
+                step_key(pin.checkpoint)[0],
             )
             for pin in pins
             if pin.node in ("", self.node)
@@ -325,7 +347,7 @@ class Pinner:
             for pin in relief.drop:
                 drop(pin)
         except CkptsyncError as e:
-            failures.append(failure(run.name, "", e))
+            failures.append(describe_failure(run.name, "", e))
         return relief
 
     def pin(
@@ -337,39 +359,41 @@ class Pinner:
         *,
         is_full: bool = False,
     ) -> list[LocalSave]:
-        """Pin what has appeared of one checkpoint, and return its saves.
+        """Make the pins of one checkpoint follow its source; return its saves.
 
-        ``is_full``: pin nothing new.  Raises as `ckptsync.checkpoint_dirs.list_checkpoint`.
+        A save whose files rotation removed before they were copied is left out until they are.
+        Errors of pinning are added to ``failures``: such files can be sent from where they lie.
+        ``is_full``: create no pin.  Raises as `ckptsync.checkpoint_dirs.list_checkpoint`.
         """
-        found = checkpoint_dirs.list_checkpoint(checkpoint_dir)
-        if pins and not found.files and not any(p.commit for p in pins):
+        listing = checkpoint_dirs.list_checkpoint(checkpoint_dir)
+        if pins and not listing.files and not any(p.commit for p in pins):
             # the hook's pin comes before rotation, and rotation may have come since these were
             # listed
             pins = list(list_pins(run.path, lambda name: name == checkpoint_dir.name))
         ours = self._adopted(run, pins, failures)
-        changes = follow_source(found, ours, self.node)
-        if not ours and self.is_proven(checkpoint_dir.name, found.files):
+        changes = follow_source(listing, ours, self.node)
+        if not ours and self.is_proven(checkpoint_dir.name, listing.files):
             changes = PinChanges()
         if is_full:  # the operator would rather have the old ones whole
             changes = replace(changes, open=None)
         refused: tuple[str, ...] = ()
         try:
-            refused = self._change(run, checkpoint_dir, found, ours, changes)
+            refused = self._change(run, checkpoint_dir, listing, ours, changes)
         # a full disk, another user's files: what cannot be pinned can be sent from where it lies
         except CkptsyncError as e:
-            failures.append(failure(run.name, checkpoint_dir.name, e))
+            failures.append(describe_failure(run.name, checkpoint_dir.name, e))
         if changes != PinChanges():
             ours = self._adopted(
                 run, list_pins(run.path, lambda name: name == checkpoint_dir.name), []
             )
         for pin in ours:
             if pin.node == self.node:
-                pulse(pin)
+                renew_ownership(pin)
                 is_newest = pin is ours[-1]
                 self.copies.keep_open(
                     pin,
                     checkpoint_dir.path,
-                    found.files if is_newest else (),
+                    listing.files if is_newest else (),
                     refused if is_newest else (),
                 )
         lost = (pin for pin in changes.drop if pin.commit)
@@ -380,17 +404,17 @@ class Pinner:
         # the newest pin goes with its source; older ones, and all of them once the source is gone,
         # stand for themselves
         newest = ours[-1] if ours else None
-        there = [local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
-        if newest is not None or found.files or found.partial:
-            there.append(local_save(run.name, checkpoint_dir, found, newest))
+        saves = [build_local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
+        if newest is not None or listing.files or listing.partial:
+            saves.append(build_local_save(run.name, checkpoint_dir, listing, newest))
         # a pin whose files rotation took before they were copied is whole when they are, and is
         # left out until then
-        return [s for s in there if s.pin is None or not self.copies.pending(s.pin)]
+        return [s for s in saves if s.pin is None or not self.copies.pending(s.pin)]
 
     def _adopted(self, run: RunDir, pins: Iterable[Pin], failures: list[Failure]) -> list[Pin]:
-        """Make a pin of the hook's that of the first worker that sees it.
+        """Adopt the hook's pins that have no owner; return all pins.
 
-        The next scan shows which one was first.
+        If another worker was first, the next scan shows it.  Errors are added to ``failures``.
         """
         ours: list[Pin] = []
         for pin in pins:
@@ -398,7 +422,7 @@ class Pinner:
                 ours.append(pin if pin.node else adopt(pin, self.node) or pin)
             except CkptsyncError as e:  # noqa: PERF203
                 # a full disk keeps us from saying that it is ours, not from sending it
-                failures.append(failure(run.name, pin.checkpoint, e))
+                failures.append(describe_failure(run.name, pin.checkpoint, e))
                 ours.append(replace(pin, node=self.node))
         return ours
 
@@ -406,7 +430,7 @@ class Pinner:
         self,
         run: RunDir,
         checkpoint_dir: CheckpointDir,
-        found: ListedCheckpoint,
+        listing: ListedCheckpoint,
         pins: Sequence[Pin],
         changes: PinChanges,
     ) -> tuple[str, ...]:
@@ -418,17 +442,17 @@ class Pinner:
         for pin in overtaken:
             drop(pin)
         if changes.open is not None:
-            fresh = open_pin(run.path, checkpoint_dir.name, changes.open, self.node)
+            new_pin = create_pin(run.path, checkpoint_dir.name, changes.open, self.node)
             # there is none if another node on this directory was first
             refused = (
-                grow(fresh, checkpoint_dir.path, [f.path for f in found.files])
-                if fresh is not None
+                link_files(new_pin, checkpoint_dir.path, [f.path for f in listing.files])
+                if new_pin is not None
                 else ()
             )
-        if changes.trim:
-            trim(pins[-1], changes.trim)
-        if changes.grow:
-            refused = grow(pins[-1], checkpoint_dir.path, changes.grow)
+        if changes.unlinked:
+            unlink_files(pins[-1], changes.unlinked)
+        if changes.linked:
+            refused = link_files(pins[-1], checkpoint_dir.path, changes.linked)
         for pin in changes.drop:
             if pin not in overtaken:  # only when its successor is there
                 drop(pin)

@@ -1,9 +1,8 @@
-"""``ckptsync push``: one checkpoint, or every one below a directory, now.
+"""``ckptsync push``: upload one checkpoint, or every one below a directory, now.
 
-Nothing is waited for, but what changes is not sent.
-
-A push finds the saves that a daemon would see below the directory (`find_offer`), without pinning
-them, and judges whether they are finished.
+A push must not wait for minutes as a worker does, and must not upload half a save.  It finds the
+saves that a worker would find below the directory (`find_offer`), without pinning them, judges each
+by its files alone with no waiting times, and sends those that do not change (`push`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from ckptsync.worker.local_save import (
     AfterChunk,
     LocalSave,
     ReadFiles,
-    local_save,
+    build_local_save,
+    ignore_chunk,
     notes_at_sending,
-    nothing,
 )
 from ckptsync.worker.model_configs import configs_to_send, outgoing_save, send_missing_config
 from ckptsync.worker.observation import Observation, Surroundings, find_surroundings, observe
@@ -55,12 +54,12 @@ _PROVEN = Rule(quiet=0, unmarked=1, doubtful=1)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``root``: the output directory, where a spool may be.
+    """What a push sends.
 
-    ``found_dirs``: the checkpoints to send; ``pins``: of the same, whoever made them. ``save``: the
-    id of the save, where somebody agreed on one and no mark has it.  ``notes``: what was left out
-    of account, and why. ``left_out``: what lies in the directory that was named, and in none of
-    them.
+    ``root``: the output directory, where a spool may be.  ``found_dirs``: the checkpoints to send.
+    ``pins``: of these checkpoints, of any node.  ``save``: the save's id, for callers that have
+    agreed on one.  ``notes``: what was ignored, and why.  ``left_out``: entries of the named
+    directory that are in no checkpoint.
     """
 
     run: str
@@ -75,13 +74,21 @@ class Offer:
 def find_offer(
     directory: Path, runs: Iterable[RunDir] = (), name: str = "", url: str = ""
 ) -> Offer:
-    """Return the checkpoint ``directory``, or all that a worker finds below it.
+    """Return the checkpoint ``directory``, or all checkpoints that a worker finds below it.
 
-    In one of ``runs`` under the names that a worker gives. ``name``: that of the checkpoint in the
-    store, where all of ``directory`` is to be one.  A directory that no worker calls a checkpoint
-    is one here if a layout reads it; a link that the user names is followed.  Raises ConfigError if
-    there is no checkpoint, a store cannot keep its name, or the store at ``url`` lies in one of
-    these checkpoints, or they in it.
+    Runs have the names that a worker gives them.  A directory that no worker calls a checkpoint is
+    one if a layout reads it.  A link that the user names is followed.
+
+    Args:
+        directory: what the user names.
+        runs: configured runs.
+        name: the checkpoint's name in the store; then all of ``directory`` is one checkpoint.
+        url: the store's, for checks and advice.
+
+    Raises:
+        ConfigError: there is no checkpoint, the store cannot keep its name, or the store and a
+            checkpoint lie in each other.
+
     """
     if not directory.is_dir():
         hint = "give a checkpoint's directory, or the one that holds checkpoints"
@@ -91,34 +98,42 @@ def find_offer(
         raise ConfigError(
             f"{directory}: {'not a' if directory.exists() else 'no such'} directory", hint=hint
         )
-    here, given = directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
-    around_here = [r for r in runs if r.path in (here, *here.parents, *given.parents)]
+    resolved, absolute = directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
+    around_here = [r for r in runs if r.path in (resolved, *resolved.parents, *absolute.parents)]
     configured = max(around_here, key=lambda r: len(r.path.parts), default=None)
-    own = None if configured else checkpoint_dirs.checkpoint_dir_at(here)
-    run = configured or (RunDir(here.name, here) if own is None else _run_of(here))
+    own = None if configured else checkpoint_dirs.checkpoint_dir_at(resolved)
+    run = configured or (RunDir(resolved.name, resolved) if own is None else _run_by_path(resolved))
     found_dirs = (
         (own,)
         if own
         else tuple(
             s
             for s in checkpoint_dirs.find_checkpoint_dirs(run.path)
-            if here in (run.path, s.path, *s.path.parents)
+            if resolved in (run.path, s.path, *s.path.parents)
         )
     )
-    is_watched = configured is not None and configured.path == here and bool(found_dirs)
-    one = None if is_watched and not name else _as_one(here, given.name, found_dirs, name, url)
-    if one:  # no worker knows it under this name, so that no pin and no mark is of it
-        offer = Offer((configured or _run_of(here if own else given)).name, here, (one,))
+    is_watched = configured is not None and configured.path == resolved and bool(found_dirs)
+    checkpoint_dir = (
+        None
+        if is_watched and not name
+        else _find_named(resolved, absolute.name, found_dirs, name, url)
+    )
+    if checkpoint_dir:  # no worker knows it under this name, so that no pin and no mark is of it
+        offer = Offer(
+            (configured or _run_by_path(resolved if own else absolute)).name,
+            resolved,
+            (checkpoint_dir,),
+        )
     elif not found_dirs:
-        raise _nothing_in(directory, url)
+        raise _no_checkpoint_error(directory, url)
     else:
         offer = Offer(
-            run.name, run.path, found_dirs, left_out=checkpoint_dirs.uncovered(here, found_dirs)
+            run.name, run.path, found_dirs, left_out=checkpoint_dirs.uncovered(resolved, found_dirs)
         )
         names = {s.name for s in found_dirs}
         try:
             offer = replace(
-                offer, pins=list_pins(run.path, lambda name: here == run.path or name in names)
+                offer, pins=list_pins(run.path, lambda name: resolved == run.path or name in names)
             )
         except UnsafeSpool as e:  # the checkpoints are what they are
             offer = replace(
@@ -130,70 +145,79 @@ def find_offer(
     return offer
 
 
-def _as_one(
-    here: Path, given: str, found_dirs: Sequence[CheckpointDir], name: str, url: str
+def _find_named(
+    resolved: Path, given_name: str, found_dirs: Sequence[CheckpointDir], name: str, url: str
 ) -> CheckpointDir | None:
     """Return all of a directory as one checkpoint, if the user names it so or its files show it.
 
-    What the user names is one, whatever its layout; but not a directory of checkpoints.
+    None for a directory of checkpoints.  Raises ConfigError for a name that a store cannot keep, or
+    if a directory of checkpoints gets a name.
     """
-    below = [s for s in found_dirs if s.family != FINAL and (s.path != here or s.only is not None)]
-    known = next((s for s in found_dirs if s.path == here and s.only is None), None)
-    entries = checkpoint_dirs.uncovered(here, ())
+    below = [
+        s for s in found_dirs if s.family != FINAL and (s.path != resolved or s.only is not None)
+    ]
+    whole_dir = next((s for s in found_dirs if s.path == resolved and s.only is None), None)
+    entries = checkpoint_dirs.uncovered(resolved, ())
     if name:
-        _refuse_several(here, name, [s for s in below if s.path != here], url)
-    elif known or any(s.family != "deepspeed" for s in below):
+        _refuse_several(resolved, name, [s for s in below if s.path != resolved], url)
+    elif whole_dir or any(s.family != "deepspeed" for s in below):
         return None
     else:
         has_states = any(
             is_of_states(e) or e == ".metadata" or e.endswith(".distcp") for e in entries
         )
-        if not (not found_dirs or has_states or checkpoint_dirs.is_named_like_one(given)):
+        if not (not found_dirs or has_states or checkpoint_dirs.is_named_like_one(given_name)):
             return None  # an output directory with a final model, or with DeepSpeed's tags
-    one = CheckpointDir(
-        name or given, known.family if known else _family(name or given, entries), here
+    checkpoint_dir = CheckpointDir(
+        name or given_name,
+        whole_dir.family if whole_dir else _guess_family(name or given_name, entries),
+        resolved,
     )
     if not name:
-        files = local_save("", one, checkpoint_dirs.list_checkpoint(one)).files
+        files = build_local_save(
+            "", checkpoint_dir, checkpoint_dirs.list_checkpoint(checkpoint_dir)
+        ).files
         if not registry.sources(files):
             return None
-    if not checkpoint_dirs.is_plain_name(one.name):
+    if not checkpoint_dirs.is_plain_name(checkpoint_dir.name):
         hint = (
             "give it a name with --as NAME, such as --as checkpoint-4: letters, digits, '_', '.'"
             " and '-', at most 100"
         )
         raise ConfigError(
-            f"{here}: a store cannot keep a checkpoint under the name {one.name!r}", hint=hint
+            f"{resolved}: a store cannot keep a checkpoint under the name {checkpoint_dir.name!r}",
+            hint=hint,
         )
-    return one
+    return checkpoint_dir
 
 
-def _refuse_several(here: Path, name: str, inside: Sequence[CheckpointDir], url: str) -> None:
-    """Raise ConfigError where a directory holds checkpoints of which each has a name of its own.
+def _refuse_several(directory: Path, name: str, inside: Sequence[CheckpointDir], url: str) -> None:
+    """Raise ConfigError if a directory that gets one name contains checkpoints with names of their own.
 
-    One of DeepSpeed's tags and what lies beside it are one.
+    One of DeepSpeed's tags counts as one checkpoint with what lies beside it.
     """
     if len(inside) > 1 or any(s.family != "deepspeed" for s in inside):
-        each, one = push_command(here, url), push_command(inside[0].path, url)
+        push_all, push_first = push_command(directory, url), push_command(inside[0].path, url)
         raise ConfigError(
-            f"{here}: --as names one checkpoint, but this directory contains {inside[0].name}",
-            hint=f"name its directory ({one} --as {name}), or upload each under its own name:"
-            f" {each}",
+            f"{directory}: --as names one checkpoint, but this directory contains {inside[0].name}",
+            hint=f"name its directory ({push_first} --as {name}), or upload each under its own name:"
+            f" {push_all}",
         )
 
 
-def _family(name: str, entries: Sequence[str]) -> Family:
-    """Return whose checkpoint it is, by its name, and else by what lies at its top."""
-    found = checkpoint_dirs.family_of(name)
-    if found == "deepspeed" or name == FINAL:
+def _guess_family(name: str, entries: Sequence[str]) -> Family:
+    """Return which trainer wrote a checkpoint, by its name or else by the entries at its top."""
+    family = checkpoint_dirs.family_of(name)
+    if family == "deepspeed" or name == FINAL:
         if ".metadata" in entries or any(e.endswith(".distcp") for e in entries):
             return "dcp"
         if TRAINER_STATE in entries:
             return "trainer"
-    return found
+    return family
 
 
-def _nothing_in(directory: Path, url: str) -> ConfigError:
+def _no_checkpoint_error(directory: Path, url: str) -> ConfigError:
+    """Return the error for a directory without a checkpoint, with advice."""
     entries = checkpoint_dirs.uncovered(directory, ())
     links = [directory / name for name in entries if (directory / name).is_symlink()]
     folder = next((link for link in links if link.is_dir()), None)
@@ -211,26 +235,26 @@ def _nothing_in(directory: Path, url: str) -> ConfigError:
     return ConfigError(f"{directory}: no checkpoint in it", hint=hint)
 
 
-def _run_of(checkpoint: Path) -> RunDir:
-    """Return the run that a checkpoint is in, by its path alone."""
+def _run_by_path(checkpoint: Path) -> RunDir:
+    """Return the run of a checkpoint, by its path alone."""
     above = checkpoint.parent
     root = above.parent if above.name in checkpoint_dirs.NESTED else above
     return RunDir(root.name, root)
 
 
 def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgress]:
-    """Return of each save the files that would be sent, and those that are left out; send nothing.
+    """Return the files of each save that would be sent, and those left out; send nothing.
 
     Raises as `push` does.
     """
-    found: list[UploadProgress] = []
-    for one in offered_saves(offer, node):
-        seen = outgoing_save(one, selection)
-        files, name = seen.files, seen.checkpoint
+    planned: list[UploadProgress] = []
+    for local_save in offered_saves(offer, node):
+        outgoing = outgoing_save(local_save, selection)
+        files, name = outgoing.files, outgoing.checkpoint
         size = sum(s.size for s in files.stats)
-        found.append(
+        planned.append(
             UploadProgress(
-                seen.run,
+                outgoing.run,
                 name,
                 0,
                 "waiting",
@@ -238,37 +262,38 @@ def plan_push(offer: Offer, node: str, selection: Selection) -> list[UploadProgr
                 files=len(files.stats),
                 size=size,
                 left_out=files.left_out,
-                added=files.found_around,
+                added=files.files_around,
             )
         )
-    return found
+    return planned
 
 
 def push(
     offer: Offer,
     store: Store,
     node: str,
-    after_chunk: AfterChunk = nothing,
+    after_chunk: AfterChunk = ignore_chunk,
     *,
     threads: int = Limits().threads,
     selection: Selection = EVERYTHING,
 ) -> tuple[UploadProgress, ...]:
-    """Send all of an offer; raise the first error after everything else was tried.
+    """Send all saves of an offer; raise the first error after all others were tried.
 
-    ``after_chunk`` gets the bytes of each chunk that is read, each byte of a file once; a negative
-    number where bytes have to be read again. Raises Incomplete (it is being written), Corrupt,
-    StoreError.
+    ``after_chunk``: gets the bytes of each chunk, each byte of a file once; a negative number if
+    bytes are read again.  Raises Incomplete (a save is being written), Corrupt, StoreError.
     """
     # measured once, and only where something is sent
     offset = cache(lambda: measure_offset(store, clock_name(node)))
     view = StoreView(store, node, offer.run, selection, offset)
-    surroundings = around(offer)
+    surroundings = find_surroundings_of(offer)
     results: list[UploadProgress] = []
     errors: list[CkptsyncError] = []
-    for one in offered_saves(offer, node):
-        to = UploadContext(view, one.checkpoint, after_chunk, threads, output_dir=offer.root)
+    for local_save in offered_saves(offer, node):
+        context = UploadContext(
+            view, local_save.checkpoint, after_chunk, threads, output_dir=offer.root
+        )
         try:
-            done = _push_save(one, observe(one, surroundings), offer.save, to)
+            done = _push_save(local_save, observe(local_save, surroundings), offer.save, context)
             results.append(replace(done, notes=(*done.notes, *offer.notes)))
         except CkptsyncError as e:
             errors.append(without_frames(e))
@@ -278,101 +303,113 @@ def push(
 
 
 def _push_save(
-    seen: LocalSave, observation: Observation, save: str, to: UploadContext
+    local_save: LocalSave, observation: Observation, save: str, context: UploadContext
 ) -> UploadProgress:
-    """Send one save, unless it is being written.
+    """Send one save, unless it is being written or given up.
 
-    A user may know more than its files, but not what no waiting makes good.  ``save``: the id of
-    the save, where the ranks' markers have none.
+    A user may know that a save is complete although its files do not prove it; then the result has
+    a note.  ``save``: the save's id, where the ranks' markers have none.  Raises Incomplete for
+    files that cannot be a complete save.
     """
-    found = judge(observation, 0.0, NOW)
-    if not found.finished:
+    judgement = judge(observation, 0.0, NOW)
+    if not judgement.finished:
         raise Incomplete(
-            f"{seen.checkpoint_dir.path}: {found.reason}",
+            f"{local_save.checkpoint_dir.path}: {judgement.reason}",
             hint="push it when the trainer is done with it",
         )
-    view, name = to.view, seen.checkpoint
-    known = view.refresh()
-    if broken := known.broken_location(name):
+    view, name = context.view, local_save.checkpoint
+    records = view.refresh()
+    if broken := records.broken_location(name):
         raise broken
-    if view.is_given_up(seen, EVERYTHING):
-        return UploadProgress(seen.run, name, 0, "retired", "given up in the store")
-    manifests = known.manifests(name)
-    going = outgoing_save(
-        seen,
+    if view.is_given_up(local_save, EVERYTHING):
+        return UploadProgress(local_save.run, name, 0, "retired", "given up in the store")
+    manifests = records.manifests(name)
+    outgoing = outgoing_save(
+        local_save,
         view.selection,
-        lambda files: configs_to_send(files, seen.checkpoint_dir, to.node, manifests),
+        lambda files: configs_to_send(files, local_save.checkpoint_dir, context.node, manifests),
     )
-    done = _send(going, observation.save or save, to)
-    if added := send_missing_config(seen, done.location, to, to.read().known, young=0.0):
+    done = _send(outgoing, observation.save or save, context)
+    if sent_configs := send_missing_config(
+        local_save, done.location, context, context.read().manifests, young=0.0
+    ):
         done = replace(
             done,
-            files=done.files + len(added),
-            notes=(*done.notes, f"added to what was stored before: {', '.join(added)}"),
+            files=done.files + len(sent_configs),
+            notes=(*done.notes, f"added to what was stored before: {', '.join(sent_configs)}"),
         )
     # a daemon, too, would only see to it that nothing moves
     is_proven = judge(observation, 0.0, _PROVEN).finished
     # another node would not have stored its part before its end
-    if not done.files or is_proven or view.has_other_part(seen):
+    if not done.files or is_proven or view.has_other_part(local_save):
         return done
-    return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))
+    return replace(done, notes=(*done.notes, f"{ASSUMED}: {judgement.reason}"))
 
 
-def _send(seen: LocalSave, save: str, to: UploadContext) -> UploadProgress:
-    """Send one save, and note in its pin what a worker would."""
-    node, name = to.node, seen.checkpoint
-    noted = notes_at_sending(seen, now := time.time_ns(), save)
-    noted = replace(noted, finished=noted.finished or now)
-    ours = seen.pin if seen.pin is not None and seen.pin.node in ("", node) else None
-    if ours is not None and not to.view.find_save(seen.files.stats, name, EVERYTHING):
+def _send(local_save: LocalSave, save: str, context: UploadContext) -> UploadProgress:
+    """Send one save, and write notes and the stored mark into its pin, as a worker would."""
+    node, name = context.node, local_save.checkpoint
+    pin_notes = notes_at_sending(local_save, now := time.time_ns(), save)
+    pin_notes = replace(pin_notes, finished=pin_notes.finished or now)
+    own_pin = (
+        local_save.pin if local_save.pin is not None and local_save.pin.node in ("", node) else None
+    )
+    if own_pin is not None and not context.view.find_save(local_save.files.stats, name, EVERYTHING):
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
-            noted = write_pin_notes(ours, noted)
-    sent = send_save(seen, noted, to, ReadFiles())
-    if ours is not None:
+            pin_notes = write_pin_notes(own_pin, pin_notes)
+    sent = send_save(local_save, pin_notes, context, ReadFiles())
+    if own_pin is not None:
         with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
-            mark_stored(ours)
-    progress = sent_progress(seen, sent)
-    is_doubtful = not to.store.is_exclusive and to.read().is_contended
+            mark_stored(own_pin)
+    progress = sent_progress(local_save, sent)
+    is_doubtful = not context.store.is_exclusive and context.read().is_contended
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
 
 def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
     """Return the saves of an offer: those in the trainer's directory, and those only in a pin.
 
-    What rotation has removed of one that the hook committed is read from the pin.  A save that the
-    trainer has removed, or written over, is whole if the hook committed it, or a daemon saw it at
-    rest in time.  What another node's daemon pinned on a shared disk is its own to send; ``nodes``
-    are ours.
+    Files that rotation has removed from a committed save are read from the pin.  A save that the
+    trainer has removed or overwritten counts if the hook committed it, or a worker noted that it
+    was stable.  Pins of other nodes than ``nodes`` are left to their owners.
     """
     saves: list[LocalSave] = []
-    found = {one.name: checkpoint_dirs.list_checkpoint(one) for one in offer.found_dirs}
+    listings = {
+        candidate.name: checkpoint_dirs.list_checkpoint(candidate) for candidate in offer.found_dirs
+    }
     for checkpoint_dir in offer.found_dirs:
-        pin, source = None, found[checkpoint_dir.name]
-        for one in (p for p in offer.pins if p.checkpoint == checkpoint_dir.name):
-            relation = compare(one.files, source.files)
+        pin, source = None, listings[checkpoint_dir.name]
+        for candidate in (p for p in offer.pins if p.checkpoint == checkpoint_dir.name):
+            relation = compare(candidate.files, source.files)
             if not (relation.changed or relation.new) and (
-                one.is_committed or not relation.vanished
+                candidate.is_committed or not relation.vanished
             ):
-                pin = one
+                pin = candidate
         is_short = pin is not None and len(pin.files) > len(source.files)
-        seen = local_save(offer.run, checkpoint_dir, source, pin if is_short else None)
-        saves.append(replace(seen, pin=pin))
+        local_save = build_local_save(offer.run, checkpoint_dir, source, pin if is_short else None)
+        saves.append(replace(local_save, pin=pin))
     for pin in (p for p in offer.pins if p.node in ("", *nodes) and not p.stored and p.files):
-        name, at = pin.checkpoint, found.get(pin.checkpoint)
-        is_gone = at is None or not at.files or bool(compare(pin.files, at.files).changed)
+        name, listing = pin.checkpoint, listings.get(pin.checkpoint)
+        is_gone = (
+            listing is None or not listing.files or bool(compare(pin.files, listing.files).changed)
+        )
         if is_gone and (pin.is_committed or pin.notes.stable):
             family = checkpoint_dirs.family_of(name)
             where = CheckpointDir(name, family, offer.root / name)
-            saves.append(local_save(offer.run, where, None, pin))
+            saves.append(build_local_save(offer.run, where, None, pin))
     return saves
 
 
-def around(offer: Offer) -> Surroundings:
-    """Return what lies in the same output directory, as far as it can be read."""
-    seen: list[LocalSave] = []
+def find_surroundings_of(offer: Offer) -> Surroundings:
+    """Return what lies in the offer's output directory, as far as it can be read."""
+    saves: list[LocalSave] = []
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):
-        for one in checkpoint_dirs.find_checkpoint_dirs(offer.root):
-            seen.append(local_save(offer.run, one, checkpoint_dirs.list_checkpoint(one)))  # noqa: PERF401 - what was read before an error stays
+        for checkpoint_dir in checkpoint_dirs.find_checkpoint_dirs(offer.root):
+            saves.append(
+                build_local_save(
+                    offer.run, checkpoint_dir, checkpoint_dirs.list_checkpoint(checkpoint_dir)
+                )
+            )
     marked = {*(s.name for s in offer.found_dirs), *(p.checkpoint for p in offer.pins)}
-    return replace(find_surroundings(offer.root, seen, marked), awaited=False)
+    return replace(find_surroundings(offer.root, saves, marked), has_trainer=False)

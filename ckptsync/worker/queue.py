@@ -1,9 +1,8 @@
 """Upload queues: saves wait in the operator's order until a thread of a queue sends them.
 
-A large save may take hours, and a small one that is finished meanwhile should be on its way within
-a moment.  So there are two queues: a wide one for whatever is next, and a narrow one for small
-saves, which nothing large ever occupies.  Of one run no save begins before one that goes before it
-by the operator's order; what has begun may end later.
+A large save may take hours, and a small one that is finished meanwhile should be sent within
+moments.  So there are two queues: a wide one for whatever is next, and a narrow one for small saves
+only.  Of one run, saves begin in the operator's order; they may end in another.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ once.
 class QueueCapacity:
     """What a queue may take.
 
-    ``most``: bytes of a save (``None``: any); ``threads``: large files at once; ``small``: files at
-    once that cost a round trip.
+    ``most``: bytes of a save (None: any).  ``threads``: large files sent at once.  ``small``: files
+    sent at once that cost a round trip rather than bandwidth.
     """
 
     most: int | None
@@ -46,7 +45,7 @@ class QueueCapacity:
 class UploadJob:
     """One save to send, or the damaged files of one location to send again.
 
-    ``save`` tells it from others.  ``work`` reports to its own caller, and raises nothing else than
+    ``save``: identifies the job.  ``work``: does it, reports to its own caller, and raises only
     bugs.
     """
 
@@ -59,7 +58,7 @@ class UploadJob:
 def split_threads(threads: int) -> tuple[QueueCapacity, ...]:
     """Return how the queues share ``threads`` large files at once.  Pure.
 
-    There are two queues, or one where files are sent one at a time.
+    There are two queues, but only one if files are sent one at a time.
     """
     small = small_at_once(threads)
     if threads <= 1:
@@ -73,10 +72,10 @@ def split_threads(threads: int) -> tuple[QueueCapacity, ...]:
 def pick_next(
     waiting: Mapping[object, Sequence[UploadJob]], in_hand: Collection[Name], most: int | None
 ) -> tuple[object, UploadJob] | None:
-    """Return the first job of at most ``most`` bytes that may begin, and its key.  Pure.
+    """Return the first job of at most ``most`` bytes that may begin, and its key; None without one.
 
-    Of each run only the first: no job begins before one that goes before it, whatever that one
-    waits for.
+    Only the first job of each run may begin, whatever that one waits for.  A name that is in hand
+    waits.  Pure.
     """
     for key, jobs in waiting.items():
         first: dict[str, UploadJob] = {}
@@ -89,12 +88,12 @@ def pick_next(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[T]):
+class PendingSave(Generic[T]):
     """A finished save that is not stored.
 
-    ``age``: when it was first seen, then (all are new to a worker that begins) its step and its
-    pin's number. ``written``: the mtime of its last file (ns).  ``is_begun``: part of it is in the
-    store, from this node or another.
+    ``age``: when it was first seen, then its step and its pin's number, since a worker that starts
+    sees all saves at once.  ``written``: the mtime of its last file (ns).  ``is_begun``: part of it
+    is in the store, from this node or another.
     """
 
     save: T
@@ -105,22 +104,24 @@ class Turn(Generic[T]):
 
 
 def order_saves(
-    turns: Iterable[Turn[T]], order: Order, superseded: Superseded
+    pending_saves: Iterable[PendingSave[T]], order: Order, superseded: Superseded
 ) -> tuple[list[T], list[T]]:
-    """Return the saves in their order, and those to drop since a newer save has overtaken them.
+    """Return the saves in the order of uploading, and those that a newer save makes needless.
 
-    Oldest or newest first, but before these what is begun, which is never dropped: other nodes may
-    have sent their parts. Dropped is what is older than another finished save of its run, by its
-    age and by its files: a clock that was set back drops nothing.
+    Saves that are begun come first and are never dropped: other nodes may have sent their parts.
+    Then oldest or newest first.  With ``superseded`` ``drop``, a save is dropped if another
+    finished save of its run is newer both by age and by its files: a clock that was set back drops
+    nothing.
     """
-    waiting = sorted(turns, key=lambda t: t.age, reverse=order == "newest")
+    waiting = sorted(pending_saves, key=lambda t: t.age, reverse=order == "newest")
     dropped = [
-        turn
-        for turn in waiting
+        pending
+        for pending in waiting
         if superseded == "drop"
-        and not turn.is_begun
+        and not pending.is_begun
         and any(
-            o.run == turn.run and o.age > turn.age and o.written > turn.written for o in waiting
+            o.run == pending.run and o.age > pending.age and o.written > pending.written
+            for o in waiting
         )
     ]
     going = sorted((t for t in waiting if t not in dropped), key=lambda t: not t.is_begun)
@@ -128,17 +129,14 @@ def order_saves(
 
 
 class UploadQueue:
-    """One queue.
-
-    One thread calls `run_next`; any thread calls ``wake`` when there may be a job.
-    """
+    """One queue: one thread calls `run_next`; any thread calls ``wake`` when there may be a job."""
 
     def __init__(self, queues: UploadQueues, capacity: QueueCapacity) -> None:
         self._queues, self._capacity = queues, capacity
         self.wake: Callable[[], None] = lambda: None
 
     def run_next(self) -> None:
-        """Do one job, if one waits that this queue may take."""
+        """Do the next job that this queue may take, if there is one."""
         job = self._queues.take(self._capacity)
         if job is None:
             return
@@ -149,11 +147,11 @@ class UploadQueue:
 
 
 class UploadQueues:
-    """The queues that share ``threads``.
+    """The queues that share ``threads``, and the jobs that wait for them.
 
-    Jobs wait under keys, an output directory's uploads under one, which take turns. ``ended`` is
-    called when a job has ended.  ``scan_lock``: held by the task that scans the output directories,
-    to which uploads give way.
+    Jobs wait under keys, one for the uploads of each output directory; keys take turns.  ``ended``:
+    called after each job.  ``scan_lock``: held by the task that scans output directories; uploads
+    wait for it between chunks.
     """
 
     def __init__(self, threads: int = Limits().threads) -> None:
@@ -165,9 +163,9 @@ class UploadQueues:
         self._in_hand: dict[QueueCapacity, UploadJob] = {}
 
     def withdraw(self, key: object) -> Collection[UploadJob]:
-        """Begin no job any more that waits under a key.
+        """Remove the jobs that wait under a key.
 
-        Return the jobs that are being sent, of every key.
+        Return the jobs that are being done, of every key.
         """
         with self._lock:
             if key in self._waiting:
@@ -175,46 +173,46 @@ class UploadQueues:
             return tuple(self._in_hand.values())
 
     def post(self, key: object, jobs: Sequence[UploadJob]) -> None:
-        """Let these jobs wait, in this order; a key that is new comes after those that wait."""
+        """Replace the jobs that wait under a key; a new key comes after those that wait."""
         with self._lock:
             self._waiting[key] = tuple(jobs)
         self._wake()
 
     def retain(self, keys: Collection[object]) -> None:
-        """Drop the jobs that wait under other keys, which have gone."""
+        """Remove the jobs that wait under other keys than these."""
         with self._lock:
             self._waiting = {key: jobs for key, jobs in self._waiting.items() if key in keys}
 
     def take(self, capacity: QueueCapacity) -> UploadJob | None:
-        """Return the next job for a queue of this capacity, which is in hand from now on.
+        """Remove and return the next job for a queue of this capacity; None without one.
 
-        The key it waited under is the last then.
+        It is in hand until `end`.  Its key becomes the last one.
         """
         with self._lock:
-            found = pick_next(
+            next_job = pick_next(
                 self._waiting, {job.name for job in self._in_hand.values()}, capacity.most
             )
-            if found is None:
+            if next_job is None:
                 return None
-            key, job = found
+            key, job = next_job
             self._waiting[key] = tuple(j for j in self._waiting.pop(key) if j is not job)
             self._in_hand[capacity] = job
         self._wake()  # what waited behind it may be for another queue
         return job
 
     def end(self, capacity: QueueCapacity, job: UploadJob) -> None:
-        """Note that a job is done, or could not be."""
+        """Note that a job has ended, and wake the queues."""
         with self._lock:
             assert self._in_hand.pop(capacity) is job
         self._wake()
         self.ended()
 
     def give_way(self, _count: int) -> None:
-        """Wait for a scan, between two chunks of an upload.
+        """Wait until a running scan has ended, for at most a second; called between chunks.
 
         A scan is thousands of short system calls, and after each of them the threads that send
-        small files take Python's interpreter lock before it: 0.3 s became 7 s, in which rotation
-        deleted checkpoints that nobody had seen.
+        small files would take Python's interpreter lock first: 0.3 s became 7 s, in which rotation
+        deleted checkpoints that no scan had seen.
         """
         if self.scan_lock.acquire(timeout=SCAN_FIRST):
             self.scan_lock.release()

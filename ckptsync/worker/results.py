@@ -1,4 +1,4 @@
-"""What a worker has seen and done, as values."""
+"""What a worker has seen and done, as values for commands, services and heartbeats."""
 
 from __future__ import annotations
 
@@ -28,16 +28,24 @@ _LASTING = frozenset(error.exit_code for error in (ConfigError, Corrupt, Unsuppo
 
 @dataclass(frozen=True, slots=True)
 class UploadProgress:
-    """One save of a checkpoint on this node.
+    """The progress of one save of a checkpoint on this node, or of one upload.
 
-    ``waiting``: not finished, or not all could be sent yet; ``not-final``: where the final model
-    will lie, while the training goes on; ``sending``: on its way; ``sent``:
-    since the last plan; ``stored``: before it; ``elsewhere``: another node sends it, or has;
-    ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
-    trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it
-    was; ``superseded``: not sent, since a newer one was finished; ``cleaned``: removed from this
-    node, the store has it.  ``detail`` is in words, for people.  ``left_out``: what lies in the
-    checkpoint and is not sent; ``added``: files found around it that are sent with it.
+    ``phase``:
+      ``waiting``     not finished, or not all of it could be sent yet
+      ``not-final``   it lies where the final model will lie, and the training goes on
+      ``sending``     it is being sent
+      ``sent``        it was sent since the last plan
+      ``stored``      the store had it before
+      ``elsewhere``   another node sends it, or has
+      ``retired``     given up in the store
+      ``failed``      see the failure
+      ``missed``      removed by the trainer before it was known to be complete
+      ``lost``        removed before it was sent, or while it was sent
+      ``superseded``  not sent, since a newer one was finished
+      ``cleaned``     removed from this node; the store has it
+
+    ``detail``: the reason, for people.  ``left_out``: files of the checkpoint that are not sent.
+    ``added``: files from around the checkpoint that are sent with it.
     """
 
     run: str
@@ -55,10 +63,10 @@ class UploadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error, as the operator needs it.
+    """An error as a value.
 
-    ``checkpoint`` is empty where the whole run is concerned.  ``may_pass``: the same may succeed in
-    a moment.
+    ``checkpoint`` is empty if the error concerns the whole run.  ``may_pass``: the same call may
+    succeed in a moment.
     """
 
     run: str
@@ -71,13 +79,13 @@ class Failure:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether no later try of the same mends it."""
+        """Return whether trying the same again cannot succeed."""
         return self.exit_code in _LASTING
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
-    """A file that a report called damaged: sent again, or, with ``reason``, why not.
+class RepairedFile:
+    """A damaged file that was sent again, or, with a ``reason``, could not be.
 
     ``name`` is as in the report.
     """
@@ -90,37 +98,40 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """All that one plan saw and did.
+    """What one plan saw and did.
 
-    ``notes``: what an operator should see.  ``lacks``: by report the files it
-    names that this node named or had, and whose bytes are not here any more; and this node's
-    damaged manifests of which it has no copy.
+    ``notes``: what an operator should see.  ``lacks``: by report, the files that it calls damaged,
+    that this node named or had, and whose bytes are not here any more; also this node's damaged
+    manifests of which it has no copy.
     """
 
     node: str
     progress: tuple[UploadProgress, ...] = ()
-    repairs: tuple[Repaired, ...] = ()
+    repairs: tuple[RepairedFile, ...] = ()
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def queue(self) -> tuple[str, ...]:
-        """Return ``run/checkpoint`` of all that is on its way: what is sent goes first."""
+        """Return ``run/checkpoint`` of each save that is to be uploaded.
+
+        Those that are being sent come first.
+        """
         waiting = [p for p in self.progress if p.phase in ON_THE_WAY]
         waiting.sort(key=lambda p: p.phase != "sending")
         return tuple(dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in waiting))
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Return the failures, a line each, for a heartbeat."""
+        """Return the failures for a heartbeat, a line each."""
         return tuple(
             f"{f.run}/{f.checkpoint}: {f.text}" if f.checkpoint else f"{f.run}: {f.text}"
             for f in self.failures
         )
 
 
-def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
+def describe_failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
     """Return an error as a value."""
     return Failure(
         run,

@@ -1,12 +1,14 @@
-"""Where one save on this node stands, as one value, and what changes it.  Pure.
+"""The state of one save on this node as one value, and the functions that change it.  Pure.
 
     seen -> waiting -> queued -> uploading -> stored
               ^ |        |          |
               | +--------+----------+-----> refused, failed
 
-A scan sees a save (`see`).  A plan decides that it waits, is refused or is stored (`settle`), or
-that it is to be uploaded (`queue`, `postpone`).  A queue's thread begins it (`begin`), and ends it
-(`settle`).  A save that is removed meanwhile is lost (`lose`).
+Scans, plans and uploads happen in different threads, so each transition is a function from the old
+state to the new one.  A scan sees a save (`update_scanned`).  A plan decides that it waits, is
+refused or is stored (`record_outcome`), or that it is to be uploaded (`mark_queued`, `postpone`). A
+queue's thread begins it (`begin_upload`), and ends it (`record_outcome`).  A save that is removed
+meanwhile is lost (`mark_lost`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Literal
 from ckptsync.walk import Stat
 from ckptsync.worker.local_save import Key, ReadFiles
 from ckptsync.worker.results import Failure, UploadProgress
-from ckptsync.worker.scanner import Scanned
+from ckptsync.worker.scanner import ScannedSave
 
 State = Literal["seen", "waiting", "queued", "uploading", "stored", "refused", "failed"]
 
@@ -29,16 +31,16 @@ OTHERS = "others are sent first"
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """One save: what the last plan saw of it, and what became of it.
+    """One save: how the last plan saw it, and what became of it.
 
-    ``outcome``: what the last plan, or the last try, made of it. ``failure``: of the last try that
-    ended.  ``is_due``: its upload was decided, and it is not stored yet.
+    ``outcome``: what the last plan or try made of it.  ``failure``: of the last try that ended.
+    ``is_due``: a plan has decided to upload it, and it is not stored yet.
 
-    For later tries: ``read``, what an earlier one read of files with these ``stats_read``;
-    ``placed_by``, the manifests that were known when it was last seen to lie where it belongs.
+    For later tries: ``read``, what an earlier try read of files with these ``stats_read``;
+    ``placed_by``, the manifests that were known when the save was last seen in its right location.
     """
 
-    scanned: Scanned
+    scanned: ScannedSave
     outcome: UploadProgress
     state: State = "seen"
     failure: Failure | None = None
@@ -49,49 +51,49 @@ class SaveState:
 
     @property
     def key(self) -> Key:
-        """What names the save on this node."""
+        """Return what names the save on this node."""
         return self.scanned.key
 
     @property
     def progress(self) -> UploadProgress:
-        """What is shown of it: a failure until another try has ended, or a plan decided anew."""
+        """Return the failure of the last try, or else the outcome."""
         if self.failure is not None:
             return UploadProgress(*self.key, "failed", self.failure.text)
         return self.outcome
 
-    def is_planned(self, scanned: Scanned) -> bool:
-        """Return whether a plan has seen it finished, as it is now."""
+    def is_planned(self, scanned: ScannedSave) -> bool:
+        """Return whether a plan has seen the save finished, and unchanged since ``scanned``."""
         return self.scanned.verdict.finished and self.scanned.since == scanned.since
 
 
-def see(before: SaveState | None, scanned: Scanned) -> SaveState:
-    """Return the state of a save as a scan has seen it."""
+def update_scanned(before: SaveState | None, scanned: ScannedSave) -> SaveState:
+    """Return the state with a new scan; a new save begins with phase ``waiting``."""
     if before is None:
         return SaveState(scanned, UploadProgress(*scanned.key, "waiting", scanned.verdict.reason))
     return replace(before, scanned=scanned)
 
 
-def queue(save: SaveState) -> SaveState:
-    """Return a save that waits for its turn to be uploaded."""
+def mark_queued(save: SaveState) -> SaveState:
+    """Return the state of a due save that waits in a queue."""
     return replace(postpone(save, OTHERS), state="queued")
 
 
 def postpone(save: SaveState, reason: str) -> SaveState:
-    """Return a save that is to be uploaded, and waits for the next plan."""
+    """Return the state of a due save that waits for the next plan, with the reason."""
     outcome = UploadProgress(*save.key, "waiting", reason)
     return replace(save, state="waiting", outcome=outcome, is_due=True)
 
 
-def begin(save: SaveState) -> SaveState:
-    """Return a save whose upload begins."""
+def begin_upload(save: SaveState) -> SaveState:
+    """Return the state of a save whose upload begins."""
     outcome = UploadProgress(*save.key, "sending", "")
     return replace(save, state="uploading", outcome=outcome)
 
 
-def settle(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
-    """Return a save after a try to upload it, or a plan, has ended with ``outcome``.
+def record_outcome(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
+    """Return the state after a try to upload a save, or a plan, has ended with ``outcome``.
 
-    A try that did not end in the store leaves it due: the next plan decides again.
+    After a try that did not end in the store the save stays due: the next plan decides again.
     """
     state = _state_after(outcome)
     is_due = save.state == "uploading" and state != "stored"
@@ -101,13 +103,14 @@ def settle(save: SaveState, outcome: UploadProgress | Failure) -> SaveState:
     return replace(save, outcome=outcome, failure=None)
 
 
-def lose(save: SaveState, reason: str) -> SaveState:
-    """Return a save whose files were removed before all of them were stored."""
+def mark_lost(save: SaveState, reason: str) -> SaveState:
+    """Return the state of a save whose files were removed before all of them were stored."""
     outcome = UploadProgress(*save.key, "lost", reason)
     return replace(save, state="refused", outcome=outcome, failure=None, is_due=False)
 
 
 def _state_after(outcome: UploadProgress | Failure) -> State:
+    """Return the state that an outcome leads to."""
     if isinstance(outcome, Failure):
         return "refused" if outcome.is_lasting else "failed"
     if outcome.phase in ("sent", *DONE):

@@ -1,10 +1,8 @@
-"""Scan an output directory again and again: what is here, since when, and is it finished?
+"""Scans an output directory again and again: which saves are here, since when, are they finished?
 
-Saves may be sent in other threads meanwhile.
-
-A scan pins what has appeared and judges it once; planning and sending use its verdict.  Nothing
-here reads the store, so nothing here waits for it: while the store is away, what the trainer writes
-is pinned and judged all the same.
+Rotation may delete a checkpoint at any moment, also while the store does not answer.  So a scan
+pins what has appeared and judges each save once; planning and sending use that verdict.  Nothing
+here reads the store.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ from ckptsync.worker.observation import (
     with_surroundings,
 )
 from ckptsync.worker.options import RunDir, push_command
-from ckptsync.worker.pinning import Pinner, by_step
-from ckptsync.worker.results import Failure, failure
+from ckptsync.worker.pinning import Pinner, step_key
+from ckptsync.worker.results import Failure, describe_failure
 
 # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
 # over
@@ -55,16 +53,16 @@ _HOOK_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScannedSave:
     """One save as the last scan saw it.
 
-    ``first``: when it was first seen; ``since``: since when nothing has changed. ``state``: the
-    files' stats; if they differ, the save changed.  ``observation`` is ``None`` where its files
-    were not read: they change, or nothing is left to do for it.  ``read_at``: when they were read
-    last.
+    ``first``: when it was first seen.  ``since``: since when nothing has changed.  ``state``: the
+    stats of its files; the save has changed if they differ.  ``observation``: None if its files
+    were not read, because they are changing or nothing is left to do.  ``read_at``: when they were
+    read last. Times are the scans' clock.
     """
 
-    seen: LocalSave
+    local_save: LocalSave
     first: float
     since: float
     state: tuple[Stat, ...]
@@ -74,46 +72,56 @@ class Scanned:
 
     @property
     def key(self) -> Key:
-        """What names the save on this node."""
-        return self.seen.key
+        """Return what names the save on this node."""
+        return self.local_save.key
 
     @property
     def is_lost(self) -> bool:
-        """Whether the trainer has removed it, and nobody can know that what is left is whole."""
+        """Return whether the trainer has removed it and it can never be known to be complete."""
         return self.observation is not None and is_lost(self.observation)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All that one scan found, by run and step.
+    """The result of one scan, by run and step.
 
-    ``due``: seconds until a save is finished if nothing changes; ``None``: nobody knows. ``notes``:
-    what an operator should know, in words, such as a save that was given up to make room.
+    ``due``: seconds until a save is finished if nothing changes; None if unknown.  ``notes``: what
+    an operator should know, for example that a save was given up to make room.
     """
 
-    seen: tuple[LocalSave, ...] = ()
+    saves: tuple[LocalSave, ...] = ()
     failures: tuple[Failure, ...] = ()
     due: float | None = None
     notes: tuple[str, ...] = ()
 
 
-def write_save_notes(seen: LocalSave, noted: PinNotes) -> LocalSave:
-    """Return the same save, with what is known of it by now written beside its pin.
+def write_save_notes(local_save: LocalSave, pin_notes: PinNotes) -> LocalSave:
+    """Write notes beside a save's pin; return the save with all notes that it has now.
 
-    Raises Incomplete if the pin has gone.
+    Raises Incomplete if the pin does not exist any more.
     """
-    assert seen.pin is not None
-    return replace(seen, pin=replace(seen.pin, notes=write_pin_notes(seen.pin, noted)))
+    assert local_save.pin is not None
+    return replace(
+        local_save, pin=replace(local_save.pin, notes=write_pin_notes(local_save.pin, pin_notes))
+    )
 
 
 class Scanner:
-    """What the last scan saw.
+    """Scans one output directory, and remembers each save between scans.
 
-    Any thread may call `scan`, one at a time scans; the rest may be called meanwhile. ``is_done``:
-    whether the store has a save, or another node sends it; ``has_other_part``: whether another node
-    has stored its part of it; ``is_planned``: whether a plan has seen it finished, as it is.
-    ``store``: its URL, for advice. ``lock`` is held while pins change,
-    and never while the bytes of a checkpoint, or the store, are waited for.
+    Any thread may call `scan`, which runs once at a time; the rest may be called meanwhile.
+    ``lock`` is held while pins change, and never while the store, or a checkpoint's bytes, are
+    waited for.
+
+    Args:
+        run: the output directory.
+        pinner: pins what appears.
+        rule: how long a save must be unchanged.
+        is_done: whether the store has a save, or another node sends it.
+        has_other_part: whether another node has stored its part of a save.
+        is_planned: whether a plan has seen a save finished, with these files.
+        store: the store's URL, for advice.
+
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class Scanner:
         is_done: Callable[[LocalSave], bool] = lambda _: False,
         has_other_part: Callable[[LocalSave], bool] = lambda _: False,
         *,
-        is_planned: Callable[[Scanned], bool] = lambda _: False,
+        is_planned: Callable[[ScannedSave], bool] = lambda _: False,
         store: str = "",
     ) -> None:
         self.lock = threading.Lock()
@@ -132,7 +140,7 @@ class Scanner:
         self._store = store
         self._run, self._pinner, self._rule = run, pinner, rule
         self._is_done, self._has_other_part, self._is_planned = is_done, has_other_part, is_planned
-        self._saves: dict[Key, Scanned] = {}
+        self._saves: dict[Key, ScannedSave] = {}
         self._at = 0.0
         self._pulses: dict[tuple[Path, int], float] = {}
         # weights that no worker knows: since when they have been like this, and why
@@ -142,16 +150,19 @@ class Scanner:
         self._names: tuple[tuple[int, int], frozenset[str]] | None = None
 
     def scan(self, now: float) -> Scan:
-        """Scan once.  ``now`` in seconds on a clock that only grows."""
+        """Pin what has appeared, judge every save, and return the result, also kept in `last`.
+
+        ``now``: seconds on a clock that only grows.
+        """
         with self.lock:
             # a thread that had to wait for another scan knew the time before that
             now = max(now, self._at)
             scanned, found = self._scan_run(now)
             self._saves, self._at = {one.key: one for one in scanned}, now
             pulses = {
-                (one.seen.pin.path, one.seen.pin.pulse)
+                (one.local_save.pin.path, one.local_save.pin.renewed)
                 for one in self._saves.values()
-                if one.seen.pin is not None
+                if one.local_save.pin is not None
             }
             self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
         notes = list(found.notes)
@@ -161,41 +172,43 @@ class Scanner:
             is_held = (
                 one.observation
                 and one.observation.files
-                and (one.verdict.left is None or one.observation.unended)
+                and (one.verdict.remaining is None or one.observation.unended)
                 and not one.verdict.finished
                 and not one.is_lost
             )
             if is_held and now - one.since >= self._rule.unmarked:
                 reason = one.verdict.reason.partition("; finished if")[0]
-                notes.append(f"{one.seen.run}/{one.seen.checkpoint}: not uploaded: {reason}")
+                notes.append(
+                    f"{one.local_save.run}/{one.local_save.checkpoint}: not uploaded: {reason}"
+                )
         notes += self._stray_notes(now)
-        seen = tuple(one.seen for one in scanned)
-        self.last = Scan(seen, found.failures, self.due(now), tuple(notes))
+        local_save = tuple(one.local_save for one in scanned)
+        self.last = Scan(local_save, found.failures, self.due(now), tuple(notes))
         return self.last
 
     def _stray_notes(self, now: float) -> Iterator[str]:
-        """Yield a note of all weights that no worker takes for a checkpoint.
+        """Yield a note of weights that no worker recognizes as a checkpoint, one for each reason.
 
-        What is being written may become one, so it is named once it has not changed for a while.
+        Weights are named after they have not changed for a while: they may become a checkpoint.
         """
-        rest = self._rule.unmarked
-        if now - self._strays_at >= rest:
+        quiet_time = self._rule.unmarked
+        if now - self._strays_at >= quiet_time:
             self._strays_at = now
             try:
                 strays = checkpoint_dirs.find_strays(self._run.path)
             except CkptsyncError:  # the scan says what cannot be read
                 strays = {}
             before, self._strays = self._strays, {}
-            for name, shown in strays.items():
+            for name, weights_name in strays.items():
                 path = self._run.path / name
-                state = _identity(path), _changed(path), _changed(path / shown)
+                state = _identity(path), _size_and_mtime(path), _size_and_mtime(path / weights_name)
                 since, last, why = before.get(name, (now, None, ""))
                 if state != last:
-                    since, why = now, _why_stray(path, shown)
+                    since, why = now, _why_stray(path, weights_name)
                 self._strays[name] = since, state, why
         by_reason: dict[str, list[str]] = {}
         for name, (since, _, why) in self._strays.items():
-            if self._strays_at - since >= rest:
+            if self._strays_at - since >= quiet_time:
                 by_reason.setdefault(why, []).append(name)
         for why, names in by_reason.items():
             first = self._run.path / names[0]
@@ -206,12 +219,12 @@ class Scanner:
             listed = ", ".join(names[:3]) + more
             yield f"{self._run.name}: not uploaded: {listed} in {self._run.path}: {why}{todo}"
 
-    def saves(self) -> tuple[Scanned, ...]:
-        """Return the saves, oldest first."""
+    def saves(self) -> tuple[ScannedSave, ...]:
+        """Return the saves of the last scan, oldest first."""
         return tuple(self._saves.values())
 
-    def latest(self, key: Key) -> Scanned | None:
-        """Return one save as it was seen last; ``None`` if it is not here any more."""
+    def latest(self, key: Key) -> ScannedSave | None:
+        """Return a save as the last scan saw it; None if it is not here any more."""
         return self._saves.get(key)
 
     @property
@@ -220,135 +233,162 @@ class Scanner:
         return self._at
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until a save can be sent that no plan has seen finished yet.
+        """Return the seconds until a save is finished that no plan has seen finished yet.
 
-        ``None``: none will be without a change.
+        None if no save will be finished without a change.
         """
         waits: list[float] = []
         for one in self.saves():
-            left = one.verdict.left
+            remaining = one.verdict.remaining
             if one.observation is None or (one.verdict.finished and self._is_planned(one)):
                 continue
             if one.verdict.finished:
                 return 0.0
             # what is refused now may be whole soon; what a crash has left never is
-            if left is None:
-                left = max(self._rule.quiet, (self._at - one.since) * SELDOM)
-            waits.append(max(0.0, left - (now - self._at)))
+            if remaining is None:
+                remaining = max(self._rule.quiet, (self._at - one.since) * SELDOM)
+            waits.append(max(0.0, remaining - (now - self._at)))
         return min(waits, default=None)
 
-    def _scan_run(self, now: float) -> tuple[list[Scanned], Scan]:
+    def _scan_run(self, now: float) -> tuple[list[ScannedSave], Scan]:
+        """Return every save of the output directory, judged, and the scan's failures and notes.
+
+        Takes over pins of other nodes whose owner shows no sign of life for ten minutes.
+        """
         run = self._run
         directory, last, self._names = _identity(run.path), self._names, None
         try:
             found = list_and_pin_saves(run, self._pinner)
         except CkptsyncError as e:
-            return [], Scan(failures=(failure(run.name, "", e),))
+            return [], Scan(failures=(describe_failure(run.name, "", e),))
         # another directory may have been mounted, or moved, to its place: then nobody knows which
         # checkpoints were there before
         known = last[1] if last and last[0] == directory else None
-        wrong = list(found.failures)
-        pins = [one.pin for one in found.seen if one.pin is not None]
+        failures = list(found.failures)
+        pins = [one.pin for one in found.saves if one.pin is not None]
         around = find_surroundings(
-            run.path, found.seen, {p.checkpoint for p in pins if not (p.stored or p.is_committed)}
+            run.path,
+            found.saves,
+            {p.checkpoint for p in pins if not (p.stored or p.is_committed)},
         )
-        scanned: list[Scanned] = []
-        for one in found.seen:
+        scanned: list[ScannedSave] = []
+        for one in found.saves:
             try:
                 pin = one.pin
                 # on a shared disk: whose owner may be dead
                 if pin is not None and pin.node not in ("", self._pinner.node):
-                    since = self._pulses.setdefault((pin.path, pin.pulse), now)
+                    since = self._pulses.setdefault((pin.path, pin.renewed), now)
                     mine = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
                     one = one if mine is None else replace(one, pin=mine)  # noqa: PLW2901
                 is_new = known is not None and one.checkpoint not in known
-                scanned.append(self._scan_save(one, around, now, wrong, is_new=is_new))
+                scanned.append(self._scan_save(one, around, now, failures, is_new=is_new))
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
-                wrong.append(failure(run.name, one.checkpoint, e))
+                failures.append(describe_failure(run.name, one.checkpoint, e))
         if directory:
-            names = {s.checkpoint for s in found.seen} | {f.checkpoint for f in wrong}
+            names = {s.checkpoint for s in found.saves} | {f.checkpoint for f in failures}
             self._names = directory, frozenset(names)
-        return scanned, replace(found, failures=tuple(wrong))
+        return scanned, replace(found, failures=tuple(failures))
 
     def _scan_save(
         self,
-        seen: LocalSave,
+        local_save: LocalSave,
         around: Surroundings,
         now: float,
-        wrong: list[Failure],
+        failures: list[Failure],
         *,
         is_new: bool,
-    ) -> Scanned:
-        """Judge one save.  Raises as its files do, but for those that change meanwhile."""
-        before = self._saves.get(seen.key)
+    ) -> ScannedSave:
+        """Return one save with its verdict, and note the verdict beside its pin.
+
+        An Incomplete of files that change meanwhile becomes the verdict's reason; other errors are
+        raised. ``is_new``: the last scan saw no checkpoint of this name.
+        """
+        before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
         stats = (
             Stat(h.stat.path, h.stat.size, h.stat.mtime, 0, 0) if h.is_pinned else h.stat
-            for h in seen.files.by_path.values()
+            for h in local_save.files.by_path.values()
         )
-        state = tuple(sorted((*stats, *seen.files.partial)))
+        state = tuple(sorted((*stats, *local_save.files.partial)))
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
-        done = Judgement(finished=False, reason=STORED, left=None)
-        found = Scanned(seen, first, since, state, done)
-        if self._is_done(seen):
-            return found
-        fresh = self._is_fresh(seen, before, since, is_new=is_new)
+        done = Judgement(finished=False, reason=STORED, remaining=None)
+        scanned = ScannedSave(local_save, first, since, state, done)
+        if self._is_done(local_save):
+            return scanned
+        is_new_save = self._is_new_save(local_save, before, since, is_new=is_new)
         try:
             observation, verdict, read_at = self._judge(
-                seen, before if is_same else None, around, now - since, now, fresh=fresh
+                local_save,
+                before if is_same else None,
+                around,
+                now - since,
+                now,
+                is_new_save=is_new_save,
             )
         except Incomplete as e:  # it changes meanwhile
-            return replace(found, verdict=replace(done, reason=str(e)))
+            return replace(scanned, verdict=replace(done, reason=str(e)))
         rests = is_stable(observation, now - since, self._rule, verdict)
-        seen = _note_verdict(seen, verdict, wrong, is_stable=rests)
-        return replace(found, seen=seen, verdict=verdict, observation=observation, read_at=read_at)
+        local_save = _note_verdict(local_save, verdict, failures, is_stable=rests)
+        return replace(
+            scanned,
+            local_save=local_save,
+            verdict=verdict,
+            observation=observation,
+            read_at=read_at,
+        )
 
     def _judge(
         self,
-        seen: LocalSave,
-        same: Scanned | None,
+        local_save: LocalSave,
+        same: ScannedSave | None,
         around: Surroundings,
-        still: float,
+        unchanged_for: float,
         now: float,
         *,
-        fresh: bool,
+        is_new_save: bool,
     ) -> tuple[Observation, Judgement, float]:
         """Return an observation, its verdict, and when the files were read for it.
 
-        They are read anew ever more seldom while they stay the same, and once more before they are
-        called finished.
+        Files that stay the same are read again ever more seldom, and once more before they are
+        called finished.  ``same``: the last scan's save, if no file has changed since.
         """
-        other_part = self._has_other_part(seen)
+        other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
+            """Return the observation, completed by similar saves if they decide, and its verdict."""
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
-                observation = replace(observation, alike=is_like_another(seen, around.saves))
-            return observation, judge(observation, still, self._rule)
+                observation = replace(
+                    observation, has_similar=is_like_another(local_save, around.saves)
+                )
+            return observation, judge(observation, unchanged_for, self._rule)
 
         if (
             same
             and same.observation
-            and (same.verdict.finished or now - same.read_at < SELDOM * still)
+            and (same.verdict.finished or now - same.read_at < SELDOM * unchanged_for)
         ):
             observation, verdict = judge_now(
-                with_surroundings(same.observation, seen, around, other_part=other_part)
+                with_surroundings(same.observation, local_save, around, other_part=other_part)
             )
             if same.verdict.finished or not verdict.finished:
                 return observation, verdict, same.read_at
-        return (*judge_now(observe(seen, around, other_part=other_part, fresh=fresh)), now)
+        return (
+            *judge_now(observe(local_save, around, other_part=other_part, is_new=is_new_save)),
+            now,
+        )
 
-    def _is_fresh(
-        self, seen: LocalSave, before: Scanned | None, since: float, *, is_new: bool
+    def _is_new_save(
+        self, local_save: LocalSave, before: ScannedSave | None, since: float, *, is_new: bool
     ) -> bool:
-        """Return whether an earlier scan saw nothing of it, and nothing was written over since."""
+        """Return whether a save appeared between two scans and nothing was written over since."""
         if before is None:
-            return is_new and seen.k == 0 and not _was_moved_in(seen)
-        if before.observation is None or not before.observation.fresh or before.since == since:
-            return before.observation is not None and before.observation.fresh
+            return is_new and local_save.k == 0 and not _was_moved_in(local_save)
+        if before.observation is None or not before.observation.is_new or before.since == since:
+            return before.observation is not None and before.observation.is_new
         has_rested = since - before.since >= self._rule.unmarked
-        now = {f.path: (f.size, f.mtime) for f in seen.files.stats}
+        now = {f.path: (f.size, f.mtime) for f in local_save.files.stats}
         is_rewritten = any(
             now.get(f.path, (f.size, f.mtime)) != (f.size, f.mtime)
             for f in before.observation.files
@@ -358,26 +398,26 @@ class Scanner:
 
 
 def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
-    """Pin what has appeared in an output directory.
+    """Pin what has appeared in an output directory; return every save that is here, not yet judged.
 
-    Return every save that is here, oldest first, not yet judged. Raises ConfigError or StoreError
-    if nothing can be seen at all.
+    Saves come oldest first.  Drops pins if the spool is full.  Raises ConfigError or StoreError if
+    the directory cannot be read at all.
     """
     found_dirs = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
     pins = list_pins(run.path)
     failures: list[Failure] = []
     relief = pinner.make_room(run, found_dirs, pins, failures)
     is_full = bool(relief.full) and pinner.rule.full == "wait"
-    seen: list[LocalSave] = []
-    for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=by_step):
+    local_save: list[LocalSave] = []
+    for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=step_key):
         checkpoint_dir = found_dirs.get(name) or CheckpointDir(
             name, checkpoint_dirs.family_of(name), run.path / name
         )
         ours = [p for p in pins if p.checkpoint == name and p not in relief.drop]
         try:
-            seen += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
+            local_save += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
         except CkptsyncError as e:
-            failures.append(failure(run.name, name, e))
+            failures.append(describe_failure(run.name, name, e))
     pinner.copies.close_dropped()
     if not relief.full:
         pinner.copies.begin()
@@ -387,15 +427,15 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
         *pinner.copies.problems(),
         *read_log(run.path / SPOOL)[-_HOOK_LINES:],
     )
-    return Scan(tuple(seen), tuple(failures), notes=notes)
+    return Scan(tuple(local_save), tuple(failures), notes=notes)
 
 
 _UNKNOWN = "weights, in no checkpoint that a worker knows"
 
 
-def _why_stray(path: Path, shown: str) -> str:
-    """Return why weights are not uploaded; ``shown``: a file of weights in a directory."""
-    if path.name == shown and not path.is_dir():
+def _why_stray(path: Path, weights_name: str) -> str:
+    """Return why weights are not uploaded; ``weights_name``: one of the files with weights."""
+    if path.name == weights_name and not path.is_dir():
         return "a format that a worker does not know; `ckptsync push --as` uploads a directory"
     with contextlib.suppress(CkptsyncError):  # a push says what cannot be read
         if checkpoint_dirs.find_checkpoint_dirs(path):
@@ -403,7 +443,8 @@ def _why_stray(path: Path, shown: str) -> str:
     return _UNKNOWN
 
 
-def _changed(path: Path) -> tuple[int, int]:
+def _size_and_mtime(path: Path) -> tuple[int, int]:
+    """Return a file's size and mtime (ns); zeros if it does not exist."""
     try:
         info = path.stat()
     except OSError:  # a directory whose file is not shown by itself, or it has gone
@@ -412,41 +453,44 @@ def _changed(path: Path) -> tuple[int, int]:
 
 
 def _note_verdict(
-    seen: LocalSave, verdict: Judgement, wrong: list[Failure], *, is_stable: bool
+    local_save: LocalSave, verdict: Judgement, failures: list[Failure], *, is_stable: bool
 ) -> LocalSave:
-    """Note beside the pin that the save was at rest, and when it was finished.
+    """Write beside the pin that the save is stable, and when it was finished; return the save.
 
-    The first counts once rotation has taken the rest; the second is for the manifest.
+    ``stable`` counts once rotation has removed files; ``finished`` is for the manifest.  Without a
+    pin, or without news, the save stays as it is.  What a full disk refuses is added to
+    ``failures``.
     """
-    if seen.pin is None:
-        return seen
-    noted = seen.pin.notes
-    stable = fingerprint(seen.files.stats) if is_stable else 0
-    finished = time.time_ns() if verdict.finished and not noted.finished else 0
-    if stable in (0, noted.stable) and not finished:
-        return seen
+    if local_save.pin is None:
+        return local_save
+    pin_notes = local_save.pin.notes
+    stable = fingerprint(local_save.files.stats) if is_stable else 0
+    finished = time.time_ns() if verdict.finished and not pin_notes.finished else 0
+    if stable in (0, pin_notes.stable) and not finished:
+        return local_save
     try:
-        return write_save_notes(seen, PinNotes(stable=stable, finished=finished))
+        return write_save_notes(local_save, PinNotes(stable=stable, finished=finished))
     except StoreError as e:  # a full disk: it is sent all the same, and its manifest says less
-        wrong.append(failure(seen.run, seen.checkpoint, e))
-        return seen
+        failures.append(describe_failure(local_save.run, local_save.checkpoint, e))
+        return local_save
 
 
-def _was_moved_in(seen: LocalSave) -> bool:
-    """Return whether its directory was renamed, with all that is in it.
+def _was_moved_in(local_save: LocalSave) -> bool:
+    """Return whether a save's directory was renamed with all that is in it, by its ctime.
 
-    That changes its ctime alone; a new name in it changes both times.
+    A rename changes the ctime alone; a new name in the directory changes both times.
     """
-    if seen.checkpoint_dir.only is not None:
+    if local_save.checkpoint_dir.only is not None:
         return False
     try:
-        info = seen.checkpoint_dir.path.stat()
+        info = local_save.checkpoint_dir.path.stat()
     except OSError:  # rotation: what was there came and went since the last scan
         return False
     return info.st_ctime_ns > info.st_mtime_ns
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
+    """Return a directory's device and inode; None if it cannot be read."""
     try:
         info = directory.stat()
     except OSError:  # not there, or not to be seen: the scan says why

@@ -1,7 +1,7 @@
-"""Which pins give way when the spool is full.  Pure.
+"""Decides which pins are dropped when the spool is full.  Pure.
 
-A pin takes no room while the trainer has its own names of the files; it holds bytes from rotation
-on.  So only pins of checkpoints that rotation took can make room.
+A pin needs no room while the trainer has its own names of the files; from rotation on it holds
+their bytes.  So only pins of checkpoints that rotation has removed can make room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SpoolRule:
 
     @property
     def every(self) -> int:
-        """N of ``every:N``; else 0."""
+        """Return the N of ``every:N``; otherwise 0."""
         return int(self.full.removeprefix("every:")) if self.full.startswith("every:") else 0
 
 
@@ -37,8 +37,8 @@ class SpoolRule:
 class SpoolRoom:
     """Bytes in the spool.
 
-    ``held`` by pins alone; ``free`` where they lie; ``next``: the trainer's next save, as large as
-    the largest so far.
+    ``held``: by pins alone.  ``free``: on their disk.  ``next``: the trainer's next save, taken to
+    be as large as the largest so far.
     """
 
     held: int
@@ -46,13 +46,16 @@ class SpoolRoom:
     next: int
 
     def lacking(self, rule: SpoolRule) -> int:
-        """Return the bytes that have to be freed, if they can be."""
+        """Return the bytes that have to be freed."""
         return max(self.held - rule.budget if rule.budget else 0, self.next - self.free, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PinCost:
-    """A pin, and what dropping it frees.  ``is_gone``: the trainer has removed its checkpoint."""
+    """A pin, and the bytes ``alone`` that dropping it frees.
+
+    ``is_gone``: the trainer has removed its checkpoint.
+    """
 
     pin: Pin
     alone: int
@@ -65,7 +68,7 @@ class PinCost:
 class Relief:
     """How a full spool gets room.
 
-    ``drop``: pins that go; ``given_up``: in words, those of them that the store does not have;
+    ``drop``: pins to drop.  ``given_up``: those of them that the store does not have, in words.
     ``full``: why there is too little room all the same.
     """
 
@@ -75,7 +78,7 @@ class Relief:
 
 
 def held_bytes(pins: Iterable[Pin]) -> int:
-    """Return the bytes of files that have no names but our pins', each counted once."""
+    """Return the bytes of files that have no names but these pins', each counted once."""
     files = [f for p in pins for f in p.files]
     names = Counter((f.device, f.inode) for f in files)
     return sum(
@@ -84,7 +87,7 @@ def held_bytes(pins: Iterable[Pin]) -> int:
 
 
 def pins_by_age(pins: Iterable[Pin]) -> tuple[Pin, ...]:
-    """Return pins of an output directory, the oldest first."""
+    """Return the pins of an output directory, oldest first."""
 
     def dates(pin: Pin) -> SaveDates:
         newest = max((f.mtime for f in pin.files), default=0)
@@ -94,10 +97,10 @@ def pins_by_age(pins: Iterable[Pin]) -> tuple[Pin, ...]:
 
 
 def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> SaveDates:
-    """Return what tells when a save on this node was written.
+    """Return the dates of a save on this node, by which saves are ordered.
 
-    ``newest``: the mtime of its newest file; ``finished``: when a worker saw it finished, which
-    counts as its arrival, 0 if none has (ns).
+    ``newest``: the mtime of its newest file.  ``finished``: when a worker saw it finished, which
+    counts as its arrival; 0 if none has.  Both in ns.
     """
     written, arrived = newest / 1e9, finished / 1e9 if finished else math.inf
     is_ahead = written > arrived + SAME_MOMENT
@@ -105,21 +108,23 @@ def local_dates(checkpoint: str, newest: int, finished: int, k: int = 0) -> Save
 
 
 def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule) -> Relief:
-    """Return which pins to drop so that ``room`` is enough; as few as possible.  Pure.
+    """Return which pins to drop so that there is room, as few as possible.  Pure.
 
-    What the store has goes first.  What it has not is given up by the operator's rule alone, never
-    the newest and never the one that has been on its way for longest, and not where it would be in
-    vain.
+    Pins that the store has go first, VERIFIED ones before others.  Others go only by the operator's
+    rule, and not if that frees too little.  The newest, and the one that has been sent for longest,
+    always stay.
     """
     lacking = room.lacking(rule)
     able = [p for p in pins if p.is_gone and p.alone]
-    age = {(p.checkpoint, p.k): at for at, p in enumerate(pins_by_age(c.pin for c in pins))}
+    age = {
+        (p.checkpoint, p.k): position for position, p in enumerate(pins_by_age(c.pin for c in pins))
+    }
 
     def age_of(cost: PinCost) -> int:
         return age[cost.pin.checkpoint, cost.pin.k]
 
     stored = sorted((p for p in able if p.pin.stored), key=lambda p: (not p.is_verified, age_of(p)))
-    drop = _enough(stored, lacking)
+    drop = _take_enough(stored, lacking)
     lacking -= sum(p.alone for p in drop)
     newest = max(pins, key=age_of, default=None)
     sending = min(
@@ -136,7 +141,7 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     # the disk is full of something else
     is_vain = room.next - room.free > sum(p.alone for p in (*drop, *unsent))
     over = room.held - rule.budget - sum(p.alone for p in drop) if rule.budget else 0
-    unstored = _enough(unsent, over if is_vain else lacking)
+    unstored = _take_enough(unsent, over if is_vain else lacking)
     lacking -= sum(p.alone for p in unstored)
     why = (
         f"disk full: {_size(room.free)} free, the next save may need {_size(room.next)},"
@@ -159,7 +164,8 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     )
 
 
-def _enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
+def _take_enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
+    """Return the first pins that together free ``lacking`` bytes, or all of them."""
     chosen = []
     for pin in pins:
         if lacking <= 0:

@@ -1,7 +1,8 @@
-"""The records of the runs of this node in the store, and what follows for a save that lies here.
+"""A cached view of a run's records in the store, and what follows for a save that lies here.
 
-`StoreView.refresh` reads each record once, and again when a new report names it.  What follows from
-them is pure.
+Every plan asks many questions about the store, which may be far away.  `StoreView.refresh` does all
+reading: each record once, and again when a new report names it.  The answers are pure functions of
+what was read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import count
 from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Corrupt, without_frames
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.io import AT_ONCE, Record, find_missing_manifests, is_made_anew, read_records
 from ckptsync.records.location_status import (
     LocationRecords,
@@ -52,10 +53,10 @@ R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
 class RunRecords:
     """The records of a run, by name.
 
-    ``broken`` are those that cannot be read, with the reason: nothing is decided about their
-    locations. ``times``: when each came, on the store's clock.  ``sizes``: bytes of all that lies
-    in the run's `.ckptsync`, by name. ``grouped``: the records once more, by checkpoint.  ``lost``:
-    manifests that model records and reports name, and that are gone.
+    ``broken``: records that cannot be read, with the reason; nothing is decided about their
+    locations. ``times``: when each record came, on the store's clock.  ``sizes``: bytes of each
+    file in the run's `.ckptsync`.  ``grouped``: the records by checkpoint.  ``lost``: manifests
+    that model records and reports name, and that the store does not have any more.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class RunRecords:
     lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
 
     def damaged(self) -> tuple[str, ...]:
-        """Return the locations that a report has ever called damaged."""
+        """Return the locations that some report calls damaged, also if a later report does not."""
         return tuple(
             sorted(
                 {
@@ -77,51 +78,45 @@ class RunRecords:
             )
         )
 
-    def manifests(self, checkpoint: str) -> tuple[save_groups.Known, ...]:
-        """Return all of one checkpoint name, in every location, also those taken back."""
-        return save_groups.known_of(self.grouped.get(checkpoint, {}))
+    def manifests(self, checkpoint: str) -> tuple[manifest_groups.StoredManifest, ...]:
+        """Return all manifests of a checkpoint's name, also superseded ones."""
+        return manifest_groups.collect_manifests(self.grouped.get(checkpoint, {}))
 
-    def counting(self, location: str) -> list[save_groups.Known]:
-        """Return the manifests of one location that count."""
-        live = save_groups.live(self.manifests(checkpoint_of(location)))
+    def counting(self, location: str) -> list[manifest_groups.StoredManifest]:
+        """Return the manifests of one location that are not superseded."""
+        live = manifest_groups.live_manifests(self.manifests(checkpoint_of(location)))
         return [k for k in live if k.manifest.location == location]
 
     def live(self, checkpoint: str) -> list[Manifest]:
-        """Return the manifests of one checkpoint name that count, in every location."""
-        return [k.manifest for k in save_groups.live(self.manifests(checkpoint))]
+        """Return the manifests of a checkpoint's name that are not superseded."""
+        return [k.manifest for k in manifest_groups.live_manifests(self.manifests(checkpoint))]
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
-        """Return all of one checkpoint name, in every location."""
-        return _only(self.grouped.get(checkpoint, {}), Tombstone)
+        """Return all tombstones of a checkpoint's name."""
+        return _records_of_kind(self.grouped.get(checkpoint, {}), Tombstone)
 
     def location(self, location: str) -> LocationRecords:
         """Return all records about one location."""
-        here = {
+        by_name = {
             name: r
             for name, r in self.grouped.get(checkpoint_of(location), {}).items()
             if r.location == location
         }
         return LocationRecords(
-            _only(here, Manifest),
-            _only(here, ModelRecord),
-            _only(here, Report),
-            _only(here, Tombstone),
+            _records_of_kind(by_name, Manifest),
+            _records_of_kind(by_name, ModelRecord),
+            _records_of_kind(by_name, Report),
+            _records_of_kind(by_name, Tombstone),
         )
 
     def unusable_manifests(self, node: str) -> tuple[RecordName, ...]:
-        """Return a node's manifests that are damaged or gone.
-
-        Not those of a newer program, which are well.
-        """
+        """Return a node's manifests that are damaged or gone; a newer program's are neither."""
         damaged = (name for name, error in self.broken.items() if isinstance(error, Corrupt))
         names = record_names((*damaged, *self.lost)).values()
         return tuple(p for p in names if (p.kind, p.node) == ("manifest", node))
 
     def lost_of(self, node: str, checkpoint: str) -> tuple[str, ...]:
-        """Return the names of a node's manifests of a checkpoint that are gone.
-
-        A new manifest stands in their stead.
-        """
+        """Return the names of a node's manifests of a checkpoint that the store has lost."""
         return tuple(
             sorted(
                 name
@@ -131,7 +126,7 @@ class RunRecords:
         )
 
     def is_contended(self, node: str, run: str, checkpoint: str) -> bool:
-        """Return whether another live node has announced that it sends files of a checkpoint."""
+        """Return whether another node announces that it is sending files of a checkpoint."""
         prefix = sending_prefix(run, checkpoint)
         announcements = [
             Entry(name, size, self.times[name])
@@ -143,45 +138,45 @@ class RunRecords:
         )
         return bool(sending.keys() - {node})
 
-    def reading(self, node: str, run: str, checkpoint: str, at: int) -> Reading:
-        """Return what a node decides an upload by; ``at``: now, by its clock (ns)."""
+    def reading(self, node: str, run: str, checkpoint: str, time_ns: int) -> Reading:
+        """Return the values that decide an upload; ``time_ns``: now, by the node's clock."""
         is_contended = self.is_contended(node, run, checkpoint)
-        return Reading(self.manifests(checkpoint), is_contended, at)
+        return Reading(self.manifests(checkpoint), is_contended, time_ns)
 
     def is_unreadable(self, location: str) -> bool:
-        """Return whether any record about a location cannot be read, whoever may write it anew."""
+        """Return whether any record about a location cannot be read."""
         return any(p.location == location for p in record_names(self.broken).values())
 
     def broken_location(self, checkpoint: str) -> CkptsyncError | None:
-        """Return the first error in the records of a checkpoint's locations.
+        """Return the first error in the records of a checkpoint's locations, or None.
 
-        Not of model records and reports, which are made anew.
+        Errors of model records and reports do not count: heads and verifiers make those anew.
         """
-        its = (
+        errors = (
             self.broken[name]
             for name, p in record_names(self.broken).items()
             if checkpoint_of(p.location) == checkpoint and not is_made_anew(p, self.broken[name])
         )
-        return next(map(without_frames, its), None)
+        return next(map(without_frames, errors), None)
 
     def is_damaged(self, location: str) -> bool:
-        """Return whether a report calls a location damaged, and no later one answers it."""
-        records, here = self.location(location), self.counting(location)
-        model_record, _ = newest_model_record(records.model_records, here)
-        return bool(proof(records.reports, {k.name for k in here}, model_record).damage)
+        """Return whether a report calls a location damaged and no later report answers it."""
+        records, manifests = self.location(location), self.counting(location)
+        model_record, _ = newest_model_record(records.model_records, manifests)
+        return bool(proof(records.reports, {k.name for k in manifests}, model_record).damage)
 
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
-        """Return whether a report proves a location's manifests and model, or they are given up.
+        """Return whether a location is VERIFIED with its model or, if ``retired_too``, given up.
 
-        Not where a record cannot be read: a newer program may have written what is not known here.
+        False where a record cannot be read: a newer program may have written it.
         """
         if self.broken_location(checkpoint_of(location)) is not None:
             return False
-        here, records = self.counting(location), self.location(location)
-        model_record, _ = newest_model_record(records.model_records, here)
-        names = {k.name for k in here}
-        found = fate(records.tombstones, names)
-        if retired_too and (found.retired or found.shards):
+        manifests, records = self.counting(location), self.location(location)
+        model_record, _ = newest_model_record(records.model_records, manifests)
+        names = {k.name for k in manifests}
+        decision = fate(records.tombstones, names)
+        if retired_too and (decision.retired or decision.shards):
             return True
         return bool(model_record) and proof(records.reports, names, model_record).holds
 
@@ -189,11 +184,11 @@ class RunRecords:
 def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
     """Return the records of a run as they are now.
 
-    ``before`` saves fetching those again that nobody has touched.  Raises StoreError. A record that
-    a new report names is read again: a disk loses bits without a new time.
+    Records of ``before`` with the same time and size are not read again, except those that a new
+    report names: a disk loses bits without a new time.  Raises StoreError.
     """
     entries = tuple(store.names(f"{run}/{RECORDS}/"))
-    named = {
+    parsed_names = {
         name: parsed
         for name, parsed in record_names(e.name for e in entries).items()
         if parsed.run == run
@@ -204,13 +199,13 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
         if e.name in before.records
         and (before.times.get(e.name), before.sizes.get(e.name)) == (e.mtime, e.size)
     }
-    records, faults = read_records(store, named.values(), cache=cache, threads=AT_ONCE)
-    fresh = [r for name, r in records.items() if name not in cache]
+    records, faults = read_records(store, parsed_names.values(), cache=cache, threads=AT_ONCE)
+    new_records = [r for name, r in records.items() if name not in cache]
     reported = {
-        f"{run}/{f.name}" for r in fresh if isinstance(r, Report) for f in r.findings
+        f"{run}/{f.name}" for r in new_records if isinstance(r, Report) for f in r.findings
     } & cache.keys()
     again, more_faults = read_records(
-        store, [named[name] for name in sorted(reported)], threads=AT_ONCE
+        store, [parsed_names[name] for name in sorted(reported)], threads=AT_ONCE
     )
     records = {name: r for name, r in records.items() if name not in reported} | again
     broken = {fault.name: fault.error for fault in (*faults, *more_faults)}
@@ -219,13 +214,17 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
         grouped.setdefault(checkpoint_of(record.location), {})[name] = record
     sizes = {e.name: e.size for e in entries}
     is_same = (
-        not fresh and not reported and not before.lost and records.keys() == before.records.keys()
+        not new_records
+        and not reported
+        and not before.lost
+        and records.keys() == before.records.keys()
     )
     lost = before.lost if is_same else find_missing_manifests(records, sizes, store.size)
     return RunRecords(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost)
 
 
-def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
+def _records_of_kind(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
+    """Return the records of one type."""
     return {name: r for name, r in records.items() if isinstance(r, kind)}
 
 
@@ -233,7 +232,7 @@ def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
 class Done:
     """Why nothing is left to do for a save.
 
-    ``manifest`` names its files already; it is this node's own if the phase is ``stored``.
+    ``manifest``: names its files already; it is this node's own if the phase is ``stored``.
     """
 
     phase: Phase
@@ -245,10 +244,10 @@ class Done:
 class StoreView:
     """A cached view of a run's records in the store, and what follows for a save on this node.
 
-    `refresh` does all I/O; every other method reads the cache.  Any thread may call any of them.
-    ``offset``: this node's clock minus the store's, ns, as far as it was measured.  ``known``: the
-    records as they were read last.  ``known_digests``: by checkpoint, digests of this node's files
-    that were read and need not be sent.
+    `refresh` does all I/O; every other method reads the cache.  Thread-safe.  ``offset``: returns
+    this node's clock minus the store's (ns), as last measured.  ``run_records``: the records as
+    last read. ``known_digests``: by checkpoint, digests of this node's files that were read and
+    need not be sent.
     """
 
     store: Store
@@ -256,92 +255,98 @@ class StoreView:
     run: str
     selection: Selection = EVERYTHING
     offset: Callable[[], int] = lambda: 0
-    known: RunRecords = field(default_factory=RunRecords)
+    run_records: RunRecords = field(default_factory=RunRecords)
     known_digests: dict[str, KnownDigests] = field(default_factory=dict)
     _turns: Iterator[int] = field(default_factory=lambda: count(1))
     _latest: int = 0
 
     def refresh(self) -> RunRecords:
-        """Return the records as they are now.  Raises StoreError."""
-        turn = next(self._turns)
-        found = read_run(self.store, self.run, self.known)
-        if turn > self._latest:  # what began earlier and ended later is no news
-            self._latest, self.known = turn, found
-        return found
+        """Read the records, make them the view's, and return them.  Raises StoreError.
+
+        A refresh that began earlier and ends later replaces nothing.
+        """
+        ticket = next(self._turns)
+        records = read_run(self.store, self.run, self.run_records)
+        if ticket > self._latest:  # what began earlier and ended later is no news
+            self._latest, self.run_records = ticket, records
+        return records
 
     def remember(self, checkpoint: str, digests: KnownDigests) -> None:
-        """Keep digests, so that the same files are not read again."""
+        """Add digests of files to the view, so that the same files are not read again."""
         self.known_digests[checkpoint] = {**self.known_digests.get(checkpoint, {}), **digests}
 
-    def why_done(self, seen: LocalSave) -> Done | None:
-        """Return why nothing is left to do for a save, or ``None``.
+    def why_done(self, local_save: LocalSave) -> Done | None:
+        """Return why nothing is left to do for a save, or None if it is to be uploaded.
 
-        It is stored, by this node or another on the same disk, or it was given up.
+        It is stored, by this node or another one on the same disk, or it was given up.
         """
-        if seen.pin is not None and seen.pin.node not in ("", self.node):
-            return Done("elsewhere", f"{seen.pin.node} uploads it")
+        if local_save.pin is not None and local_save.pin.node not in ("", self.node):
+            return Done("elsewhere", f"{local_save.pin.node} uploads it")
         # before the tombstones are asked: a refresh meanwhile may bring one and take the manifests
-        found = self.find_save(seen.files.stats, seen.checkpoint, self.selection)
-        if self.is_given_up(seen, self.selection):
+        manifest = self.find_save(local_save.files.stats, local_save.checkpoint, self.selection)
+        if self.is_given_up(local_save, self.selection):
             return Done("retired", "retired in the store")
-        return None if found is None else self.done_by(found)
+        return None if manifest is None else self.done_by(manifest)
 
-    def done_by(self, there: Manifest) -> Done:
-        """Return that nothing is left to do for a save whose files the store has.
-
-        ``there``: a manifest of it, this node's if it has one.
-        """
-        if there.node == self.node:
-            return Done("stored", "stored", there)
-        return Done("elsewhere", f"the store already has these files in {there.location}", there)
+    def done_by(self, manifest: Manifest) -> Done:
+        """Return that the store has a save's files, by a manifest of it, this node's if any."""
+        if manifest.node == self.node:
+            return Done("stored", "stored", manifest)
+        return Done(
+            "elsewhere", f"the store already has these files in {manifest.location}", manifest
+        )
 
     def find_save(
         self, stats: Sequence[Stat], checkpoint: str, selection: Selection
     ) -> Manifest | None:
-        """Return a manifest of the save that has these files, this node's if it has one there.
+        """Return a manifest of the save that has these files, or None; this node's is preferred.
 
-        Files that are not sent by choice do not count.
+        Files that are not sent by choice are ignored.
         """
-        manifests, digests = self.known.live(checkpoint), self.known_digests.get(checkpoint, {})
+        manifests, digests = (
+            self.run_records.live(checkpoint),
+            self.known_digests.get(checkpoint, {}),
+        )
         if selection.is_everything:
             return find_holder(stats, self.node, manifests, digests)
-        found = (
-            find_holder(_selected(stats, selection, m.demands), self.node, manifests, digests)
+        holders = (
+            find_holder(_select_stats(stats, selection, m.demands), self.node, manifests, digests)
             for m in manifests
         )
-        return next((m for m in found if m is not None), None)
+        return next((m for m in holders if m is not None), None)
 
-    def is_given_up(self, seen: LocalSave, selection: Selection) -> bool:
+    def is_given_up(self, local_save: LocalSave, selection: Selection) -> bool:
         """Return whether a tombstone is about these very files, as far as they are sent."""
-        known, stats = self.known, seen.files.stats
+        records, stats = self.run_records, local_save.files.stats
         if not selection.is_everything:
-            stats = tuple(_selected(stats, selection, Demands()))
+            stats = tuple(_select_stats(stats, selection, Demands()))
         buried = {
-            name: (stone, known.times.get(name, 0.0))
-            for name, stone in known.tombstones(seen.checkpoint).items()
+            name: (stone, records.times.get(name, 0.0))
+            for name, stone in records.tombstones(local_save.checkpoint).items()
         }
-        return is_retired(self.node, stats, buried, known.manifests(seen.checkpoint))
+        return is_retired(self.node, stats, buried, records.manifests(local_save.checkpoint))
 
     def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
         """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
         mine = self.find_save(stats, checkpoint, self.selection)
-        return mine is not None and self.known.is_safe(mine.location)
+        return mine is not None and self.run_records.is_safe(mine.location)
 
-    def is_done(self, seen: LocalSave) -> bool:
-        """Return whether nothing is left to do here: it is stored, another's, or given up."""
-        return self.why_done(seen) is not None
+    def is_done(self, local_save: LocalSave) -> bool:
+        """Return whether nothing is left to do: the save is stored, another node's, or given up."""
+        return self.why_done(local_save) is not None
 
-    def has_other_part(self, seen: LocalSave) -> bool:
+    def has_other_part(self, local_save: LocalSave) -> bool:
         """Return whether another node has stored its part of the same save."""
-        manifests = self.known.live(seen.checkpoint)
-        return has_other_part(seen.files.stats, self.node, self.offset(), manifests)
+        manifests = self.run_records.live(local_save.checkpoint)
+        return has_other_part(local_save.files.stats, self.node, self.offset(), manifests)
 
-    def is_begun(self, seen: LocalSave) -> bool:
-        """Return whether this node has announced a save, or another has stored its part."""
-        announcement = sending_prefix(self.run, seen.checkpoint) + self.node
-        return bool(self.known.sizes.get(announcement)) or self.has_other_part(seen)
+    def is_begun(self, local_save: LocalSave) -> bool:
+        """Return whether this node has announced a save, or another one has stored its part."""
+        announcement = sending_prefix(self.run, local_save.checkpoint) + self.node
+        return bool(self.run_records.sizes.get(announcement)) or self.has_other_part(local_save)
 
 
-def _selected(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+def _select_stats(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+    """Return the stats of the files that are sent by choice."""
     names = select((s.path for s in stats), selection, demands)
     return [s for s in stats if s.path in names]

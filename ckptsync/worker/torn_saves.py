@@ -1,10 +1,10 @@
-"""Find saves that were cut short, or written over, by the names and times of their files.  Pure.
+"""Finds saves that were cut short, or written over, by the names and times of their files.  Pure.
 
-However long such files lie there, they are no checkpoint.  The rules were found by killing Hugging
-Face's Trainer, accelerate, DeepSpeed and torch in the middle of a save, and in the middle of a save
-over an older one of the same name.  Times are compared within one directory only.  A copy without
-times (``cp -r``) gives each file the time at which it was copied: that is not a gap between two
-saves.
+However long such files lie there, they are no checkpoint, so waiting alone cannot find them.  The
+rules were found by killing Hugging Face's Trainer, accelerate, DeepSpeed and torch in the middle of
+a save, and in the middle of a save over an older one of the same name.  Times are compared within
+one directory only.  A copy without times (``cp -r``) gives each file the time at which it was
+copied: that is not a gap between two saves.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py",
 
 
 def is_random_state(path: str) -> bool:
-    """Return whether a rank wrote this file, and writes nothing after it."""
+    """Return whether this file is a rank's random state, which the rank writes last."""
     return _RANDOM.fullmatch(path) is not None
 
 
 def rank_of(path: str) -> int | None:
     """Return the rank whose own file this is; None where the name does not say."""
-    named = _OF_RANK.fullmatch(path)
-    return int(named[2]) if named else file_names.rank(path)
+    match = _OF_RANK.fullmatch(path)
+    return int(match[2]) if match else file_names.rank(path)
 
 
 def is_of_a_rank(path: str) -> bool:
     """Return whether a rank wrote this file for itself.
 
-    A node without global rank 0 holds nothing else.
+    A node without rank 0 holds no other files.
     """
     return _OF_A_RANK.fullmatch(path.rpartition("/")[2]) is not None
 
@@ -80,7 +80,7 @@ def is_of_a_rank(path: str) -> bool:
 def is_of_rank_0(names: Collection[str]) -> bool:
     """Return whether rank 0 of Hugging Face's Trainer, or of LLaMA-Factory's, writes here.
 
-    accelerate's scripts use the same directory names.
+    False for accelerate's scripts, which use the same directory names.
     """
     return (TRAINER_STATE in names or not any(map(_BY_ACCELERATE.fullmatch, names))) and not all(
         map(is_of_a_rank, names)
@@ -90,9 +90,8 @@ def is_of_rank_0(names: Collection[str]) -> bool:
 def current_names(files: Iterable[Stat]) -> list[str]:
     """Return the names, by path, without random states that an older save left.
 
-    Those are older than what their rank writes before them.
-
-    A second or less is no gap between saves: ``cp -r`` mixes times that far.
+    Such a random state is more than a second older than another file of its rank; ``cp -r`` mixes
+    times that far.
     """
     newest: dict[int | None, int] = {}
     ordered = sorted(files)
@@ -109,23 +108,23 @@ def current_names(files: Iterable[Stat]) -> list[str]:
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    A rank that has left its random state is done.  Where no rank left one, each rank has every kind
-    of file that another has.  A rank of which no file is here is not missed.
+    A rank that has left its random state is done.  Where no rank left one, each rank must have
+    every kind of file that another one has.  Ranks without any file here are on other nodes.
     """
-    there = list(names)
-    ranks = _kinds_by_rank(there)
+    paths = list(names)
+    ranks = _kinds_by_rank(paths)
     if any(map(_has_random_state, ranks.values())):
         late = next(
             (rank for rank, kinds in sorted(ranks.items()) if not _has_random_state(kinds)), None
         )
-        return _absent_part(there) if late is None else f"the random state of rank {late}"
+        return _absent_part(paths) if late is None else f"the random state of rank {late}"
     every = {kind for kinds in ranks.values() for kind in kinds}
     uneven = (
         (rank, kind) for rank, kinds in sorted(ranks.items()) for kind in sorted(every - kinds)
     )
     return next(
         (f"{kind.replace('#', '*')} of rank {rank}" for rank, kind in uneven), ""
-    ) or _absent_part(there)
+    ) or _absent_part(paths)
 
 
 def are_all_ranks_done(names: Iterable[str]) -> bool:
@@ -135,7 +134,7 @@ def are_all_ranks_done(names: Iterable[str]) -> bool:
 
 
 def _kinds_by_rank(names: Iterable[str]) -> Mapping[int, set[str]]:
-    """Return the kinds of files of each rank: paths without their numbers."""
+    """Return each rank's kinds of files: paths with their numbers replaced by ``#``."""
     ranks: dict[int, set[str]] = {}
     for name in names:
         rank = rank_of(name)
@@ -145,19 +144,20 @@ def _kinds_by_rank(names: Iterable[str]) -> Mapping[int, set[str]]:
 
 
 def _has_random_state(kinds: Iterable[str]) -> bool:
+    """Return whether a random state is among these kinds of files."""
     return any(is_random_state(kind.replace("#", "0")) for kind in kinds)
 
 
 def _absent_part(names: Iterable[str]) -> str:
-    """Return a numbered part of whole weights that is not there.
+    """Return the first numbered part of whole weights that is missing; empty if there is none.
 
     One process writes all of them.
     """
-    there = set(names)
-    for found in filter(None, map(_PART.fullmatch, sorted(there))):
-        parts = (f"{found[1]}-{n:05}-of-{found[3]}.{found[4]}" for n in range(1, int(found[3]) + 1))
-        absent = next((p for p in parts if p not in there), "")
-        if absent and file_names.rank(found[0]) is None:
+    paths = set(names)
+    for match in filter(None, map(_PART.fullmatch, sorted(paths))):
+        parts = (f"{match[1]}-{n:05}-of-{match[3]}.{match[4]}" for n in range(1, int(match[3]) + 1))
+        absent = next((p for p in parts if p not in paths), "")
+        if absent and file_names.rank(match[0]) is None:
             return absent
     return ""
 
@@ -166,37 +166,38 @@ def _absent_part(names: Iterable[str]) -> str:
 
 
 def half_written(files: Iterable[Stat], unclosed: Iterable[str]) -> str:
-    """Return a text of the trainer's that has lost its end: opening it anew empties it first."""
+    """Return a text file of the trainer's that has lost its end or is empty.
+
+    Empty if there is none.
+    """
     torn = (name for name in unclosed if _TEXT.fullmatch(name))
     empty = (f.path for f in files if f.size == 0 and f.path in _NEVER_EMPTY)
     return next(torn, "") or next(empty, "")
 
 
-def awaits_trainer_state(files: Sequence[Stat], *, awaited: bool) -> bool:
-    """Return whether rank 0 of Hugging Face's Trainer writes here, so that its last file is due.
+def awaits_trainer_state(files: Sequence[Stat], *, has_trainer: bool) -> bool:
+    """Return whether rank 0 of Hugging Face's Trainer writes here, so that its last file must come.
 
-    ``awaited``: the Trainer is known to work in this output directory.  Otherwise files that look
-    as ``save_pretrained`` leaves them may be all that a script writes, and a node without rank 0
-    holds its ranks' files alone.
+    ``has_trainer``: the Trainer is known to work in this output directory.  Otherwise files as
+    ``save_pretrained`` leaves them may be all that a script writes, and a node without rank 0 holds
+    only its ranks' files.
     """
     if any(_OF_FIRST.fullmatch(f.path) for f in files) or (
-        awaited and not any(is_of_a_rank(f.path) for f in files)
+        has_trainer and not any(is_of_a_rank(f.path) for f in files)
     ):
         return True
-    is_its = awaited or any(is_random_state(f.path) for f in files)
+    is_its = has_trainer or any(is_random_state(f.path) for f in files)
     return is_its and any(_is_of_first(f.path) for f in files)
 
 
 def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
-    """Return the last file of a trainer that was perhaps killed before it wrote that file.
+    """Return a trainer's last file that is missing, if the trainer was perhaps killed before it.
 
-    Or it never writes one.
-
-    What the Trainer leaves in the middle of its first save is what ``save_pretrained`` leaves at
-    its end: only a second checkpoint like it tells. Accelerate's ranks write their random states
-    last, and the main process nothing afterwards but what scripts add.  On another node the first
-    random state has another number (``save_on_each_node``): there, too, only a checkpoint like it
-    tells.
+    Empty if it is here, or no trainer writes one.  What the Trainer leaves in the middle of its
+    first save is what ``save_pretrained`` leaves at its end, so only a similar second checkpoint
+    can tell. Accelerate's ranks write their random states last, and the main process nothing
+    afterwards but what scripts add.  On another node the first random state has another number
+    (``save_on_each_node``).
     """
     names = [f.path for f in files]
     if (
@@ -224,23 +225,21 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
 
 
 def _is_of_first(name: str) -> bool:
-    """Return whether a node without rank 0 hardly has this file."""
+    """Return whether nodes without rank 0 hardly ever have this file."""
     return any(p.fullmatch(name) for p in (_CONFIGS, _WEIGHTS, _OF_V1))
 
 
 def without_arguments(files: Iterable[Stat]) -> str:
-    """Return why a model in the output directory is not all that ``Trainer.save_model`` writes.
+    """Return why a final model is not all that ``Trainer.save_model`` writes; empty if it is.
 
-    Empty if it is.  Its last file is ``training_args.bin``.
-
-    Scripts that write over the weights afterwards (LLaMA-Factory's reward models) do so before
-    ``Trainer.save_state``, if they call that.
+    Its last file is ``training_args.bin``.  Scripts that write over the weights afterwards
+    (LLaMA-Factory's reward models) do so before ``Trainer.save_state``, if they call that.
     """
-    there = list(files)
-    ended = max((f.mtime for f in there if f.path in (_ARGUMENTS, TRAINER_STATE)), default=None)
+    stats = list(files)
+    ended = max((f.mtime for f in stats if f.path in (_ARGUMENTS, TRAINER_STATE)), default=None)
     if ended is None:
         return f"no {_ARGUMENTS}, which the trainer writes last: the trainer was killed"
-    newer = next((f.path for f in there if f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
+    newer = next((f.path for f in stats if f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
     return (
         f"{newer} was overwritten, and the trainer was killed before it wrote {_ARGUMENTS}"
         if newer
@@ -251,72 +250,72 @@ def without_arguments(files: Iterable[Stat]) -> str:
 # Two saves in one directory.
 
 
-def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
-    """Return why these are of two saves, the later of which did not come to its end.
+def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest: float) -> str:
+    """Return why these files are of two saves, the later of which did not end.
 
-    Empty if nothing shows it.
-
-    ``ended``: the mtime (ns) of what the trainer writes last, where that is here.  ``apart``:
-    seconds of rest after which a save is over.
+    Empty if they are not.  ``last_file_mtime``: of what the trainer writes last (ns), if that is
+    here.  ``rest``: seconds without a write after which a save is over.
     """
-    if ended is None:
-        ended = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
+    if last_file_mtime is None:
+        last_file_mtime = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
     return (
-        (_written_over(files, ended, apart) if ended is not None else "")
-        or _uneven(files, apart)
-        or _old_random_state(files, apart)
-        or _after_random_state(files)
-        or _old_metadata(files)
-        or _old_parts(files)
+        (_find_overwritten(files, last_file_mtime, rest) if last_file_mtime is not None else "")
+        or _find_uneven_shards(files, rest)
+        or _find_old_random_state(files, rest)
+        or _find_late_shard(files)
+        or _find_old_metadata(files)
+        or _find_old_parts(files)
     )
 
 
 def stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
-    """Return a ``.metadata`` with shards that are newer by more than ``tolerance`` seconds.
+    """Return a ``.metadata`` whose shards are newer by more than ``tolerance`` seconds; else empty.
 
-    DCP replaces it last.
-
-    After a ``cp -r`` they are a little newer, too; that proves nothing.
+    torch replaces ``.metadata`` last.  After a ``cp -r`` shards are a little newer, too.
     """
-    there = list(files)
+    stats = list(files)
     newest: dict[str, int] = {}
-    for folder, shard in _dcp_shards(there):
+    for folder, shard in _dcp_shards(stats):
         newest[folder] = max(newest.get(folder, 0), shard.mtime)
     stale = (
         f.path
-        for f in there
+        for f in stats
         if is_metadata(f.path) and newest.get(_folder(f.path), 0) - f.mtime > tolerance * _S
     )
     return next(stale, "")
 
 
 def is_metadata(path: str) -> bool:
-    """Return whether torch's distributed checkpoint ends with this file."""
+    """Return whether this is the file that ends torch's distributed checkpoints."""
     return path.rpartition("/")[2] == ".metadata"
 
 
 def _dcp_shards(files: Iterable[Stat]) -> Iterator[tuple[str, Stat]]:
-    """Yield the shards that a ``.metadata`` beside them describes, with their folder."""
-    there = list(files)
-    folders = {_folder(f.path) for f in there if is_metadata(f.path)}
-    for file in there if folders else ():
+    """Yield the shards that a ``.metadata`` beside them describes, with their directory."""
+    stats = list(files)
+    folders = {_folder(f.path) for f in stats if is_metadata(f.path)}
+    for file in stats if folders else ():
         folder, _, name = file.path.rpartition("/")
         if folder in folders and name.endswith(file_names.DCP_SHARD):
             yield folder, file
 
 
 def _folder(path: str) -> str:
+    """Return the directory of a path."""
     return path.rpartition("/")[0]
 
 
-def _written_over(files: Sequence[Stat], ended: int, apart: float) -> str:
-    """Say that a new save has begun after the trainer's last file.
+def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest: float) -> str:
+    """Return that a new save has begun after the trainer's last file; empty if none has.
 
-    A file that only a trainer writes shows it, or a long rest.
+    A file that only a trainer writes shows it, or a long time without a write.
     """
-    surely = (_only_by_trainer(newer, files) for newer in _written_after(files, ended, SAME_MOMENT))
+    surely = (
+        _find_trainer_file(newer, files)
+        for newer in _written_after(files, last_file_mtime, SAME_MOMENT)
+    )
     over = next(filter(None, surely), "")
-    for newer in _written_after(files, ended, apart) if not over else ():
+    for newer in _written_after(files, last_file_mtime, rest) if not over else ():
         # anybody may write weights, but hardly with their configuration
         is_configured = any(_CONFIGS.fullmatch(f.path) for f in newer)
         random = (f.path for f in newer if is_random_state(f.path))
@@ -329,10 +328,7 @@ def _written_over(files: Sequence[Stat], ended: int, apart: float) -> str:
 
 
 def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[Sequence[Stat]]:
-    """Yield the files newer than ``ended``, from each rest of ``least`` seconds on.
-
-    Ranks and callbacks that add to a save take less.
-    """
+    """Yield the files newer than ``ended``, from each pause of at least ``least`` seconds on."""
     newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
     before = ended
     for n, file in enumerate(newer):
@@ -341,12 +337,11 @@ def _written_after(files: Iterable[Stat], ended: int, least: float) -> Iterator[
         before = file.mtime
 
 
-def _only_by_trainer(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
-    """Return a file that only a new save writes, or an empty string.
+def _find_trainer_file(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
+    """Return a file in ``newer`` that only a new save writes; empty if there is none.
 
-    Trainer states, some of a model's parts, random states of ranks that wait for no other.
-
-    A rank with shards waits for the other ranks before it writes its random state.
+    These are trainer states, some of a model's parts, and random states of ranks that wait for no
+    other rank: a rank with shards waits for the others before it writes its random state.
     """
     states = next((f.path for f in newer if _is_of_states(f.path)), "")
     sharded = _sharded_ranks(files)
@@ -356,24 +351,28 @@ def _only_by_trainer(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
         for f in newer
         if is_random_state(f.path) and (is_of_weights or rank_of(f.path) not in sharded)
     )
-    return states or _some_parts(newer, files) or next(random, "")
+    return states or _find_newer_part(newer, files) or next(random, "")
 
 
-def _old_parts(files: Sequence[Stat]) -> str:
-    """Say that only some of a model's parts are newer than the trainer's arguments.
+def _find_old_parts(files: Sequence[Stat]) -> str:
+    """Return that only some of a model's parts are newer than the trainer's arguments; else empty.
 
-    Those end a save of the final model.
+    Those arguments end a save of the final model.
     """
     ended = next((f.mtime for f in files if f.path == _ARGUMENTS), None)
     later = _written_after(files, ended, SAME_MOMENT) if ended is not None else ()
-    part = next(filter(None, (_some_parts(newer, files) for newer in later)), "")
+    part = next(filter(None, (_find_newer_part(newer, files) for newer in later)), "")
     return f"{part} was overwritten, but other parts were not" if part else ""
 
 
-def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
-    """Return one of a model's parts in ``newer``, if other parts are older."""
+def _find_newer_part(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
+    """Return one of a model's parts in ``newer`` if other parts of that model are older.
+
+    Else empty.
+    """
 
     def model(path: str) -> str:
+        """Return the model's name of a numbered part; empty for other files."""
         return (
             re.sub(r"-[0-9]{5}-of-", "-of-", path)
             if re.search(r"-[0-9]{5}-of-[0-9]{5}\.", path)
@@ -385,40 +384,40 @@ def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
     return next((f.path for f in newer if model(f.path) in split), "")
 
 
-def _uneven(files: Iterable[Stat], apart: float) -> str:
-    """Say that some shards of a kind are much older than the others.
+def _find_uneven_shards(files: Iterable[Stat], rest: float) -> str:
+    """Return that some shards of a kind are much older than the others; empty if none is.
 
-    Ranks write them side by side.
+    Ranks write them at the same time.
     """
     kinds: defaultdict[str, list[Stat]] = defaultdict(list)
     for file in files:
         if _is_shard(file.path):
             kinds[re.sub(r"[0-9]+", "#", file.path)].append(file)
-    for its in kinds.values():
-        for older, newer in pairwise(sorted(its, key=lambda f: f.mtime)):
-            if _is_gap(older.mtime, newer, apart):
+    for shards in kinds.values():
+        for older, newer in pairwise(sorted(shards, key=lambda f: f.mtime)):
+            if _is_gap(older.mtime, newer, rest):
                 return f"{older.path} is of an older save than {newer.path}"
     return ""
 
 
-def _old_random_state(files: Iterable[Stat], apart: float) -> str:
-    """Say that a rank's random state is much older than all other states and weights.
+def _find_old_random_state(files: Iterable[Stat], rest: float) -> str:
+    """Return that a random state is much older than all other states and weights; empty if none is.
 
-    That rank has not come so far again.
+    Its rank has not ended the new save.
     """
     random = [f for f in files if is_random_state(f.path)]
-    rest = [f for f in files if _is_of_states(f.path) or _WEIGHTS.fullmatch(f.path)]
-    first = min(rest, key=lambda f: f.mtime, default=None)
+    states = [f for f in files if _is_of_states(f.path) or _WEIGHTS.fullmatch(f.path)]
+    first = min(states, key=lambda f: f.mtime, default=None)
     oldest = min(random, key=lambda f: f.mtime, default=None)
-    if first is None or oldest is None or not _is_gap(oldest.mtime, first, apart):
+    if first is None or oldest is None or not _is_gap(oldest.mtime, first, rest):
         return ""
     return f"{oldest.path} is of an older save"
 
 
-def _after_random_state(files: Sequence[Stat]) -> str:
-    """Say that a shard was written after a rank with shards had left its random state.
+def _find_late_shard(files: Sequence[Stat]) -> str:
+    """Return that a shard was written after a rank with shards had left its random state.
 
-    No rank does that before all shards are there.
+    Else empty.  No rank leaves it before all shards are there.
     """
     sharded = _sharded_ranks(files)
     ordered = sorted(files, key=lambda f: f.mtime) if sharded else []
@@ -434,6 +433,7 @@ def _after_random_state(files: Sequence[Stat]) -> str:
 
 
 def _sharded_ranks(files: Iterable[Stat]) -> set[int | None]:
+    """Return the ranks that wrote shards."""
     return {rank_of(f.path) for f in files if _is_shard(f.path)} - {None}
 
 
@@ -444,11 +444,12 @@ def _is_shard(path: str) -> bool:
 
 
 def _is_of_states(path: str) -> bool:
+    """Return whether only a trainer writes this file."""
     return _STATES.fullmatch(path) is not None or _is_shard(path)
 
 
-def _old_metadata(files: Sequence[Stat]) -> str:
-    """Say that shards were written long after the ``.metadata`` beside them.
+def _find_old_metadata(files: Sequence[Stat]) -> str:
+    """Return that shards were written long after the ``.metadata`` beside them; empty if none was.
 
     torch replaces it when all shards are there.
     """

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from ckptsync.digest import BLOCK_HEX
 from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
-from ckptsync.records import io, save_groups
+from ckptsync.records import io, manifest_groups
 from ckptsync.records.io import next_number
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.save_groups import Known
+from ckptsync.records.manifest_groups import StoredManifest
 from ckptsync.records.store_paths import (
     checked_own,
     file_name,
@@ -60,8 +60,8 @@ from ckptsync.worker.local_save import (
     ReadFiles,
     check_unchanged,
     draft_manifest,
-    keep_manifest,
-    nothing,
+    ignore_chunk,
+    write_manifest_copy,
 )
 from ckptsync.worker.results import UploadProgress
 from ckptsync.worker.store_view import StoreView
@@ -84,18 +84,17 @@ _LEAST_ENTRY = 200  # bytes of a file in a manifest
 
 @dataclass(frozen=True, slots=True)
 class UploadContext:
-    """The checkpoint of a store that is uploaded to, and how.
+    """Where a checkpoint is uploaded to, and how.
 
-    ``after_chunk`` is called from one thread at a time.  ``threads``: large files that are sent at
-    once; ``small``: files at once that cost a round trip rather than bandwidth, 0:
-    as `small_at_once` says.  ``may_wait``: whether a worker tries again and again, and so may wait
-    for proof.  ``output_dir``: whose spool keeps copies of the manifests.  ``transfer`` counts what
-    is done.
+    ``after_chunk``: called from one thread at a time.  ``threads``: large files sent at once;
+    ``small``: files at once that cost a round trip rather than bandwidth, 0: `small_at_once` of
+    ``threads``.  ``may_wait``: the caller tries again and again, so an upload may wait for proof.
+    ``output_dir``: its spool keeps copies of the manifests.  ``transfer``: counts what is sent.
     """
 
     view: StoreView
     checkpoint: str
-    after_chunk: AfterChunk = nothing
+    after_chunk: AfterChunk = ignore_chunk
     threads: int = Limits().threads
     small: int = 0
     may_wait: bool = False
@@ -104,45 +103,42 @@ class UploadContext:
 
     @property
     def store(self) -> Store:
-        """The store."""
+        """Return the store."""
         return self.view.store
 
     @property
     def run(self) -> str:
-        """The run."""
+        """Return the run's name."""
         return self.view.run
 
     @property
     def node(self) -> str:
-        """Who uploads."""
+        """Return the id of the node that uploads."""
         return self.view.node
 
     def read(self) -> Reading:
-        """Return the records of the checkpoint's name as they are now.  Raises StoreError."""
+        """Refresh the view; return the records of the checkpoint's name.  Raises StoreError."""
         records = self.view.refresh()
         return records.reading(self.node, self.run, self.checkpoint, time.time_ns())
 
     def commit(self, manifest: Manifest) -> None:
-        """Write a manifest, and keep a copy of it."""
+        """Write a manifest into the store, and a copy of it into the spool."""
         name, data = io.create_record(self.store, manifest)
         if self.output_dir is not None:
-            keep_manifest(self.output_dir, name, data)
+            write_manifest_copy(self.output_dir, name, data)
 
 
 def small_at_once(threads: int) -> int:
-    """Return how many small files go beside ``threads`` large ones.
-
-    Who asks for one at a time gets that.
-    """
+    """Return how many small files are sent beside ``threads`` large ones; 1 if that is 1."""
     return SMALL_AT_ONCE * threads if threads > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """``location`` of the save; ``files`` and ``size`` of what this call stored.
+    """The result of an upload.
 
-    ``stored_before``: a manifest of the save that has all of it already: nothing was written.
-    ``notes`` on its layout.
+    ``location``: of the save.  ``files`` and ``size``: what this call stored.  ``stored_before``: a
+    manifest that already has all of the save; then nothing was written.  ``notes``: on its layout.
     """
 
     location: str
@@ -152,30 +148,42 @@ class Sent:
     notes: tuple[str, ...] = ()
 
 
-def send_save(seen: LocalSave, noted: PinNotes, to: UploadContext, read: ReadFiles) -> Sent:
-    """Store the files of a save and then its manifest, and see that it lies where it belongs.
+def send_save(
+    local_save: LocalSave, pin_notes: PinNotes, context: UploadContext, read_files: ReadFiles
+) -> Sent:
+    """Store a save's files and then its manifest, and move it if it belongs in another location.
 
-    ``noted`` and ``read``: see `draft_manifest` and `upload`, and what they raise.
+    ``pin_notes`` and ``read_files``, and errors: see `draft_manifest` and `upload`.
     """
-    gone = to.view.known.lost_of(to.node, seen.checkpoint)
-    spool = to.output_dir / SPOOL if to.output_dir else None
+    lost_manifests = context.view.run_records.lost_of(context.node, local_save.checkpoint)
+    spool = context.output_dir / SPOOL if context.output_dir else None
     draft, notes = draft_manifest(
-        seen, to.node, noted, read, clock_offset=to.view.offset(), gone=gone, spool=spool
+        local_save,
+        context.node,
+        pin_notes,
+        read_files,
+        clock_offset=context.view.offset(),
+        lost_manifests=lost_manifests,
+        spool=spool,
     )
-    sent = upload(draft, seen.files, to, read.entries)
-    location = correct_location(to.node, sent.location, seen.files, to)
+    sent = upload(draft, local_save.files, context, read_files.entries)
+    location = correct_location(context.node, sent.location, local_save.files, context)
     return replace(sent, location=location, notes=notes)
 
 
-def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
-    """Return what was sent, as a value."""
-    files, added = seen.files, seen.files.found_around
-    found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
-    notes = (*sent.notes, *files.notes, *found)
+def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
+    """Return the progress, phase ``sent``, of an upload that has ended."""
+    files, files_around = local_save.files, local_save.files.files_around
+    around_note = (
+        (f"not in the checkpoint, and sent with it: {', '.join(files_around)}",)
+        if files_around
+        else ()
+    )
+    notes = (*sent.notes, *files.notes, *around_note)
     return UploadProgress(
-        seen.run,
-        seen.checkpoint,
-        seen.k,
+        local_save.run,
+        local_save.checkpoint,
+        local_save.k,
         "sent",
         "sent",
         sent.location,
@@ -183,42 +191,54 @@ def sent_progress(seen: LocalSave, sent: Sent) -> UploadProgress:
         sent.size,
         notes,
         files.left_out,
-        added,
+        files_around,
     )
 
 
 def upload(
     draft: Manifest,
     files: LocalFiles,
-    to: UploadContext,
-    read: dict[str, FileEntry] | None = None,
+    context: UploadContext,
+    read_entries: dict[str, FileEntry] | None = None,
 ) -> Sent:
-    """Store what ``draft`` names, then the manifest: read, decide, send, until nothing changed.
+    """Store the files that ``draft`` names, then the manifest; return what was sent.
 
-    Raises Incomplete if the source changed: nothing was committed then. ``draft.supersedes``:
-    see `draft_manifest`; of these, the manifest names those of its own location. ``read``:
-    entries of the files that have been read, by path; what is read here is added.
+    It reads the records, decides, sends, and repeats that until the decision stays the same.  If a
+    manifest has all files already, nothing is written.
+
+    Args:
+        draft: of its ``supersedes``, the manifest keeps those of its own location.
+        files: the files here.
+        context: where and how.
+        read_entries: entries of files that have been read, by path; entries that are read here are
+            added.
+
+    Raises:
+        Incomplete: a file has changed, another node's part may belong to the same save, or other nodes
+            keep moving it.  No manifest was written.
+        Unsupported, StoreError: a manifest cannot say this, or the store refuses.
+
     """
     _check_recordable(draft)
-    sender = FileSender(files, to, read)
+    sender = FileSender(files, context, read_entries)
     sent: UploadDecision | None = None
     entries: tuple[FileEntry, ...] = ()
     with contextlib.ExitStack() as announcement:
-        for turn in range(ROUNDS + 2):
-            reading = to.read()
-            draft = sender.digest_named(draft, reading.known)
+        for round_number in range(ROUNDS + 2):
+            reading = context.read()
+            draft = sender.digest_named(draft, reading.manifests)
             decision = decide(draft, reading)
             # files may have taken hours, and the manifest must fit what others say by now
             if sent is not None and decision.is_same(sent):
-                return sender.commit(decision.part, entries, reading.known)
+                return sender.commit(decision.part, entries, reading.manifests)
             if decision.recorded is not None:
                 return Sent(decision.recorded.location, stored_before=decision.recorded)
-            if turn:
+            if round_number:
                 sent, entries = decision, sender.send(decision.part, decision.unsent)
                 continue
             # Before the announcement: what is stored needs none, and two nodes that have announced
             # themselves would wait for each other.
-            if to.may_wait and decision.is_early:
+            if context.may_wait and decision.is_early:
                 raise Incomplete(
                     f"{draft.checkpoint}: ckptsync cannot prove yet that another node's part"
                     " belongs to the same save",
@@ -247,47 +267,52 @@ def _check_recordable(draft: Manifest) -> None:
 
 
 class FileSender:
-    """One upload on its way.
+    """Sends the files of one upload.
 
-    ``files``: the files here.  ``read``: entries of those that have been read.  ``done``: what it
-    has stored, by name.  ``overwrote_orphan``: other bytes lay under a name that no manifest bound.
-    ``elsewhere``: manifests of stored files that may have the bytes of a file that this node no
-    longer holds.
+    ``files``: the files here.  ``read``: entries of files that have been read.  ``done``: entries
+    of what it has stored, by name in the store.  ``overwrote_orphan``: it has replaced other bytes,
+    under a name that no manifest bound.  ``elsewhere``: manifests of stored files that may have the
+    bytes of a file that this node no longer holds.
     """
 
     def __init__(
-        self, files: LocalFiles, to: UploadContext, read: dict[str, FileEntry] | None = None
+        self,
+        files: LocalFiles,
+        context: UploadContext,
+        read_entries: dict[str, FileEntry] | None = None,
     ) -> None:
-        self.files, self.read = files, {} if read is None else read
-        self.pool = FilePool(to.threads, to.after_chunk)
-        self.to = replace(to, after_chunk=self.pool.end_chunk)
+        self.files, self.read = files, {} if read_entries is None else read_entries
+        self.pool = FilePool(context.threads, context.after_chunk)
+        self.context = replace(context, after_chunk=self.pool.end_chunk)
         self.elsewhere: Sequence[Manifest] = ()
         self.done: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
 
-    def digest_named(self, draft: Manifest, known: Sequence[Known]) -> Manifest:
-        """Read the files that a manifest in ``known`` names; return the draft with digests."""
-        named = {f.path for k in known for f in k.manifest.files}
-        unread_files = [f for f in draft.files if f.path in named and not f.digest]
+    def digest_named(self, draft: Manifest, manifests: Sequence[StoredManifest]) -> Manifest:
+        """Read the files that one of ``manifests`` names; return the draft with their digests."""
+        named_paths = {f.path for k in manifests for f in k.manifest.files}
+        unread_files = [f for f in draft.files if f.path in named_paths and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
         return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
-        """Announce in the store that this node is sending, and again every minute between chunks.
+        """Announce in the store, until the block ends, that this node is sending.
 
-        Every other node would call orphaned what this one has written and not yet named in a
-        manifest.
+        The announcement is renewed every minute, between chunks.  Without it, other nodes would
+        take files that no manifest names yet for orphans.
         """
-        to, before, last = self.to, self.pool.after_chunk, 0.0
-        name = sending_prefix(to.run, to.checkpoint) + to.node
+        context, before, last = self.context, self.pool.after_chunk, 0.0
+        name = sending_prefix(context.run, context.checkpoint) + context.node
 
         def write(content: bytes) -> None:
+            """Write the announcement; an empty one ends it."""
             nonlocal last
-            to.store.write(name, [content], About(len(content)))
+            context.store.write(name, [content], About(len(content)))
             last = time.monotonic()
 
         def renew(count: int) -> None:
+            """Write the announcement again if the last one is a minute old."""
             if time.monotonic() - last > ANNOUNCE_EVERY:
                 write(b"sending\n")
             before(count)
@@ -303,65 +328,74 @@ class FileSender:
                 write(b"")
 
     def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
-        """Store what is not in ``draft.location`` yet, small files first.
+        """Store the files of ``draft.location`` that are not there yet, small files first.
 
-        Return the entries, which say where the files lie.
+        Return their entries, which say under which names they lie.
         """
         # nothing else needs the listing, and the first byte waits
         is_listed = any(u.plain == "same" for u in unsent)
         listed = (
-            {e.name: e.size for e in self.to.store.names(f"{draft.run}/{draft.location}/")}
+            {e.name: e.size for e in self.context.store.names(f"{draft.run}/{draft.location}/")}
             if is_listed
             else {}
         )
 
         unsent_size = sum(u.entry.size for u in unsent)
-        self.to.transfer.restart(sum(f.size for f in draft.files), unsent_size)
+        self.context.transfer.restart(sum(f.size for f in draft.files), unsent_size)
 
-        def put(one: Unsent) -> FileEntry:
-            entry = put_file(one)
-            self.to.transfer.end(entry)
+        def put(file: Unsent) -> FileEntry:
+            """Store a file, count it, and return its entry."""
+            entry = put_file(file)
+            self.context.transfer.end(entry)
             return entry
 
-        def put_file(one: Unsent) -> FileEntry:
-            plain = file_name(draft.run, draft.location, one.entry.path)
+        def put_file(file: Unsent) -> FileEntry:
+            """Store a file under its plain name, or else under the node's; return its entry."""
+            plain = file_name(draft.run, draft.location, file.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
-            has_plain_name = one.plain != "other" and (
+            has_plain_name = file.plain != "other" and (
                 name in self.done
-                or (one.plain == "same" and listed.get(name) == one.entry.size)
-                or self._put_plain(draft, one.entry, name)
+                or (file.plain == "same" and listed.get(name) == file.entry.size)
+                or self._put_plain(draft, file.entry, name)
             )
-            entry = self.read.get(one.entry.path, one.entry)
+            entry = self.read.get(file.entry.path, file.entry)
             return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
-        many = self.to.small or small_at_once(self.to.threads)
+        many = self.context.small or small_at_once(self.context.threads)
         return (*self.pool.each(put, small, many), *self.pool.each(put, large))
 
-    def commit(self, part: Manifest, entries: Sequence[FileEntry], known: Sequence[Known]) -> Sent:
-        """Write the manifest of the files that were sent, unless one has changed since the scan."""
+    def commit(
+        self, part: Manifest, entries: Sequence[FileEntry], manifests: Sequence[StoredManifest]
+    ) -> Sent:
+        """Write the manifest of the files that were sent; return what was sent.
+
+        Raises Changed or Incomplete, and writes nothing, if a file has changed since the scan.
+        """
         check_unchanged(self.files)
-        here = records_prefix(part.run, part.location)
+        prefix = records_prefix(part.run, part.location)
         # An orphan lay under a name: the lost manifest was another save's, so it is not superseded.
         lost = () if self.overwrote_orphan else part.supersedes
-        supersedes = {n for n in lost if n.startswith(here)}
-        supersedes.update(list_left_behind(part, save_groups.live(known)))
-        n = next_number((k.name for k in known), part.location, "manifest", part.node)
-        self.to.commit(replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes))))
+        supersedes = {n for n in lost if n.startswith(prefix)}
+        supersedes.update(list_left_behind(part, manifest_groups.live_manifests(manifests)))
+        n = next_number((k.name for k in manifests), part.location, "manifest", part.node)
+        self.context.commit(
+            replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes)))
+        )
         sizes = [f.size for f in self.done.values()]
         return Sent(part.location, len(sizes), sum(sizes))
 
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now."""
-        source, store = self._source(file), self.to.store
+        source, store = self._source(file), self.context.store
         try:
-            with self.to.transfer.of(source):
+            with self.context.transfer.of(source):
                 store.create(name, source, source.about)
         except Exists as e:
             file = self._record_digest(source)
             if e.is_same or (
-                e.is_same is None and is_stored(store, name, file, self.to.after_chunk)
+                e.is_same is None and is_stored(store, name, file, self.context.after_chunk)
             ):
                 return True
             return self._overwrite_orphan(draft, name, source)
@@ -371,154 +405,198 @@ class FileSender:
     def _overwrite_orphan(
         self, draft: Manifest, name: str, source: UploadSource | StoreSource
     ) -> bool:
-        """Write over an orphaned file, which no manifest binds while nobody else sends.
-
-        Return whether that was so.
-        """
+        """Replace an orphaned file; return False if another node is sending, or has named it."""
         file = source.entry
 
         def check() -> None:
-            here = save_groups.counting(draft.location, self.to.read().known)
+            """Raise _NameClaimed if a manifest names the file with other bytes."""
+            manifests = manifest_groups.manifests_in(draft.location, self.context.read().manifests)
             if any(
-                m.stored_name(f) == name and f.digest != file.digest for m in here for f in m.files
+                m.stored_name(f) == name and f.digest != file.digest
+                for m in manifests
+                for f in m.files
             ):
-                raise _Taken(f"{name}: another node has claimed this name")
+                raise _NameClaimed(f"{name}: another node has claimed this name")
 
-        if self.to.read().is_contended:
+        if self.context.read().is_contended:
             return False
         try:
             # after that: a node that has ended meanwhile has its manifest among those read now
             check()
-            with self.to.transfer.of(source):
-                self.to.store.write(name, Guarded(source, check), source.about)
-        except _Taken:
+            with self.context.transfer.of(source):
+                self.context.store.write(name, Guarded(source, check), source.about)
+        except _NameClaimed:
             return False
         self.overwrote_orphan = True
         self.done[name] = self._record_digest(source)
         return True
 
     def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
-        """Store a file under the node's name; return its entry."""
+        """Store a file under this node's own name; return its entry."""
         beside = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(beside, own_prefixes(draft.run, draft.location))
         if name not in self.done and not (
-            file.digest and is_stored(self.to.store, name, file, self.to.after_chunk)
+            file.digest and is_stored(self.context.store, name, file, self.context.after_chunk)
         ):
             source = self._source(file)
-            with self.to.transfer.of(source):
-                self.to.store.write(name, source, source.about)
+            with self.context.transfer.of(source):
+                self.context.store.write(name, source, source.about)
             self.done[name] = self._record_digest(source)
         return replace(self.read.get(file.path, file), stored_as=name)
 
     def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
-        found = source.digested()
-        self.read[found.path] = found
-        return found
+        """Return a source's entry with its digest, and remember it.
+
+        Reads the file if nobody has.
+        """
+        entry = source.digested()
+        self.read[entry.path] = entry
+        return entry
 
     def _source(self, file: FileEntry) -> UploadSource | StoreSource:
+        """Return where a file's bytes are read: on this node, else in the store under another name.
+
+        Raises Incomplete if neither has them any more.
+        """
         file = self.read.get(file.path, file)
-        held = self.files.by_path.get(file.path)
-        if held is not None and self._has(held, file):
+        local_file = self.files.by_path.get(file.path)
+        if local_file is not None and self._has(local_file, file):
             return UploadSource(
-                held, self.to.node, file, self.to.after_chunk, len(self.files.by_path)
+                local_file,
+                self.context.node,
+                file,
+                self.context.after_chunk,
+                len(self.files.by_path),
             )
         for name in dict.fromkeys(
             m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
         ):
-            if is_stored(self.to.store, name, file, self.to.after_chunk):
-                return StoreSource(self.to.store, name, file, self.to.node, self.to.after_chunk)
+            if is_stored(self.context.store, name, file, self.context.after_chunk):
+                return StoreSource(
+                    self.context.store, name, file, self.context.node, self.context.after_chunk
+                )
         raise Incomplete(
             f"{file.path}: neither this node nor the store has the file any more", hint=AGAIN
         )
 
-    def _has(self, held: LocalFile, file: FileEntry) -> bool:
-        """Return whether a file here has the bytes of an entry.
+    def _has(self, local_file: LocalFile, file: FileEntry) -> bool:
+        """Return whether a local file has the bytes of an entry.
 
-        The entry may be another node's with the same bytes and other times.
+        Read the file only if times differ.  The entry may be another node's, with the same bytes
+        and other times.
         """
-        if not file.digest or held.stat.size != file.size or held.stat.mtime == file.mtime:
-            return held.stat.size == file.size
+        if (
+            not file.digest
+            or local_file.stat.size != file.size
+            or local_file.stat.mtime == file.mtime
+        ):
+            return local_file.stat.size == file.size
         return (
-            UploadSource(held, self.to.node, after_chunk=lambda _: self.to.after_chunk(0))
+            UploadSource(
+                local_file, self.context.node, after_chunk=lambda _: self.context.after_chunk(0)
+            )
             .digested()
             .digest
             == file.digest
         )
 
 
-class _Taken(Incomplete):
+class _NameClaimed(Incomplete):
     """Another node has named what was about to be replaced."""
 
 
-def correct_location(node: str, location: str, files: LocalFiles, to: UploadContext) -> str:
-    """See that a stored save lies in the location where all manifests that are known now put it.
+def correct_location(node: str, location: str, files: LocalFiles, context: UploadContext) -> str:
+    """Move a stored save to where all manifests known now put it; return its location afterwards.
 
-    Return its location afterwards. ``node``: whose part it is; ``to.node`` is who moves it, mostly
-    the same.  While another node sends files of that checkpoint, nothing moves: a later call does
-    it.
+    ``node``: whose part it is; ``context.node`` moves it, mostly the same.  Nothing moves while
+    another node sends files of that checkpoint: a later call does it.
     """
-    known = to.read().known  # of most saves nothing has to move, and nothing is announced for them
-    home = save_groups.better_location(node, location, known)
-    is_exclusive = to.store.is_exclusive
+    manifests = (
+        context.read().manifests
+    )  # of most saves nothing has to move, and nothing is announced for them
+    home = manifest_groups.better_location(node, location, manifests)
+    is_exclusive = context.store.is_exclusive
     if home == location and not list_doubtful_names(
-        node, location, known, is_exclusive=is_exclusive
+        node, location, manifests, is_exclusive=is_exclusive
     ):
         return location
-    sender = FileSender(files, to)
+    sender = FileSender(files, context)
     with sender.announce():
         # once this node has announced itself, either it sees that another node sends, or that node
         # sees this one
-        is_contended = to.read().is_contended
+        is_contended = context.read().is_contended
         # after that: a node that has ended meanwhile has its manifest among those read now
-        known = to.read().known
-        home = save_groups.better_location(node, location, known)
+        manifests = context.read().manifests
+        home = manifest_groups.better_location(node, location, manifests)
         if home != location and not is_contended:
-            _move(node, location, home, known, sender)
-            location, known = home, to.read().known  # with the manifest written there
-        _store_beside(node, location, known, sender)
+            _move_save(node, location, home, manifests, sender)
+            location, manifests = home, context.read().manifests  # with the manifest written there
+        _store_beside(node, location, manifests, sender)
     return location
 
 
-def _move(node: str, location: str, home: str, known: Sequence[Known], sender: FileSender) -> None:
-    """Store at home what a node has in another location, and write a manifest there."""
-    mine, there = _own(node, location, known), save_groups.counting(home, known)
-    number = next_number((k.name for k in known), home, "manifest", node)
-    manifest = save_groups.moved(mine, home, number)
-    sender.elsewhere = [*save_groups.counting(location, known), *there]
-    lies = {f.path: f for m in there if m.node == node for f in m.files}
-    lies |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, there))}
-    files = tuple(replace(f, stored_as=lies[f.path].stored_as) for f in manifest.files)
-    sender.to.commit(replace(manifest, files=files))
+def _move_save(
+    node: str, location: str, home: str, manifests: Sequence[StoredManifest], sender: FileSender
+) -> None:
+    """Store at ``home`` what a node has in another location, and write a manifest there."""
+    own_manifests, manifests_at_home = (
+        _own_manifests(node, location, manifests),
+        manifest_groups.manifests_in(home, manifests),
+    )
+    number = next_number((k.name for k in manifests), home, "manifest", node)
+    manifest = manifest_groups.moved_manifest(own_manifests, home, number)
+    sender.elsewhere = [*manifest_groups.manifests_in(location, manifests), *manifests_at_home]
+    entries = {f.path: f for m in manifests_at_home if m.node == node for f in m.files}
+    entries |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, manifests_at_home))}
+    files = tuple(replace(f, stored_as=entries[f.path].stored_as) for f in manifest.files)
+    sender.context.commit(replace(manifest, files=files))
 
 
-def _store_beside(node: str, location: str, known: Sequence[Known], sender: FileSender) -> None:
-    """Store under the node's own name the files that another node wrote over, or names too.
+def _store_beside(
+    node: str, location: str, manifests: Sequence[StoredManifest], sender: FileSender
+) -> None:
+    """Store files under the node's own names if another node has overwritten, or claims, theirs.
 
-    That makes a further manifest. The smallest node id keeps a name that several claim, if its
+    A further manifest says so.  The smallest node id keeps a name that several nodes claim, if its
     bytes are there.
     """
-    is_exclusive = sender.to.store.is_exclusive
-    names = list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+    is_exclusive = sender.context.store.is_exclusive
+    names = list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
     if not names:
         return
-    here, mine = save_groups.counting(location, known), _own(node, location, known)
-    lying = {at.name: at.entry.digest for its in save_groups.locate(here).values() for at in its}
-    number = next_number((k.name for k in known), location, "manifest", node)
-    manifest = save_groups.moved(mine, location, number)
-    sender.elsewhere = here
+    manifests_here, own_manifests = (
+        manifest_groups.manifests_in(location, manifests),
+        _own_manifests(node, location, manifests),
+    )
+    digests = {
+        stored_file.name: stored_file.entry.digest
+        for stored_files in manifest_groups.locate_files(manifests_here).values()
+        for stored_file in stored_files
+    }
+    number = next_number((k.name for k in manifests), location, "manifest", node)
+    manifest = manifest_groups.moved_manifest(own_manifests, location, number)
+    sender.elsewhere = manifests_here
 
     def is_well(file: FileEntry) -> bool:
+        """Return whether a file's name is not doubtful, or holds the file's bytes."""
         name = manifest.stored_name(file)
         return name not in names or (
-            lying[name] == file.digest
-            and bool(is_stored(sender.to.store, name, file, sender.to.after_chunk))
+            digests[name] == file.digest
+            and bool(is_stored(sender.context.store, name, file, sender.context.after_chunk))
         )
 
     files = tuple(f if is_well(f) else sender.put_beside(manifest, f) for f in manifest.files)
     if files != manifest.files:
-        sender.to.commit(replace(manifest, files=files))
+        sender.context.commit(replace(manifest, files=files))
 
 
-def _own(node: str, location: str, known: Iterable[Known]) -> list[Known]:
+def _own_manifests(
+    node: str, location: str, manifests: Iterable[StoredManifest]
+) -> list[StoredManifest]:
+    """Return a node's manifests of a location that are not superseded."""
     place = (node, location)
-    return [k for k in save_groups.live(known) if (k.manifest.node, k.manifest.location) == place]
+    return [
+        k
+        for k in manifest_groups.live_manifests(manifests)
+        if (k.manifest.node, k.manifest.location) == place
+    ]

@@ -1,8 +1,8 @@
 """Bytes on their way into a store: this node's files, or what the store has under another name.
 
-A source can be iterated over again, each time from the beginning, so that a write that failed can
-be tried again.  It raises at the end if these were not the bytes that they should be: then nothing
-appears in the store.
+A write that fails is tried again, and a file may change while it is read.  So a source is an
+iterable that begins anew each time, computes the digest in its first whole pass, and raises at the
+end of a pass if the bytes were not those expected: then nothing appears in the store.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ckptsync.worker.local_save import (
     AfterChunk,
     Changed,
     LocalFile,
-    chunks,
-    nothing,
-    unread,
+    ignore_chunk,
+    read_chunks,
+    undigested_entry,
 )
 
 T = TypeVar("T")
@@ -37,23 +37,24 @@ R = TypeVar("R")
 
 
 class UploadSource:
-    """A file of this node, one of ``files``.
+    """A file of this node, one of ``files`` in its save.
 
-    After the first whole pass ``entry`` has its digest.
+    ``entry`` has the file's digest after the first whole pass.  ``position``: bytes that the
+    present pass has read.
     """
 
     def __init__(
         self,
-        held: LocalFile,
+        local_file: LocalFile,
         node: str,
         entry: FileEntry | None = None,
-        after_chunk: AfterChunk = nothing,
+        after_chunk: AfterChunk = ignore_chunk,
         files: int = 1,
     ) -> None:
-        self.entry = entry or unread(held.stat)
-        origin = _origin(node, held.stat.path, held.stat.size, held.stat.mtime)
-        self.about = About(held.stat.size, origin, self._share)
-        self._held, self._after_chunk, self._files = held, after_chunk, files
+        self.entry = entry or undigested_entry(local_file.stat)
+        origin = _origin(node, local_file.stat.path, local_file.stat.size, local_file.stat.mtime)
+        self.about = About(local_file.stat.size, origin, self._share)
+        self._held, self._after_chunk, self._files = local_file, after_chunk, files
         self._clone: int | None = None
         self._counted = self.entry.size if self.entry.digest else 0
         self.position = 0
@@ -65,22 +66,22 @@ class UploadSource:
             self._count(-self._counted)
         reflink, self._clone = self._clone, None
         try:
-            read = chunks(self._held, self._count, reflink)
+            chunks = read_chunks(self._held, self._count, reflink)
             if self.entry.digest:
-                yield from checked(read, self.entry, self._held.stat.path)
+                yield from checked(chunks, self.entry, self._held.stat.path)
                 return
             size = self._held.stat.size
             digester = Digester(size, block_size(size, self._files))
-            for chunk in read:
+            for chunk in chunks:
                 digester.update(chunk)
                 yield chunk
-            found = digester.result()
+            content_digest = digester.result()
             self.entry = FileEntry(
                 self.entry.path,
-                found.size,
-                found.digest,
-                found.block_size,
-                found.blocks,
+                content_digest.size,
+                content_digest.digest,
+                content_digest.block_size,
+                content_digest.blocks,
                 self.entry.mtime,
             )
         finally:
@@ -88,17 +89,17 @@ class UploadSource:
                 os.close(reflink)
 
     def digested(self) -> FileEntry:
-        """Return the entry with its digest; reads the file if nobody has."""
+        """Return the entry with its digest; read the file if it has none yet."""
         if not self.entry.digest:
             for _ in self:
                 pass
         return self.entry
 
     def _share(self, fd: int) -> None:
-        """Make the file ``fd`` a reflink of this one, and read that from then on (see `About`).
+        """Make the store's file ``fd`` a reflink of this one, and read that in the next pass.
 
-        The copy is of one moment. The file is looked at before and after it, so the copy is the
-        file of that look.
+        See `About`.  The file is compared with the scan before and after the pass, so the reflink
+        is of that state.  Does nothing where reflinks are not possible.
         """
         source = self._held.open()
         try:
@@ -113,16 +114,14 @@ class UploadSource:
             os.close(source)
 
     def _count(self, count: int) -> None:
+        """Count bytes that were read, or, if negative, that are read again."""
         self._counted += count
         self.position += max(0, count)
         self._after_chunk(count)
 
 
 class Transfer:
-    """How much of one upload, or repair, is done.  Any thread may ask.
-
-    ``total``: bytes.
-    """
+    """Counts the bytes of one upload or repair that are done, of ``total``.  Thread-safe."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -132,19 +131,19 @@ class Transfer:
         self._sent: dict[str, int] = {}
 
     def restart(self, total: int, unsent: int) -> None:
-        """Count again: ``unsent`` of ``total`` bytes have to be sent."""
+        """Begin to count anew: ``unsent`` of ``total`` bytes are to be sent."""
         with self._lock:
             self._sources = {}
             self.total, self._ended = total, total - unsent
 
     @contextmanager
     def of(self, source: UploadSource | StoreSource) -> Iterator[None]:
-        """Count the bytes of a file as this block sends them: a store may read far ahead."""
+        """Count the bytes of a file during the block, as the store sends them."""
         path = source.entry.path
 
-        def count(sent: int) -> None:
+        def count(count_sent: int) -> None:
             with self._lock:
-                self._sent[path] += sent
+                self._sent[path] += count_sent
 
         with self._lock:
             self._sources[path], self._sent[path] = source, 0
@@ -152,7 +151,7 @@ class Transfer:
             yield
 
     def end(self, entry: FileEntry) -> None:
-        """Count a file as done."""
+        """Count all of a file as done."""
         with self._lock:
             self._ended += entry.size
             self._sources.pop(entry.path, None)
@@ -166,7 +165,7 @@ class Transfer:
 
 
 class Guarded:
-    """Chunks, and a check before the store gives them their name: it may raise."""
+    """Yields chunks, then calls ``check``, which may raise before the store names the file."""
 
     def __init__(self, chunks: Iterable[memoryview], check: Callable[[], None]) -> None:
         self._chunks, self._check = chunks, check
@@ -177,7 +176,7 @@ class Guarded:
 
 
 class StoreSource:
-    """A file of the store, read to be written under another name, too."""
+    """A file of the store, read to be written under another name of the store."""
 
     def __init__(
         self,
@@ -185,7 +184,7 @@ class StoreSource:
         name: str,
         entry: FileEntry,
         node: str,
-        after_chunk: AfterChunk = nothing,
+        after_chunk: AfterChunk = ignore_chunk,
     ) -> None:
         self.about = About(entry.size, _origin(node, entry.digest))
         self.entry = entry
@@ -202,7 +201,7 @@ class StoreSource:
             self._after_chunk(0)
 
     def digested(self) -> FileEntry:
-        """Return the entry, as `UploadSource` does."""
+        """Return the entry, which has a digest."""
         return self.entry
 
 
@@ -217,37 +216,37 @@ def checked(chunks: Iterable[memoryview], entry: FileEntry, name: str) -> Iterat
 
 
 def is_stored(
-    store: Store, name: str, entry: FileEntry, after_chunk: AfterChunk = nothing
+    store: Store, name: str, entry: FileEntry, after_chunk: AfterChunk = ignore_chunk
 ) -> bool | None:
-    """Return whether ``name`` holds the bytes of ``entry``; ``None`` if there is no such name.
+    """Return whether ``name`` holds the bytes of ``entry``; None if there is no such name.
 
-    Reads them; ``after_chunk`` gets no bytes.
+    Reads the stored file; ``after_chunk`` gets 0 for each chunk.
     """
     return stream.has_same_bytes(store, name, entry.size, entry.digest, lambda _: after_chunk(0))
 
 
 def _origin(*parts: object) -> str:
-    """Return an id of an upload, the same after a restart and never another node's."""
+    """Return an id of an upload, the same after a restart and never that of another node."""
     return digest("\n".join(map(str, parts)).encode("utf-8", "surrogateescape"))[:32]
 
 
 class FilePool:
-    """Handles ``threads`` files of one save at once, until one fails.
+    """Handles ``threads`` files of one save at once.
 
-    Then the others end at their next chunk. ``after_chunk`` is called by one thread at a time.  For
-    one caller, who calls `each` again and again.
+    When one fails, the others end at their next chunk.  ``after_chunk``: called by one thread at a
+    time.  One thread calls `each`, again and again.
     """
 
-    def __init__(self, threads: int, after_chunk: AfterChunk = nothing) -> None:
+    def __init__(self, threads: int, after_chunk: AfterChunk = ignore_chunk) -> None:
         self.threads = threads
         self.after_chunk = after_chunk
         self._lock = threading.Lock()
         self._error: BaseException | None = None
 
     def end_chunk(self, count: int) -> None:
-        """Sign for the watchdog, and call ``after_chunk``, within `each`.
+        """Signal progress to the watchdog, and call ``after_chunk``; used within `each`.
 
-        Raises StoreError once another file has failed.
+        Raises StoreError or Transient once another file has failed.
         """
         with self._lock:
             self._check()
@@ -255,18 +254,19 @@ class FilePool:
             self.after_chunk(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
-        """Return the results of ``work`` for each item, in their order; begin them in that order.
+        """Return the results of ``work`` for each item, in the items' order, begun in that order.
 
-        Raises the first error. No thread runs any more when it returns or raises.
+        Raises the first error.  No thread runs any more when it returns or raises.
         """
         count = min(threads or self.threads, len(items))
         if count <= 1:
             return [work(item) for item in items]
-        found: dict[int, R] = {}
+        results: dict[int, R] = {}
         # one iterator for all: a future for each item would cost more than a small file's digest
         following, turns = iter(range(len(items))), threading.Lock()
 
         def run() -> None:
+            """Work on the next items until none is left or one has failed."""
             while True:
                 with turns:
                     n = next(following, None)
@@ -274,14 +274,14 @@ class FilePool:
                     return
                 try:
                     self._check()
-                    found[n] = work(items[n])
+                    results[n] = work(items[n])
                 except BaseException as e:
                     with self._lock:
                         self._error = self._error or e
                     raise
 
         with ThreadPool(count, thread_name_prefix="ckptsync-file") as pool:
-            futures = [pool.submit(progress_signs.carried(run)) for _ in range(count)]
+            futures = [pool.submit(progress_signs.keep_context(run)) for _ in range(count)]
             try:
                 for future in futures:
                     future.result()
@@ -291,10 +291,11 @@ class FilePool:
                 pool.shutdown(cancel_futures=True)
                 self._error = None
                 raise first from first.__cause__
-        return [found[n] for n in range(len(items))]
+        return [results[n] for n in range(len(items))]
 
     def _check(self) -> None:
         # Transient if the error is: then stores keep what was sent of the others
+        """Raise StoreError if another file has failed, Transient if its error was."""
         if self._error is not None:
             kind = Transient if isinstance(self._error, Transient) else StoreError
             raise kind("cancelled, since another file failed")

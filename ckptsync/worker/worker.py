@@ -1,7 +1,9 @@
-"""The worker of one output directory: `scan` pins and judges saves, `plan` says what is sent.
+"""The worker of one output directory: `scan` pins and judges saves, `plan` decides what is sent.
 
-`plan` queues uploads and repairs by what the last scan found, and cleans up; a queue's thread calls
-`Worker._carry_out` for one save.  `result` returns what was seen and done.
+Scans must go on while the store does not answer, and uploads take hours.  So three kinds of threads
+share one table of saves: one scans, one plans (it queues uploads and repairs and cleans up), and
+the queues' threads call `Worker._carry_out` for one save each.  `result` returns what became of
+each save.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from functools import partial
 from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
-from ckptsync.records import save_groups
+from ckptsync.records import manifest_groups
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.progress import Progress, State
 from ckptsync.records.upload_decision import is_early, list_doubtful_names
-from ckptsync.spool.pins import clean_own, drop, harden, mark_stored
+from ckptsync.spool.pins import clean_own, drop, mark_stored, replace_links
 from ckptsync.stores.contract import Store
 from ckptsync.walk import walk
 from ckptsync.worker.cleanup import UploadedFiles, clean_up
@@ -37,16 +39,16 @@ from ckptsync.worker.local_save import (
 )
 from ckptsync.worker.model_configs import (
     configs_to_send,
+    drop_young,
     outgoing_save,
     send_missing_config,
-    unless_young,
 )
 from ckptsync.worker.node_identity import Clock
 from ckptsync.worker.options import WorkerOptions, checked_options
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.queue import (
+    PendingSave,
     QueueCapacity,
-    Turn,
     UploadJob,
     UploadQueues,
     order_saves,
@@ -58,19 +60,19 @@ from ckptsync.worker.results import (
     Phase,
     UploadProgress,
     WorkerResult,
-    failure,
+    describe_failure,
 )
 from ckptsync.worker.save_state import (
     DONE,
     SaveState,
-    begin,
-    lose,
+    begin_upload,
+    mark_lost,
+    mark_queued,
     postpone,
-    queue,
-    see,
-    settle,
+    record_outcome,
+    update_scanned,
 )
-from ckptsync.worker.scanner import STORED, Scan, Scanned, Scanner, write_save_notes
+from ckptsync.worker.scanner import STORED, Scan, ScannedSave, Scanner, write_save_notes
 from ckptsync.worker.spool_room import SpoolRule, held_bytes
 from ckptsync.worker.store_view import Done, StoreView
 from ckptsync.worker.upload import UploadContext, correct_location, send_save, sent_progress
@@ -83,42 +85,46 @@ UNREAD = "the store's records cannot be read now"
 
 
 class SaveTable:
-    """The state of each save on this node.  Any thread may call it."""
+    """The state of each save on this node.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._states: dict[Key, SaveState] = {}
 
     def states(self) -> tuple[SaveState, ...]:
-        """Return all of them: those of the last plan in its order, then those that were removed."""
+        """Return the states of the last plan's saves in its order, then those of removed saves."""
         with self._lock:
             return tuple(self._states.values())
 
     def get(self, key: Key) -> SaveState | None:
-        """Return one; ``None`` if no plan has seen it."""
+        """Return a save's state, or None if no plan has seen it."""
         with self._lock:
             return self._states.get(key)
 
-    def see(self, scanned: Sequence[Scanned]) -> list[SaveState]:
-        """Put in what a plan sees, and forget all else but what was to be uploaded.
+    def update(self, scanned_saves: Sequence[ScannedSave]) -> list[SaveState]:
+        """Replace the table by the saves of a plan; return the due ones that have disappeared.
 
-        Return that.
+        Those stay in the table, so that their loss can be reported; all others that are gone are
+        forgotten.
         """
         with self._lock:
             before = self._states
-            self._states = {one.key: see(before.get(one.key), one) for one in scanned}
+            self._states = {
+                scanned.key: update_scanned(before.get(scanned.key), scanned)
+                for scanned in scanned_saves
+            }
             removed = [s for key, s in before.items() if s.is_due and key not in self._states]
             self._states |= {s.key: s for s in removed}
             return removed
 
     def change(self, key: Key, transition: Callable[[SaveState], SaveState]) -> None:
-        """Change a save's state, if it has one."""
+        """Replace a save's state by ``transition`` of it; do nothing if it has none."""
         with self._lock:
             if key in self._states:
                 self._states[key] = transition(self._states[key])
 
     def forget(self, key: Key) -> None:
-        """Forget a save."""
+        """Remove a save from the table, if it is there."""
         with self._lock:
             self._states.pop(key, None)
 
@@ -126,10 +132,10 @@ class SaveTable:
 class Worker:
     """Scans an output directory, and plans the uploads and repairs that `queues` carry out.
 
-    It may be killed at any moment and keeps nothing that it needs: what it remembers saves time.
-    `scan` is for any thread, and never reads the store; the rest is for one thread, and others may
-    scan meanwhile.  ``saves``: where each stands.  ``notes``: what an operator should see though it
-    is over.  Raises ConfigError where the run and the store lie in each other.
+    It may be killed at any moment: what it remembers only saves time.  Any thread may call `scan`,
+    which never reads the store, also during a call of the rest, which is for one thread.
+    ``saves``: the state of each save.  ``notes``: losses that an operator should still see.  Raises
+    ConfigError if the run and the store lie in each other.
     """
 
     def __init__(
@@ -169,52 +175,60 @@ class Worker:
 
     @property
     def queue_keys(self) -> tuple[object, ...]:
-        """The keys under which its jobs wait in the queues."""
+        """Return the keys under which its jobs wait in the queues."""
         return self, self._repairs
 
     @property
     def is_done(self) -> bool:
-        """Whether it has nothing to send, nor to report of what it had."""
+        """Return whether no save is due and none that was due was lost."""
         return not any(save.is_due for save in self.saves.states())
 
     def scan(self, now: float) -> Scan:
-        """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
+        """Pin the files that have appeared, judge each save, and return the scan.
+
+        ``now``: seconds on any clock that only grows.
+        """
         self._clock.notice(now)
         scan = self._scanner.scan(now)
         return replace(scan, notes=(*scan.notes, *self.notes))
 
     def pinned_bytes(self) -> int:
-        """Return the bytes of files that had no names but our pins' at the last scan."""
+        """Return the bytes of the files that, at the last scan, had no names but those of pins."""
         return held_bytes(
-            [one.seen.pin for one in self._scanner.saves() if one.seen.pin is not None]
+            [
+                scanned.local_save.pin
+                for scanned in self._scanner.saves()
+                if scanned.local_save.pin is not None
+            ]
         )
 
     def plan(self, now: float) -> None:
-        """Queue what the last scan found finished, and remove what is not needed.
+        """Queue the uploads of finished saves and the repairs; remove what is not needed any more.
 
-        Errors are in the result: one checkpoint's never keep another back.
+        It goes by the last scan.  Without the store's records nothing is queued and nothing
+        removed. Errors are in the `result`, and one checkpoint's error holds up no other.
         """
         last_scan = self._scanner.last or self.scan(now)
         failures, is_ready = list(last_scan.failures), False
         cleaned: Sequence[UploadProgress] = ()
-        scanned = self._scanner.saves()
+        scanned_saves = self._scanner.saves()
         try:
             self._view.refresh()
             failures += self._repairs.repair_manifests()
             is_ready = True
         except CkptsyncError as e:
-            failures.append(failure(self._run.name, "", e))
-        self._plan_uploads(scanned, is_ready=is_ready)
-        self._forget_digests(scanned)
-        self._repairs.plan([one.seen for one in scanned] if is_ready else None)
+            failures.append(describe_failure(self._run.name, "", e))
+        self._plan_uploads(scanned_saves, is_ready=is_ready)
+        self._forget_digests(scanned_saves)
+        self._repairs.plan([scanned.local_save for scanned in scanned_saves] if is_ready else None)
         if is_ready:
             # a scan during the refresh may have failed
-            here = {f.checkpoint for f in last_scan.failures}
-            here |= {one.seen.checkpoint for one in scanned}
-            cleaned, stuck = clean_up(
-                here, self._options, self._view, self._scanner, self._uploaded
+            checkpoints = {f.checkpoint for f in last_scan.failures}
+            checkpoints |= {scanned.local_save.checkpoint for scanned in scanned_saves}
+            cleaned, unremovable = clean_up(
+                checkpoints, self._options, self._view, self._scanner, self._uploaded
             )
-            failures += stuck
+            failures += unremovable
         self._cleaned, self._failures = cleaned, failures
         progress = [*(save.progress for save in self.saves.states()), *cleaned]
         self._clock.measure_in_time(
@@ -222,7 +236,7 @@ class Worker:
         )
 
     def result(self) -> WorkerResult:
-        """Return what became by now of all that the last plan saw."""
+        """Return the progress, repairs and failures of all that the last plan saw, as of now."""
         saves = self.saves.states()
         failed = [save.failure for save in saves if save.failure is not None]
         repairs, unrepaired = self._repairs.result()
@@ -235,9 +249,10 @@ class Worker:
         )
 
     def running(self, offset: float) -> list[Progress]:
-        """Return each save that is here, and that the store does not have whole, by the last scan.
+        """Return the progress of each save that is here and that the store does not have yet.
 
-        ``offset`` leads from the scans' clock to seconds since the epoch.  Any thread may ask.
+        ``offset``: seconds from the scans' clock to the epoch's.  The first time of each failure is
+        remembered for the next call.  Any thread may call it.
         """
         scan = self._scanner.last
         failures = (*(scan.failures if scan else ()), *self._failures)
@@ -257,32 +272,39 @@ class Worker:
             for f in failures
             if f.checkpoint
         ]
-        saves = (self._running(one, offset) for one in self._scanner.saves())
+        saves = (self._running(scanned, offset) for scanned in self._scanner.saves())
         return [
             *(p for p in saves if p is not None),
             *wrong,
             *self._repairs.running(time.time() - time.monotonic()),
         ]
 
-    def _running(self, one: Scanned, offset: float) -> Progress | None:
-        """Return where a save stands that was scanned; None if the store has it, or will not."""
-        save, verdict = self.saves.get(one.key), one.verdict
+    def _running(self, scanned: ScannedSave, offset: float) -> Progress | None:
+        """Return the progress of a scanned save.
+
+        None if the store has it, or it is not to be stored.
+        """
+        save, verdict = self.saves.get(scanned.key), scanned.verdict
         is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
         if verdict.reason == STORED:
             return None
         progress = Progress(
             kind="upload",
             state="waiting",
-            run=one.seen.run,
-            checkpoint=one.seen.checkpoint,
-            since=max(0.0, one.first + offset),
-            total=sum(stat.size for stat in one.seen.files.stats),
+            run=scanned.local_save.run,
+            checkpoint=scanned.local_save.checkpoint,
+            since=max(0.0, scanned.first + offset),
+            total=sum(stat.size for stat in scanned.local_save.files.stats),
         )
         if is_seen and not verdict.finished:
-            if one.observation is not None and one.observation.unended is not None:
+            if scanned.observation is not None and scanned.observation.unended is not None:
                 return None  # perhaps the final model: nothing is due as long as the training runs
-            left = verdict.left
-            until = None if left is None else max(0.0, self._scanner.judged_at + left + offset)
+            remaining = verdict.remaining
+            until = (
+                None
+                if remaining is None
+                else max(0.0, self._scanner.judged_at + remaining + offset)
+            )
             reason = verdict.reason.partition("; finished if")[0]
             return replace(progress, reason=reason, until=until)
         if save is None or save.state == "stored":
@@ -293,7 +315,7 @@ class Worker:
             return replace(progress, state=state, reason=text, hint=hint)
         if save.state == "refused":
             return None
-        transfer = self._transfers.get(one.key)
+        transfer = self._transfers.get(scanned.key)
         if save.state == "uploading" and transfer is not None:
             total = transfer.total or progress.total
             return replace(progress, state="uploading", done=transfer.done, total=total)
@@ -301,316 +323,368 @@ class Worker:
         return replace(progress, state=state, reason=save.outcome.detail)
 
     def take_sent(self) -> list[UploadProgress]:
-        """Return the uploads that ended in the store, and forget them: each is returned once.
+        """Remove and return the uploads that ended in the store since the last call.
 
         `result` has them only until the next plan, which finds them stored.
         """
         return [self._sent.popleft() for _ in range(len(self._sent))]
 
-    def _is_planned(self, one: Scanned) -> bool:
-        save = self.saves.get(one.key)
-        return save is not None and save.is_planned(one)
+    def _is_planned(self, scanned: ScannedSave) -> bool:
+        """Return whether a plan has seen this save finished, with the same files."""
+        save = self.saves.get(scanned.key)
+        return save is not None and save.is_planned(scanned)
 
-    def _forget_digests(self, scanned: Sequence[Scanned]) -> None:
-        """Forget the digests of checkpoints that are gone; queues write to them meanwhile."""
+    def _forget_digests(self, scanned_saves: Sequence[ScannedSave]) -> None:
+        """Remove the digests of checkpoints that are not here any more."""
         digests = self._view.known_digests
-        for name in set(digests) - {one.seen.checkpoint for one in scanned}:
+        for name in set(digests) - {scanned.local_save.checkpoint for scanned in scanned_saves}:
             digests.pop(name, None)
 
     # What is decided in the plan's thread.
 
-    def _plan_uploads(self, scanned: Sequence[Scanned], *, is_ready: bool) -> None:
-        """Decide of each save, and queue what is due.
+    def _plan_uploads(self, scanned_saves: Sequence[ScannedSave], *, is_ready: bool) -> None:
+        """Decide what is done with each save, and queue those that are to be uploaded.
 
-        ``is_ready``: the store's records were read just before; else all have to wait.  What is in
-        hand is the queue's thread's to change.
+        ``is_ready``: the store's records have just been read; otherwise all saves wait.  A save
+        that a queue's thread is sending is left to that thread.
         """
         jobs = self.queues.withdraw(self)
         in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
-        removed = self.saves.see(scanned)
-        due: list[Scanned] = []
-        for one in scanned:
-            if one.key in in_hand:
-                due.append(one)
+        removed = self.saves.update(scanned_saves)
+        due_saves: list[ScannedSave] = []
+        for scanned in scanned_saves:
+            if scanned.key in in_hand:
+                due_saves.append(scanned)
                 continue
-            is_free = is_ready and one.key[:2] not in names
-            outcome = _attempt(one, partial(self._finish_or_wait, is_free=is_free))
+            is_free = is_ready and scanned.key[:2] not in names
+            outcome = _catch_errors(scanned, partial(self._finish_or_wait, is_free=is_free))
             if outcome is None:
-                due.append(one)
+                due_saves.append(scanned)
                 continue
-            self.saves.change(one.key, partial(settle, outcome=outcome))
-        self._find_lost(removed, scanned, in_hand, is_ready=is_ready)
+            self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
+        self._find_lost(removed, scanned_saves, in_hand, is_ready=is_ready)
         if not is_ready:
-            for one in due:
-                if one.key not in in_hand:
-                    self.saves.change(one.key, partial(postpone, reason=UNREAD))
+            for scanned in due_saves:
+                if scanned.key not in in_hand:
+                    self.saves.change(scanned.key, partial(postpone, reason=UNREAD))
             self.queues.post(self, [])
             return
-        turns = [self._turn(one, is_in_hand=one.key in in_hand) for one in due]
-        first, dropped = order_saves(turns, self._options.order, self._options.superseded)
-        for one in dropped:
-            outcome = _attempt(one, self._superseded)
-            self.saves.change(one.key, partial(settle, outcome=outcome))
-        first = [one for one in first if one.key not in in_hand]
-        for one in first:
-            self.saves.change(one.key, queue)
-        self.queues.post(self, [self._job(one) for one in first])
+        pending_saves = [
+            self._pending_save(scanned, is_in_hand=scanned.key in in_hand) for scanned in due_saves
+        ]
+        ordered, dropped = order_saves(pending_saves, self._options.order, self._options.superseded)
+        for scanned in dropped:
+            outcome = _catch_errors(scanned, self._drop_superseded)
+            self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
+        ordered = [scanned for scanned in ordered if scanned.key not in in_hand]
+        for scanned in ordered:
+            self.saves.change(scanned.key, mark_queued)
+        self.queues.post(self, [self._upload_job(scanned) for scanned in ordered])
 
-    def _turn(self, one: Scanned, *, is_in_hand: bool) -> Turn[Scanned]:
-        seen = one.seen
-        written = max((s.mtime for s in seen.files.stats), default=0)
-        age = (one.first, seen.checkpoint_dir.step or 0, seen.k)
-        return Turn(one, seen.run, age, written, is_in_hand or self._view.is_begun(seen))
+    def _pending_save(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
+        """Return what decides when a save is uploaded."""
+        local_save = scanned.local_save
+        written = max((s.mtime for s in local_save.files.stats), default=0)
+        age = (scanned.first, local_save.checkpoint_dir.step or 0, local_save.k)
+        return PendingSave(
+            scanned, local_save.run, age, written, is_in_hand or self._view.is_begun(local_save)
+        )
 
-    def _job(self, one: Scanned) -> UploadJob:
-        size = sum(stat.size for stat in one.seen.files.stats)
-        return UploadJob(one.key, one.key[:2], size, partial(self._carry_out, one))
+    def _upload_job(self, scanned: ScannedSave) -> UploadJob:
+        """Return the job that uploads a save."""
+        size = sum(stat.size for stat in scanned.local_save.files.stats)
+        return UploadJob(scanned.key, scanned.key[:2], size, partial(self._carry_out, scanned))
 
-    def _finish_or_wait(self, one: Scanned, *, is_free: bool) -> UploadProgress | None:
-        """Return why a save is not uploaded now; ``None`` if it is to be uploaded.
+    def _finish_or_wait(self, scanned: ScannedSave, *, is_free: bool) -> UploadProgress | None:
+        """Return why a save is not uploaded now, or None if it is to be queued.
 
-        A stored one that must move within the store is queued like one to be uploaded; the pin of a
-        lost one is removed.  Not ``is_free``: a save of its name is in hand, or the records could
-        not be read, so nothing is done.
+        A lost save's pin is deleted, and the loss noted.  A stored save that must move within the
+        store is queued, too.  ``is_free``: the records were read, and no save of this name is being
+        sent; otherwise nothing is changed.  Raises the error of a location whose records cannot be
+        read.
         """
-        seen, found = one.seen, self._view.why_done(one.seen)
+        local_save, done_reason = scanned.local_save, self._view.why_done(scanned.local_save)
         if not is_free:
-            return _done_progress(seen, found) if found else _unless_finished(one)
-        broken = self._view.known.broken_location(seen.checkpoint)
+            return (
+                _done_progress(local_save, done_reason)
+                if done_reason
+                else _waiting_progress(scanned)
+            )
+        broken = self._view.run_records.broken_location(local_save.checkpoint)
         if broken is not None:
             raise broken
-        if seen.pin is not None and not seen.pin.node:
-            return _progress(one, "waiting", "no node owns its pin yet")
-        if found is not None:
-            done: UploadProgress | None = _done_progress(seen, found)
-            if found.phase == "stored" and found.manifest is not None:
-                done = self._complete_stored(one, found.manifest)
+        if local_save.pin is not None and not local_save.pin.node:
+            return _make_progress(scanned, "waiting", "no node owns its pin yet")
+        if done_reason is not None:
+            done: UploadProgress | None = _done_progress(local_save, done_reason)
+            if done_reason.phase == "stored" and done_reason.manifest is not None:
+                done = self._complete_stored(scanned, done_reason.manifest)
             if done is not None:
-                _mark_stored(seen, done)
+                _mark_stored(local_save, done)
             return done
-        if one.is_lost and seen.pin is not None:
-            drop(seen.pin, self._scanner.lock)
+        if scanned.is_lost and local_save.pin is not None:
+            drop(local_save.pin, self._scanner.lock)
             why = "deleted or abandoned by the trainer before the worker knew that it was complete"
-            self._note(one, "missed", why)
-            return _progress(one, "missed", why)
-        return _unless_finished(one)
+            self._add_note(scanned, "missed", why)
+            return _make_progress(scanned, "missed", why)
+        return _waiting_progress(scanned)
 
-    def _complete_stored(self, one: Scanned, mine: Manifest) -> UploadProgress | None:
-        """Return that a save is stored, after its configuration was sent if that is missing.
+    def _complete_stored(
+        self, scanned: ScannedSave, own_manifest: Manifest
+    ) -> UploadProgress | None:
+        """Return that a save is stored, after sending its configuration if the store has none.
 
-        ``None`` if it has to move within the store, or some of its files have.
+        None if the save, or some of its files, must move within the store.
         """
-        seen, node, location = one.seen, self._options.node, mine.location
-        stored = _done_progress(seen, self._view.done_by(mine))
-        reading = self._view.known.reading(node, seen.run, seen.checkpoint, time.time_ns())
-        known = reading.known
-        if save_groups.better_location(node, location, known) != location:
-            return stored if is_early(mine, reading) else None
-        save, is_exclusive = self.saves.get(one.key), self._view.store.is_exclusive
-        if (save is None or save.placed_by != frozenset(k.name for k in known)) and (
-            list_doubtful_names(node, location, known, is_exclusive=is_exclusive)
+        local_save, node, location = scanned.local_save, self._options.node, own_manifest.location
+        stored = _done_progress(local_save, self._view.done_by(own_manifest))
+        reading = self._view.run_records.reading(
+            node, local_save.run, local_save.checkpoint, time.time_ns()
+        )
+        manifests = reading.manifests
+        if manifest_groups.better_location(node, location, manifests) != location:
+            return stored if is_early(own_manifest, reading) else None
+        save, is_exclusive = self.saves.get(scanned.key), self._view.store.is_exclusive
+        if (save is None or save.placed_by != frozenset(k.name for k in manifests)) and (
+            list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
         ):
             return None
-        to = self._context(seen, split_threads(self._options.threads)[-1])
-        if added := send_missing_config(seen, location, to, known):
-            return _done_progress(seen, Done("sent", f"sent {', '.join(added)}", mine))
+        context = self._upload_context(local_save, split_threads(self._options.threads)[-1])
+        if sent_configs := send_missing_config(local_save, location, context, manifests):
+            return _done_progress(
+                local_save, Done("sent", f"sent {', '.join(sent_configs)}", own_manifest)
+            )
         return stored
 
     def _correct_stored(
-        self, seen: LocalSave, mine: Manifest, capacity: QueueCapacity
+        self, local_save: LocalSave, own_manifest: Manifest, capacity: QueueCapacity
     ) -> UploadProgress:
-        """Return that a save is stored, after it was moved to where it belongs in the store."""
-        names = frozenset(k.name for k in self._view.known.manifests(seen.checkpoint))
-        files = outgoing_save(seen, self._view.selection).files
-        to = self._context(seen, capacity)
-        location = correct_location(self._options.node, mine.location, files, to)
-        self.saves.change(seen.key, partial(replace, placed_by=names))
-        return _done_progress(seen, self._view.done_by(replace(mine, location=location)))
+        """Move a stored save to the location where it belongs; return that it is stored there."""
+        names = frozenset(k.name for k in self._view.run_records.manifests(local_save.checkpoint))
+        files = outgoing_save(local_save, self._view.selection).files
+        context = self._upload_context(local_save, capacity)
+        location = correct_location(self._options.node, own_manifest.location, files, context)
+        self.saves.change(local_save.key, partial(replace, placed_by=names))
+        return _done_progress(
+            local_save, self._view.done_by(replace(own_manifest, location=location))
+        )
 
-    def _superseded(self, one: Scanned) -> UploadProgress:
-        if one.seen.pin is not None and one.seen.files.gone:
-            drop(one.seen.pin, self._scanner.lock)
-        return _progress(one, "superseded", "a newer checkpoint replaced it before the upload")
+    def _drop_superseded(self, scanned: ScannedSave) -> UploadProgress:
+        """Delete the pin of a save that is not sent, if the trainer has removed the checkpoint.
+
+        Return its progress, phase ``superseded``.
+        """
+        if scanned.local_save.pin is not None and scanned.local_save.files.is_gone:
+            drop(scanned.local_save.pin, self._scanner.lock)
+        return _make_progress(
+            scanned, "superseded", "a newer checkpoint replaced it before the upload"
+        )
 
     def _find_lost(
         self,
         removed: Sequence[SaveState],
-        scanned: Sequence[Scanned],
+        scanned_saves: Sequence[ScannedSave],
         in_hand: Collection[object],
         *,
         is_ready: bool,
     ) -> None:
-        """Report, once, what was to be sent, or was being sent, and is not here any more."""
-        here = {one.key[:2] for one in scanned}
+        """Mark saves as lost that were due, and whose files are gone without being stored.
+
+        Note each once.  ``removed``: due saves that the last scan did not see.  One that is being
+        sent waits for its end.
+        """
+        names_here = {scanned.key[:2] for scanned in scanned_saves}
         why = "its files were removed before all of them were stored"
         for save in removed:
-            is_here = save.key[:2] in here
+            is_here = save.key[:2] in names_here
             if not is_here and (save.key in in_hand or not is_ready):
                 continue
-            if is_here or self._view.is_done(save.scanned.seen):
+            if is_here or self._view.is_done(save.scanned.local_save):
                 self.saves.forget(save.key)
             else:
-                self.saves.change(save.key, partial(lose, reason=why))
-                self._note(save.scanned, "lost", why)
+                self.saves.change(save.key, partial(mark_lost, reason=why))
+                self._add_note(save.scanned, "lost", why)
 
-    def _note(self, one: Scanned, phase: str, why: str) -> None:
-        note = f"{phase} {one.seen.run}/{one.seen.checkpoint}: {why}"
+    def _add_note(self, scanned: ScannedSave, phase: str, why: str) -> None:
+        """Add a line to the notes, of which the last ten stay."""
+        note = f"{phase} {scanned.local_save.run}/{scanned.local_save.checkpoint}: {why}"
         self.notes = (*self.notes, note)[-NOTES:]
 
     # What happens in a queue's thread.
 
-    def _carry_out(self, one: Scanned, capacity: QueueCapacity) -> None:
-        """Upload a save, and report what became of it."""
+    def _carry_out(self, scanned: ScannedSave, capacity: QueueCapacity) -> None:
+        """Upload a save, and record the outcome in the table.
+
+        Postpone it if a newer one goes first.
+        """
         if self._options.order == "newest" and any(
-            other.verdict.finished and self.saves.get(other.key) is None
-            for other in self._scanner.saves()
+            newer.verdict.finished and self.saves.get(newer.key) is None
+            for newer in self._scanner.saves()
         ):
             # it has finished since the plan
-            self.saves.change(one.key, partial(postpone, reason="a newer one goes first"))
+            self.saves.change(scanned.key, partial(postpone, reason="a newer one goes first"))
             return
-        self._transfers[one.key] = Transfer(0)
-        self.saves.change(one.key, begin)
-        outcome = _attempt(one, partial(self._upload, capacity=capacity))
-        self._transfers.pop(one.key, None)
-        self.saves.change(one.key, partial(settle, outcome=outcome))
+        self._transfers[scanned.key] = Transfer(0)
+        self.saves.change(scanned.key, begin_upload)
+        outcome = _catch_errors(scanned, partial(self._upload, capacity=capacity))
+        self._transfers.pop(scanned.key, None)
+        self.saves.change(scanned.key, partial(record_outcome, outcome=outcome))
         if isinstance(outcome, UploadProgress) and outcome.phase == "sent":
             self._sent.append(outcome)
 
-    def _upload(self, one: Scanned, capacity: QueueCapacity) -> UploadProgress:
-        """Upload a save, unless it has changed since the plan; move one that is stored.
+    def _upload(self, scanned: ScannedSave, capacity: QueueCapacity) -> UploadProgress:
+        """Upload a save, or move it if it is stored; return its progress.
 
-        Raises Incomplete if it changes meanwhile.
+        It waits instead if it has changed since the plan.  Its pin is replaced by reflinks, gets
+        the times of sending, and is marked as stored.  Raises Incomplete if the save changes
+        meanwhile.
         """
-        stored = self._view.why_done(one.seen)
+        stored = self._view.why_done(scanned.local_save)
         if stored is not None and stored.phase == "stored" and stored.manifest is not None:
-            done = self._correct_stored(one.seen, stored.manifest, capacity)
-            _mark_stored(one.seen, done)
-            return done
-        latest = self._scanner.latest(one.key)
-        if latest is None or latest.since != one.since:
-            return _progress(one, "waiting", "it changed while others were sent")
+            progress = self._correct_stored(scanned.local_save, stored.manifest, capacity)
+            _mark_stored(scanned.local_save, progress)
+            return progress
+        latest = self._scanner.latest(scanned.key)
+        if latest is None or latest.since != scanned.since:
+            return _make_progress(scanned, "waiting", "it changed while others were sent")
         if not latest.verdict.finished:
-            return _progress(one, "waiting", latest.verdict.reason)
-        seen = latest.seen
-        noted = notes_at_sending(
-            seen, time.time_ns(), latest.observation.save if latest.observation else ""
+            return _make_progress(scanned, "waiting", latest.verdict.reason)
+        local_save = latest.local_save
+        pin_notes = notes_at_sending(
+            local_save, time.time_ns(), latest.observation.save if latest.observation else ""
         )
-        if seen.pin is not None and noted != seen.pin.notes:
+        if local_save.pin is not None and pin_notes != local_save.pin.notes:
             with contextlib.suppress(StoreError):  # a full disk: it is sent all the same
-                seen = write_save_notes(seen, noted)
-        outgoing, read = self._outgoing(seen)
-        context = self._context(seen, capacity)
+                local_save = write_save_notes(local_save, pin_notes)
+        outgoing, read_files = self._outgoing(local_save)
+        context = self._upload_context(local_save, capacity)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
-            sent = send_save(outgoing, noted, context, read)
+            sent = send_save(outgoing, pin_notes, context, read_files)
         except Changed:
             # the bytes may have changed and the times not: what was read is worth nothing
-            read.entries.clear()
+            read_files.entries.clear()
             raise
         if sent.stored_before is None:
-            self._uploaded.note(seen.checkpoint, outgoing.files.stats)
-            done = sent_progress(outgoing, sent)
-            done = replace(done, notes=(*done.notes, *outgoing.files.unpinned_warning))
+            self._uploaded.note(local_save.checkpoint, outgoing.files.stats)
+            progress = sent_progress(outgoing, sent)
+            progress = replace(progress, notes=(*progress.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
-                seen.checkpoint,
-                {(f.path, f.size, f.mtime): f.digest for f in read.entries.values()},
+                local_save.checkpoint,
+                {(f.path, f.size, f.mtime): f.digest for f in read_files.entries.values()},
             )
-            done = _done_progress(outgoing, self._view.done_by(sent.stored_before))
-        _mark_stored(seen, done)
-        return done
+            progress = _done_progress(outgoing, self._view.done_by(sent.stored_before))
+        _mark_stored(local_save, progress)
+        return progress
 
-    def _outgoing(self, seen: LocalSave) -> tuple[LocalSave, ReadFiles]:
-        """Return what is sent of a save, and what an earlier try read of these very files.
+    def _outgoing(self, local_save: LocalSave) -> tuple[LocalSave, ReadFiles]:
+        """Return the files to send of a save, and what an earlier try read of these very files.
 
-        Files that no try has read yet are put out of every writer's reach first.
+        If no try has read them, the pin's links are replaced by reflinks first.  Both are
+        remembered in the table.
         """
-        manifests = self._view.known.manifests(seen.checkpoint)
+        manifests = self._view.run_records.manifests(local_save.checkpoint)
 
         def beside(files: LocalFiles) -> Mapping[str, LocalFile]:
-            return unless_young(
-                configs_to_send(files, seen.checkpoint_dir, self._options.node, manifests)
+            """Return the configuration files that may be sent with the save."""
+            return drop_young(
+                configs_to_send(files, local_save.checkpoint_dir, self._options.node, manifests)
             )
 
-        outgoing = outgoing_save(seen, self._view.selection, beside)
-        save = self.saves.get(seen.key)
-        stats_read, read = (save.stats_read, save.read) if save else (None, ReadFiles())
+        outgoing = outgoing_save(local_save, self._view.selection, beside)
+        save = self.saves.get(local_save.key)
+        stats_read, read_files = (save.stats_read, save.read) if save else (None, ReadFiles())
         if outgoing.files.stats != stats_read:
             # again, since hardening gives the files new inodes; an earlier try may have read these
-            outgoing = outgoing_save(harden_save(seen), self._view.selection, beside)
+            outgoing = outgoing_save(harden_save(local_save), self._view.selection, beside)
         stats = outgoing.files.stats
         if stats != stats_read:
-            read = ReadFiles()
-        self.saves.change(seen.key, partial(replace, stats_read=stats, read=read))
-        return outgoing, read
+            read_files = ReadFiles()
+        self.saves.change(local_save.key, partial(replace, stats_read=stats, read=read_files))
+        return outgoing, read_files
 
-    def _context(self, seen: LocalSave, capacity: QueueCapacity) -> UploadContext:
+    def _upload_context(self, local_save: LocalSave, capacity: QueueCapacity) -> UploadContext:
+        """Return where and how a queue's thread uploads a save."""
         return UploadContext(
             self._view,
-            seen.checkpoint,
+            local_save.checkpoint,
             after_chunk=self.queues.give_way,
             threads=capacity.threads,
             small=capacity.small,
             may_wait=True,
             output_dir=self._run.path,
-            transfer=self._transfers.get(seen.key) or Transfer(0),
+            transfer=self._transfers.get(local_save.key) or Transfer(0),
         )
 
 
-def harden_save(seen: LocalSave) -> LocalSave:
-    """Return the same save, its pin out of every writer's reach if the file system can do that.
+def harden_save(local_save: LocalSave) -> LocalSave:
+    """Replace the hard links of a save's pin by reflinks if possible.
 
-    Raises Incomplete unless the pin still holds the files of the scan.
+    Return the save with new stats.  Raises Incomplete unless the pin still holds the files of the
+    scan.
     """
-    if seen.pin is None:
-        return seen
-    harden(seen.pin)
-    held = seen.files.by_path
+    if local_save.pin is None:
+        return local_save
+    replace_links(local_save.pin)
+    by_path = local_save.files.by_path
     pinned = {
-        f.path: LocalFile(f, seen.pin.root, is_pinned=True)
-        for f in walk(seen.pin.root).files
-        if f.path in held
+        f.path: LocalFile(f, local_save.pin.root, is_pinned=True)
+        for f in walk(local_save.pin.root).files
+        if f.path in by_path
     }
-    if _versions(pinned) != _versions({path: h for path, h in held.items() if h.is_pinned}):
-        raise Incomplete(f"{seen.checkpoint}: its pin changed", hint=AGAIN)
-    return replace(seen, files=replace(seen.files, by_path=dict(held) | pinned))
+    if _versions(pinned) != _versions({path: h for path, h in by_path.items() if h.is_pinned}):
+        raise Incomplete(f"{local_save.checkpoint}: its pin changed", hint=AGAIN)
+    return replace(local_save, files=replace(local_save.files, by_path=dict(by_path) | pinned))
 
 
 def _versions(files: Mapping[str, LocalFile]) -> dict[str, tuple[int, int]]:
-    """Return what tells a file that was written again, and a reflink keeps."""
+    """Return size and mtime of each file: a later write changes them, and a reflink does not."""
     return {path: (f.stat.size, f.stat.mtime) for path, f in files.items()}
 
 
-def _mark_stored(seen: LocalSave, done: UploadProgress) -> None:
-    """Tell the hook, which may be waiting for it."""
-    if seen.pin is not None and done.location and done.phase in ("sent", "stored", "elsewhere"):
+def _mark_stored(local_save: LocalSave, progress: UploadProgress) -> None:
+    """Mark the save's pin as stored if the store has it: a hook may wait for that."""
+    if (
+        local_save.pin is not None
+        and progress.location
+        and progress.phase in ("sent", "stored", "elsewhere")
+    ):
         with contextlib.suppress(CkptsyncError):  # the next plan does it again
-            mark_stored(seen.pin)
+            mark_stored(local_save.pin)
 
 
-def _unless_finished(one: Scanned) -> UploadProgress | None:
+def _waiting_progress(scanned: ScannedSave) -> UploadProgress | None:
     """Return what an unfinished save waits for; None for a finished one."""
-    if one.verdict.finished:
+    if scanned.verdict.finished:
         return None
-    is_unended = one.observation is not None and one.observation.unended is not None
-    return _progress(one, "not-final" if is_unended else "waiting", one.verdict.reason)
+    is_unended = scanned.observation is not None and scanned.observation.unended is not None
+    return _make_progress(scanned, "not-final" if is_unended else "waiting", scanned.verdict.reason)
 
 
-def _progress(one: Scanned, phase: Phase, detail: str) -> UploadProgress:
-    return UploadProgress(*one.key, phase, detail)
+def _make_progress(scanned: ScannedSave, phase: Phase, detail: str) -> UploadProgress:
+    return UploadProgress(*scanned.key, phase, detail)
 
 
-def _done_progress(seen: LocalSave, found: Done) -> UploadProgress:
-    notes = (*seen.files.notes, *seen.files.unpinned_warning)
-    location = found.manifest.location if found.manifest else ""
-    return UploadProgress(*seen.key, found.phase, found.detail, location, notes=notes)
+def _done_progress(local_save: LocalSave, done_reason: Done) -> UploadProgress:
+    notes = (*local_save.files.notes, *local_save.files.unpinned_warning)
+    location = done_reason.manifest.location if done_reason.manifest else ""
+    return UploadProgress(
+        *local_save.key, done_reason.phase, done_reason.detail, location, notes=notes
+    )
 
 
-def _attempt(one: Scanned, work: Callable[[Scanned], T]) -> T | UploadProgress | Failure:
-    """Return what ``work`` made of a save, or its error as a value."""
+def _catch_errors(
+    scanned: ScannedSave, work: Callable[[ScannedSave], T]
+) -> T | UploadProgress | Failure:
+    """Return what ``work`` returns for a save, or its error as a value.
+
+    Incomplete becomes phase ``waiting``, since the next scan may find the save complete; other
+    errors of ckptsync become a Failure.
+    """
     try:
-        return work(one)
+        return work(scanned)
     except Incomplete as e:  # it changed, or others are at it: the next scan may find it quiet
-        return _progress(one, "waiting", str(e))
+        return _make_progress(scanned, "waiting", str(e))
     except CkptsyncError as e:
-        return failure(one.seen.run, one.seen.checkpoint, e)
+        return describe_failure(scanned.local_save.run, scanned.local_save.checkpoint, e)

@@ -34,7 +34,7 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.report import DAMAGE
 from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.opening import bare, create_store
+from ckptsync.stores.opening import create_store, open_any
 from tests.campaigns.campaign import arguments, new_store, working
 from tests.support.head_in_process import consolidate_due
 from tests.support.worker_in_process import push_now
@@ -72,7 +72,7 @@ class Patient:
         base = str(DATA / "base")
         while consolidate_due(store, HeadOptions(config_from={"*": base})).made:
             pass
-        self.store: Store = bare(url, options)
+        self.store: Store = open_any(url, options)
         names = [
             e.name
             for e in store.names("")

@@ -252,10 +252,10 @@ def _spooled() -> Mapping[str, bytes]:
         source = lay(out, ONE)
         hook_pins.commit(source)
         spool = out / "_ckptsync"
-        begun = markers.Begun(
+        begun = markers.TrainingProcess(
             "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, "trainer", {"torch": "2.13"}, "p1", "m"
         )
-        markers.write_mark(markers.begun_path(spool, "p1"), begun)
+        markers.write_mark(markers.process_path(spool, "p1"), begun)
         mark = markers.RankMark("t", "save", "checkpoint-4", 4, 0, 1, 1, "host", 1, 1.0)
         markers.write_mark(markers.save_folder(spool, "checkpoint-4", "save") / "rank-0.json", mark)
         tick(Worker(WorkerOptions("n0", RunDir("run", out)), MemoryStore()), 0.0)
@@ -336,8 +336,8 @@ def _run_spool(case: Case, home: Path) -> str:
     if leaked:
         raise Wrong(f"sends what lies outside as {leaked}")
     spool = home / "run" / "_ckptsync"
-    markers.begun(spool)
-    markers.marks(spool, "checkpoint-4")
+    markers.list_training_processes(spool)
+    markers.list_rank_marks(spool, "checkpoint-4")
     pins.list_pins(home / "run")
     return f"{len(failures)} failures"
 

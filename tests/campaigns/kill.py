@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.records import save_groups as records
+from ckptsync.records import manifest_groups as records
 from tests.campaigns.campaign import arguments, verdict, working
 from tests.campaigns.cluster import (
     NODES,
@@ -123,7 +123,11 @@ class Campaign:
         seen = snapshots(self._home)
         for save in saves:
             known = seen.get((save.run, save.checkpoint))
-            stored = {k.manifest.node for k in records.live(known.manifests)} if known else set()
+            stored = (
+                {k.manifest.node for k in records.live_manifests(known.manifests)}
+                if known
+                else set()
+            )
             if (
                 stored == set(NODES)
                 and (self._training.output(NODES[0], save.run) / save.checkpoint).exists()

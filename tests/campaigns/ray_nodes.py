@@ -24,7 +24,7 @@ from typing import Any
 
 from ckptsync.formats.safetensors import encode_header
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from tests.campaigns.campaign import CKPTSYNC, arguments, flags
 from tests.campaigns.nodes import kill_tree
 from tests.support.seaweedfs import weed
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 if every model was the right one, 1 if not."""
     args = _arguments().parse_args(argv)
     url = f"s3://{weed().bucket()}"
-    store = bare(url, weed().options())
+    store = open_any(url, weed().options())
     _fill(store, MODEL_MIB)
     wanted = _made(store, url, "local", _merge(args, url, "local"))
     wrong = 0

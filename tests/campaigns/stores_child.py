@@ -18,7 +18,7 @@ from pathlib import Path
 from ckptsync.errors import Exists
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 
 MARK = "/ckptsync-campaign/begin"
 """Asked for in vain just before the first write, so that a trace shows where that is."""
@@ -72,7 +72,7 @@ class Job:
 
     def store(self) -> Store:
         """A new object, as another process has it."""
-        return bare(self.url, self.options, self.limits())
+        return open_any(self.url, self.options, self.limits())
 
 
 def load(path: Path) -> Job:

@@ -14,7 +14,7 @@ import ckptsync
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import bare, create_store
+from ckptsync.stores.opening import create_store, open_any
 from tests.campaigns.campaign import CKPTSYNC, flags
 from tests.campaigns.stores_child import ACK, MARK, File, Job, done
 from tests.campaigns.stores_locations import Location
@@ -117,7 +117,7 @@ class Pushing:
 
     def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
         """As `Work` says; and a manifest has all of its files."""
-        store = bare(there.url, there.options, Limits(patience=20))
+        store = open_any(there.url, there.options, Limits(patience=20))
         records = [entry.name for entry in store.names("") if ".ckptsync/" in entry.name]
         has_manifest = any(parse_record_name(name) for name in records)
         wanted = {name: [content] for name, content in self._contents.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.main import main
-from ckptsync.stores.opening import bare, create_store
+from ckptsync.stores.opening import create_store, open_any
 from tests.support.remote_stores import content, files_of, filled
 from tests.support.seaweedfs import weed
 from tests.support.small_store import DATA
@@ -52,7 +52,7 @@ class Far:
         return f"s3://{self.bucket}/{name}"
 
     def store(self, name: str) -> Any:
-        return bare(f"s3://{self.bucket}/{name}", self.options["s3"])
+        return open_any(f"s3://{self.bucket}/{name}", self.options["s3"])
 
     def content(self, name: str) -> dict[str, bytes]:
         return content(self.store(name))

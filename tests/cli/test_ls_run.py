@@ -27,7 +27,7 @@ from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import append_record
-from ckptsync.records.save_groups import Sibling
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.curves import Curve
 from ckptsync.status.location_details import describe_progress, read_details

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Handled, Proven, Summary
 from ckptsync.events.definitions import Definition
-from ckptsync.events.due import TRIES, DueEvent, due_events, happened, is_over
+from ckptsync.events.due import TRIES, DueEvent, due_events, is_over, list_occurrences
 from ckptsync.records.event_record import EVENTS
 
 EVAL = Definition("eval", ("verified",), ("/bin/eval",))
@@ -90,7 +90,7 @@ MENDED = Proven(holds=True, first=2.0, answered="a/report-4-0.json", answered_at
     ],
 )
 def test_what_happened_is_read_from_records(s: Summary, events: list[tuple[str, str]]) -> None:
-    assert [(h.event, h.of) for h in happened(s)] == events
+    assert [(h.event, h.of) for h in list_occurrences(s)] == events
 
 
 def names(found: Iterable[DueEvent]) -> list[str]:
@@ -222,7 +222,7 @@ def test_each_event_runs_at_least_once_and_in_order(
         f"{s.run}/{s.location} {d.name} {h.event}"
         for s in heads.store.values()
         for d in definitions
-        for h in happened(s)
+        for h in list_occurrences(s)
         if h.event in d.on
     }
     assert set(heads.begun) == wanted

@@ -16,9 +16,9 @@ from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.events.definitions import Definition
 from ckptsync.events.due import due_events
-from ckptsync.events.handling import Elsewhere, HandledEvent, Request, first_seen, handle
+from ckptsync.events.handling import Elsewhere, HandledEvent, Request, handle, register_events
 from ckptsync.head.gc import TrainerMetrics
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from tests.support.small_store import make
@@ -147,7 +147,7 @@ def test_a_live_claim_of_another_head_is_left_to_it(
         assert do(store, definition).was_done
     # another process of this node is at it: the one that has started this one
     parent = os.getppid()
-    store.write(claim, [f"n {parent} {began(parent)}\n".encode()])
+    store.write(claim, [f"n {parent} {start_time(parent)}\n".encode()])
     with pytest.raises(Elsewhere, match="n does it"):
         do(store, definition)
     store.delete(claim)
@@ -158,14 +158,14 @@ def test_a_live_claim_of_another_head_is_left_to_it(
 
 def test_a_head_remembers_since_when_it_has_an_event(store: Store, tmp_path: Path) -> None:
     definition = event("exit 0")
-    since = first_seen(store, [definition])
-    assert first_seen(store, [definition]) == since
+    since = register_events(store, [definition])
+    assert register_events(store, [definition]) == since
     assert not due_events([definition], read_catalogue(store).summaries, since).now
     # a clock that was ahead as it was written, and is right now
     [name] = [entry.name for entry in store.names(".ckptsync/events/")]
     later = time.time() + 9e6
     os.utime(tmp_path / "store" / name, (later, later))
-    assert abs(first_seen(store, [definition])["eval", "verified"] - time.time()) < 1e6
+    assert abs(register_events(store, [definition])["eval", "verified"] - time.time()) < 1e6
     before = dict.fromkeys(since, 0.0)
     [due] = due_events([definition], read_catalogue(store).summaries, before).now
     assert (due.location, due.happened.at) == ("checkpoint-4", here(store).proof.first)

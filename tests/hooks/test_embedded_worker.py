@@ -89,7 +89,7 @@ def test_the_embedded_worker_sends_and_ends_after_the_training(tmp_path: Path) -
     )
     assert training.stdout is not None
     pid = int(training.stdout.readline())
-    worker = EmbeddedWorker(pid, markers.began(pid), 0.0)
+    worker = EmbeddedWorker(pid, markers.start_time(pid), 0.0)
     try:
         assert until(lambda: not embedded_worker.unstored(tmp_path / "out"))
         assert worker.is_running()

@@ -72,7 +72,7 @@ def test_every_step_and_the_final_model_are_pinned_though_rotation_leaves_one(
     for name, commit in found.items():
         check_whole(tmp_path / "out", name, commit)
     assert len({c.save for c in found.values()}) == STEPS + 1
-    (process,) = markers.begun(tmp_path / "out" / "_ckptsync")
+    (process,) = markers.list_training_processes(tmp_path / "out" / "_ckptsync")
     assert 0 < process.ended <= found["final.0"].at <= process.left
 
 
@@ -82,7 +82,9 @@ def test_a_second_training_with_one_callback_ends_the_first_and_a_fork_says_noth
     done = program("-m", "tests.hooks.trainer_events", "twice", str(tmp_path))
     left = [unserved(tmp_path / name, "checkpoint-1, checkpoint-2, final") for name in "ab"]
     assert (done.returncode, done.stderr) == (0, "".join(left))
-    (first,), (second,) = (markers.begun(tmp_path / name / "_ckptsync") for name in ("a", "b"))
+    (first,), (second,) = (
+        markers.list_training_processes(tmp_path / name / "_ckptsync") for name in ("a", "b")
+    )
     assert 0 < first.left <= second.at < second.left
     for name in ("a", "b"):
         assert set(commits(tmp_path / name)) == {*CHECKPOINTS, "final.0"}
@@ -139,7 +141,7 @@ def test_a_search_is_left_to_the_files_of_its_trials(tmp_path: Path) -> None:
     done = program("-m", "tests.hooks.trainer_events", "search", str(tmp_path))
     assert done.returncode == 0
     assert "does not follow hyperparameter_search" in done.stderr
-    assert (commits(tmp_path), markers.begun(tmp_path / "_ckptsync")) == ({}, ())
+    assert (commits(tmp_path), markers.list_training_processes(tmp_path / "_ckptsync")) == ({}, ())
     assert {s.name for s in find_checkpoint_dirs(tmp_path)} == {
         f"run-{n}.checkpoint-{STEPS}" for n in range(2)
     }
@@ -277,7 +279,7 @@ def trained(out: Path, *lines: str, **variables: str) -> subprocess.CompletedPro
 
 
 def begun(out: Path) -> int:
-    return len(list(markers.begun(out / "_ckptsync")))
+    return len(list(markers.list_training_processes(out / "_ckptsync")))
 
 
 def test_a_script_that_knows_nothing_of_us_has_every_step_and_the_final_model_kept(
@@ -362,7 +364,9 @@ def test_a_trainer_may_be_given_its_own_before_it_trains_once_more(tmp_path: Pat
     again = "one.folder = out / 'b'; one.args.output_dir = str(out / 'b'); one.add_callback(Own())"
     trained(tmp_path, OWN, "one = Trainer(str(out / 'a'))", TRAIN, again, TRAIN)
     assert [set(commits(tmp_path / name)) for name in "ab"] == [PINS, PINS]
-    (first,), (second,) = (markers.begun(tmp_path / name / "_ckptsync") for name in "ab")
+    (first,), (second,) = (
+        markers.list_training_processes(tmp_path / name / "_ckptsync") for name in "ab"
+    )
     assert 0 < first.left < second.ended, "the one that stands aside has left what it had before"
 
 

@@ -246,7 +246,7 @@ def test_it_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
     )
     done = program("-S", "-I", "-c", script)
     assert done.stdout.split() == ["[]", "ckptsync"], done.stderr
-    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.list_training_processes(tmp_path / "_ckptsync")
     assert 0 < begun.ended <= begun.left
     assert set(commits(tmp_path)) == {"checkpoint-5.0"}
 
@@ -256,7 +256,7 @@ def test_a_script_that_fails_has_left_and_has_not_ended(tmp_path: Path) -> None:
         "-c", f"import ckptsync; ckptsync.mark_saved({str(saved(tmp_path))!r}); raise SystemError"
     )
     assert done.returncode == 1
-    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.list_training_processes(tmp_path / "_ckptsync")
     assert begun.ended == 0 < begun.left
 
 
@@ -406,7 +406,9 @@ def test_a_save_that_one_rank_never_marks_is_never_pinned(tmp_path: Path) -> Non
     for name in ("checkpoint-6", "checkpoint-7"):
         assert not mark(first, tmp_path, name)
     assert set(commits(tmp_path)) == {"checkpoint-5.0"}
-    assert {m.rank for m in spool_markers.marks(tmp_path / "_ckptsync", "checkpoint-6")} == {0}
+    assert {
+        m.rank for m in spool_markers.list_rank_marks(tmp_path / "_ckptsync", "checkpoint-6")
+    } == {0}
 
 
 def test_on_several_nodes_the_quicker_ones_first_save_is_left_to_its_files(tmp_path: Path) -> None:
@@ -418,7 +420,7 @@ def test_on_several_nodes_the_quicker_ones_first_save_is_left_to_its_files(tmp_p
         True,
     ]
     assert commits(tmp_path / "a") == {}
-    early = spool_markers.marks(tmp_path / "a" / "_ckptsync", "checkpoint-5")
+    early = spool_markers.list_rank_marks(tmp_path / "a" / "_ckptsync", "checkpoint-5")
     assert {m.local_world for m in early} == {0}, "nobody says that it is whole"
     assert [mark(marker, tmp_path / "a", "checkpoint-6") for marker in (a, b)] == [False, True]
     found = commits(tmp_path / "a")
@@ -545,13 +547,13 @@ def test_marks_of_a_save_that_lies_deeper_stay_when_another_rank_begins(tmp_path
 def test_who_marks_some_saves_says_so_and_says_when_it_is_over(tmp_path: Path) -> None:
     (only,) = markers(1)
     mark(only, tmp_path)
-    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.list_training_processes(tmp_path / "_ckptsync")
     assert (begun.marks, begun.ended, begun.left, begun.local_world) == ("some", 0.0, 0.0, 1)
     only.leave(has_failed=True)
-    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.list_training_processes(tmp_path / "_ckptsync")
     assert begun.ended == 0.0 < begun.left
     only.leave(has_failed=False)
-    (begun,) = spool_markers.begun(tmp_path / "_ckptsync")
+    (begun,) = spool_markers.list_training_processes(tmp_path / "_ckptsync")
     assert begun.ended > 0
 
 

@@ -63,7 +63,7 @@ def test_a_save_waits_for_a_rank_that_has_not_begun(tmp_path: Path) -> None:
     first = trains(tmp_path, 0, 2, table=table)
     save(first, step=1)
     first.commit(1)
-    assert markers.marks(tmp_path / "_ckptsync", "checkpoint-1") == ()
+    assert markers.list_rank_marks(tmp_path / "_ckptsync", "checkpoint-1") == ()
     second = trains(tmp_path, 1, 2, table=table)
     save(second, step=1)
     first.commit(1)
@@ -82,7 +82,7 @@ def test_what_was_not_committed_in_time_is_marked_and_never_pinned(
         save(saver, step=2)
     saver.commit(2)
     assert "checkpoint-1.0" not in commits(tmp_path)
-    assert [m.rank for m in markers.marks(tmp_path / "_ckptsync", "checkpoint-1")] == [0]
+    assert [m.rank for m in markers.list_rank_marks(tmp_path / "_ckptsync", "checkpoint-1")] == [0]
     assert "the worker judges its files" in said[0]
 
 
@@ -92,7 +92,7 @@ def test_ranks_that_never_meet_leave_it_to_the_files(tmp_path: Path) -> None:
     for step in (1, 2):
         save(saver, step=step)
         saver.commit(step)
-    assert markers.begun(tmp_path / "_ckptsync") == ()
+    assert markers.list_training_processes(tmp_path / "_ckptsync") == ()
     assert "not all ranks have a hook" in said[0]
 
 
@@ -103,7 +103,7 @@ def test_a_rank_that_cannot_speak_does_not_say_that_it_trains(tmp_path: Path) ->
 
     with pytest.raises(ConnectionError):
         trains(tmp_path, table=Lost())
-    assert markers.begun(tmp_path / "_ckptsync") == ()
+    assert markers.list_training_processes(tmp_path / "_ckptsync") == ()
 
 
 def test_a_save_without_on_save_is_left_to_its_files(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_save_without_on_save_is_left_to_its_files(tmp_path: Path) -> None:
     write_part(saver, 4)
     saver.end(4)
     assert commits(tmp_path) == {}
-    (begun,) = markers.begun(tmp_path / "_ckptsync")
+    (begun,) = markers.list_training_processes(tmp_path / "_ckptsync")
     assert begun.ended > 0
 
 
@@ -140,13 +140,16 @@ def test_a_process_tells_when_it_trains_has_ended_and_has_left(tmp_path: Path) -
     (saver,) = ranks(tmp_path)
     spool = tmp_path / "_ckptsync"
     saver.commit(0)
-    assert [(markers.is_training(b), b.local_world, b.train) for b in markers.begun(spool)] == [
-        (True, 1, saver.begun.process)
-    ]
+    assert [
+        (markers.is_training(b), b.local_world, b.train)
+        for b in markers.list_training_processes(spool)
+    ] == [(True, 1, saver.begun.process)]
     saver.end(0)
-    assert [(markers.is_training(b), b.ended > 0) for b in markers.begun(spool)] == [(True, True)]
+    assert [
+        (markers.is_training(b), b.ended > 0) for b in markers.list_training_processes(spool)
+    ] == [(True, True)]
     saver.leave()
-    assert [markers.is_training(b) for b in markers.begun(spool)] == [False]
+    assert [markers.is_training(b) for b in markers.list_training_processes(spool)] == [False]
 
 
 def test_a_spool_that_is_deleted_costs_no_later_save(tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_spool_that_is_deleted_before_ranks_know_each_other_leaves_it_to_the_f
     for saver in savers:
         with pytest.raises(Incomplete, match="deleted"):
             saver.commit(1)
-    assert (commits(tmp_path), markers.begun(tmp_path / "_ckptsync")) == ({}, ())
+    assert (commits(tmp_path), markers.list_training_processes(tmp_path / "_ckptsync")) == ({}, ())
 
 
 def test_only_one_of_two_ranks_that_are_last_at_once_pins(tmp_path: Path) -> None:
@@ -197,11 +200,11 @@ def test_the_dead_are_forgotten_and_the_living_are_not(tmp_path: Path) -> None:
     saver.added.mkdir(parents=True)
     forget_ended(tmp_path / "_ckptsync")
     assert saver.added.exists()
-    assert len(markers.begun(tmp_path / "_ckptsync")) == 1
+    assert len(markers.list_training_processes(tmp_path / "_ckptsync")) == 1
     saver.leave()
     forget_ended(tmp_path / "_ckptsync")
     assert not saver.added.exists()
-    assert markers.begun(tmp_path / "_ckptsync") == ()
+    assert markers.list_training_processes(tmp_path / "_ckptsync") == ()
 
 
 def test_a_save_whose_mark_cannot_be_written_is_tried_again_in_time(tmp_path: Path) -> None:

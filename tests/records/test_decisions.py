@@ -12,8 +12,8 @@ from ckptsync.records.save_decisions import (
     Stage,
     Tombstone,
     fate,
-    in_force,
-    kept,
+    keep_reason,
+    tombstones_in_force,
 )
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_taken_back_at_the_moment_when_it_begins() -> None:
 
 def test_a_later_save_in_the_same_location_takes_back_nothing_of_the_earlier_one() -> None:
     stones = {"a": stone(0, of="gone"), "b": stone(1), "c": stone(2, "withdrawn")}
-    assert list(in_force(stones)) == ["a"]
+    assert list(tombstones_in_force(stones)) == ["a"]
 
 
 def test_the_end_of_a_location_goes_before_that_of_its_shards() -> None:
@@ -86,11 +86,11 @@ def said(n: int, *, keeps: bool, reason: str = "") -> Keep:
 
 
 def test_the_highest_number_counts() -> None:
-    assert kept({}) == ""
-    assert kept({"a": said(0, keeps=True, reason="for the paper")}) == "for the paper"
-    assert kept({"a": said(0, keeps=True), "b": said(1, keeps=False)}) == ""
-    assert kept({"a": said(2, keeps=True), "b": said(1, keeps=False)}) == "kept by hand"
+    assert keep_reason({}) == ""
+    assert keep_reason({"a": said(0, keeps=True, reason="for the paper")}) == "for the paper"
+    assert keep_reason({"a": said(0, keeps=True), "b": said(1, keeps=False)}) == ""
+    assert keep_reason({"a": said(2, keeps=True), "b": said(1, keeps=False)}) == "kept by hand"
 
 
 def test_of_two_at_once_the_one_that_keeps_counts() -> None:
-    assert kept({"a": said(1, keeps=True), "z": said(1, keeps=False)}) == "kept by hand"
+    assert keep_reason({"a": said(1, keeps=True), "z": said(1, keeps=False)}) == "kept by hand"

@@ -21,12 +21,12 @@ from ckptsync.records.location_status import (
     status,
 )
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor, is_same_model
 from ckptsync.records.report import Level, Report, Verdict
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.records.save_groups import Sibling
 from ckptsync.tensors import Demands
-from tests.records.test_save_groups import LATER, entry, known, manifest, of_rank, shard
+from tests.records.test_manifest_groups import LATER, entry, known, manifest, of_rank, shard
 
 YES, NO = Condition(holds=True), Condition(holds=False)
 DAMAGED, PROVEN, UNPROVEN = Proof(damage=("r",)), Proof(holds=True), Proof()

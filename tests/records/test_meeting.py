@@ -10,16 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ckptsync.records.io import next_number
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.save_groups import (
-    Known,
+from ckptsync.records.manifest_groups import (
+    StoredManifest,
     better_location,
     choose_location,
     explain_conflict,
-    groups,
-    live,
-    moved,
+    group_by_save,
+    live_manifests,
+    moved_manifest,
 )
-from tests.records.test_save_groups import S, entry, known, manifest, of_rank, shard
+from tests.records.test_manifest_groups import S, entry, known, manifest, of_rank, shard
 
 NODES = ("a", "b", "c", "d")
 SAVES = (0, 1, 2)
@@ -50,7 +50,7 @@ class Meeting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: list[Known] = []
+        self.known: list[StoredManifest] = []
         self.truth: dict[str, int] = {}
         self.pending: list[tuple[Manifest, int] | Move] = []
 
@@ -65,7 +65,7 @@ class Meeting(RuleBasedStateMachine):
 
     def write(self, m: Manifest, save: int) -> None:
         name = f"run/.ckptsync/{m.location}/manifest-{m.node}-{m.n}-{len(self.known):016x}.json"
-        self.known.append(Known(name, m))
+        self.known.append(StoredManifest(name, m))
         self.truth[name] = save
 
     @rule(node=st.sampled_from(NODES), save=st.sampled_from(SAVES), late=st.booleans())
@@ -87,7 +87,7 @@ class Meeting(RuleBasedStateMachine):
         m, save = deed
         named = {
             f
-            for k in live(self.known)
+            for k in live_manifests(self.known)
             if (k.manifest.node, k.manifest.location) == (m.node, m.location)
             for f in k.manifest.files
         }
@@ -99,7 +99,7 @@ class Meeting(RuleBasedStateMachine):
     def a_node_thinks_of_moving(self, data: st.DataObject) -> None:
         at = data.draw(
             st.sampled_from(
-                sorted({(k.manifest.node, k.manifest.location) for k in live(self.known)})
+                sorted({(k.manifest.node, k.manifest.location) for k in live_manifests(self.known)})
             )
         )
         self.plan_move(*at)
@@ -113,26 +113,32 @@ class Meeting(RuleBasedStateMachine):
     def move(self, move: Move) -> None:
         mine = [
             k
-            for k in live(self.known)
+            for k in live_manifests(self.known)
             if (k.manifest.node, k.manifest.location) == (move.node, move.old)
         ]
         if mine:
             self.write(
-                moved(mine, move.new, self.next_number(move.node, move.new)),
+                moved_manifest(mine, move.new, self.next_number(move.node, move.new)),
                 self.truth[mine[0].name],
             )
 
     @invariant()
     def no_location_that_is_said_to_hold_one_save_holds_two(self) -> None:
         for location in {k.manifest.location for k in self.known}:
-            held = {self.truth[k.name] for k in live(self.known) if k.manifest.location == location}
+            held = {
+                self.truth[k.name]
+                for k in live_manifests(self.known)
+                if k.manifest.location == location
+            }
             assert len(held) <= 1 or explain_conflict(location, self.known)
 
     def teardown(self) -> None:
         while self.pending:
             self.commit(self.pending.pop(0))
         for _ in range(60):
-            homes = sorted({(k.manifest.node, k.manifest.location) for k in live(self.known)})
+            homes = sorted(
+                {(k.manifest.node, k.manifest.location) for k in live_manifests(self.known)}
+            )
             if not sum(self.plan_move(*home) for home in homes):
                 break
             while self.pending:
@@ -142,7 +148,7 @@ class Meeting(RuleBasedStateMachine):
         self.every_save_is_in_one_location_of_its_own()
 
     def every_save_is_in_one_location_of_its_own(self) -> None:
-        at = {(self.truth[k.name], k.manifest.location) for k in live(self.known)}
+        at = {(self.truth[k.name], k.manifest.location) for k in live_manifests(self.known)}
         assert len(at) == len({save for save, _ in at}) == len({location for _, location in at})
         assert all(explain_conflict(location, self.known) == "" for _, location in at)
 
@@ -180,7 +186,7 @@ def test_the_order_in_which_manifests_arrive_decides_nothing(
     ]
     grouped = {
         (frozenset((p.manifest.node, p.manifest.location) for p in g.parts), bool(g.doubt))
-        for g in groups([Known("", m) for m in manifests])
+        for g in group_by_save([StoredManifest("", m) for m in manifests])
     }
     if near:  # six manifests at one moment: nobody can say whose is whose, and every order says so
         assert [doubt for _, doubt in grouped] == [True]

@@ -13,8 +13,8 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.manifest_groups import StoredManifest, doubtful_until
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.records.save_groups import Known, doubtful_until
 from ckptsync.records.upload_decision import (
     Reading,
     decide,
@@ -148,8 +148,8 @@ def test_given_up_is_what_a_tombstone_names_or_what_is_older_than_one_whose_mani
         "run/.ckptsync/c-1/manifest-n0-0-0123456789abcdef.json",
     )
     buried = {"t": (Tombstone("run", "c-1", "c-1", 0, (name,), ""), 10.0)}
-    assert is_retired("n0", stats(at=5 * S, a="x"), buried, [Known(name, ours)])
-    assert not is_retired("n0", stats(at=6 * S, a="x"), buried, [Known(name, ours)])
+    assert is_retired("n0", stats(at=5 * S, a="x"), buried, [StoredManifest(name, ours)])
+    assert not is_retired("n0", stats(at=6 * S, a="x"), buried, [StoredManifest(name, ours)])
     assert is_retired("n0", stats(at=6 * S, a="x"), buried, [])
     assert not is_retired("n0", stats(at=11 * S, a="x"), buried, [])
     assert not is_retired("n1", stats(at=5 * S, a="x"), buried, [])
@@ -258,7 +258,7 @@ def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name:
 
 
 def reading(*manifests: Manifest, is_contended: bool = False, at: int = 0) -> Reading:
-    known = (Known(f"run/.ckptsync/{m.location}/{m.node}-{m.n}", m) for m in manifests)
+    known = (StoredManifest(f"run/.ckptsync/{m.location}/{m.node}-{m.n}", m) for m in manifests)
     return Reading(tuple(known), is_contended, at)
 
 
@@ -320,7 +320,7 @@ def rank_of(node: str, rank: int) -> Manifest:
 
 def test_what_only_ranks_and_times_tie_to_a_save_waits_for_proof_and_for_who_sends() -> None:
     draft, theirs = replace(rank_of("n0", 0), location=""), rank_of("n1", 1)
-    until = doubtful_until(draft, reading(theirs).known)
+    until = doubtful_until(draft, reading(theirs).manifests)
     assert until > 0
     assert decide(draft, reading(theirs, at=until - 1)).is_early
     assert not decide(draft, reading(theirs, at=until)).is_early

@@ -27,7 +27,14 @@ from ckptsync.resume.drain import TrainingMark
 from ckptsync.resume.local import judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.resume.records import AttemptRecords
-from ckptsync.spool.markers import Begun, PinNotes, begun_path, boot, machine, write_mark
+from ckptsync.spool.markers import (
+    PinNotes,
+    TrainingProcess,
+    boot_id,
+    machine_id,
+    process_path,
+    write_mark,
+)
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
@@ -262,8 +269,10 @@ def test_what_lacks_the_random_state_of_a_killed_rank_is_not_chosen(
             os.utime(path, (state["global_step"], state["global_step"]))
     (tmp_path / "checkpoint-20" / "rng_state_1.pth").unlink()
     ended = 0.0 if killed else 15.0
-    mark = Begun("t", 0, 2, 2, socket.gethostname(), 2**22 + 1, "1", boot(), 5.0, machine=machine())
-    write_mark(begun_path(tmp_path / SPOOL, "hook"), replace(mark, ended=ended, left=ended))
+    mark = TrainingProcess(
+        "t", 0, 2, 2, socket.gethostname(), 2**22 + 1, "1", boot_id(), 5.0, machine=machine_id()
+    )
+    write_mark(process_path(tmp_path / SPOOL, "hook"), replace(mark, ended=ended, left=ended))
     assert prepare(tmp_path, Attempt("a", 1, "n"), options(None)).step == step
 
 

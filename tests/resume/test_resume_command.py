@@ -241,7 +241,7 @@ def test_a_training_whose_resume_was_killed_gets_sigterm(place: Place) -> None:
         assert until(place.starts), process.poll()
         process.kill()
         assert until(lambda: "SIGTERM" in place.starts())
-    assert until(lambda: not markers.began(place.starts()[0]["pid"]))
+    assert until(lambda: not markers.start_time(place.starts()[0]["pid"]))
 
 
 def test_a_second_signal_ends_the_wait_for_a_store_that_is_away(place: Place) -> None:

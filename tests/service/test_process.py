@@ -15,17 +15,17 @@ import pytest
 
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.service.process_control import Locks, Notifier, heartbeat, is_running, stopping
-from ckptsync.spool.markers import began
+from ckptsync.spool.markers import start_time
 from ckptsync.walk import UnsafeSpool
 
 
 def test_a_process_is_running_that_lives_on_this_machine_and_is_not_this_one() -> None:
     mine = heartbeat("n", ("worker",))
     assert heartbeat("n", ("worker",)).instance != mine.instance
-    assert began(os.getpid()).isdigit()
+    assert start_time(os.getpid()).isdigit()
     parent = os.getppid()
     for change, expected in (
-        ({"pid": parent, "began": began(parent)}, True),
+        ({"pid": parent, "began": start_time(parent)}, True),
         ({}, False),  # this very process, before it was reloaded
         ({"began": "1"}, False),  # one that only inherited the number
         ({"pid": 2**22 + 1, "began": ""}, False),
@@ -37,7 +37,7 @@ def test_a_process_is_running_that_lives_on_this_machine_and_is_not_this_one() -
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_a_process_that_was_killed_is_not_running(*, is_waited_for: bool) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    mine = replace(heartbeat("n", ("worker",)), pid=child.pid, began=began(child.pid))
+    mine = replace(heartbeat("n", ("worker",)), pid=child.pid, began=start_time(child.pid))
     assert is_running(mine) is True
     child.kill()
     if is_waited_for:

@@ -19,7 +19,7 @@ from ckptsync.service.process_status import MOST, Heart, Rate, Roles, disks, sur
 from ckptsync.service.store_connection import ServiceStore
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.spool import markers
-from ckptsync.spool.markers import Begun, begun_path, write_mark
+from ckptsync.spool.markers import TrainingProcess, process_path, write_mark
 from ckptsync.status.heartbeat import Facts, Heartbeat, read, write, write_facts
 from ckptsync.status.nodes import read_nodes
 from ckptsync.stores.contract import Entry, Store
@@ -213,8 +213,8 @@ def test_the_facts_say_how_far_the_node_s_clock_is_from_the_store_s_where_it_can
 def begin(out: Path, process: str, train: str, rank: int, at: float) -> None:
     told = {"torch": "2.13", "NCCL_SOCKET_IFNAME": "eth0"} if rank == 0 else {}
     who = ("host", 1, "1", "boot", at, "transformers 5", told, process)
-    mark = Begun(train, rank, 4, 2 if rank else 0, *who)
-    write_mark(begun_path(out / "_ckptsync", process), mark)
+    mark = TrainingProcess(train, rank, 4, 2 if rank else 0, *who)
+    write_mark(process_path(out / "_ckptsync", process), mark)
 
 
 def test_a_node_tells_what_it_is_made_of(tmp_path: Path) -> None:
@@ -243,13 +243,13 @@ def test_a_training_runs_until_its_processes_say_that_they_ended_or_are_gone(
     tmp_path: Path,
 ) -> None:
     pid = os.getpid()
-    who = (socket.gethostname(), pid, markers.began(pid), markers.boot(), 1.0)
-    mine = Begun("t", 0, 2, 2, *who, process="a")
+    who = (socket.gethostname(), pid, markers.start_time(pid), markers.boot_id(), 1.0)
+    mine = TrainingProcess("t", 0, 2, 2, *who, process="a")
     other = replace(mine, rank=1, process="b")
 
-    def state(*begun: Begun) -> str:
+    def state(*begun: TrainingProcess) -> str:
         for b in begun:
-            write_mark(begun_path(tmp_path / "_ckptsync", b.process), b)
+            write_mark(process_path(tmp_path / "_ckptsync", b.process), b)
         return survey("n0", {"run": tmp_path}).trains["run"].state
 
     assert state(mine, other) == "runs"

@@ -39,7 +39,13 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker import queue
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.results import Failure, Repaired, UploadProgress, WorkerResult, failure
+from ckptsync.worker.results import (
+    Failure,
+    RepairedFile,
+    UploadProgress,
+    WorkerResult,
+    describe_failure,
+)
 from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import Worker
 from tests.service.test_tasks import loop
@@ -579,9 +585,11 @@ def test_after_a_scan_that_failed_a_plan_scans_again(out: Path) -> None:
         found.scanning()
         [one] = found._directories.values()
         one.state = directory_states(one.folders)
-        one.found = Scan(failures=(failure("run", "checkpoint-1", StoreError("unreadable")),))
+        one.found = Scan(
+            failures=(describe_failure("run", "checkpoint-1", StoreError("unreadable")),)
+        )
         assert not one.is_outdated()
-        one.found = Scan(failures=(failure("run", "", StoreError("stale file handle")),))
+        one.found = Scan(failures=(describe_failure("run", "", StoreError("stale file handle")),))
         assert one.is_outdated()
 
 
@@ -663,9 +671,9 @@ def test_a_worker_tells_phases_repairs_and_failures_and_nothing_that_counts_down
     text = 'phase=missed run=a checkpoint=checkpoint-1 detail="removed before it was whole"'
     assert (first.text, first.level) == (text, "error")
     assert (second.text, second.level) == ('phase=note detail="the spool is full"', "warning")
-    repaired = Repaired("a", "r1", "checkpoint-1/x")
+    repaired = RepairedFile("a", "r1", "checkpoint-1/x")
     failed = Failure("a", "checkpoint-1", "StoreError", "away", "look", 4)
-    lost = Repaired("a", "r1", "checkpoint-1/y", "these bytes are gone")
+    lost = RepairedFile("a", "r1", "checkpoint-1/y", "these bytes are gone")
     found = lines(repairs=(repaired, lost), failures=(failed,))
     phases = [line.text.split()[0].removeprefix("phase=") for line in found]
     assert phases == ["repaired", "not-repaired", "failed"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.spool import markers
-from ckptsync.spool.markers import Begun, Commit, PinNotes, RankMark, read_marker
+from ckptsync.spool.markers import Commit, PinNotes, RankMark, TrainingProcess, read_marker
 
-BEGUN = Begun(
+BEGUN = TrainingProcess(
     "t",
     1,
     2,
@@ -37,31 +37,31 @@ COMMIT = Commit(
 )
 
 
-def here(**changes: object) -> Begun:
+def here(**changes: object) -> TrainingProcess:
     """The process of this test, as a hook would tell it."""
     pid = os.getpid()
-    mine = Begun(
+    mine = TrainingProcess(
         "t",
         0,
         1,
         1,
         os.uname().nodename,
         pid,
-        markers.began(pid),
-        markers.boot(),
+        markers.start_time(pid),
+        markers.boot_id(),
         1.0,
-        machine=markers.machine(),
+        machine=markers.machine_id(),
     )
     return dataclasses.replace(mine, **changes)  # type: ignore[arg-type]
 
 
 def test_what_is_written_is_read_again(spool: Path) -> None:
-    markers.write_mark(markers.begun_path(spool, "p1"), BEGUN)
+    markers.write_mark(markers.process_path(spool, "p1"), BEGUN)
     markers.write_mark(markers.save_folder(spool, "checkpoint-1", "s") / "rank-0.json", MARK)
     markers.write_mark(spool / "pins" / "checkpoint-1.0" / "commit.json", COMMIT)
     markers.write_mark(spool / "pins" / "checkpoint-1.0" / "notes.json", PinNotes(1, 2, 3, "s"))
-    assert markers.begun(spool) == (BEGUN,)
-    assert markers.marks(spool, "checkpoint-1") == (MARK,)
+    assert markers.list_training_processes(spool) == (BEGUN,)
+    assert markers.list_rank_marks(spool, "checkpoint-1") == (MARK,)
     pin = spool / "pins" / "checkpoint-1.0"
     assert markers.read_marker(pin / markers.COMMIT, Commit) == COMMIT
     notes = markers.read_marker(pin / markers.NOTES, PinNotes)
@@ -70,12 +70,12 @@ def test_what_is_written_is_read_again(spool: Path) -> None:
 
 def test_marks_of_another_checkpoint_are_not_told(spool: Path) -> None:
     markers.write_mark(markers.save_folder(spool, "checkpoint-10", "s") / "rank-0.json", MARK)
-    assert markers.marks(spool, "checkpoint-1") == ()
+    assert markers.list_rank_marks(spool, "checkpoint-1") == ()
 
 
 def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
-    assert markers.begun(spool) == ()
-    assert markers.marks(spool, "checkpoint-1") == ()
+    assert markers.list_training_processes(spool) == ()
+    assert markers.list_rank_marks(spool, "checkpoint-1") == ()
     assert markers.read_log(spool) == ()
 
 
@@ -99,7 +99,7 @@ def test_a_save_has_an_id_of_its_own_each_time() -> None:
 
 def test_a_process_runs_until_it_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    told = here(pid=child.pid, began=markers.began(child.pid))
+    told = here(pid=child.pid, began=markers.start_time(child.pid))
     assert markers.is_training(told) is True
     child.communicate(b"\n")
     assert markers.is_training(told) is False
@@ -107,7 +107,7 @@ def test_a_process_runs_until_it_has_ended() -> None:
 
 def test_a_dead_process_that_its_parent_has_not_noticed_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    told = here(pid=child.pid, began=markers.began(child.pid))
+    told = here(pid=child.pid, began=markers.start_time(child.pid))
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{child.pid}/stat").exists()
     assert markers.is_training(told) is False
@@ -125,15 +125,15 @@ def test_a_process_that_says_it_has_left_writes_no_more() -> None:
 
 def test_a_process_before_the_last_boot_has_ended() -> None:
     before = here(
-        boot="another-boot " + markers.boot().partition(" ")[2], machine=markers.machine()
+        boot="another-boot " + markers.boot_id().partition(" ")[2], machine=markers.machine_id()
     )
-    assert markers.is_training(before) is (False if markers.machine() else None)
+    assert markers.is_training(before) is (False if markers.machine_id() else None)
 
 
 def test_nobody_can_tell_of_another_machine_or_container() -> None:
     assert markers.is_training(here(boot="another-boot pid:[1]", host="elsewhere")) is None
     assert markers.is_training(here(boot="another-boot pid:[1]", machine="elsewhere")) is None
-    assert markers.is_training(here(boot=markers.boot().partition(" ")[0] + " pid:[1]")) is None
+    assert markers.is_training(here(boot=markers.boot_id().partition(" ")[0] + " pid:[1]")) is None
 
 
 def test_what_a_hook_says_is_a_line_each_and_never_much(spool: Path) -> None:

@@ -20,15 +20,15 @@ from ckptsync.spool.pins import (
     clean_abandoned,
     clean_own,
     compare,
+    create_pin,
     drop,
-    grow,
-    harden,
+    link_files,
     list_pins,
     mark_stored,
-    open_pin,
     publish,
-    pulse,
-    trim,
+    renew_ownership,
+    replace_links,
+    unlink_files,
     write_pin_notes,
 )
 from ckptsync.walk import Stat, walk
@@ -55,7 +55,7 @@ def test_a_pin_survives_rotation(source: Path) -> None:
 def test_pinning_changes_nothing_in_the_checkpoint(source: Path) -> None:
     before = (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source))
     pin = pinned(source)
-    harden(pin)
+    replace_links(pin)
     drop(pin)
     assert (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source)) == before
 
@@ -63,7 +63,7 @@ def test_pinning_changes_nothing_in_the_checkpoint(source: Path) -> None:
 def test_a_pin_grows_as_names_appear_and_growing_twice_is_growing_once(source: Path) -> None:
     pin = pinned(source)
     (source / "late").write_bytes(b"l")
-    assert grow(pin, source, ["a", "late", "vanished", "sub/vanished", "gone/x"]) == ()
+    assert link_files(pin, source, ["a", "late", "vanished", "sub/vanished", "gone/x"]) == ()
     assert [f.path for f in list_pins(source.parent)[0].files] == ["a", "late", "sub/b"]
     assert (pin.root / "late").stat().st_ino == (source / "late").stat().st_ino
 
@@ -72,16 +72,16 @@ def test_links_are_not_pinned(source: Path) -> None:
     pin = pinned(source)
     (source / "link").symlink_to("/etc/passwd")
     (source / "folder").symlink_to("/etc")
-    grow(pin, source, ["link", "folder/passwd"])
+    link_files(pin, source, ["link", "folder/passwd"])
     assert not os.path.lexists(pin.root / "link")
     assert not os.path.lexists(pin.root / "folder" / "passwd")
 
 
 def test_a_pin_appears_with_its_owner_and_only_one_gets_it(source: Path) -> None:
     assert pinned(source, "n0").node == "n0"
-    assert open_pin(source.parent, source.name, 0, "n1") is None
+    assert create_pin(source.parent, source.name, 0, "n1") is None
     assert [p.node for p in list_pins(source.parent)] == ["n0"]
-    assert open_pin(source.parent, source.name, 1, "n1") is not None
+    assert create_pin(source.parent, source.name, 1, "n1") is not None
 
 
 def test_the_pin_of_a_dead_node_is_claimed_once_with_its_files(source: Path) -> None:
@@ -96,23 +96,23 @@ def test_the_pin_of_a_dead_node_is_claimed_once_with_its_files(source: Path) -> 
 def test_a_pulse_shows_without_touching_what_is_pinned(source: Path) -> None:
     pin = pinned(source)
     time.sleep(0.01)
-    pulse(pin)
+    renew_ownership(pin)
     (after,) = list_pins(source.parent)
-    assert after.pulse > pin.pulse
+    assert after.renewed > pin.renewed
     assert after.files == pin.files
     drop(pin)
-    pulse(pin)
+    renew_ownership(pin)
 
 
 def test_a_deleted_spool_is_not_half_made_again(source: Path) -> None:
     pin = pinned(source)
     shutil.rmtree(source.parent / "_ckptsync")
     with pytest.raises(Incomplete):
-        grow(pin, source, ["a"])
+        link_files(pin, source, ["a"])
     assert list_pins(source.parent) == ()
     assert not (source.parent / "_ckptsync").exists()
     drop(pin)
-    trim(pin, ["a"])
+    unlink_files(pin, ["a"])
 
 
 def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_it(
@@ -282,16 +282,16 @@ def test_what_was_said_of_a_pins_files_is_not_said_of_others(tmp_path: Path, cha
     source = tmp_path / "checkpoint-4"
     source.mkdir()
     (source / "a").write_bytes(b"a")
-    pin = open_pin(tmp_path, source.name, 0, "n0")
+    pin = create_pin(tmp_path, source.name, 0, "n0")
     assert pin
-    grow(pin, source, [f.path for f in walk(source).files])
+    link_files(pin, source, [f.path for f in walk(source).files])
     write_pin_notes(pin, PinNotes(stable=1, finished=2))
     (pin,) = list_pins(tmp_path)
     mark_stored(pin)
     (before,) = list_pins(tmp_path)
     assert (before.notes.stable, before.stored) == (1, True)
     (source / "late").write_bytes(b"l")
-    grow(before, source, ["late"]) if change == "grow" else trim(before, ["a"])
+    link_files(before, source, ["late"]) if change == "grow" else unlink_files(before, ["a"])
     (after,) = list_pins(tmp_path)
     assert (after.notes, after.stored) == (PinNotes(), False)
 

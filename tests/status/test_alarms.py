@@ -10,7 +10,7 @@ import pytest
 from ckptsync.catalogue.location_summary import DamagedFile, Gap, Proven, Summary
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.records.io import Fault
-from ckptsync.records.save_groups import Sibling
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.status.heartbeat import Disk
 from ckptsync.status.nodes import NodeFile

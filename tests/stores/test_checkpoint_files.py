@@ -208,7 +208,7 @@ def test_files_of_a_store_are_read_from_where_they_lie() -> None:
 def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/model.bin").write_bytes(b"x")
-    assert DirectoryFiles(str(tmp_path)).passed_over() == ()
+    assert DirectoryFiles(str(tmp_path)).ignored_entries() == ()
     (tmp_path / "sub/link").symlink_to("model.bin")
     (tmp_path / "away").symlink_to(tmp_path / "sub")
     os.mkfifo(tmp_path / "pipe")
@@ -219,7 +219,7 @@ def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: 
     (tmp_path / "_ckptsync/spool").symlink_to("elsewhere")
     for tree in (DirectoryFiles(str(tmp_path)), ListedFiles(over_ssh(tmp_path))):
         assert [*tree.sizes()] == ["sub/model.bin"]
-        assert tree.passed_over() == (
+        assert tree.ignored_entries() == (
             "away and 1 more: ignored: links are not followed",
             (
                 "no\\udcfftf8 and 1 more: ignored: no checkpoint has such names (control"
@@ -263,7 +263,7 @@ def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
         (place / f"bad{number}").symlink_to(target)
     (tmp_path / "short").symlink_to(place)
     for root in (place, tmp_path / "short"):
-        files = path_or_url.tree(root, Access())
+        files = path_or_url.list_tree(root, Access())
         assert files.sizes() == {
             "README.md": 4,
             "config.json": 2,
@@ -272,12 +272,12 @@ def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
         }
         assert read_whole(files, "model.safetensors") == b"weights"
         assert read_whole(files, "sub/vocab.txt") == b"deep"
-        assert [line.split(":")[1:] for line in files.passed_over()] == [
+        assert [line.split(":")[1:] for line in files.ignored_entries()] == [
             [" ignored", " links are not followed"]
         ]
-        assert f"{len(targets) - 1} more" in files.passed_over()[0]
+        assert f"{len(targets) - 1} more" in files.ignored_entries()[0]
         assert files.changed() == ()
-    below = path_or_url.tree(place / "sub", Access())
+    below = path_or_url.list_tree(place / "sub", Access())
     assert read_whole(below, "vocab.txt") == b"deep"
     (blobs / "ef56").unlink()
     assert below.changed() == ("vocab.txt",)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.stores.contract import (
-    GIVEN_UP,
+    ABANDONED_AFTER,
     Entry,
     Store,
+    abandoned_drafts,
     cuts_of,
-    drop,
-    given_up,
     join_slices,
+    remove_draft,
     slices,
 )
 from ckptsync.stores.memory import MemoryStore
@@ -86,7 +86,7 @@ NOW = time.time()
 
 
 def draft(
-    root: Path, name: str = ".ckptsync-0123456789abcdef.part", age: float = GIVEN_UP + 60
+    root: Path, name: str = ".ckptsync-0123456789abcdef.part", age: float = ABANDONED_AFTER + 60
 ) -> Path:
     path = root / "run" / "checkpoint-1" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,19 +99,19 @@ def test_what_was_given_up_goes_and_what_may_be_gone_on_with_stays(tmp_path: Pat
     store = create_store(str(tmp_path))
     old, young = draft(tmp_path), draft(tmp_path, ".ckptsync-abcdef0123456789.part", 60)
     store.write("run/checkpoint-1/a.part", [b"a file of the trainer's"])
-    assert [e.name for e in given_up(store, NOW)] == [str(old.relative_to(tmp_path))]
-    assert drop(store, str(old.relative_to(tmp_path)))
+    assert [e.name for e in abandoned_drafts(store, NOW)] == [str(old.relative_to(tmp_path))]
+    assert remove_draft(store, str(old.relative_to(tmp_path)))
     assert not old.exists()
     assert young.exists()
-    assert drop(store, str(old.relative_to(tmp_path))), "somebody else was faster"
+    assert remove_draft(store, str(old.relative_to(tmp_path))), "somebody else was faster"
 
 
 def test_a_draft_that_its_writer_holds_stays(tmp_path: Path) -> None:
     store = create_store(str(tmp_path))
     held = PosixStore(str(tmp_path)).open_draft("a.bin", 5, "an origin")
-    assert not drop(store, held.part)
+    assert not remove_draft(store, held.part)
     held.end(keep=True)
-    assert drop(store, held.part)
+    assert remove_draft(store, held.part)
 
 
 def test_only_drafts_are_dropped_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -120,22 +120,22 @@ def test_only_drafts_are_dropped_and_no_link_is_followed(tmp_path: Path) -> None
     precious = tmp_path / ".ckptsync-0123456789abcdef.part"
     precious.write_text("mine")
     (tmp_path / "store" / "out").symlink_to(tmp_path)
-    assert list(given_up(store, NOW + 2 * GIVEN_UP)) == []
-    drop(store, "run/a")
-    drop(store, f"out/{precious.name}")
+    assert list(abandoned_drafts(store, NOW + 2 * ABANDONED_AFTER)) == []
+    remove_draft(store, "run/a")
+    remove_draft(store, f"out/{precious.name}")
     assert precious.read_text() == "mine"
     assert [e.name for e in store.names("run/")] == ["run/a"]
 
 
 def test_a_store_without_directories_has_none() -> None:
-    assert list(given_up(MemoryStore(), NOW)) == []
-    assert not drop(MemoryStore(), "x")
+    assert list(abandoned_drafts(MemoryStore(), NOW)) == []
+    assert not remove_draft(MemoryStore(), "x")
 
 
 def test_a_store_over_ssh_is_the_same_store(tmp_path: Path) -> None:
     old = draft(tmp_path)
     store = over_ssh(tmp_path)
-    (found,) = given_up(store, NOW)
+    (found,) = abandoned_drafts(store, NOW)
     assert found.name == str(old.relative_to(tmp_path))
-    assert drop(store, found.name)
+    assert remove_draft(store, found.name)
     assert not old.exists()

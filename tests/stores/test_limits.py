@@ -438,9 +438,9 @@ def test_each_try_that_fails_is_a_sign_and_work_that_is_done_is_none() -> None:
 def test_a_sign_is_of_whoever_asked_for_the_work_whichever_thread_does_it() -> None:
     before, all_ = progress_signs.signs_of("upload-queue-1"), progress_signs.signs()
     with ThreadPoolExecutor(1) as pool:
-        with progress_signs.of("upload-queue-1"):
-            pool.submit(progress_signs.carried(progress_signs.sign)).result()
-        pool.submit(progress_signs.carried(progress_signs.sign)).result()
+        with progress_signs.attributed_to("upload-queue-1"):
+            pool.submit(progress_signs.keep_context(progress_signs.sign)).result()
+        pool.submit(progress_signs.keep_context(progress_signs.sign)).result()
     progress_signs.sign()
     assert (
         progress_signs.signs_of("upload-queue-1") - before,

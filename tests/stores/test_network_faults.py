@@ -21,7 +21,7 @@ import pytest
 from ckptsync.errors import Exists
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from ckptsync.stores.s3.store import S3Store
 from tests.support.exhaustive import sampled
 from tests.support.fault_proxy import HttpProxy, TcpProxy
@@ -85,7 +85,7 @@ def bucket() -> str:
 
 @pytest.fixture
 def store(proxy: HttpProxy, bucket: str) -> Iterator[S3Store]:
-    store = bare(
+    store = open_any(
         f"s3://{bucket}/some/where",
         weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"),
         LIMITS,
@@ -143,7 +143,7 @@ def test_no_answer_that_is_lost_lets_another_content_be_taken_for_ours(
     store: S3Store, proxy: HttpProxy, content: bytes, kind: str
 ) -> None:
     """Somebody else takes the name at the last moment; both contents are of one size."""
-    other, direct = bytes(len(content)), bare(store.url, weed().options())
+    other, direct = bytes(len(content)), open_any(store.url, weed().options())
     for n, fault in enumerate([*QUICK, *(IN_200 if content == BIG else [])]):
         name, broken = f"taken/{kind}-{n}", once(kind, fault)
 
@@ -333,7 +333,7 @@ class TestS3BehindFaults(StoreContract):
         return self.opened(url, proxy)
 
     def opened(self, url: str, proxy: HttpProxy) -> Store:
-        store = bare(url, weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"), SLOW)
+        store = open_any(url, weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"), SLOW)
         assert isinstance(store, S3Store)
         store.least = 5 << 20  # more requests to fail
         return store

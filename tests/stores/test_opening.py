@@ -289,15 +289,15 @@ def bucket(*names: str) -> Store:
 def test_a_path_is_a_directory_and_a_url_what_its_store_lists(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     store = bucket("b")
-    assert isinstance(path_or_url.tree(tmp_path, Access()), DirectoryFiles)
-    assert path_or_url.tree(BUCKET, reaching({BUCKET: store})).sizes() == {"b": 1}
+    assert isinstance(path_or_url.list_tree(tmp_path, Access()), DirectoryFiles)
+    assert path_or_url.list_tree(BUCKET, reaching({BUCKET: store})).sizes() == {"b": 1}
 
 
 def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:
     access = reaching(
         {BUCKET: bucket("runs/a/config.json", "runs/a/checkpoint-5/tokenizer.json", "runs/a/other")}
     )
-    found = path_or_url.around(RUN, access, ["config.json", "tokenizer.json"])
+    found = path_or_url.nearby_files(RUN, access, ["config.json", "tokenizer.json"])
     assert found.sizes() == {"config.json": 18}
     assert read_whole(found, "config.json") == b"runs/a/config.json"
 
@@ -305,10 +305,12 @@ def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:
 def test_who_may_not_look_around_finds_nothing_there_and_a_network_that_fails_is_said() -> None:
     for error in (StoreError("access denied"), NotFound("no such key")):
         access = reaching({BUCKET: Guarded(error)})
-        assert path_or_url.around(RUN, access, ["config.json"]).sizes() == {}
+        assert path_or_url.nearby_files(RUN, access, ["config.json"]).sizes() == {}
         assert path_or_url.store_above(CHECKPOINT, access) is None
     with pytest.raises(Transient):
-        path_or_url.around(RUN, reaching({BUCKET: Guarded(Transient("reset"))}), ["config.json"])
+        path_or_url.nearby_files(
+            RUN, reaching({BUCKET: Guarded(Transient("reset"))}), ["config.json"]
+        )
 
 
 def test_the_store_that_a_place_is_in_is_found_at_any_height() -> None:
@@ -326,7 +328,7 @@ def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.Mo
         opened.append(threading.current_thread().name)
         return bucket()
 
-    monkeypatch.setattr(opening, "bare", counted)
+    monkeypatch.setattr(opening, "open_any", counted)
     assert path_or_url.store_above(CHECKPOINT, Access()) is None
     assert opened == [threading.current_thread().name], "by whoever asks, before there are threads"
 
@@ -336,12 +338,12 @@ def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:
     store = MemoryStore()
     for name in ("config.json", "model.safetensors", "below/config.json"):
         store.write(name, [b"x"])
-    assert path_or_url.named(base, reaching({base: store})).sizes() == {
+    assert path_or_url.top_files(base, reaching({base: store})).sizes() == {
         "config.json": 1,
         "model.safetensors": 1,
     }
     with pytest.raises(ConfigError):
-        path_or_url.named(base, reaching({base: MemoryStore()}))
+        path_or_url.top_files(base, reaching({base: MemoryStore()}))
 
 
 @pytest.mark.parametrize(

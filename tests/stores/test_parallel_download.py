@@ -16,7 +16,7 @@ from ckptsync.digest import digest_stream
 from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from ckptsync.stores.parallel_download import RANGE, StoredFile, download
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.seaweedfs import weed
@@ -47,7 +47,7 @@ def no_thread_is_left() -> bool:
 @pytest.mark.parametrize("threads", [1, 5])
 def test_all_files_arrive(tmp_path: Path, kind: str, threads: int) -> None:
     store: Store = (
-        MemoryStore() if kind == "memory" else bare(f"s3://{weed().bucket()}", weed().options())
+        MemoryStore() if kind == "memory" else open_any(f"s3://{weed().bucket()}", weed().options())
     )
     target, told = PosixStore(str(tmp_path)), list[int]()
     download(store, target, sent(store), threads, told.append)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, StoreError, Transient
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from ckptsync.stores.sftp.connection import ALWAYS, Connection, connection_error, parse_address
 from tests.support.sftp_stores import AT_ONCE, address_of, over_ssh, remote
 from tests.support.sshd import another_sshd, sshd, wanted
@@ -261,10 +261,10 @@ def test_a_key_that_was_let_in_before_is_tried_again(tmp_path: Path) -> None:
     with another_sshd() as server:
         allowed = server.dir / "authorized_keys"
         key = allowed.read_text()
-        store = bare(server.url(tmp_path), server.options, replace(AT_ONCE, patience=2.0))
+        store = open_any(server.url(tmp_path), server.options, replace(AT_ONCE, patience=2.0))
         store.write("a", [b"x"])
         allowed.write_text("")
-        again = bare(server.url(tmp_path), server.options, AT_ONCE)
+        again = open_any(server.url(tmp_path), server.options, AT_ONCE)
         with pytest.raises(ConfigError, match="Permission denied"):
             again.size("a")
         for child in (
@@ -302,7 +302,7 @@ def test_a_server_that_is_set_up_otherwise_is_told_once(
         lines = Path(str(server.options["config"])).read_text()
         config.write_text(lines + "Ciphers aes256-ctr\n")
         with pytest.raises(error, match=text) as caught:
-            bare(server.url(tmp_path), {"config": str(config)}, AT_ONCE).size("a")
+            open_any(server.url(tmp_path), {"config": str(config)}, AT_ONCE).size("a")
     assert not isinstance(caught.value, Transient)
 
 

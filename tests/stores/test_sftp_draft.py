@@ -180,7 +180,7 @@ def test_files_of_an_earlier_program_are_orphans_and_continue_nothing(tmp_path: 
     begun.abandon()
     assert list(store.names("")) == []
     assert sorted(entry.name for entry in store.drafts()) == sorted(old)
-    assert all(store.drop(name) for name in old)
+    assert all(store.remove_draft(name) for name in old)
     assert list((tmp_path / "run").iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from ckptsync.stores.stream import (
     StoredCopy,
     create_same,
@@ -129,7 +129,7 @@ def memory() -> Store:
 
 def s3() -> Store:
     server = weed()
-    return bare(f"s3://{server.bucket()}", server.options())
+    return open_any(f"s3://{server.bucket()}", server.options())
 
 
 @pytest.mark.parametrize("made", [memory, s3])

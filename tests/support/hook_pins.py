@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckptsync.spool.markers import Commit, write_mark
-from ckptsync.spool.pins import Pin, grow, list_pins, open_pin, publish
+from ckptsync.spool.pins import Pin, create_pin, link_files, list_pins, publish
 from ckptsync.walk import walk
 
 
@@ -41,7 +41,7 @@ def commit(
 
 def pinned(source: Path, node: str = "n0") -> Pin:
     """All of it, by a worker."""
-    pin = open_pin(source.parent, source.name, 0, node)
+    pin = create_pin(source.parent, source.name, 0, node)
     assert pin is not None
-    assert grow(pin, source, [f.path for f in walk(source).files]) == ()
+    assert link_files(pin, source, [f.path for f in walk(source).files]) == ()
     return list_pins(source.parent)[0]

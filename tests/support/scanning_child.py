@@ -19,7 +19,7 @@ def main(out: Path, node: str) -> None:
     seat = Pinner(node, lambda *_: False)
     while True:
         found = list_and_pin_saves(RunDir("run", out), seat)
-        print(len(found.seen), *(f.text for f in found.failures), flush=True)
+        print(len(found.saves), *(f.text for f in found.failures), flush=True)
 
 
 if __name__ == "__main__":

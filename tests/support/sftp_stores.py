@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from ckptsync.stores.sftp.connection import Address, parse_address
 from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.sftp.store import SftpStore
@@ -51,7 +51,7 @@ def through(port: int, home: Path, limits: Limits) -> Store:
     root.mkdir(exist_ok=True)
     known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{port} "))
     url = f"sftp://{server.user}@127.0.0.1:{port}{root}"
-    return bare(url, server.options_with(known_hosts=known), limits)
+    return open_any(url, server.options_with(known_hosts=known), limits)
 
 
 def program(*faults: str) -> Sequence[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.location_status import LocationState
+from ckptsync.records.manifest_groups import choose_location
 from ckptsync.records.save_decisions import Join, Keep, Tombstone
-from ckptsync.records.save_groups import choose_location
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verifier.verification import VerifyOptions, verify_location
 from ckptsync.verifier.write_reports import write_report

@@ -12,9 +12,14 @@ from pathlib import Path
 from ckptsync.digest import digest
 from ckptsync.records.io import Record, decode, encode, record_name
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.manifest_groups import (
+    StoredManifest,
+    explain_conflict,
+    live_manifests,
+    locate_files,
+)
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
-from ckptsync.records.save_groups import Known, explain_conflict, live, locate
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -25,8 +30,8 @@ from ckptsync.worker.local_save import (
     LocalSave,
     ReadFiles,
     draft_manifest,
+    ignore_chunk,
     notes_at_sending,
-    nothing,
 )
 from ckptsync.worker.model_configs import outgoing_save
 from ckptsync.worker.node_identity import node_id
@@ -75,7 +80,7 @@ def other(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def seen(out: Path) -> LocalSave:
     """The only save of an output directory, pinned."""
-    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).seen
+    (one,) = list_and_pin_saves(RunDir("run", out), Pinner("n0", lambda *_: False)).saves
     return one
 
 
@@ -95,14 +100,16 @@ def store_save(one: LocalSave, store: Store, selection: Selection = EVERYTHING) 
     return upload(draft_of(going), going.files, context(store))
 
 
-def manifests(store: Store) -> list[Known]:
+def manifests(store: Store) -> list[StoredManifest]:
     names = [
         e.name
         for e in store.names("")
         if (parsed := parse_record_name(e.name)) and parsed.kind == "manifest"
     ]
     records = {n: decode(n, read_all(store, n)) for n in names}
-    return list(live(Known(n, m) for n, m in records.items() if isinstance(m, Manifest)))
+    return list(
+        live_manifests(StoredManifest(n, m) for n, m in records.items() if isinstance(m, Manifest))
+    )
 
 
 def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
@@ -113,7 +120,7 @@ def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
     found: dict[str, dict[str, dict[str, bytes]]] = {}
     for location in {k.manifest.location for k in manifests(store)}:
         assert explain_conflict(location, manifests(store)) == ""
-        for path, every in locate(
+        for path, every in locate_files(
             k.manifest for k in manifests(store) if k.manifest.location == location
         ).items():
             for at in every:
@@ -156,7 +163,7 @@ def push_now(
     store: Store,
     node: str = "",
     run: str = "",
-    after_chunk: AfterChunk = nothing,
+    after_chunk: AfterChunk = ignore_chunk,
     *,
     threads: int = 4,
     selection: Selection = EVERYTHING,

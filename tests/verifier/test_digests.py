@@ -21,7 +21,7 @@ from ckptsync.digest import (
 from ckptsync.errors import StoreError
 from ckptsync.records.model_record import ModelTensor
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import bare
+from ckptsync.stores.opening import open_any
 from ckptsync.tensors import Extent
 from ckptsync.verifier import level_digest
 from ckptsync.verifier.expected_files import ExpectedFile
@@ -52,7 +52,7 @@ def counted(
     monkeypatch.setattr(level_digest, "RANGE", 300_000)
     if request.param == "near, from a disk":
         monkeypatch.setattr(level_digest, "_is_in_memory", lambda root, unit: False)
-    store = MemoryStore() if request.param == "far" else bare(str(tmp_path))
+    store = MemoryStore() if request.param == "far" else open_any(str(tmp_path))
     for name, size in SIZES.items():
         store.write(name, [DATA[name][:size]])
     return CountedSource(store)

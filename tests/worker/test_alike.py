@@ -14,7 +14,7 @@ from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import Stat
-from ckptsync.worker.local_save import LocalSave, local_save
+from ckptsync.worker.local_save import LocalSave, build_local_save
 from ckptsync.worker.observation import fingerprint, is_like_another
 from tests.support.worker_in_process import kept, pinned, progress, push_now, tick, worker
 
@@ -150,7 +150,7 @@ def seen(step: int, *names: str, stable: bool = True) -> LocalSave:
     pin = Pin(
         name, 0, "n0", 0, Path(), stats, notes=PinNotes(stable=fingerprint(stats) if stable else 0)
     )
-    return local_save("run", CheckpointDir(name, "trainer", Path()), None, pin)
+    return build_local_save("run", CheckpointDir(name, "trainer", Path()), None, pin)
 
 
 def test_alike_are_names_without_the_step_and_with_every_other_number() -> None:

@@ -20,7 +20,7 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker import scanner
-from ckptsync.worker.cleanup import Local, choose_cleanable, is_open, remove_by_rename
+from ckptsync.worker.cleanup import LocalCheckpoint, choose_cleanable, is_open, remove_by_rename
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.worker import Worker
@@ -39,8 +39,8 @@ from tests.support.worker_in_process import (
 )
 
 
-def local(n: int, *, verified: bool = True, busy: bool = False, at: int = -1) -> Local:
-    return Local(f"c-{n}", (n, n if at < 0 else at), verified, busy)
+def local(n: int, *, verified: bool = True, busy: bool = False, at: int = -1) -> LocalCheckpoint:
+    return LocalCheckpoint(f"c-{n}", (n, n if at < 0 else at), verified, busy)
 
 
 def test_all_but_the_newest_few_that_are_verified_may_go_oldest_first() -> None:

@@ -93,7 +93,7 @@ def test_a_node_of_shards_waits_longer_unless_something_else_tells() -> None:
 def test_what_is_surely_unfinished_waits_for_ever_and_says_why(evidence: Observation) -> None:
     verdict = judge(evidence, 1e9, RULE)
     assert not verdict.finished
-    assert verdict.left is None
+    assert verdict.remaining is None
     assert verdict.reason
 
 
@@ -104,11 +104,11 @@ def test_a_partial_file_that_a_crash_left_delays_and_does_not_block() -> None:
 def test_of_a_save_that_was_seen_to_begin_no_time_is_compared() -> None:
     jumped = DONE | {"trainer_state.json": 101.2 - 3600}
     assert wait(trainer(jumped)) is None
-    assert wait(trainer(jumped, fresh=True)) == 10
+    assert wait(trainer(jumped, is_new=True)) == 10
     sharded = {"m/__0_0.distcp": 4000.0, "m/.metadata": 401.0, "rng_state_0.pth": 402.0}
-    assert wait(replace(trainer(sharded | {"trainer_state.json": 403.0}), fresh=True)) == 10
-    assert wait(replace(trainer(sharded), fresh=True)) is None
-    assert wait(trainer(DONE, fresh=True, state=TrainerState(8, 200 * S))) == 600
+    assert wait(replace(trainer(sharded | {"trainer_state.json": 403.0}), is_new=True)) == 10
+    assert wait(replace(trainer(sharded), is_new=True)) is None
+    assert wait(trainer(DONE, is_new=True, state=TrainerState(8, 200 * S))) == 600
 
 
 def test_a_trainer_state_of_another_step_or_cut_short_is_doubted() -> None:
@@ -122,8 +122,8 @@ def test_empty_shards_are_legal_and_unknown_writers_do_not_block() -> None:
 
 
 def test_what_rotation_took_is_finished_at_once_if_it_was_at_rest_before_and_else_never() -> None:
-    assert wait(trainer(DONE, gone=True, stable=True)) == 0
-    assert wait(trainer(SHARDS, gone=True, stable=True)) == 0
+    assert wait(trainer(DONE, is_gone=True, stable=True)) == 0
+    assert wait(trainer(SHARDS, is_gone=True, stable=True)) == 0
     for more in (
         {},
         {"later": True},
@@ -131,29 +131,29 @@ def test_what_rotation_took_is_finished_at_once_if_it_was_at_rest_before_and_els
         {"hook": "marked"},
         {"hook": "training"},
     ):
-        assert wait(trainer(DONE, gone=True, **more)) is None
-        assert is_lost(trainer(DONE, gone=True, **more))
+        assert wait(trainer(DONE, is_gone=True, **more)) is None
+        assert is_lost(trainer(DONE, is_gone=True, **more))
 
 
 def test_what_is_gone_and_was_at_rest_is_lost_once_its_end_is_known_to_be_missing() -> None:
-    kept = trainer({"config.json": 1.0, "model.safetensors": 2.0}, gone=True, stable=True)
-    assert (is_lost(kept), wait(kept), wait(replace(kept, alike=True))) == (False, None, 0)
-    assert is_lost(replace(kept, awaited=True))
+    kept = trainer({"config.json": 1.0, "model.safetensors": 2.0}, is_gone=True, stable=True)
+    assert (is_lost(kept), wait(kept), wait(replace(kept, has_similar=True))) == (False, None, 0)
+    assert is_lost(replace(kept, has_trainer=True))
     assert not any(
-        is_lost(replace(kept, awaited=True, hook=word)) for word in ("committed", "marked")
+        is_lost(replace(kept, has_trainer=True, hook=word)) for word in ("committed", "marked")
     )
 
 
 def test_only_what_is_gone_can_be_hopeless() -> None:
     half = trainer({"config.json": 1.0, "model.safetensors": 2.0})
     assert not is_lost(half)
-    assert is_lost(replace(half, gone=True))
-    assert not is_lost(replace(half, gone=True, hook="committed"))
-    assert not is_lost(replace(half, gone=True, stable=True))
+    assert is_lost(replace(half, is_gone=True))
+    assert not is_lost(replace(half, is_gone=True, hook="committed"))
+    assert not is_lost(replace(half, is_gone=True, stable=True))
 
 
 def test_what_the_hook_committed_is_finished_whatever_its_files_say() -> None:
-    assert wait(trainer(DONE, hook="committed", gone=True)) == 0
+    assert wait(trainer(DONE, hook="committed", is_gone=True)) == 0
     assert (
         wait(
             trainer(
@@ -190,7 +190,8 @@ def test_a_rank_whose_random_state_is_not_here_yet_is_waited_for() -> None:
 def test_that_training_goes_on_proves_nothing_of_a_save_that_a_crash_cut_short() -> None:
     assert wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True)) is None
     assert (
-        wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True, alike=True)) == 600
+        wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True, has_similar=True))
+        == 600
     )
     assert wait(trainer(DONE | {"model.safetensors": 103.0}, later=True)) == 10
 
@@ -218,7 +219,7 @@ V1 = {
 def test_llama_factory_s_marker_is_the_newest_but_for_random_states() -> None:
     assert wait(trainer(V1)) is None
     of_a_script = trainer({name: at for name, at in V1.items() if name.startswith("model/")})
-    assert (wait(of_a_script), wait(replace(of_a_script, alike=True))) == (None, 600)
+    assert (wait(of_a_script), wait(replace(of_a_script, has_similar=True))) == (None, 600)
     assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 3.0})) == 10
     # the save before it, which this one writes over
     assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 0.5})) == 600
@@ -334,8 +335,10 @@ def test_two_looks_that_see_the_same_whole_save_are_enough() -> None:
 
 
 def test_a_directory_that_rotation_has_begun_to_empty_is_never_at_rest() -> None:
-    assert not rest(trainer(DONE, emptied=True), 9.0)
-    assert rest(trainer(DONE, emptied=True, fresh=True), 9.0)  # a clock was set while we looked on
+    assert not rest(trainer(DONE, was_emptied=True), 9.0)
+    assert rest(
+        trainer(DONE, was_emptied=True, is_new=True), 9.0
+    )  # a clock was set while we looked on
 
 
 @pytest.mark.parametrize(
@@ -350,7 +353,7 @@ def test_a_directory_that_rotation_has_begun_to_empty_is_never_at_rest() -> None
         # and no random state of rank 1
         trainer(DONE | {"m/__0_0.distcp": 100.0, "m/__1_0.distcp": 100.0}),
         trainer(DONE | {"model.safetensors": 102.0}),
-        trainer(DONE, gone=True),
+        trainer(DONE, is_gone=True),
         trainer(SHARDS),
         trainer({}),
     ],
@@ -379,5 +382,5 @@ def test_every_rank_s_last_file_says_that_accelerate_s_save_is_at_rest() -> None
 def test_what_might_be_cut_short_is_at_rest_when_nobody_can_be_writing_it_any_more() -> None:
     bare = trainer({"config.json": 1.0, "model.safetensors": 2.0})
     assert (rest(bare, 599.9), rest(bare, 600.0)) == (False, True)
-    assert not rest(replace(bare, awaited=True), 600.0)
+    assert not rest(replace(bare, has_trainer=True), 600.0)
     assert not rest(replace(bare, partial=files({".tmpAb3xYz": 1.0})), 600.0)

@@ -128,7 +128,7 @@ def test_what_a_person_or_the_hook_calls_final_is_final() -> None:
     files = (Stat("model.safetensors", 1, 1, 1, 1),)
     final = Observation("final", None, files, unended=training)
     refused = judge(final, 1e9, Rule())
-    assert (refused.finished, refused.left) == (False, None)
+    assert (refused.finished, refused.remaining) == (False, None)
     assert "checkpoint-2 before it is of step 2 of 12" in refused.reason
     assert judge(final, 0.0, Rule(doubtful=0, quiet=0, unmarked=0)).finished
     told = Observation("final", None, files, unended=training, hook="marked")

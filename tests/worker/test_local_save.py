@@ -15,8 +15,8 @@ from ckptsync.checkpoint_dirs import CheckpointDir, find_checkpoint_dirs, list_c
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.layouts import registry
 from ckptsync.records.manifest import Manifest
-from ckptsync.spool.markers import Begun, PinNotes, begun_path, write_mark
-from ckptsync.spool.pins import grow, list_pins, open_pin
+from ckptsync.spool.markers import PinNotes, TrainingProcess, process_path, write_mark
+from ckptsync.spool.pins import create_pin, link_files, list_pins
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import SPOOL, stat_open, walk
 from ckptsync.worker.local_save import (
@@ -25,10 +25,10 @@ from ckptsync.worker.local_save import (
     LocalFiles,
     LocalSave,
     ReadFiles,
+    build_local_save,
     check_unchanged,
     draft_manifest,
-    each_open,
-    local_save,
+    open_each,
 )
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import UploadContext, send_save, upload
@@ -40,7 +40,7 @@ from tests.support.worker_in_process import T, context, draft_of, lay, manifests
 
 def held(path: Path) -> LocalFiles:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
-    return local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    return build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
 
 
 def drafted(path: Path, read: ReadFiles | None = None) -> tuple[Manifest, tuple[str, ...]]:
@@ -61,9 +61,9 @@ def test_without_a_mark_of_the_save_the_trainings_says_how_many_ranks_have_rando
         ("later", 60.0, 0.0, 8),
         ("resume-7-8", 30.0, 0.0, 1),
     ):
-        mark = Begun("t", 0, world, 1, "h", 1, "1", "b", T / 1e9 + began)
+        mark = TrainingProcess("t", 0, world, 1, "h", 1, "1", "b", T / 1e9 + began)
         mark = replace(mark, left=left and T / 1e9 + left)
-        write_mark(begun_path(tmp_path / SPOOL, name), mark)
+        write_mark(process_path(tmp_path / SPOOL, name), mark)
     store = MemoryStore()
     send_save(seen(tmp_path), PinNotes(), replace(context(store), output_dir=tmp_path), ReadFiles())
     [known] = manifests(store)
@@ -185,11 +185,11 @@ def two_files(tmp_path: Path) -> LocalFiles:
     (tmp_path / "checkpoint-4").mkdir()
     for name in ("a", "b"):
         (tmp_path / "checkpoint-4" / name).write_text(name * 3)
-    pin = open_pin(tmp_path, "checkpoint-4", 0, "n0")
+    pin = create_pin(tmp_path, "checkpoint-4", 0, "n0")
     assert pin is not None
-    grow(pin, tmp_path / "checkpoint-4", ["a"])
+    link_files(pin, tmp_path / "checkpoint-4", ["a"])
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    return local_save(
+    return build_local_save(
         "run", checkpoint_dir, list_checkpoint(checkpoint_dir), list_pins(tmp_path)[0]
     ).files
 
@@ -203,7 +203,7 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     tmp_path: Path,
 ) -> None:
     both = two_files(tmp_path)
-    assert (both.unpinned, both.gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
+    assert (both.unpinned, both.is_gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
     shutil.rmtree(tmp_path / "checkpoint-4")
     out = bytearray(2)
     both.read_into("a", 1, memoryview(out))
@@ -211,7 +211,7 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     with pytest.raises(Incomplete):
         both.read_into("b", 0, memoryview(out))
     here = CheckpointDir("checkpoint-4", "trainer", tmp_path / "checkpoint-4")
-    assert local_save("run", here, None, list_pins(tmp_path)[0]).files.gone
+    assert build_local_save("run", here, None, list_pins(tmp_path)[0]).files.is_gone
 
 
 def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -229,10 +229,12 @@ def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
     files = [
         *both.by_path.values(),
-        *local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files.by_path.values(),
+        *build_local_save(
+            "run", checkpoint_dir, list_checkpoint(checkpoint_dir)
+        ).files.by_path.values(),
     ]
     descriptors = opened()
-    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in each_open(files)]
+    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in open_each(files)]
     assert [stat for stat, _ in seen] == [one.stat for one in files]
     assert max(more - descriptors for _, more in seen) <= 3, (
         "a file, and the directories on its way"
@@ -244,11 +246,11 @@ def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     (tmp_path / "checkpoint-4" / "b").unlink()
     with pytest.raises(Incomplete, match="checkpoint-4/b: gone") as caught:
-        list(each_open(both.by_path.values()))
+        list(open_each(both.by_path.values()))
     assert caught.value.hint == LATER
     shutil.rmtree(tmp_path)
     with pytest.raises(Incomplete, match="a: gone"):
-        list(each_open(both.by_path.values()))
+        list(open_each(both.by_path.values()))
 
 
 def test_what_is_not_sent_still_tells_what_the_checkpoint_is(tmp_path: Path) -> None:

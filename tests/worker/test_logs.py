@@ -15,7 +15,7 @@ from ckptsync.stores.contract import Entry, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.walk import Stat
-from ckptsync.worker.logs import LIMIT, RunLogs, log_kind, within
+from ckptsync.worker.logs import LIMIT, RunLogs, fit_limit, log_kind
 from ckptsync.worker.options import RunDir
 from tests.support.small_store import make
 
@@ -70,9 +70,9 @@ def test_a_log_is_known_by_its_path(path: str) -> None:
 
 def test_the_smallest_logs_are_carried_where_not_all_may_be() -> None:
     files = [Stat(name, size, 0, 0, 0) for name, size in [("a", 7), ("b", 1), ("c", 2)]]
-    fits, others = within(files, 9)
+    fits, others = fit_limit(files, 9)
     assert ([f.path for f in fits], [f.path for f in others]) == (["b", "c"], ["a"])
-    assert within(files, 10) == ([files[1], files[2], files[0]], [])
+    assert fit_limit(files, 10) == ([files[1], files[2], files[0]], [])
 
 
 class Counted(StoreWrapper):

@@ -16,19 +16,19 @@ from ckptsync.checkpoint_dirs import CheckpointDir, Family, find_checkpoint_dirs
 from ckptsync.checkpoint_dirs import list_checkpoint as scanned
 from ckptsync.errors import Incomplete
 from ckptsync.spool.markers import (
-    Begun,
     Commit,
     PinNotes,
     RankMark,
-    begun_path,
+    TrainingProcess,
+    process_path,
     save_folder,
     write_mark,
 )
-from ckptsync.spool.pins import Pin, open_pin
+from ckptsync.spool.pins import Pin, create_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import observation
 from ckptsync.worker.finished import Rule, judge
-from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, local_save
+from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, build_local_save
 from ckptsync.worker.observation import (
     HookStatus,
     Observation,
@@ -47,7 +47,7 @@ from tests.support.vector import vector
 
 def held(path: Path) -> tuple[LocalFiles, CheckpointDir]:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
-    return local_save("run", checkpoint_dir, scanned(checkpoint_dir)).files, checkpoint_dir
+    return build_local_save("run", checkpoint_dir, scanned(checkpoint_dir)).files, checkpoint_dir
 
 
 def gather(files: LocalFiles, checkpoint_dir: CheckpointDir, pin: Pin | None = None) -> Observation:
@@ -119,18 +119,18 @@ def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> No
         *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir()),
     ):
         os.utime(folder, ns=(newest, newest))
-    assert not gather(*held(out)).emptied
+    assert not gather(*held(out)).was_emptied
     (out / "checkpoint-4" / "latest").symlink_to("latest")  # a link to itself is no directory
     os.utime(out / "checkpoint-4", ns=(newest, newest))
-    assert not gather(*held(out)).emptied
+    assert not gather(*held(out)).was_emptied
     (out / "checkpoint-4" / "optimizer_0" / "__0_0.distcp").unlink()
     os.utime(out / "checkpoint-4" / "optimizer_0", ns=(newest, newest + 2 * S))
-    assert gather(*held(out)).emptied
+    assert gather(*held(out)).was_emptied
 
 
 def test_what_was_at_rest_before_is_known_by_the_fingerprint_beside_its_pin(out: Path) -> None:
     files, checkpoint_dir = held(out)
-    pin = open_pin(out, checkpoint_dir.name, 0, "n0")
+    pin = create_pin(out, checkpoint_dir.name, 0, "n0")
     assert pin is not None
     stable = fingerprint(files.stats)
     assert gather(files, checkpoint_dir, replace(pin, notes=PinNotes(stable=stable))).stable
@@ -158,12 +158,12 @@ def test_what_lies_around_it_is_looked_at_again_and_its_files_are_not(out: Path)
     files, checkpoint_dir = held(out)
     first = gather(files, checkpoint_dir)
     shutil.rmtree(checkpoint_dir.path)
-    gone = LocalSave("run", checkpoint_dir, replace(files, gone=True), None)
+    gone = LocalSave("run", checkpoint_dir, replace(files, is_gone=True), None)
     later = (checkpoint_dir.family, 5, max(f.mtime for f in files.stats))
     again = with_surroundings(
-        first, gone, Surroundings(spans=[later], awaited=True), other_part=True
+        first, gone, Surroundings(spans=[later], has_trainer=True), other_part=True
     )
-    assert again == replace(first, later=True, other_part=True, awaited=True, gone=True)
+    assert again == replace(first, later=True, other_part=True, has_trainer=True, is_gone=True)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_whose_rank_is_behind_is_said(out: Path) -> None:
 
 
 S = 10**9
-BEGUN = Begun("t", 0, 2, 2, "h", 1, "1", "b", 100.0)
+BEGUN = TrainingProcess("t", 0, 2, 2, "h", 1, "1", "b", 100.0)
 TRAINER = replace(BEGUN, trainer="transformers 5.23.0")
 MARK = RankMark("t", "s0", "checkpoint-4", 4, 0, 2, 2, "h", 1, 130.0)
 BOTH = (MARK, replace(MARK, rank=1, at=131.0))
@@ -220,21 +220,25 @@ PIN = Pin(
 def status(
     pin: Pin | None,
     name: str,
-    begun: tuple[Begun, ...] = (),
+    begun: tuple[TrainingProcess, ...] = (),
     marks: dict[str, tuple[RankMark, ...]] | None = None,
     *,
     alive: bool | None = False,
 ) -> HookStatus:
-    around = Surroundings(begun=begun, marks=marks or {})
+    around = Surroundings(processes=begun, marks=marks or {})
     files = pin.files if pin else ()
     return hook_status(
-        around, name, files, is_committed=pin is not None and pin.is_committed, runs=lambda _: alive
+        around,
+        name,
+        files,
+        is_committed=pin is not None and pin.is_committed,
+        is_running=lambda _: alive,
     )
 
 
 def said(
     *marks: RankMark,
-    begun: Begun = BEGUN,
+    begun: TrainingProcess = BEGUN,
     pin: Pin | None = PIN,
     name: str = "checkpoint-4",
     alive: bool | None = True,
@@ -250,11 +254,14 @@ def test_where_no_hook_ever_was_nothing_is_said(tmp_path: Path) -> None:
 
 def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: Path) -> None:
     spool = tmp_path / "_ckptsync"
-    write_mark(begun_path(spool, "p"), BEGUN)
+    write_mark(process_path(spool, "p"), BEGUN)
     for mark in (*BOTH, replace(MARK, checkpoint="checkpoint-8")):
         write_mark(save_folder(spool, mark.checkpoint, mark.save) / f"rank-{mark.rank}.json", mark)
     found = find_surroundings(tmp_path, (), ("checkpoint-4",))
-    assert (found.begun, found.marks) == ((replace(BEGUN, process="p"),), {"checkpoint-4": BOTH})
+    assert (found.processes, found.marks) == (
+        (replace(BEGUN, process="p"),),
+        {"checkpoint-4": BOTH},
+    )
 
 
 def test_a_commit_counts_as_long_as_the_files_are_what_it_says() -> None:

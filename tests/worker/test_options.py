@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, checked_run, local_root
-from ckptsync.worker.results import Phase, UploadProgress, WorkerResult, failure
+from ckptsync.worker.results import Phase, UploadProgress, WorkerResult, describe_failure
 
 
 def options(path: Path, node: str = "n0", run: str = "run") -> WorkerOptions:
@@ -79,8 +79,8 @@ def test_what_is_on_its_way_and_what_failed_are_told_in_a_line_each() -> None:
     ]
     progress = tuple(UploadProgress("run", f"checkpoint-{n}", k, phase, "") for n, k, phase in told)
     failures = (
-        failure("run", "checkpoint-3", Corrupt("x: torn", hint="look")),
-        failure("run", "", Corrupt("y")),
+        describe_failure("run", "checkpoint-3", Corrupt("x: torn", hint="look")),
+        describe_failure("run", "", Corrupt("y")),
     )
     result = WorkerResult("n0", progress, (), failures)
     assert result.queue == ("run/checkpoint-2", "run/checkpoint-3")

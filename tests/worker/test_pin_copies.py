@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.spool.pins import Pin, drop, list_pins, open_pin
+from ckptsync.spool.pins import Pin, create_pin, drop, list_pins
 from ckptsync.walk import walk
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import STILL, PinCopies, Pinner
@@ -75,18 +75,18 @@ def test_what_is_still_is_copied_with_its_time_and_then_pinned(out: Path, source
     (source / "a").chmod(0o600)
     looking = Looking(out)
     found = looking.after(0)
-    assert (looking.pinned(), found.seen[0].files.unpinned) == ([], ("a", "c", "sub/b"))
+    assert (looking.pinned(), found.saves[0].files.unpinned) == ([], ("a", "c", "sub/b"))
     looking.after(STILL)
     assert looking.pinned() == ["a", "c", "sub/b"]
-    (one,) = looking.after(0).seen
+    (one,) = looking.after(0).saves
     assert {f.name: f.stat().st_mode & 0o077 for f in list_pins(out)[0].root.iterdir()}["a"] == 0
     assert (one.files.unpinned, [(f.size, f.mtime) for f in one.files.stats]) == (
         (),
         [(f.size, f.mtime) for f in walk(source).files],
     )
     shutil.rmtree(source)
-    (one,) = looking.after(0).seen
-    assert (one.files.gone, sorted(one.files.by_path)) == (True, ["a", "c", "sub/b"])
+    (one,) = looking.after(0).saves
+    assert (one.files.is_gone, sorted(one.files.by_path)) == (True, ["a", "c", "sub/b"])
     assert descriptors(source) == before
 
 
@@ -97,14 +97,14 @@ def test_what_rotation_takes_before_it_was_copied_is_copied_all_the_same_and_see
     looking.after(0)
     content = {f.path: (source / f.path).read_bytes() for f in walk(source).files}
     (source / "a").unlink()  # rotation, half way
-    assert looking.after(0).seen == ()
+    assert looking.after(0).saves == ()
     shutil.rmtree(source)
-    assert looking.after(0).seen == ()
-    (one,) = looking.after(0).seen
+    assert looking.after(0).saves == ()
+    (one,) = looking.after(0).saves
     assert {
         f.path: (one.files.by_path[f.path].root / f.path).read_bytes() for f in one.files.stats
     } == content
-    assert one.files.gone
+    assert one.files.is_gone
 
 
 def test_what_grows_is_not_copied_until_it_is_still(out: Path, source: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_copy_of_a_pin_that_was_dropped_makes_nothing_of_it_again(
 ) -> None:
     clock = Clock()
     copies = PinCopies(clock)
-    pin = open_pin(out, source.name, 0, "n0")
+    pin = create_pin(out, source.name, 0, "n0")
     assert isinstance(pin, Pin)
     copies.keep_open(pin, source, walk(source).files, ["a"])
     drop(pin)

@@ -49,8 +49,8 @@ def pin(k: int, node: str = "n0", **told: int) -> Pin:
 
 def test_what_is_seen_first_is_pinned_and_grows() -> None:
     assert follow_source(found(a=1), [], "n0") == PinChanges(open=0)
-    assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(grow=("a",))
-    assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(grow=("b",))
+    assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(linked=("a",))
+    assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(linked=("b",))
     assert follow_source(found(a=1), [pin(0, a=1)], "n0") == PinChanges()
 
 
@@ -64,7 +64,7 @@ def test_rotation_takes_nothing_from_a_pin() -> None:
 def test_a_placeholder_that_the_trainer_took_back_is_let_go() -> None:
     ours = pin(0, config=1, model=2)
     assert follow_source(found(config=1, shard=3), [ours], "n0") == PinChanges(
-        trim=("model",), grow=("shard",)
+        unlinked=("model",), linked=("shard",)
     )
 
 
@@ -136,7 +136,7 @@ def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
 
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
     void = replace(commit(0, a=1, b=2), files=files({"a": 1, "b": 3}))
-    assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(grow=("c",))
+    assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(linked=("c",))
     assert follow_source(found(a=1, b=9), [void], "n0") == PinChanges((void,), open=1)
 
 
@@ -266,14 +266,14 @@ def looked(
     out: Path, node: str = "n0", *, is_proven: bool = False
 ) -> tuple[tuple[LocalSave, ...], tuple[Failure, ...]]:
     found = list_and_pin_saves(RunDir("run", out), Pinner(node, lambda *_: is_proven))
-    return found.seen, found.failures
+    return found.saves, found.failures
 
 
 def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:
     for step in (12, 4):
         lay(tmp_path / "x", ONE).rename(tmp_path / f"checkpoint-{step}")
     seen, failures = looked(tmp_path)
-    assert [(s.checkpoint_dir.name, s.k, s.files.gone, s.files.unpinned) for s in seen] == [
+    assert [(s.checkpoint_dir.name, s.k, s.files.is_gone, s.files.unpinned) for s in seen] == [
         ("checkpoint-4", 0, False, ()),
         ("checkpoint-12", 0, False, ()),
     ]
@@ -286,9 +286,9 @@ def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location
     source = lay(tmp_path, ONE)
     looked(tmp_path)
     shutil.rmtree(source)
-    assert [(s.k, s.files.gone) for s in looked(tmp_path)[0]] == [(0, True)]
+    assert [(s.k, s.files.is_gone) for s in looked(tmp_path)[0]] == [(0, True)]
     lay(tmp_path, ONE, 5000.0)
-    assert [(s.k, s.files.gone) for s in looked(tmp_path)[0]] == [(0, True), (1, False)]
+    assert [(s.k, s.files.is_gone) for s in looked(tmp_path)[0]] == [(0, True), (1, False)]
 
 
 def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
@@ -332,9 +332,9 @@ def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_
     found = list_and_pin_saves(
         RunDir("run", tmp_path), Interrupted("n0", lambda *_: False, happens=finish)
     )
-    assert [(s.k, s.files.gone, s.pin is not None and s.pin.is_committed) for s in found.seen] == [
-        (1, True, True)
-    ]
+    assert [
+        (s.k, s.files.is_gone, s.pin is not None and s.pin.is_committed) for s in found.saves
+    ] == [(1, True, True)]
 
 
 def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(
@@ -389,19 +389,19 @@ def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Pa
     size = sum(map(len, ONE.values()))
     rotated(tmp_path, 1, 2, 3)
     mark_stored(next(p for p in list_pins(tmp_path) if p.checkpoint == "checkpoint-2"))
-    assert [s.checkpoint_dir.name for s in budgeted(tmp_path, 3 * size).seen] == [
+    assert [s.checkpoint_dir.name for s in budgeted(tmp_path, 3 * size).saves] == [
         "checkpoint-1",
         "checkpoint-2",
         "checkpoint-3",
         "checkpoint-99",
     ]
     quiet = budgeted(tmp_path, 2 * size)
-    assert ([s.checkpoint_dir.name for s in quiet.seen], quiet.notes) == (
+    assert ([s.checkpoint_dir.name for s in quiet.saves], quiet.notes) == (
         ["checkpoint-1", "checkpoint-3", "checkpoint-99"],
         (),
     )
     loud = budgeted(tmp_path, size)
-    assert [s.checkpoint_dir.name for s in loud.seen] == ["checkpoint-3", "checkpoint-99"]
+    assert [s.checkpoint_dir.name for s in loud.saves] == ["checkpoint-3", "checkpoint-99"]
     assert loud.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
 
 
@@ -409,13 +409,13 @@ def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
     rotated(tmp_path, 1)
     lay(tmp_path, ONE)
     found = budgeted(tmp_path, 1, "wait")
-    assert [(s.checkpoint_dir.name, s.pin is None) for s in found.seen] == [
+    assert [(s.checkpoint_dir.name, s.pin is None) for s in found.saves] == [
         ("checkpoint-1", False),
         ("checkpoint-4", True),
         ("checkpoint-99", False),
     ]
     assert "nothing new is pinned until an upload is finished" in found.notes[0]
-    assert budgeted(tmp_path, 1, "oldest").seen[1].pin is not None
+    assert budgeted(tmp_path, 1, "oldest").saves[1].pin is not None
 
 
 def test_what_a_hook_had_to_say_is_told(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.spool import pins as spool
-from ckptsync.spool.markers import Begun, PinNotes, RankMark, begun_path, save_folder, write_mark
+from ckptsync.spool.markers import (
+    PinNotes,
+    RankMark,
+    TrainingProcess,
+    process_path,
+    save_folder,
+    write_mark,
+)
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
@@ -324,7 +331,9 @@ def test_a_hook_s_pin_gives_the_save_its_id_and_its_added_files(tmp_path: Path) 
 def test_marks_of_all_ranks_give_the_save_its_id_where_nobody_pinned_it(tmp_path: Path) -> None:
     store, files = MemoryStore(), tmp_path / "_ckptsync"
     lay(tmp_path, FINISHED)
-    write_mark(begun_path(files, "p"), Begun("t", 0, 1, 1, "h", 1, "1", "b", T / 1e9 - 9))
+    write_mark(
+        process_path(files, "p"), TrainingProcess("t", 0, 1, 1, "h", 1, "1", "b", T / 1e9 - 9)
+    )
     mark = RankMark("t", "s2", "checkpoint-4", 4, 0, 1, 1, "h", 1, T / 1e9 + 9)
     write_mark(save_folder(files, "checkpoint-4", "s2") / "rank-0.json", mark)
     (result,) = push_now(tmp_path, store, "n0", "run")
@@ -374,7 +383,7 @@ def test_what_the_trainer_took_back_before_anybody_said_that_it_is_whole_is_not_
     tmp_path: Path,
 ) -> None:
     store = MemoryStore()
-    pin = spool.open_pin(tmp_path, "checkpoint-4", 1, "n0")
+    pin = spool.create_pin(tmp_path, "checkpoint-4", 1, "n0")
     assert pin is not None
     shutil.copytree(lay(tmp_path, {**FINISHED, "placeholder": b"x"}), pin.root, dirs_exist_ok=True)
     (tmp_path / "checkpoint-4" / "placeholder").unlink()
@@ -387,7 +396,7 @@ def test_what_another_node_pinned_and_what_nobody_saw_whole_stays_where_it_is(
     tmp_path: Path, node: str, took: PinNotes
 ) -> None:
     lay(tmp_path, ONE)
-    pin = spool.open_pin(tmp_path, "checkpoint-3", 1, node)
+    pin = spool.create_pin(tmp_path, "checkpoint-3", 1, node)
     assert pin is not None
     shutil.copytree(tmp_path / "checkpoint-4", pin.root, dirs_exist_ok=True)
     spool.write_pin_notes(pin, took)

@@ -20,8 +20,8 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import queue, upload
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.queue import (
+    PendingSave,
     QueueCapacity,
-    Turn,
     UploadJob,
     UploadQueue,
     UploadQueues,
@@ -395,8 +395,8 @@ def test_what_is_in_hand_and_has_not_said_so_yet_is_not_given_up_for_a_newer_one
 
 def turn(
     name: str, at: int, *, run: str = "run", written: int = -1, is_begun: bool = False
-) -> Turn[str]:
-    return Turn(name, run, (float(at), at, 0), at if written < 0 else written, is_begun)
+) -> PendingSave[str]:
+    return PendingSave(name, run, (float(at), at, 0), at if written < 0 else written, is_begun)
 
 
 def test_what_is_begun_goes_before_all_that_is_not() -> None:

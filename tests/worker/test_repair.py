@@ -20,9 +20,9 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
 from ckptsync.records.location_status import LocationRecords
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.manifest_groups import StoredManifest
 from ckptsync.records.progress import Progress
 from ckptsync.records.report import FindingKind, Level, Report, Verdict, VerifyFinding
-from ckptsync.records.save_groups import Known
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
@@ -62,9 +62,9 @@ CONFIG = "run/checkpoint-4/config.json"
 # Which reports request what.
 
 
-def manifest(node: str, content: str) -> Known:
+def manifest(node: str, content: str) -> StoredManifest:
     entry = FileEntry("x", len(content), digest(content.encode()), 1 << 14, (), 0)
-    return Known(
+    return StoredManifest(
         f"manifest-{node}", Manifest("run", "c-1", "c-1", node, 0, (entry,), (), 0, 0, Demands())
     )
 
@@ -81,7 +81,7 @@ def report(
 
 
 def requested(
-    *reports: Report, node: str = "n0", known: tuple[Known, ...] = (manifest("n0", "a"),)
+    *reports: Report, node: str = "n0", known: tuple[StoredManifest, ...] = (manifest("n0", "a"),)
 ) -> list[tuple[str, str]]:
     records = LocationRecords(reports={f"report-{r.n}": r for r in reports})
     return [(r.report, r.name) for r in list_requests(records, node, "c-1", known)]

@@ -13,7 +13,7 @@ import pytest
 
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
 from ckptsync.worker.finished import Rule, is_stable, judge
-from ckptsync.worker.local_save import local_save
+from ckptsync.worker.local_save import build_local_save
 from ckptsync.worker.observation import Observation, Surroundings, observe
 from tests.support.replays import S, Script, Stage, others, trainers, unproven
 
@@ -22,8 +22,8 @@ RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 
 def seen(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
     for checkpoint_dir in find_checkpoint_dirs(out):
-        save = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir))
-        yield observe(save, Surroundings(), fresh=fresh)
+        save = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir))
+        yield observe(save, Surroundings(), is_new=fresh)
 
 
 def is_finished(evidence: Observation, after: float) -> bool:

@@ -36,7 +36,7 @@ class World:
         self.saves, self.written = 0, 0
         self.is_committed = True
         self.owed: dict[str, Content] = {}
-        self.seen: tuple[LocalSave, ...] = ()
+        self.local_save: tuple[LocalSave, ...] = ()
 
     def begin(self) -> None:
         """The trainer removes a checkpoint, and saves it again."""
@@ -91,7 +91,7 @@ class World:
         found = list_and_pin_saves(RunDir("run", self.out), self.pinner)
         assert found.failures == ()
         assert self.times() == before
-        self.seen = found.seen
+        self.local_save = found.saves
         self.check()
 
     def restart(self) -> None:
@@ -100,14 +100,14 @@ class World:
 
     def send(self) -> None:
         """The oldest committed save reaches the store, and its pin goes."""
-        for one in self.seen:
+        for one in self.local_save:
             if one.pin and one.pin.is_committed and one.pin.path.exists():
                 mark_stored(one.pin)
                 drop(one.pin)
                 assert one.pin.commit
                 self.owed.pop(one.pin.commit.save)
                 # a later save's pin may have the same path before the next look
-                self.seen = tuple(other for other in self.seen if other is not one)
+                self.local_save = tuple(other for other in self.local_save if other is not one)
                 return
 
     def put(self, name: str, more: bytes = b"") -> None:
@@ -125,7 +125,9 @@ class World:
 
     def check(self) -> None:
         committed = {
-            s.pin.commit.save: s for s in self.seen if s.pin and s.pin.commit and s.pin.is_committed
+            s.pin.commit.save: s
+            for s in self.local_save
+            if s.pin and s.pin.commit and s.pin.is_committed
         }
         assert committed.keys() >= self.owed.keys()
         for save, content in self.owed.items():
@@ -141,7 +143,7 @@ class World:
                 if p.k < whole.k and not p.is_committed and compare(p.files, whole.files).same
             ]
         if self.source.exists() and any(self.source.iterdir()):
-            assert {p.name for p in self.source.iterdir()} <= set(self.seen[-1].files.by_path)
+            assert {p.name for p in self.source.iterdir()} <= set(self.local_save[-1].files.by_path)
 
 
 ACTIONS: tuple[Callable[[World], None], ...] = (
@@ -181,7 +183,7 @@ def test_there_is_always_something_to_see(tmp_path: Path) -> None:
         World.look,
     ):
         action(world)
-    assert [s.k for s in world.seen] == [1]
+    assert [s.k for s in world.local_save] == [1]
     world.send()
     world.look()
     assert (world.owed, os.listdir(tmp_path / "_ckptsync" / "pins")) == (  # noqa: PTH208

@@ -17,7 +17,7 @@ from ckptsync.worker.finished import Rule
 from ckptsync.worker.observation import was_at_rest
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
-from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.scanner import ScannedSave, Scanner
 from tests.support.hook_pins import commit
 from tests.support.worker_in_process import EIGHT, ONE, T, lay, worker
 
@@ -30,7 +30,7 @@ def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_planned
     tmp_path: Path,
 ) -> None:
     lay(tmp_path, ONE)
-    planned: list[Scanned] = []
+    planned: list[ScannedSave] = []
     pinner = Pinner("n0", lambda *_: False)
     its = Scanner(RunDir("run", tmp_path), pinner, Rule(), is_planned=planned.__contains__)
     assert [its.scan(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]
@@ -119,7 +119,7 @@ def test_what_was_seen_at_rest_is_remembered_for_the_next_worker_and_after_rotat
     its.scan(0.0)
     its.scan(0.5)
     shutil.rmtree(source)
-    (one,) = its.scan(0.6).seen
+    (one,) = its.scan(0.6).saves
     assert was_at_rest(one)
     assert scanner(tmp_path).scan(0.0).due == 0.0
 
@@ -156,7 +156,7 @@ def test_a_look_asks_no_store(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     w = worker(tmp_path, Silent())
-    assert [len(w.scan(now).seen) for now in (0.0, 10.0, 600.0)] == [2, 2, 2]
+    assert [len(w.scan(now).saves) for now in (0.0, 10.0, 600.0)] == [2, 2, 2]
 
 
 def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def lay_torn(out: Path) -> Path:
 
 def is_fresh(its: Scanner) -> bool:
     (one,) = its.saves()
-    return one.observation is not None and one.observation.fresh
+    return one.observation is not None and one.observation.is_new
 
 
 def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     its.scan(101.0)
     os.utime(tmp_path / "checkpoint-4", ns=(T, T))  # nothing has come or gone since
     assert (its.scan(101.0).due, known.scan(101.0).due) == (10.0, 10.0)
-    assert [one.saves()[0].verdict.left for one in (its, known)] == [10.0, None]
+    assert [one.saves()[0].verdict.remaining for one in (its, known)] == [10.0, None]
     assert its.scan(111.0).due == 0.0
     write(tmp_path, {"m/__0_0.distcp": b"another"}, 100.0)
     its.scan(112.0)
-    assert its.saves()[0].verdict.left is None
+    assert its.saves()[0].verdict.remaining is None
 
 
 def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(
@@ -283,7 +283,7 @@ def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
     done[0] = False
     its.scan(2.0)
-    assert its.saves()[0].verdict.left is None
+    assert its.saves()[0].verdict.remaining is None
 
 
 def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
@@ -297,7 +297,7 @@ def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
         write(tmp_path, {"m/__0_0.distcp": wrote}, now)
         its.scan(now)
         evidence = its.saves()[0].observation
-        told.append(evidence is not None and evidence.fresh)
+        told.append(evidence is not None and evidence.is_new)
     assert told == [True, True, False]
 
 

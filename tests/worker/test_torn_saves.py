@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.checkpoint_dirs import CheckpointDir, Family
-from ckptsync.spool.markers import Begun
+from ckptsync.spool.markers import TrainingProcess
 from ckptsync.worker.finished import Rule, is_stable, judge
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.observation import Observation, is_trainer_at_work
@@ -66,13 +66,13 @@ def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name:
     begun = [
         (done, one)
         for done, one in before
-        if one.state is None and awaits_trainer_state(one.files, awaited=True)
+        if one.state is None and awaits_trainer_state(one.files, has_trainer=True)
     ]
     taken = [
         done
         for done, one in begun
         for awaited in (True, False)
-        if is_ever_finished(replace(killed(one), awaited=awaited))
+        if is_ever_finished(replace(killed(one), has_trainer=awaited))
     ]
     assert begun
     assert taken == []
@@ -106,7 +106,7 @@ def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) ->
             family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0))
         )
         assert not is_ever_finished(torn), n
-        assert is_ever_finished(replace(torn, alike=True)), n
+        assert is_ever_finished(replace(torn, has_similar=True)), n
     # all that every rank writes
     of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)
     assert is_ever_finished(Observation(family, 4, of(of_node_1)))
@@ -234,7 +234,7 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
     assert is_ever_finished(trainer(over("optimizer.pt"), hook="marked"))
     assert is_ever_finished(trainer(over("optimizer.pt"), stable=True))
     # a clock was set while we looked on
-    assert is_ever_finished(trainer(over("optimizer.pt"), fresh=True))
+    assert is_ever_finished(trainer(over("optimizer.pt"), is_new=True))
 
 
 def soon_over(*names: str) -> Observation:
@@ -386,20 +386,20 @@ def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_tr
     None
 ):
     model = {"config.json": 1.0, "model.safetensors": 1.1}
-    assert is_ever_finished(trainer(model, alike=True))
+    assert is_ever_finished(trainer(model, has_similar=True))
     assert is_ever_finished(trainer(model, hook="marked"))
     assert not is_ever_finished(trainer(model))
-    assert not is_ever_finished(trainer(model, alike=True, awaited=True))
-    assert not is_ever_finished(trainer({"README.md": 1.0}, alike=True, awaited=True))
-    assert not is_ever_finished(trainer(model | {"training_args.bin": 1.2}, alike=True))
+    assert not is_ever_finished(trainer(model, has_similar=True, has_trainer=True))
+    assert not is_ever_finished(trainer({"README.md": 1.0}, has_similar=True, has_trainer=True))
+    assert not is_ever_finished(trainer(model | {"training_args.bin": 1.2}, has_similar=True))
     assert judge(
-        trainer(model, awaited=True), 1.0, Rule(0, 0, 0)
+        trainer(model, has_trainer=True), 1.0, Rule(0, 0, 0)
     ).finished  # somebody pushes it by hand
 
 
 def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
     part = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "rng_state_2.pth": 1.1, "notes.txt": 1.2}
-    assert is_ever_finished(trainer(part, awaited=True))
+    assert is_ever_finished(trainer(part, has_trainer=True))
     assert not is_ever_finished(trainer(part | {"pytorch_model_fsdp_0/.metadata": 1.0}))
     assert not is_ever_finished(trainer(part | {"model.safetensors": 1.0}))
 
@@ -470,7 +470,9 @@ def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> 
         ),
         None,
     )
-    begun = Begun("t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0")
+    begun = TrainingProcess(
+        "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0"
+    )
     assert is_trainer_at_work([seen], ())
     assert is_trainer_at_work([], [begun])
     assert not is_trainer_at_work(
@@ -586,6 +588,6 @@ def test_adapters_in_directories_of_their_names_await_the_trainers_last_file() -
     own = {"policy/adapter_config.json": 100.0, "policy/adapter_model.safetensors": 100.1}
     ranks = {"rng_state_0.pth": 100.2, "rng_state_1.pth": 100.2}
     second = {"rng_state_1.pth": 100.2, **own}
-    assert awaits_trainer_state(of(second), awaited=True)
+    assert awaits_trainer_state(of(second), has_trainer=True)
     torn = of(dict.fromkeys(own, 700.0) | ranks)
     assert two_saves(torn, int(100.3 * S), 60.0).startswith("policy/adapter_model.safetensors")

@@ -26,7 +26,13 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import upload as upload_module
-from ckptsync.worker.local_save import AfterChunk, LocalFiles, LocalSave, local_save, nothing
+from ckptsync.worker.local_save import (
+    AfterChunk,
+    LocalFiles,
+    LocalSave,
+    build_local_save,
+    ignore_chunk,
+)
 from ckptsync.worker.store_view import RunRecords, read_run
 from ckptsync.worker.upload import (
     SMALL_FILE,
@@ -60,7 +66,7 @@ def on_the_way(
 ) -> tuple[LocalFiles, LocalSave, UploadContext]:
     lay(tmp_path, ONE, at)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    held = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store)
     return held, LocalSave("run", checkpoint_dir, held, None), to
 
@@ -95,7 +101,7 @@ def taken(
     """Sending these files, each time as if for the first time in this process."""
     lay(tmp_path, files)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    held = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store, node)
     return lambda: upload(
         replace(draft_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to
@@ -276,7 +282,7 @@ def test_a_file_of_a_time_that_no_record_can_say_is_refused_before_it_is_sent(
 NAME = "run/.ckptsync/checkpoint-4/sending/n0"
 
 
-def sender_of(store: MemoryStore, node: str, after_chunk: AfterChunk = nothing) -> FileSender:
+def sender_of(store: MemoryStore, node: str, after_chunk: AfterChunk = ignore_chunk) -> FileSender:
     """A node that sends checkpoint-4, and has no file of it yet."""
     to = replace(context(store, node), after_chunk=after_chunk)
     return FileSender(LocalFiles("checkpoint-4", "trainer", {}), to)

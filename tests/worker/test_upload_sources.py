@@ -23,7 +23,7 @@ from ckptsync.stores import progress_signs
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.draft import BLOCK
 from ckptsync.walk import walk
-from ckptsync.worker.local_save import CHUNK, Changed, LocalFile, unread
+from ckptsync.worker.local_save import CHUNK, Changed, LocalFile, undigested_entry
 from ckptsync.worker.upload_sources import (
     FilePool,
     Guarded,
@@ -150,7 +150,7 @@ def test_the_last_word_is_asked_for_before_there_is_a_name() -> None:
 
 
 def test_an_entry_that_nobody_has_read_says_so(tmp_path: Path) -> None:
-    assert unread(held(tmp_path, b"abc").stat).digest == ""
+    assert undigested_entry(held(tmp_path, b"abc").stat).digest == ""
 
 
 def test_chunks_begin_where_a_disk_wants_memory_to_begin(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class PosixStore:
                 if is_unfinished(name.rpartition("/")[2]):
                     yield Entry(name, status.st_size, status.st_mtime)
 
-    def drop(self, name: str) -> bool:
+    def remove_draft(self, name: str) -> bool:
         with self._errors.about(name):
             return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(
                 self._root, name

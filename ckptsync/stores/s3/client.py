@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import os
 import re
 import socket
@@ -16,6 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from ckptsync import __version__
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
@@ -243,10 +246,25 @@ def _config(options: Mapping[str, Any], given: Any, stall: float) -> Any:
     return config.merge(ours)
 
 
+class _DescriptionReader(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
+    """Reads botocore's API descriptions by msgspec, in a third of the time."""
+
+    def load_file(self, file_path: str) -> Any:
+        """Return the content of ``file_path`` with .json or .json.gz added; None without a file."""
+        for suffix, open_file in ((".json", open), (".json.gz", gzip.open)):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                open_file(file_path + suffix, "rb") as file,
+            ):
+                return msgspec.json.decode(file.read())
+        return None
+
+
 @functools.cache
 def _loader(data_path: str | None) -> Any:
     """Return the loader of API descriptions, whose reading is most of making a client."""
     loader = botocore.loaders.create_loader(data_path)
+    loader.file_loader = _DescriptionReader()
     loader.list_available_services = lambda _: ["s3"]  # else it opens the directories of 400
     return loader
 

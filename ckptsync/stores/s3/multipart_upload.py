@@ -42,7 +42,7 @@ from urllib.parse import unquote_plus
 from ckptsync.digest import crc32
 from ckptsync.errors import Exists, NotFound, StoreError, Transient
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.stores.contract import GIVEN_UP
+from ckptsync.stores.contract import ABANDONED_AFTER
 from ckptsync.stores.part_upload import MOST, FilePart
 from ckptsync.stores.s3.error_codes import Mismatch, Unable, UploadGone
 from ckptsync.stores.s3.requests import (
@@ -371,10 +371,10 @@ def remove_stale(bucket: Bucket, prefix: str) -> None:
         if bucket.found(f"{prefix}{STORE_FILE}") is None:
             return
         for begun in _begun(bucket, prefix):
-            if begun.age <= GIVEN_UP:
+            if begun.age <= ABANDONED_AFTER:
                 continue
             upload = _with_parts(bucket, begun)
-            if upload and upload.idle > GIVEN_UP:
+            if upload and upload.idle > ABANDONED_AFTER:
                 log.info(
                     "%s: removing an upload that was given up %.0f days ago",
                     bucket.url(upload.key),

@@ -128,7 +128,7 @@ class SftpStore:
             if is_unfinished(e.name.rpartition("/")[2])
         )
 
-    def drop(self, name: str) -> bool:
+    def remove_draft(self, name: str) -> bool:
         """Remove an unfinished write: nobody holds a lock here, so that its age has to do."""
         if is_unfinished(checked_path(name).rpartition("/")[2]):
             self._files.remove(name)

@@ -13,13 +13,13 @@ import pytest
 from ckptsync.records.store_paths import checked_node
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.node_identity import Clock, jumped, node_id, umask
+from ckptsync.worker.node_identity import Clock, clock_jump, node_id, umask
 
 
 def test_only_who_sets_a_clock_makes_it_jump() -> None:
-    assert jumped(1000.0, 1001.5) == 0.0
-    assert jumped(1000.0, 4600.0) == 3600.0
-    assert jumped(4600.0, 1000.0) == -3600.0
+    assert clock_jump(1000.0, 1001.5) == 0.0
+    assert clock_jump(1000.0, 4600.0) == 3600.0
+    assert clock_jump(4600.0, 1000.0) == -3600.0
 
 
 class Counted(MemoryStore):

@@ -26,7 +26,7 @@ from ckptsync.records.same_save import (
     parts,
     two_contents,
 )
-from ckptsync.records.save_decisions import Join, joins_of
+from ckptsync.records.save_decisions import Join, joins_by_manifest
 from ckptsync.tensors import Demands
 
 NEAR_NS = 300_000_000_000
@@ -41,7 +41,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9]{8}")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class StoredManifest:
     """A manifest and the name of the record that holds it."""
 
     name: str
@@ -118,36 +118,38 @@ class Located:
     nodes: tuple[str, ...]
 
 
-def known_of(records: Mapping[str, object]) -> tuple[Known, ...]:
+def collect_manifests(records: Mapping[str, object]) -> tuple[StoredManifest, ...]:
     """Return the manifests among ``records``, each with its joins.
 
     All ``records`` are of one checkpoint name, in every location.
     """
     manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
-    joined = joins_of(manifests, {name: r for name, r in records.items() if isinstance(r, Join)})
-    return tuple(Known(name, m, joined[name]) for name, m in manifests.items())
+    joined = joins_by_manifest(
+        manifests, {name: r for name, r in records.items() if isinstance(r, Join)}
+    )
+    return tuple(StoredManifest(name, m, joined[name]) for name, m in manifests.items())
 
 
-def live(known: Iterable[Known]) -> tuple[Known, ...]:
+def live_manifests(known: Iterable[StoredManifest]) -> tuple[StoredManifest, ...]:
     """Return the manifests that their own node has not superseded, sorted by name."""
     found = tuple(sorted(known, key=lambda k: k.name))
     gone = {(k.manifest.node, name) for k in found for name in k.manifest.supersedes}
     return tuple(k for k in found if (k.manifest.node, k.name) not in gone)
 
 
-def counting(location: str, known: Iterable[Known]) -> list[Manifest]:
+def manifests_in(location: str, known: Iterable[StoredManifest]) -> list[Manifest]:
     """Return the live manifests of one location."""
-    return [k.manifest for k in live(known) if k.manifest.location == location]
+    return [k.manifest for k in live_manifests(known) if k.manifest.location == location]
 
 
-def explain_conflict(location: str, known: Iterable[Known]) -> str:
+def explain_conflict(location: str, known: Iterable[StoredManifest]) -> str:
     """Return why the manifests in ``location`` cannot be proven to be one save; empty if they can.
 
     ``known``: all of this checkpoint name, in every location.  Those elsewhere matter: if one of
     them is as near to a manifest here as another one here that contradicts it, nobody can say which
     of the two belongs here.
     """
-    found = groups(live(known))
+    found = group_by_save(live_manifests(known))
     here = [g for g in found if location in g.locations()]
     if len(here) > 1:
         return _difference(
@@ -156,7 +158,7 @@ def explain_conflict(location: str, known: Iterable[Known]) -> str:
     return here[0].doubt if here else ""
 
 
-def groups(known: Sequence[Known]) -> tuple[Group, ...]:
+def group_by_save(known: Sequence[StoredManifest]) -> tuple[Group, ...]:
     """Return the live manifests of one checkpoint name, by save.  Their order does not matter.
 
     Manifests that are linked by pairs of one save, proven or joined by hand, are one save.  Groups
@@ -182,19 +184,21 @@ def reasons_against(found: Sequence[Group]) -> tuple[str, ...]:
     alone = [f"no file of {g.parts[0].manifest.node} says which rank wrote it" for g in rankless]
     between = (line for a, b in combinations(found, 2) for line in _against(a, b))
     return tuple(
-        dict.fromkeys((*refusals(found), *alone, *between, *_apart(found), *_incomplete(manifests)))
+        dict.fromkeys(
+            (*proofs_against(found), *alone, *between, *_apart(found), *_incomplete(manifests))
+        )
     )
 
 
-def siblings(location: str, known: Iterable[Known]) -> dict[Sibling, frozenset[str]]:
+def find_siblings(location: str, known: Iterable[StoredManifest]) -> dict[Sibling, frozenset[str]]:
     """Return the other locations with parts of the save in ``location``, and the parts' paths.
 
     Also those that may be parts: both are incomplete, and nothing forbids it.
     """
-    counting = live(known)
-    if all(k.manifest.location == location for k in counting):
+    stored = live_manifests(known)
+    if all(k.manifest.location == location for k in stored):
         return {}
-    found = groups(counting)
+    found = group_by_save(stored)
     here = [g for g in found if location in g.locations()]
     if len(here) != 1 or here[0].doubt:
         return {}
@@ -203,7 +207,7 @@ def siblings(location: str, known: Iterable[Known]) -> dict[Sibling, frozenset[s
     for group in found:
         if (
             group is not mine
-            and not refusals([mine, group])
+            and not proofs_against([mine, group])
             and all(any(_incomplete(g.manifests())) for g in (mine, group))
         ):
             why = reasons_against([mine, group]) or (
@@ -213,7 +217,7 @@ def siblings(location: str, known: Iterable[Known]) -> dict[Sibling, frozenset[s
     return dict(sorted(apart, key=lambda s: s[0].location))
 
 
-def refusals(found: Sequence[Group]) -> tuple[str, ...]:
+def proofs_against(found: Sequence[Group]) -> tuple[str, ...]:
     """Return why groups cannot be parts of one save, whatever a person says; empty if they can."""
     pairs = [pair for a, b in combinations(found, 2) for pair in product(a.parts, b.parts)]
     proven = [_difference(a, b) for a, b in pairs if compare(a, b).relation == "two"]
@@ -227,21 +231,21 @@ def refusals(found: Sequence[Group]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(g.doubt for g in found if g.doubt), *proven, *overlaps)))
 
 
-def doubtful_until(part: Manifest, known: Iterable[Known]) -> int:
+def doubtful_until(part: Manifest, known: Iterable[StoredManifest]) -> int:
     """Return until when it is too early to add a node's part to a save, ns on the store's clock.
 
     It is 0 if proof ties the part to that save.  Without proof, the node must wait: another one
     that wrote this checkpoint again may not have announced it yet.
     """
     mine = replace(part, location="")
-    everyone = [*live(known), Known("", mine)]
+    everyone = [*live_manifests(known), StoredManifest("", mine)]
     proven, found = (
-        next(g for g in its if g.holds(mine)) for its in (_tied(everyone), groups(everyone))
+        next(g for g in its if g.holds(mine)) for its in (_tied(everyone), group_by_save(everyone))
     )
     return max(p.end for p in found.parts) + QUIET if len(found.parts) > len(proven.parts) else 0
 
 
-def _tied(known: Sequence[Known]) -> tuple[Group, ...]:
+def _tied(known: Sequence[StoredManifest]) -> tuple[Group, ...]:
     everyone = parts([k.manifest for k in known])
     root = list(range(len(everyone)))
     doubts: dict[int, str] = {}
@@ -265,7 +269,7 @@ def _tied(known: Sequence[Known]) -> tuple[Group, ...]:
     )
 
 
-def choose_location(ours: Manifest, known: Iterable[Known]) -> str:
+def choose_location(ours: Manifest, known: Iterable[StoredManifest]) -> str:
     """Return where a node's save belongs.
 
     ``ours.location`` is ignored; ``ours.files`` are all of the save, also those already stored.
@@ -276,28 +280,28 @@ def choose_location(ours: Manifest, known: Iterable[Known]) -> str:
     """
     everyone = tuple(known)
     part = replace(ours, location="")
-    found = groups([*live(everyone), Known("", part)])
+    found = group_by_save([*live_manifests(everyone), StoredManifest("", part)])
     mine = next(g for g in found if g.holds(part))
     if mine.doubt:
         return _own_location(mine, part) or _opened(mine.only(part), everyone)
     return _home(mine, found, part.node) or _opened(mine, everyone)
 
 
-def better_location(node: str, location: str, known: Iterable[Known]) -> str:
+def better_location(node: str, location: str, known: Iterable[StoredManifest]) -> str:
     """Return where the manifests that ``node`` has in ``location`` belong, by what is known now.
 
     Usually that is ``location`` itself.  Otherwise the node moves there: it sees that the bytes are
     stored there too, then writes what `moved` gives.
     """
     everyone = tuple(known)
-    found = groups(live(everyone))
+    found = group_by_save(live_manifests(everyone))
     mine = [g for g in found if g.has(node, location)]
     if len(mine) != 1 or mine[0].doubt:
         return location  # nothing proves where else it should be
     return _home(mine[0], found, node) or _opened(mine[0], everyone)
 
 
-def moved(mine: Sequence[Known], location: str, n: int) -> Manifest:
+def moved_manifest(mine: Sequence[StoredManifest], location: str, n: int) -> Manifest:
     """Return manifest ``n`` of a node in ``location``, which replaces ``mine`` elsewhere."""
     manifests = [k.manifest for k in sorted(mine, key=lambda k: k.manifest.n)]
     return replace(
@@ -310,13 +314,13 @@ def moved(mine: Sequence[Known], location: str, n: int) -> Manifest:
         ranks=tuple(sorted({r for m in manifests for r in m.ranks})),
         started=min(m.started for m in manifests),
         ended=max(m.ended for m in manifests),
-        demands=demanded(manifests),
+        demands=merge_demands(manifests),
         sources=tuple(dict.fromkeys(s for m in manifests for s in m.sources)),
         supersedes=tuple(sorted({k.name for k in mine})),
     )
 
 
-def demanded(manifests: Iterable[Manifest]) -> Demands:
+def merge_demands(manifests: Iterable[Manifest]) -> Demands:
     """Return what all of them demand, with the first size that is known of each file.
 
     `explain_conflict` compares the sizes.
@@ -334,7 +338,7 @@ def demanded(manifests: Iterable[Manifest]) -> Demands:
     return Demands(model, resume, world, lines)
 
 
-def locate(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
+def locate_files(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
     """Return path → where its contents lie, the one under its plain name first.
 
     ``manifests``: those of one save, in one location.
@@ -357,7 +361,7 @@ def locate(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
     }
 
 
-def contested(manifests: Iterable[Manifest]) -> frozenset[str]:
+def contested_names(manifests: Iterable[Manifest]) -> frozenset[str]:
     """Return the names of stored files that manifests of one location name with different digests.
 
     That happens where a store cannot create a name exclusively.  Only one of the contents can be
@@ -392,7 +396,7 @@ def _home(mine: Group, found: Sequence[Group], node: str) -> str:
     return ""
 
 
-def _opened(mine: Group, known: Sequence[Known]) -> str:
+def _opened(mine: Group, known: Sequence[StoredManifest]) -> str:
     """Return a location without any manifest: the same for all who have read the same manifests."""
     first = min(mine.parts, key=lambda p: (p.start, p.manifest.node)).manifest
     used = {k.manifest.location for k in known}
@@ -452,7 +456,7 @@ def _against(a: Group, b: Group) -> Iterator[str]:
 
 
 def _incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
-    demands, files = demanded(manifests), {f.path: f.size for m in manifests for f in m.files}
+    demands, files = merge_demands(manifests), {f.path: f.size for m in manifests for f in m.files}
     ranks = {rank for m in manifests for rank in m.ranks}
     if demands.world is None:
         yield "nothing in them says how many ranks wrote the checkpoint"

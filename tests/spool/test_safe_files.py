@@ -21,7 +21,7 @@ from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.service.process_control import Locks
 from ckptsync.spool import markers, safe_files
 from ckptsync.spool.pins import list_pins
-from ckptsync.spool.safe_files import children, refusals, remove, renamed, write_json
+from ckptsync.spool.safe_files import list_paths, remove, translate_errors, try_rename, write_json
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
@@ -46,7 +46,7 @@ NOBODY = 65534
     ],
 )
 def test_each_refusal_is_one_of_our_errors(number: int, ours: type[CkptsyncError]) -> None:
-    with pytest.raises(ours, match="/out: ") as told, refusals(Path("/out")):
+    with pytest.raises(ours, match="/out: ") as told, translate_errors(Path("/out")):
         raise OSError(number, "refused")
     assert type(told.value) is ours
 
@@ -71,8 +71,8 @@ def test_nobody_may_read_a_copy_who_may_not_read_the_original(
     copy.touch(0o666)  # a killed try left it
     with (
         source.open("rb") as like,
-        safe_files.opened(spool) as to,
-        safe_files.copy_of(like.fileno(), spool, to, "copy") as out,
+        safe_files.open_folder(spool) as to,
+        safe_files.create_copy(like.fileno(), spool, to, "copy") as out,
     ):
         out.write(b"x")
     assert (stat.S_IMODE(copy.stat().st_mode), copy.read_bytes()) == (copied, b"x")
@@ -83,14 +83,14 @@ def test_a_name_that_somebody_has_is_not_taken_from_him(spool: Path) -> None:
     for name in ("a", "b"):
         (spool / name).mkdir()
         (spool / name / "x").write_text(name)
-    assert not renamed(spool / "a", spool / "b")
-    assert not renamed(spool / "gone", spool / "c")
-    assert renamed(spool / "a", spool / "c")
-    assert [(p.name, (p / "x").read_text()) for p in children(spool)] == [("b", "b"), ("c", "a")]
+    assert not try_rename(spool / "a", spool / "b")
+    assert not try_rename(spool / "gone", spool / "c")
+    assert try_rename(spool / "a", spool / "c")
+    assert [(p.name, (p / "x").read_text()) for p in list_paths(spool)] == [("b", "b"), ("c", "a")]
 
 
 def test_what_is_gone_has_no_children_and_is_removed_already(tmp_path: Path, spool: Path) -> None:
-    assert children(spool / "gone") == children(tmp_path / "gone" / "_ckptsync" / "pins") == []
+    assert list_paths(spool / "gone") == list_paths(tmp_path / "gone" / "_ckptsync" / "pins") == []
     remove(spool / "gone")
 
 
@@ -172,11 +172,11 @@ def test_a_directory_of_somebody_else_in_the_spool_is_refused_with_the_reason(
     tmp_path: Path, spool: Path, what: str
 ) -> None:
     lay(tmp_path, ONE)
-    safe_files.make(spool / "pins")
-    safe_files.make(spool / "manifests" / "checkpoint-1.0")
+    safe_files.make_folders(spool / "pins")
+    safe_files.make_folders(spool / "manifests" / "checkpoint-1.0")
     os.chown(tmp_path / what, NOBODY, NOBODY)
     with pytest.raises(UnsafeSpool, match=f"{what}: belongs to uid {NOBODY}, and this is uid 0"):
-        safe_files.names(tmp_path / what)
+        safe_files.list_names(tmp_path / what)
     if what == "_ckptsync":
         with pytest.raises(UnsafeSpool), contextlib.closing(Locks("n0")) as locks:
             locks.hold(spool)
@@ -227,7 +227,7 @@ def test_a_spool_elsewhere_is_the_operators_link_and_nobody_elses(tmp_path: Path
     for mode in (0o777, 0o775, 0o1777, 0o1775):
         out.chmod(mode)
         with pytest.raises(UnsafeSpool, match="a link that somebody else may have made"):
-            safe_files.names(out / "_ckptsync")
+            safe_files.list_names(out / "_ckptsync")
 
 
 @pytest.mark.parametrize("process", ["../../thesis/text", "/etc/passwd", ".."])
@@ -235,7 +235,7 @@ def test_a_name_in_a_file_of_the_spool_leads_nowhere_else(
     spool: Path, thesis: Path, process: str
 ) -> None:
     before = whole(thesis)
-    safe_files.make(spool / "trains")
+    safe_files.make_folders(spool / "trains")
     for act in (safe_files.unlink, safe_files.remove):
         with pytest.raises(UnsafeSpool):
             act(spool / "trains" / process / "text")
@@ -268,7 +268,7 @@ def test_a_spool_that_is_removed_and_made_again_is_the_new_one_to_a_worker_that_
     before = open_descriptors()
     for n in range(1, 4):
         shutil.rmtree(spool)
-        safe_files.make(spool / "pins")  # another process is quicker, and makes it
+        safe_files.make_folders(spool / "pins")  # another process is quicker, and makes it
         assert settle(w, 1000.0 * n).errors == ()
         assert [pin.checkpoint for pin in list_pins(tmp_path)] == ["checkpoint-4"]
     assert open_descriptors() <= before
@@ -281,7 +281,7 @@ def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -
     for n in range(1000):
         out = tmp_path / f"out-{n}"
         out.mkdir()
-        safe_files.make(out / "_ckptsync" / "pins")
+        safe_files.make_folders(out / "_ckptsync" / "pins")
         workers.append(Worker(WorkerOptions("n0", RunDir(f"run-{n}", out)), MemoryStore()))
         workers[-1].scan(0.0)
     assert open_descriptors() <= before
@@ -311,10 +311,10 @@ def test_a_pipe_in_the_spool_is_waited_for_by_nobody(
     tmp_path: Path, spool: Path, pipe: str
 ) -> None:
     lay(tmp_path, ONE)
-    safe_files.make((spool / pipe).parent)
+    safe_files.make_folders((spool / pipe).parent)
     if pipe != "trains" and not pipe.startswith("trains/"):  # else no marks are read
-        begun = markers.Begun("t", 0, 1, 1, "h", 1, "", "", 1.0)
-        markers.write_mark(markers.begun_path(spool, "p"), begun)
+        begun = markers.TrainingProcess("t", 0, 1, 1, "h", 1, "", "", 1.0)
+        markers.write_mark(markers.process_path(spool, "p"), begun)
     os.mkfifo(spool / pipe)
     with contextlib.suppress(CkptsyncError):
         settle(worker(tmp_path, MemoryStore()))
@@ -364,7 +364,7 @@ def test_who_may_write_the_output_directory_cannot_lead_the_worker_elsewhere(
 
 
 _REACHING = re.compile(
-    r"(?<!folders)\.(unlink|rmdir|rename|replace|touch|write_text|write_bytes|symlink_to|hardlink_to|mkdir|rmtree)\("
+    r"(?<!safe_files)\.(unlink|rmdir|rename|replace|touch|write_text|write_bytes|symlink_to|hardlink_to|mkdir|rmtree)\("
 )
 _ELSEWHERE = {  # what lies in no spool
     "hooks/hf.py": r"output_dir\.mkdir\(",

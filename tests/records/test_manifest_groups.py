@@ -10,26 +10,26 @@ from hypothesis import strategies as st
 
 from ckptsync.digest import digest
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.same_save import SLACK, Sameness, compare, demands_differ, parts
-from ckptsync.records.save_decisions import Join
-from ckptsync.records.save_groups import (
+from ckptsync.records.manifest_groups import (
     NEAR_NS,
     QUIET,
-    Known,
     Sibling,
+    StoredManifest,
     better_location,
     choose_location,
-    contested,
+    collect_manifests,
+    contested_names,
     doubtful_until,
     explain_conflict,
-    groups,
-    known_of,
-    live,
-    locate,
-    moved,
+    find_siblings,
+    group_by_save,
+    live_manifests,
+    locate_files,
+    moved_manifest,
     reasons_against,
-    siblings,
 )
+from ckptsync.records.same_save import SLACK, Sameness, compare, demands_differ, parts
+from ckptsync.records.save_decisions import Join
 from ckptsync.records.store_paths import node_file_name
 from ckptsync.tensors import Demands
 
@@ -79,8 +79,8 @@ def of_rank(
     return manifest(node, shard(rank, save, at), location=location, ranks=(rank,))
 
 
-def known(*manifests: Manifest) -> tuple[Known, ...]:
-    return tuple(Known(f"{i}-{m.node}-{m.location}", m) for i, m in enumerate(manifests))
+def known(*manifests: Manifest) -> tuple[StoredManifest, ...]:
+    return tuple(StoredManifest(f"{i}-{m.node}-{m.location}", m) for i, m in enumerate(manifests))
 
 
 def test_the_first_take_has_the_plain_name() -> None:
@@ -105,8 +105,10 @@ def test_a_node_that_comes_from_another_time_does_not_join() -> None:
 
 def test_moving_takes_back_what_was_said() -> None:
     old = known(of_rank(1, "b", location="checkpoint-5~1"))
-    at_home = moved(old, "checkpoint-5", 0)
-    assert live([*old, Known("new", at_home)]) == (Known("new", at_home),)
+    at_home = moved_manifest(old, "checkpoint-5", 0)
+    assert live_manifests([*old, StoredManifest("new", at_home)]) == (
+        StoredManifest("new", at_home),
+    )
 
 
 def test_a_file_that_comes_later_joins_its_own_node_whatever_the_time() -> None:
@@ -201,8 +203,8 @@ def test_of_two_locations_of_one_save_the_smaller_name_wins() -> None:
 
 def test_a_node_cannot_take_back_what_another_said() -> None:
     a, b = known(of_rank(0, "a"), of_rank(1, "b"))
-    liar = Known("x", replace(of_rank(2, "c"), supersedes=(a.name, b.name)))
-    assert live([a, b, liar]) == (a, b, liar)
+    liar = StoredManifest("x", replace(of_rank(2, "c"), supersedes=(a.name, b.name)))
+    assert live_manifests([a, b, liar]) == (a, b, liar)
 
 
 def test_moving_joins_all_that_a_node_said() -> None:
@@ -210,7 +212,7 @@ def test_moving_joins_all_that_a_node_said() -> None:
         of_rank(0, "a"),
         replace(manifest("a", entry("rng_state_1.pth", at=LATER), ranks=(1,)), n=1),
     )
-    at_home = moved(known(zero, one), "checkpoint-5~1", 0)
+    at_home = moved_manifest(known(zero, one), "checkpoint-5~1", 0)
     assert ([f.path for f in at_home.files], at_home.ranks) == (
         ["dcp/__0_0.distcp", "rng_state_1.pth"],
         (0, 1),
@@ -219,7 +221,7 @@ def test_moving_joins_all_that_a_node_said() -> None:
 
 
 def test_one_content_lies_once_under_its_plain_name() -> None:
-    located = locate(
+    located = locate_files(
         [manifest("b", entry("config.json", "x")), manifest("a", entry("config.json", "x"))]
     )
     assert [(at.name, at.nodes) for at in located["config.json"]] == [
@@ -238,20 +240,20 @@ def beside(m: Manifest) -> Manifest:
 
 def test_a_file_lies_where_its_manifest_says_and_the_plain_name_comes_first() -> None:
     others = [manifest("b", entry("state", "b")), manifest("c", entry("state", "b"))]
-    located = locate([beside(manifest("a", entry("state", "a"))), *others])
+    located = locate_files([beside(manifest("a", entry("state", "a"))), *others])
     assert [(at.name, at.nodes) for at in located["state"]] == [
         ("run/checkpoint-5/state", ("b", "c")),
         ("run/.ckptsync/checkpoint-5/files/a/state", ("a",)),
     ]
-    assert contested(others) == frozenset()
+    assert contested_names(others) == frozenset()
 
 
 def test_of_two_contents_under_one_name_that_of_the_smallest_node_counts() -> None:
     both = [manifest("b", entry("state", "b")), manifest("a", entry("state", "a"))]
-    assert [(at.entry.digest, at.nodes) for at in locate(both)["state"]] == [
+    assert [(at.entry.digest, at.nodes) for at in locate_files(both)["state"]] == [
         (both[1].files[0].digest, ("a",))
     ]
-    assert contested(both) == {"run/checkpoint-5/state"}
+    assert contested_names(both) == {"run/checkpoint-5/state"}
 
 
 SOON = FIRST + 52 * S
@@ -305,7 +307,7 @@ def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> Non
 def test_evidence_of_two_saves_keeps_parts_apart(
     first: Manifest, second: Manifest, reason: str
 ) -> None:
-    found = groups(known(first, replace(second, location="checkpoint-5~1")))
+    found = group_by_save(known(first, replace(second, location="checkpoint-5~1")))
     assert len(found) == 2
     assert any(reason in line for line in reasons_against(found)), reasons_against(found)
     assert choose_location(second, known(first)) != "checkpoint-5"
@@ -323,8 +325,8 @@ def test_another_candidate_keeps_all_apart() -> None:
         location="checkpoint-5~1",
     )
     found = known(part(0, "a"), again, part(1, "b", SOON, location="checkpoint-5~2"))
-    assert len(groups(found)) == 3
-    assert [s.location for s in siblings("checkpoint-5~2", found)] == [
+    assert len(group_by_save(found)) == 3
+    assert [s.location for s in find_siblings("checkpoint-5~2", found)] == [
         "checkpoint-5",
         "checkpoint-5~1",
     ]
@@ -333,7 +335,7 @@ def test_another_candidate_keeps_all_apart() -> None:
 def test_proof_is_stronger_than_what_completes() -> None:
     mate = part(0, "a", SOON, files=(shard(0, "second", SOON),), location="checkpoint-5~1")
     later = part(1, "b", SOON, location="checkpoint-5~1")
-    found = groups(known(part(0, "a"), mate, later))
+    found = group_by_save(known(part(0, "a"), mate, later))
     assert sorted(len(g.parts) for g in found) == [1, 2]
     assert (
         better_location("b", "checkpoint-5~1", known(part(0, "a"), mate, later)) == "checkpoint-5~1"
@@ -357,20 +359,20 @@ def joined(*manifests: Manifest) -> dict[str, object]:
 
 def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
     records = joined(of_rank(0, "a"), of_rank(1, "b", at=LATER, location="checkpoint-5~1"))
-    found = known_of(records)
+    found = collect_manifests(records)
     assert better_location("b", "checkpoint-5~1", found) == "checkpoint-5"
-    assert list(siblings("checkpoint-5", found)) == [Sibling("checkpoint-5~1", ("b",))]
+    assert list(find_siblings("checkpoint-5", found)) == [Sibling("checkpoint-5~1", ("b",))]
     old = [k for k in found if k.manifest.node == "b"]
-    found = known_of({**records, "new": moved(old, "checkpoint-5", 0)})
+    found = collect_manifests({**records, "new": moved_manifest(old, "checkpoint-5", 0)})
     assert explain_conflict("checkpoint-5", found) == ""
-    assert siblings("checkpoint-5", found) == {}
+    assert find_siblings("checkpoint-5", found) == {}
 
 
 def test_a_join_does_not_outweigh_a_contradiction() -> None:
-    found = known_of(
+    found = collect_manifests(
         joined(of_rank(0, "a"), of_rank(0, "b", "second", LATER, location="checkpoint-5~1"))
     )
-    assert len(groups(live(found))) == 2
+    assert len(group_by_save(live_manifests(found))) == 2
 
 
 A0, B1 = of_rank(0, "a"), of_rank(1, "b")

@@ -13,7 +13,7 @@ from tests.support.stand_in_programs import ROOT, ran
 
 def test_who_begins_says_so_in_the_spool(tmp_path: Path) -> None:
     mine = trains(tmp_path, 1, 4).begun
-    assert markers.begun(tmp_path / "_ckptsync") == (mine,)
+    assert markers.list_training_processes(tmp_path / "_ckptsync") == (mine,)
     assert (mine.rank, mine.world, mine.train, mine.trainer) == (1, 4, "", "transformers 5")
     assert markers.is_training(mine)
 
@@ -61,13 +61,13 @@ def test_a_process_of_another_machine_is_believed_for_a_month(tmp_path: Path) ->
     spool = tmp_path / "_ckptsync"
     mine = trains(tmp_path).begun
     far = dataclasses.replace(mine, boot="another", host="elsewhere", process="far")
-    markers.write_mark(markers.begun_path(spool, "far"), far)
+    markers.write_mark(markers.process_path(spool, "far"), far)
     markers.write_mark(
-        markers.begun_path(spool, "old"),
+        markers.process_path(spool, "old"),
         dataclasses.replace(far, process="old", at=far.at - 31 * 24 * 3600),
     )
     rank_markers.forget_ended(spool)
-    assert {b.process for b in markers.begun(spool)} == {mine.process, "far"}
+    assert {b.process for b in markers.list_training_processes(spool)} == {mine.process, "far"}
 
 
 @pytest.mark.parametrize(
