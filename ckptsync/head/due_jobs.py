@@ -106,18 +106,18 @@ class VerifyPolicy:
     every: float = 7 * 86400.0
 
 
-def todo_for(seen: Summary) -> Todo | None:
+def todo_for(summary: Summary) -> Todo | None:
     """Return what is to be done about a location's model.
 
     It is made, repaired, or gets configuration that has come since, if any has.  Damage to shards
     holds nothing up: bytes that are read are checked, and those that are not read do not matter.
     Where retention has deleted the shards, nothing is merged unless somebody brings them back.
     """
-    if seen.status in LEFT_ALONE:
+    if summary.status in LEFT_ALONE:
         return None
-    if not seen.model_record:
-        return "merge" if seen.model and (seen.size or not seen.done) else None
-    return "repair" if seen.suspects else "configure"
+    if not summary.model_record:
+        return "merge" if summary.model and (summary.size or not summary.done) else None
+    return "repair" if summary.suspects else "configure"
 
 
 def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Job, ...]:
@@ -126,48 +126,48 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
     ``configured``: of a run, what changes when the files do that an operator gave for it; empty
     where there are none.
     """
-    new: list[Summary] = []
+    to_merge: list[Summary] = []
     repairs: list[Job] = []
     models: dict[str, list[Summary]] = {}
     finals: dict[str, list[str]] = {}
-    for seen in locations:
-        todo = todo_for(seen)
+    for summary in locations:
+        todo = todo_for(summary)
         if todo == "merge":
-            new.append(seen)
+            to_merge.append(summary)
         elif todo == "repair":
-            key, size = f"{seen.state} {seen.consolidated}", seen.size + seen.model_size
-            once = seen.consolidated
+            key, size = f"{summary.state} {summary.consolidated}", summary.size + summary.model_size
+            is_once = summary.consolidated
             repairs.append(
-                Job("consolidate", seen.run, seen.location, size, key=key, once_per_key=once)
+                Job("consolidate", summary.run, summary.location, size, key=key, once_per_key=is_once)
             )
         elif todo == "configure":
-            models.setdefault(seen.run, []).append(seen)
-        if seen.checkpoint == FINAL and seen.status not in LEFT_ALONE:
-            finals.setdefault(seen.run, []).append(seen.state)
-    new.sort(key=lambda s: (-s.arrived, s.run, s.location))
-    merges = [Job("consolidate", s.run, s.location, s.size, key=s.state) for s in new]
+            models.setdefault(summary.run, []).append(summary)
+        if summary.checkpoint == FINAL and summary.status not in LEFT_ALONE:
+            finals.setdefault(summary.run, []).append(summary.state)
+    to_merge.sort(key=lambda s: (-s.arrived, s.run, s.location))
+    merges = [Job("consolidate", s.run, s.location, s.size, key=s.state) for s in to_merge]
     completions = (
-        _completion(run, its, " ".join([*finals.get(run, []), configured(run)]).strip())
-        for run, its in models.items()
+        _completion_job(run, models_of_run, " ".join([*finals.get(run, []), configured(run)]).strip())
+        for run, models_of_run in models.items()
     )
     return (*merges, *repairs, *filter(None, completions))
 
 
-def _completion(run: str, models: Sequence[Summary], given: str) -> Job | None:
+def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job | None:
     """Return the job that completes the models of a run; None if there is nothing to add.
 
     One job a run: mostly there is nothing to add, and a process for each location to find that is
-    too many.  Configuration comes with late manifests, from what is ``given`` for the run, or from
+    too many.  Configuration comes with late manifests, from what is ``source_key`` for the run, or from
     the models of the run that lack the least.
     """
     fewest = min(len(s.to_open) for s in models)
     lenders = [s for s in models if len(s.to_open) == fewest]
-    lacking = [s for s in models if s.late or (s.to_open and given) or len(s.to_open) > fewest]
+    lacking = [s for s in models if s.late or (s.to_open and source_key) or len(s.to_open) > fewest]
     if not lacking:
         return None
-    lent = " ".join(f"{s.location} {s.model_record}" for s in lenders)
+    lender_names = " ".join(f"{s.location} {s.model_record}" for s in lenders)
     states = "\n".join(sorted(s.state for s in lacking))
-    key = digest(f"{given}\n{lent}\n{states}".encode())
+    key = digest(f"{source_key}\n{lender_names}\n{states}".encode())
     return Job("consolidate", run, key=key, once_per_key=True)
 
 
@@ -179,13 +179,13 @@ def verify_jobs_in_store(
     The catalogue has no summary of those, and a report has to say so.  Ages count on the store's
     clock: at least its newest file's time, and ``now`` where nothing writes.  Raises StoreError.
     """
-    newer = {(f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)}
+    unsupported = {(f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)}
     hiding = (f for f in catalogue.faults if not is_made_anew(f.record, f.error))
     locations = list(catalogue.summaries)
-    for run, location in sorted({(f.run, f.location) for f in hiding} - newer):
-        found = read_location(store, run, location)
-        if seen := found.of(run, location):
-            locations.append(summarize(seen, found.mtimes))
+    for run, location in sorted({(f.run, f.location) for f in hiding} - unsupported):
+        state = read_location(store, run, location)
+        if location_state := state.of(run, location):
+            locations.append(summarize(location_state, state.mtimes))
     return verify_jobs(locations, policy, max(now, catalogue.clock))
 
 
@@ -195,47 +195,47 @@ def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) 
     Damaged files that were uploaded again; locations that were never verified, the newest first;
     other damage, in case that it passed; the rest, the longest unread first.
     """
-    found: list[tuple[int, Summary, Level]] = []
+    ranked: list[tuple[int, Summary, Level]] = []
     proven: list[tuple[float, Summary]] = []
-    for seen in locations:
-        proof = seen.proof
-        if seen.status in LEFT_ALONE:
+    for summary in locations:
+        proof = summary.proof
+        if summary.status in LEFT_ALONE:
             continue
         if proof.damage:
             # Only a report at the level that found the damage, or above, answers it.
             level = max(policy.level, proof.damage_level or "stat", key=LEVELS.index)
             patience = min(policy.every, RETRY * 2 ** min(len(proof.damage) - 1, 20))
             if proof.rewritten_at > proof.damaged_at:
-                found.append((0, seen, level))
+                ranked.append((0, summary, level))
             elif now - proof.damaged_at >= patience:
-                found.append((2, seen, level))
-        elif not seen.model:
-            if any(gap.node for gap in seen.gaps):  # a node says that it sent what is not there
-                found.append((1, seen, "stat"))
-        elif (last := _last_proof(seen, policy.level)) is not None:
-            proven.append((last, seen))
-        elif seen.consolidated or now - seen.arrived >= min(MERGED_WITHIN, policy.every):
-            found.append((1, seen, policy.level))
-    found.sort(key=lambda one: (one[0], -one[1].arrived, one[1].run, one[1].location))
-    found += [(3, seen, policy.level) for seen in _old(proven, policy, now)]
+                ranked.append((2, summary, level))
+        elif not summary.model:
+            if any(gap.node for gap in summary.gaps):  # a node says that it sent what is not there
+                ranked.append((1, summary, "stat"))
+        elif (last_time := _last_proof(summary, policy.level)) is not None:
+            proven.append((last_time, summary))
+        elif summary.consolidated or now - summary.arrived >= min(MERGED_WITHIN, policy.every):
+            ranked.append((1, summary, policy.level))
+    ranked.sort(key=lambda entry: (entry[0], -entry[1].arrived, entry[1].run, entry[1].location))
+    ranked += [(3, summary, policy.level) for summary in _list_old(proven, policy, now)]
     return tuple(
         Job("verify", s.run, s.location, s.size + s.model_size, level, f"{level} {s.state}")
-        for _, s, level in found
+        for _, s, level in ranked
     )
 
 
-def _last_proof(seen: Summary, level: Level) -> float | None:
+def _last_proof(summary: Summary, level: Level) -> float | None:
     """Return when a report last found these very manifests and this very model record well.
 
     At ``level``, or at level digest, which reads every byte: above it, what can be reached is up to
     the files, and a raised level is reached when the location's turn comes.
     """
     least = min(LEVELS.index(level), LEVELS.index("digest"))
-    times = (when for at, when in seen.proof.passed if LEVELS.index(at) >= least)
+    times = (when for passed_level, when in summary.proof.passed if LEVELS.index(passed_level) >= least)
     return max(times, default=None)
 
 
-def _old(
+def _list_old(
     proven: list[tuple[float, Summary]], policy: VerifyPolicy, now: float
 ) -> Iterator[Summary]:
     """Yield the proven locations whose turn it is, the longest unread first.
@@ -243,16 +243,16 @@ def _old(
     ``proven``: each with the time when it was last found well.  ``slack`` says for how many bytes
     reading can wait and, at the even rate, meet every deadline.
     """
-    proven.sort(key=lambda one: (one[0], one[1].run, one[1].location))
-    sizes = [max(1, seen.size + seen.model_size) for _, seen in proven]
+    proven.sort(key=lambda entry: (entry[0], entry[1].run, entry[1].location))
+    sizes = [max(1, summary.size + summary.model_size) for _, summary in proven]
     period = policy.every * (1 - SPARE)
     rate = sum(sizes) / max(period, 1e-9)  # a period of 0: always
-    slack, before = float("inf"), 0
-    for (last, _), size in zip(proven, sizes, strict=True):
-        slack = min(slack, rate * (last + period - now) - before)
-        before += size
-    for (_, seen), size in zip(proven, sizes, strict=True):
+    slack, bytes_before = float("inf"), 0
+    for (last_time, _), size in zip(proven, sizes, strict=True):
+        slack = min(slack, rate * (last_time + period - now) - bytes_before)
+        bytes_before += size
+    for (_, summary), size in zip(proven, sizes, strict=True):
         if slack > 0:
             return
-        yield seen
+        yield summary
         slack += size

@@ -86,10 +86,10 @@ def plan_retention(
     metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)
     runs: dict[str, list[Summary]] = {}
-    for seen in catalogue.summaries:
+    for summary in catalogue.summaries:
         # Without a rule another head's marks stay: only a removal that has begun is finished.
-        if request.rules(seen.run) != Rules() or (seen.begun and not seen.done):
-            runs.setdefault(seen.run, []).append(seen)
+        if request.rules(summary.run) != Rules() or (summary.begun and not summary.done):
+            runs.setdefault(summary.run, []).append(summary)
     planned: list[PlannedRemoval] = []
     failed: list[FailedLocation] = []
     for run, locations in runs.items():
@@ -124,44 +124,44 @@ def apply_retention(
     plan = plan_retention(store, request, store_now(store), cache, metrics)
     done: list[RemovalOutcome] = []
     failed = list(plan.failed)
-    for one in plan.planned:
-        due = one.decision
+    for removal_plan in plan.planned:
+        decision = removal_plan.decision
         try:
-            if due.action == "mark":
-                done.append(_mark(store, one, metrics))
-            elif due.action == "withdraw":
-                done.append(removal.withdraw(due.run, due.location, due.scope, due.reason))
-            elif due.action == "remove":
-                done.append(removal.remove(due))
+            if decision.action == "mark":
+                done.append(_mark(store, removal_plan, metrics))
+            elif decision.action == "withdraw":
+                done.append(removal.withdraw(decision.run, decision.location, decision.scope, decision.reason))
+            elif decision.action == "remove":
+                done.append(removal.remove(decision))
         except CkptsyncError as e:
-            failed.append(FailedLocation(due.run, due.location, e))
+            failed.append(FailedLocation(decision.run, decision.location, e))
         if (done or failed) and is_over():
             break
     return RetentionResult(plan.planned, tuple(done), tuple(failed))
 
 
-def _sized(decision: RetentionDecision, seen: Summary) -> PlannedRemoval:
+def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
     files = size = 0
     if decision.action not in ("nothing", "withdraw"):
-        if not (seen.shards_retired and seen.done):
-            files, size = seen.files, seen.size
+        if not (summary.shards_retired and summary.done):
+            files, size = summary.files, summary.size
         if decision.scope == "location":
-            files, size = files + seen.model_files, size + seen.model_size
-    return PlannedRemoval(decision, seen, files, size)
+            files, size = files + summary.model_files, size + summary.model_size
+    return PlannedRemoval(decision, summary, files, size)
 
 
-def _mark(store: Store, one: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
+def _mark(store: Store, planned: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
     """Mark a location, or its shards.
 
     Of shards the tombstone says what the trainer measured, so that the best are still known.
     """
-    run, location, scope = one.decision.run, one.decision.location, one.decision.scope
-    reason = one.decision.reason
+    run, location, scope = planned.decision.run, planned.decision.location, planned.decision.scope
+    reason = planned.decision.reason
     check_alone(store, run, location)
-    manifests = read_manifests(store, one.seen.manifests)
-    measured = (metrics.of(one.seen) or {}) if scope == "shards" else {}
+    manifests = read_manifests(store, planned.seen.manifests)
+    measured = (metrics.of(planned.seen) or {}) if scope == "shards" else {}
     write_tombstone(store, manifests, scope, "marked", reason=reason, metrics=measured)
-    return RemovalOutcome(run, location, "marked", scope, reason, one.files, one.size)
+    return RemovalOutcome(run, location, "marked", scope, reason, planned.files, planned.size)
 
 
 def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
@@ -186,45 +186,45 @@ class TrainerMetrics:
             s.location: dict(s.metrics)[metric] for s in locations if metric in dict(s.metrics)
         }
         measured_last = max((s.arrived for s in locations if s.location in by_event), default=0.0)
-        found: dict[str, float | None] = dict(by_event)
-        for seen in locations:
-            if seen.location in by_event:
+        by_location: dict[str, float | None] = dict(by_event)
+        for summary in locations:
+            if summary.location in by_event:
                 continue
-            measured = self.of(seen)
+            measured = self.of(summary)
             if measured is None or metric in measured:
-                found[seen.location] = measured[metric] if measured else None
-            elif by_event and max(seen.arrived, seen.merged, seen.proof.first) > measured_last:
+                by_location[summary.location] = measured[metric] if measured else None
+            elif by_event and max(summary.arrived, summary.merged, summary.proof.first) > measured_last:
                 # its event is yet to come
-                found[seen.location] = None
-        return found
+                by_location[summary.location] = None
+        return by_location
 
-    def of(self, seen: Summary) -> Mapping[str, float] | None:
+    def of(self, summary: Summary) -> Mapping[str, float] | None:
         """Return all that is known of a location; None if it is damaged, or gone.
 
         Raises StoreError if the store does not answer.
         """
-        key = (seen.run, seen.location)
+        key = (summary.run, summary.location)
         if key not in self._known:
-            read = self._of_tombstone if seen.shards_retired else self._of_state
+            reader = self._of_tombstone if summary.shards_retired else self._of_state
             try:
-                self._known[key] = read(seen)
+                self._known[key] = reader(summary)
             except (NotFound, Corrupt, Unsupported):
                 self._known[key] = None
         return self._known[key]
 
-    def _of_state(self, seen: Summary) -> Mapping[str, float]:
-        found = locate_files(read_manifests(self._store, seen.manifests).values()).get(
+    def _of_state(self, summary: Summary) -> Mapping[str, float]:
+        copies = locate_files(read_manifests(self._store, summary.manifests).values()).get(
             TRAINER_STATE
         )
-        if not found:
+        if not copies:
             return {}
-        data = read_all(self._store, found[0].name, _STATE_LIMIT)
-        if digest(data) != found[0].entry.digest:
-            raise Corrupt(f"{found[0].name}: not the bytes that its node sent")
-        return parse_metrics(data, seen.step)
+        data = read_all(self._store, copies[0].name, _STATE_LIMIT)
+        if digest(data) != copies[0].entry.digest:
+            raise Corrupt(f"{copies[0].name}: not the bytes that its node sent")
+        return parse_metrics(data, summary.step)
 
-    def _of_tombstone(self, seen: Summary) -> Mapping[str, float]:
-        names = (e.name for e in self._store.names(records_prefix(seen.run, seen.location)))
+    def _of_tombstone(self, summary: Summary) -> Mapping[str, float]:
+        names = (e.name for e in self._store.names(records_prefix(summary.run, summary.location)))
         stones = [p for p in record_names(names).values() if p.kind == "tombstone"]
         for parsed in sorted(stones, key=lambda p: -p.n):
             stone = read_record(self._store, parsed)
@@ -239,12 +239,12 @@ def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
     transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time:
     a mapping with ``step`` and what was measured.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     try:
         for entry in parse(data, TRAINER_STATE)["log_history"]:
             if step is None or entry.get("step", 0) <= step:
                 numbers = {str(k): float(v) for k, v in entry.items() if isinstance(v, int | float)}
-                found.update({name: n for name, n in numbers.items() if math.isfinite(n)})
+                metrics.update({name: n for name, n in numbers.items() if math.isfinite(n)})
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise Corrupt(f"{TRAINER_STATE}: no history of a trainer's: {e}") from e
-    return dict(sorted(found.items())[:_MOST])
+    return dict(sorted(metrics.items())[:_MOST])

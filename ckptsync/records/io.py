@@ -97,7 +97,7 @@ def encode(record: Record) -> bytes:
 
 def kind_of(record: Record) -> RecordKind:
     """Return the kind of a record, the first word of its name in a store."""
-    return next(kind for kind, its in _KINDS.items() if isinstance(record, its))
+    return next(kind for kind, record_type in _KINDS.items() if isinstance(record, record_type))
 
 
 def record_name(record: Record, data: bytes) -> str:

@@ -187,8 +187,8 @@ class LocationState:
         """
         if self.conditions.conflict or self.conditions.retired:
             return ()
-        named = self.named_files().keys() | self.named_files("shards").keys()
-        return tuple(sorted(self.sizes.keys() - named))
+        named_files = self.named_files().keys() | self.named_files("shards").keys()
+        return tuple(sorted(self.sizes.keys() - named_files))
 
     def named_files(self, scope: Scope = "location") -> dict[str, int]:
         """Return store name → bytes of every file that its records name.

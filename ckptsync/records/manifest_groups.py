@@ -361,7 +361,9 @@ def merge_demands(manifests: Iterable[Manifest]) -> Demands:
         for whole, part in ((model, m.demands.model), (resume, m.demands.resume)):
             whole.update({path: size for path, size in part.items() if whole.get(path) is None})
         world = m.demands.world if world is None else world
-    lines = tuple(dict.fromkeys(line for its in remarks.values() for line in its))
+    lines = tuple(
+        dict.fromkeys(line for lines_of_node in remarks.values() for line in lines_of_node)
+    )
     return Demands(model, resume, world, lines)
 
 
@@ -395,7 +397,7 @@ def contested_names(manifests: Iterable[Manifest]) -> frozenset[str]:
     for m in manifests:
         for entry in m.files:
             digests.setdefault(m.stored_name(entry), set()).add(entry.digest)
-    return frozenset(name for name, its in digests.items() if len(its) > 1)
+    return frozenset(name for name, contents in digests.items() if len(contents) > 1)
 
 
 def _own_location(group: Group, part: Manifest) -> str:

@@ -164,14 +164,14 @@ def joins_by_manifest(
         members = {
             name: parsed.node for name in join.manifests if (parsed := parse_record_name(name))
         }
-        added = members
-        while added:  # manifests by which their own nodes have replaced them
-            added = {
+        successors = members
+        while successors:  # manifests by which their own nodes have replaced them
+            successors = {
                 name: m.node
                 for name, m in manifests.items()
                 if name not in members and any(members.get(old) == m.node for old in m.supersedes)
             }
-            members |= added
+            members |= successors
         for name in members.keys() & joins_of_name.keys():
             joins_of_name[name].add(join_name)
-    return {name: frozenset(its) for name, its in joins_of_name.items()}
+    return {name: frozenset(join_names) for name, join_names in joins_of_name.items()}

@@ -101,16 +101,16 @@ def oldest_first(saves: Iterable[T], dates: Callable[[T], SaveDates]) -> tuple[T
     Where steps show that a date is too early, the date of the save before it counts.
     """
     all_saves = list(saves)
-    all_dates = [dates(one) for one in all_saves]
+    all_dates = [dates(save) for save in all_saves]
     keys: dict[int, tuple[float, str, float]] = {
         index: (save_dates.written, save_dates.checkpoint, save_dates.arrived)
         for index, save_dates in enumerate(all_dates)
     }
     for name, trainings in _series(all_dates):
         latest = -inf
-        for index, save in enumerate(chain.from_iterable(trainings)):
-            latest = max(latest, save.dates.written)
-            keys[save.number] = (latest, name, index)
+        for index, training_save in enumerate(chain.from_iterable(trainings)):
+            latest = max(latest, training_save.dates.written)
+            keys[training_save.number] = (latest, name, index)
     return tuple(all_saves[number] for number in sorted(keys, key=keys.__getitem__))
 
 

@@ -101,13 +101,13 @@ def part_of(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
     Files with an mtime outside the save's span, which were added, do not count for the span; of
     added files alone it is the whole save's.
     """
-    named = tuple(sorted(files, key=lambda f: f.path))
-    times = [f.mtime for f in named if whole.started <= f.mtime <= whole.ended] or [
+    entries = tuple(sorted(files, key=lambda f: f.path))
+    times = [f.mtime for f in entries if whole.started <= f.mtime <= whole.ended] or [
         whole.started,
         whole.ended,
     ]
-    ranks = file_names.ranks([f.path for f in named])
-    return replace(whole, files=named, ranks=ranks, started=min(times), ended=max(times))
+    ranks = file_names.ranks([f.path for f in entries])
+    return replace(whole, files=entries, ranks=ranks, started=min(times), ended=max(times))
 
 
 def list_unsent(draft: Manifest, stored: Sequence[Manifest]) -> tuple[Unsent, ...]:
@@ -318,8 +318,8 @@ def is_retired(
         in_force |= save_decisions.tombstones_in_force(
             {name: stone for name, (stone, _) in tombstones.items() if stone.location == location}
         )
-    named = {name for stone in in_force.values() for name in stone.manifests}
-    given_up = [m for name, m in manifests.items() if name in named]
+    given_up_names = {name for stone in in_force.values() for name in stone.manifests}
+    given_up = [m for name, m in manifests.items() if name in given_up_names]
     if find_holder(files_now, node, given_up):
         return True
     # more files of it, and none is another by the same name
@@ -362,7 +362,9 @@ def list_doubtful_names(
     for f in (f for m in manifests_here for f in m.files):
         digests.setdefault(f.path, set()).add(f.digest)
     own_files = ((m.stored_name(f), f) for m in manifests_here if m.node == node for f in m.files)
-    conflicting_paths = {path for path, its in digests.items() if len(its) > 1 and not is_exclusive}
+    conflicting_paths = {
+        path for path, contents in digests.items() if len(contents) > 1 and not is_exclusive
+    }
     return frozenset(
         name
         for name, f in own_files
@@ -397,16 +399,16 @@ def _is_covered(
     """
     if not files or not all(files.values()):
         return False
-    named: dict[str, dict[str, str]] = {}
+    digests_by_path: dict[str, dict[str, str]] = {}
     claims = ((f, m.node, m.n) for m in location for f in m.files)
     for f, name, _ in sorted(claims, key=lambda c: (bool(c[0].stored_as), c[1], c[2])):
-        named.setdefault(f.path, {}).setdefault(name, f.digest)
-    if not files.keys() <= named.keys():
+        digests_by_path.setdefault(f.path, {}).setdefault(name, f.digest)
+    if not files.keys() <= digests_by_path.keys():
         return False
-    nodes = {n for digests in named.values() for n in digests}
+    nodes = {n for digests in digests_by_path.values() for n in digests}
     return any(
         all(
-            named[path].get(owner, next(iter(named[path].values()))) in digests
+            digests_by_path[path].get(owner, next(iter(digests_by_path[path].values()))) in digests
             for path, digests in files.items()
         )
         for owner in ("", *((node,) if node in nodes else sorted(nodes)))
@@ -423,4 +425,4 @@ def _by_location(manifests: Iterable[Manifest]) -> list[list[Manifest]]:
     locations: dict[str, list[Manifest]] = {}
     for m in manifests:
         locations.setdefault(m.location, []).append(m)
-    return [its for _, its in sorted(locations.items())]
+    return [manifests_here for _, manifests_here in sorted(locations.items())]
