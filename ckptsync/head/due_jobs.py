@@ -1,17 +1,17 @@
 """What is due of each location: to merge, repair or complete its model, or to verify its bytes.
 
-Pure but for `verify_jobs_in_store`, and decided here alone; which locations a run no longer needs
-is a question about the whole run, and `retention` answers it.  The service lists the jobs from its
-catalogue.  The child process that has one for a model reads the location again, and asks `todo_for`
-of what it is then.  Nothing that merges or verifies is imported: a head asks often, and leaves the
-rest to its child processes.
+A head asks often, and its child processes ask again before they act, so the answer is a pure
+function of summaries (but for `verify_jobs_in_store`). The service lists jobs from its catalogue;
+the child that has one for a model reads the location again, and asks `todo_for` what is due then.
+Nothing that merges or verifies is imported. Which locations a run no longer needs is a question
+about the whole run, and `retention` answers it.
 
-Verifications: repairs and new locations are due at once.  Everything else is read again within the
+Verifications: repairs and new locations are due at once. Everything else is read again within the
 period, spread evenly over it: an old location is due when its time has come, or when those behind
-it would have to be read faster, later, than all bytes divided by the period.  So a store that was
+it would otherwise have to be read faster than all bytes divided by the period. So a store that was
 verified in one night is not read again in one night, and nothing is remembered but the reports'
-times.  A location is verified as a whole, since a report is about one; `limits.bandwidth` paces
-reading.  Times are seconds on the store's clock.
+times. A location is verified as a whole, since a report is about one; `limits.bandwidth` paces
+reading. Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ STOP_AFTER = "10m"
 class Job:
     """One piece of work on a run's ``location``, on a whole ``run``, or (both empty) on the store.
 
-    ``size``: bytes to read.  ``level``: of a verification.  ``key`` changes when a retry could end
-    differently: a job that failed waits as long as its key is the same.  ``once_per_key``: a job
-    that succeeded is not done again either until its key changes.  ``name``, ``event``: see
-    `ckptsync.events`; ``seconds``: how long it may take, where its size does not say.
+    ``size``: bytes to read. ``level``: of a verification. ``key`` changes when a retry could end
+    differently: a job that failed waits as long as its key is the same. ``once_per_key``: a job
+    that succeeded is not done again either until its key changes. ``name``, ``event``: see
+    `ckptsync.events`; ``seconds``: how long it may take, if its size does not say.
     """
 
     kind: JobKind
@@ -75,7 +75,7 @@ class Job:
         return f"{self.run}/{self.location}" if self.location else self.run or "every run"
 
     def command(self, config: str) -> tuple[str, ...]:
-        """Return the words of the command that does it, with a configuration file."""
+        """Return the words of the command that does the job, with a configuration file."""
         if self.kind == "retain":
             return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
         if self.kind == "event":
@@ -107,11 +107,11 @@ class VerifyPolicy:
 
 
 def todo_for(summary: Summary) -> Todo | None:
-    """Return what is to be done about a location's model.
+    """Return what is due about a location's model: it is made, repaired or completed; or None.
 
-    It is made, repaired, or gets configuration that has come since, if any has.  Damage to shards
-    holds nothing up: bytes that are read are checked, and those that are not read do not matter.
-    Where retention has deleted the shards, nothing is merged unless somebody brings them back.
+    Damage to shards delays nothing: bytes that are read are checked, and those that are not read do
+    not matter. If retention has deleted the shards, nothing is merged unless somebody brings them
+    back.
     """
     if summary.status in LEFT_ALONE:
         return None
@@ -121,10 +121,10 @@ def todo_for(summary: Summary) -> Todo | None:
 
 
 def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Job, ...]:
-    """Return all jobs: new models, the newest checkpoints first; then repairs; then completions.
+    """Return all jobs about models: merges, the newest first; then repairs; then completions.
 
-    ``configured``: of a run, what changes when the files do that an operator gave for it; empty
-    where there are none.
+    ``configured``: returns, for a run, a text that changes with the files that an operator
+    configured for it; empty without any.
     """
     to_merge: list[Summary] = []
     repairs: list[Job] = []
@@ -138,7 +138,14 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
             key, size = f"{summary.state} {summary.consolidated}", summary.size + summary.model_size
             is_once = summary.consolidated
             repairs.append(
-                Job("consolidate", summary.run, summary.location, size, key=key, once_per_key=is_once)
+                Job(
+                    "consolidate",
+                    summary.run,
+                    summary.location,
+                    size,
+                    key=key,
+                    once_per_key=is_once,
+                )
             )
         elif todo == "configure":
             models.setdefault(summary.run, []).append(summary)
@@ -147,7 +154,9 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
     to_merge.sort(key=lambda s: (-s.arrived, s.run, s.location))
     merges = [Job("consolidate", s.run, s.location, s.size, key=s.state) for s in to_merge]
     completions = (
-        _completion_job(run, models_of_run, " ".join([*finals.get(run, []), configured(run)]).strip())
+        _completion_job(
+            run, models_of_run, " ".join([*finals.get(run, []), configured(run)]).strip()
+        )
         for run, models_of_run in models.items()
     )
     return (*merges, *repairs, *filter(None, completions))
@@ -156,8 +165,8 @@ def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) ->
 def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job | None:
     """Return the job that completes the models of a run; None if there is nothing to add.
 
-    One job a run: mostly there is nothing to add, and a process for each location to find that is
-    too many.  Configuration comes with late manifests, from what is ``source_key`` for the run, or from
+    It is one job a run: mostly there is nothing to add, and a process for each location would be
+    too many. Configuration comes with late manifests, from what ``source_key`` stands for, or from
     the models of the run that lack the least.
     """
     fewest = min(len(s.to_open) for s in models)
@@ -174,12 +183,14 @@ def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job
 def verify_jobs_in_store(
     store: Store, catalogue: Catalogue, policy: VerifyPolicy, now: float
 ) -> tuple[Job, ...]:
-    """Return verifications that are due, also of locations that a damaged record hides.
+    """Return verifications that are due, also of locations that an unreadable record hides.
 
-    The catalogue has no summary of those, and a report has to say so.  Ages count on the store's
-    clock: at least its newest file's time, and ``now`` where nothing writes.  Raises StoreError.
+    The catalogue has no summary of those, so they are read. ``now``: seconds; the store's newest
+    mtime counts if it is later. Raise StoreError.
     """
-    unsupported = {(f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)}
+    unsupported = {
+        (f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)
+    }
     hiding = (f for f in catalogue.faults if not is_made_anew(f.record, f.error))
     locations = list(catalogue.summaries)
     for run, location in sorted({(f.run, f.location) for f in hiding} - unsupported):
@@ -193,7 +204,7 @@ def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) 
     """Return verifications that are due, in this order.
 
     Damaged files that were uploaded again; locations that were never verified, the newest first;
-    other damage, in case that it passed; the rest, the longest unread first.
+    other damage, in case it has passed; the others, the longest unread first.
     """
     ranked: list[tuple[int, Summary, Level]] = []
     proven: list[tuple[float, Summary]] = []
@@ -225,23 +236,25 @@ def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) 
 
 
 def _last_proof(summary: Summary, level: Level) -> float | None:
-    """Return when a report last found these very manifests and this very model record well.
+    """Return when a report last found no damage in these manifests and this model; None if never.
 
-    At ``level``, or at level digest, which reads every byte: above it, what can be reached is up to
-    the files, and a raised level is reached when the location's turn comes.
+    Reports at ``level`` count, and those at level digest, which reads every byte: what can be
+    reached above it depends on the files. A raised level is reached when the location is due.
     """
     least = min(LEVELS.index(level), LEVELS.index("digest"))
-    times = (when for passed_level, when in summary.proof.passed if LEVELS.index(passed_level) >= least)
+    times = (
+        when for passed_level, when in summary.proof.passed if LEVELS.index(passed_level) >= least
+    )
     return max(times, default=None)
 
 
 def _list_old(
     proven: list[tuple[float, Summary]], policy: VerifyPolicy, now: float
 ) -> Iterator[Summary]:
-    """Yield the proven locations whose turn it is, the longest unread first.
+    """Yield the proven locations that are due again, the longest unread first.
 
-    ``proven``: each with the time when it was last found well.  ``slack`` says for how many bytes
-    reading can wait and, at the even rate, meet every deadline.
+    ``proven``: each with the time of its last proof; sorted in place. ``slack``: how many bytes
+    reading can wait and still meet every deadline at the even rate.
     """
     proven.sort(key=lambda entry: (entry[0], entry[1].run, entry[1].location))
     sizes = [max(1, summary.size + summary.model_size) for _, summary in proven]

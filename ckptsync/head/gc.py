@@ -1,6 +1,8 @@
 """Retention over a store: decide, mark what no rule keeps, withdraw or remove what is marked.
 
-Killed at any moment and called again, it continues.  Two at once do what one would.
+`retention` decides for each run from summaries and from what trainers and events measured;
+`removal` acts on one location. `plan_retention` only says what is due; `apply_retention` does it.
+Killed at any moment and called again, it continues; two at once do what one would.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ _MOST = 200  # names of metrics that are kept of one checkpoint
 
 @dataclass(frozen=True, slots=True)
 class RetentionRequest:
-    """``rules`` by a run's name; ``grace`` in seconds; ``run``: of that one only."""
+    """What retention to apply: rules by a run's name, the grace period in seconds, and which run.
+
+    An empty ``run`` means all runs.
+    """
 
     rules: Callable[[str], Rules]
     grace: float = 86400.0
@@ -42,10 +47,10 @@ class RetentionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRemoval:
-    """One location, and what becomes of it; files and bytes of what would be deleted."""
+    """The decision on one location, and the files and bytes that would be deleted."""
 
     decision: RetentionDecision
-    seen: Summary
+    summary: Summary
     files: int
     size: int
 
@@ -59,13 +64,13 @@ class FailedLocation:
     error: CkptsyncError
 
     def __post_init__(self) -> None:
-        """Keep the error, and not what it was read of."""
+        """Drop the frames of the error's traceback, which hold what was read."""
         object.__setattr__(self, "error", without_frames(self.error))
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionResult:
-    """``planned``: what was decided of all locations; ``done``: what was done about some."""
+    """What was decided of all locations, what was done, and which locations failed."""
 
     planned: tuple[PlannedRemoval, ...] = ()
     done: tuple[RemovalOutcome, ...] = ()
@@ -79,9 +84,10 @@ def plan_retention(
     cache: Cache | None = None,
     metrics: TrainerMetrics | None = None,
 ) -> RetentionResult:
-    """Return what is due; write nothing.  ``now``: seconds on the store's clock.
+    """Return what is due; write nothing.
 
-    Raises StoreError if it cannot be listed.
+    ``now``: seconds on the store's clock. A run that cannot be judged is in ``failed``. Raise
+    StoreError if the store cannot be listed.
     """
     metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)
@@ -112,12 +118,10 @@ def apply_retention(
     progress: Callable[[int], object] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> RetentionResult:
-    """Do what is due.  One location's failure stops no other.
+    """Do what is due; return it. One location's failure stops no other.
 
-    Raises StoreError as `plan_retention` does.
-
-    ``progress`` takes the bytes of each deleted file.  If ``is_over`` after a location, the rest is
-    left to the next time.
+    ``progress`` gets the bytes of each deleted file. If ``is_over`` returns true after a location,
+    the others are left to the next call. Raise StoreError if the store cannot be listed.
     """
     cache = cache or Cache()
     metrics, removal = TrainerMetrics(store), Removal(store, cache, progress)
@@ -130,7 +134,11 @@ def apply_retention(
             if decision.action == "mark":
                 done.append(_mark(store, removal_plan, metrics))
             elif decision.action == "withdraw":
-                done.append(removal.withdraw(decision.run, decision.location, decision.scope, decision.reason))
+                done.append(
+                    removal.withdraw(
+                        decision.run, decision.location, decision.scope, decision.reason
+                    )
+                )
             elif decision.action == "remove":
                 done.append(removal.remove(decision))
         except CkptsyncError as e:
@@ -141,6 +149,7 @@ def apply_retention(
 
 
 def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
+    """Return a decision with the files and bytes that it deletes."""
     files = size = 0
     if decision.action not in ("nothing", "withdraw"):
         if not (summary.shards_retired and summary.done):
@@ -151,21 +160,21 @@ def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
 
 
 def _mark(store: Store, planned: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
-    """Mark a location, or its shards.
+    """Write the tombstone that marks a location, or its shards; return the outcome.
 
-    Of shards the tombstone says what the trainer measured, so that the best are still known.
+    That of shards holds what the trainer measured, so that the best checkpoints are still known.
     """
     run, location, scope = planned.decision.run, planned.decision.location, planned.decision.scope
     reason = planned.decision.reason
     check_alone(store, run, location)
-    manifests = read_manifests(store, planned.seen.manifests)
-    measured = (metrics.of(planned.seen) or {}) if scope == "shards" else {}
+    manifests = read_manifests(store, planned.summary.manifests)
+    measured = (metrics.of(planned.summary) or {}) if scope == "shards" else {}
     write_tombstone(store, manifests, scope, "marked", reason=reason, metrics=measured)
     return RemovalOutcome(run, location, "marked", scope, reason, planned.files, planned.size)
 
 
 def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
-    """Return manifests by name.  Raises Corrupt, Unsupported, NotFound, StoreError."""
+    """Return manifests by name; raise Corrupt, Unsupported, NotFound or StoreError."""
     records = {name: read_record(store, parsed) for name, parsed in record_names(names).items()}
     return {name: r for name, r in records.items() if isinstance(r, Manifest)}
 
@@ -178,9 +187,10 @@ class TrainerMetrics:
         self._known: dict[tuple[str, str], Mapping[str, float] | None] = {}
 
     def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
-        """Return location → value; None if it is not known yet, no entry if it was not measured.
+        """Return location → value of a metric.
 
-        What an event measured counts before what the trainer logged.
+        It is None if it is not known yet; there is no entry if it was not measured. What an event
+        measured counts before what the trainer logged.
         """
         by_event = {
             s.location: dict(s.metrics)[metric] for s in locations if metric in dict(s.metrics)
@@ -193,15 +203,18 @@ class TrainerMetrics:
             measured = self.of(summary)
             if measured is None or metric in measured:
                 by_location[summary.location] = measured[metric] if measured else None
-            elif by_event and max(summary.arrived, summary.merged, summary.proof.first) > measured_last:
+            elif (
+                by_event
+                and max(summary.arrived, summary.merged, summary.proof.first) > measured_last
+            ):
                 # its event is yet to come
                 by_location[summary.location] = None
         return by_location
 
     def of(self, summary: Summary) -> Mapping[str, float] | None:
-        """Return all that is known of a location; None if it is damaged, or gone.
+        """Return all metrics of a location; None if they are damaged or gone.
 
-        Raises StoreError if the store does not answer.
+        They are read once. Raise StoreError if the store does not answer.
         """
         key = (summary.run, summary.location)
         if key not in self._known:
@@ -213,6 +226,10 @@ class TrainerMetrics:
         return self._known[key]
 
     def _of_state(self, summary: Summary) -> Mapping[str, float]:
+        """Return the metrics in a location's `trainer_state.json`; none if it has no such file.
+
+        Raise Corrupt if the bytes are not those of its manifest.
+        """
         copies = locate_files(read_manifests(self._store, summary.manifests).values()).get(
             TRAINER_STATE
         )
@@ -224,6 +241,7 @@ class TrainerMetrics:
         return parse_metrics(data, summary.step)
 
     def _of_tombstone(self, summary: Summary) -> Mapping[str, float]:
+        """Return the metrics of the newest tombstone of shards that has any."""
         names = (e.name for e in self._store.names(records_prefix(summary.run, summary.location)))
         stones = [p for p in record_names(names).values() if p.kind == "tombstone"]
         for parsed in sorted(stones, key=lambda p: -p.n):
@@ -234,7 +252,7 @@ class TrainerMetrics:
 
 
 def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
-    """Return the last finite value of every metric that was logged up to ``step``.  Raises Corrupt.
+    """Return the last finite value of every metric that was logged up to ``step``; raise Corrupt.
 
     transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time:
     a mapping with ``step`` and what was measured.

@@ -1,8 +1,9 @@
 """Orphaned files: files that no record names, unneeded copies, drafts of killed writers.
 
-A file is orphaned only where we wrote before, and can know: in the directories of locations that a
-record, or a node's announcement of an upload, names; where every record can be read; when nobody
-has written it for `IDLE`, and no node announces an upload.
+Killed uploads leave files that nobody needs, but a file may also be on its way, or be a person's.
+So a file is orphaned only in directories of locations that a record, or a node's announcement of an
+upload, names; only if every record of that checkpoint can be read; if nobody has written it for
+`IDLE`, and no node announces an upload.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ IDLE = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """``run``, ``checkpoint``, ``location``: of the file, empty for a draft.
+    """An orphaned file; ``run``, ``checkpoint`` and ``location`` are empty for a draft.
 
-    ``records``: names of all of the checkpoint's, when it was found.
+    ``records``: names of all records of the checkpoint when the file was found.
     """
 
     entry: Entry
@@ -49,9 +50,9 @@ class Orphan:
 
 
 def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
-    """Yield all orphaned files of a run, or of the store.  ``now``: seconds on the store's clock.
+    """Yield all orphaned files of a run, or of the store if ``run`` is empty.
 
-    Raises StoreError.
+    ``now``: seconds on the store's clock. Raise StoreError.
     """
     entries = list(store.names(f"{run}/" if run else ""))
     listed = record_names(e.name for e in entries)
@@ -68,7 +69,9 @@ def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
         stored_manifests = collect_manifests(
             {n: r for n, r in records.items() if (r.run, r.checkpoint) == name}
         )
-        manifests = [k.manifest for k in live_manifests(stored_manifests) if k.manifest.location == location]
+        manifests = [
+            k.manifest for k in live_manifests(stored_manifests) if k.manifest.location == location
+        ]
         named_files = {m.stored_name(file) for m in manifests for file in m.files}
         models = [
             r
@@ -97,10 +100,10 @@ def delete_orphans(
     *,
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[Orphan]:
-    """Delete orphaned files; yield each that is gone.  Raises StoreError.
+    """Delete orphaned files; yield each that is deleted. Raise StoreError.
 
-    Nothing of a checkpoint of which a node announces an upload by now, or whose records have
-    changed, is deleted.
+    Files of a checkpoint are left if a node announces an upload of it by now, or if its records
+    have changed since they were found.
     """
     wait_until_visible(store, wait)
     for orphan in orphans:
@@ -123,7 +126,7 @@ def delete_orphans(
 
 
 def _list_locations(entries: Iterable[Entry]) -> set[tuple[str, str]]:
-    """Return the locations that have a record, or that a node ever announced an upload of."""
+    """Return the (run, location) pairs that have a record, or an announcement of an upload."""
     locations: set[tuple[str, str]] = set()
     for entry in entries:
         run, _, rest = entry.name.partition(f"/{RECORDS}/")

@@ -1,9 +1,10 @@
 """Plan what can be done about a location's damage, and by whom; do what can be done here.
 
-Consolidated files are made again from shards that are well.  A shard is copied from another
-location of the run that holds the same bytes, or uploaded by a node that named it and still has
-them; a node that has them no more says so in its heartbeat.  Only its own node can write a damaged
-manifest again.  The plan is a pure function.
+The same bytes may exist elsewhere. Consolidated files are made again from undamaged shards. A shard
+is copied from another location of the run that holds the same bytes, or uploaded by a node that
+named it and still has them; a node that no longer has them says so in its heartbeat. Only its own
+node can write a damaged manifest again. `plan_repair` is a pure function; `repair` does what the
+plan has for this machine.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _DELETED = {
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node by its heartbeat: whether it runs, and by record what it cannot give."""
+    """A node by its heartbeat: whether it runs, and by record which files it cannot supply."""
 
     is_alive: bool
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -65,11 +66,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What to do about one damaged file or record, which ``name`` names as reports do.
+    """What to do about one damaged file or record; ``name`` is as in reports.
 
-    ``words``: how, and who; ``consequences``: what is lost.
-
-    ``source``: the name in the store that it is copied from.
+    ``words``: how, and who does it; ``consequences``: what is lost. ``source``: the name in the
+    store that it is copied from.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What to do about all damage of one location."""
+    """What to do about all damage of one location, the worst first."""
 
     run: str
     location: str
@@ -90,13 +90,13 @@ class RepairPlan:
 
     @property
     def exit_code(self) -> int:
-        """10: something cannot be repaired; 3: somebody must act first; 0: all will be well."""
+        """Return 10 if something is lost, 3 if somebody must act first, else 0."""
         hows = {part.how for part in self.parts}
         return 10 if "lost" in hows else 3 if hows & {"ask", "away", "later"} else 0
 
     @property
     def doable(self) -> frozenset[str]:
-        """Names of what can be repaired here."""
+        """Return the names of what can be repaired on this machine."""
         return frozenset(
             part.name for part in self.parts if part.how in ("rebuild", "copy", "delete")
         )
@@ -111,13 +111,16 @@ def plan_repair(
 ) -> RepairPlan:
     """Return what to do about a location.
 
-    ``run_state``: all of its run; ``findings``: all known damage, reported or not.
+    ``run_state``: all of its run; ``findings``: all known damage, reported or not; ``nodes``: by
+    id.
     """
     state = next((s for s in run_state.readable if (s.run, s.location) == (run, location)), None)
     parts = [_plan_record(fault, state, nodes) for fault in run_state.faults_of(run, location)]
     if state is not None:
         # of each file the newest that says that its bytes differ, else the newest
-        by_kind = sorted((f for f in findings if f.kind in DAMAGE), key=lambda f: f.kind in OF_BYTES)
+        by_kind = sorted(
+            (f for f in findings if f.kind in DAMAGE), key=lambda f: f.kind in OF_BYTES
+        )
         damage = {f.name: f for f in by_kind}.values()
         located = {
             copy.name.removeprefix(f"{run}/"): (path, copy)
@@ -131,9 +134,15 @@ def plan_repair(
         model = f"{CONSOLIDATED}/{location}"
         if state.model_record:
             model_files = {f"{model}/{f.path}" for f in state.model_record.files}
-            parts += [_plan_model_file(f, state, shard_repairs) for f in damage if f.name in model_files]
+            parts += [
+                _plan_model_file(f, state, shard_repairs) for f in damage if f.name in model_files
+            ]
         else:
-            parts += [_plan_model_record(f.name, _damage_text(f), state) for f in damage if f.name == model]
+            parts += [
+                _plan_model_record(f.name, _damage_text(f), state)
+                for f in damage
+                if f.name == model
+            ]
     parts.sort(key=lambda p: (ORDER.index(p.how), p.name))
     return RepairPlan(run, location, tuple(parts))
 
@@ -141,9 +150,9 @@ def plan_repair(
 def repair(
     store: Store, plan: RepairPlan, state: LocationState | None, options: HeadOptions
 ) -> tuple[str, ...]:
-    """Do what can be done here; return the names of what was written or deleted.
+    """Do the parts of a plan that can be done here; return the names that were written or deleted.
 
-    Raises the first error.
+    ``state``: the location as it was planned. Raise the first error.
     """
     done: list[str] = []
     for part in plan.parts:
@@ -161,8 +170,10 @@ def repair(
             store.delete(name)
             done.append(part.name)
         elif part.how == "copy" and state is not None:
-            copies = (at for where in state.files.values() for at in where)
-            entry = next((at.entry for at in copies if at.name == name), None)
+            copies = (
+                located for copies_of_path in state.files.values() for located in copies_of_path
+            )
+            entry = next((located.entry for located in copies if located.name == name), None)
             if entry is None:  # it has moved since it was planned
                 continue
             error = Corrupt(
@@ -180,7 +191,7 @@ def repair(
 
 
 def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:
-    """Return whether a report has compared all bytes and calls a file wrong only in its meaning."""
+    """Return whether all bytes were compared and match: only the file's meaning is wrong."""
     if finding.kind in OF_BYTES:
         return False
     for report in (state.records.reports[name] for name in state.conditions.proof.damage):
@@ -195,9 +206,9 @@ def _damage_text(finding: VerifyFinding) -> str:
 
 
 def _stored_digests(run_state: StoreState, state: LocationState) -> dict[str, str]:
-    """Return digest → a name with these bytes.
+    """Return digest → a stored name with these bytes, which no report calls damaged.
 
-    In the location itself if no report complains of the file, else in a VERIFIED location.
+    It is in the location itself, else in a VERIFIED location of the run.
     """
     stored = {}
     for other_state in run_state.readable:
@@ -208,7 +219,11 @@ def _stored_digests(run_state: StoreState, state: LocationState) -> dict[str, st
     reports = [state.records.reports[name] for name in state.conditions.proof.damage]
     damaged_names = {f"{state.run}/{f.name}" for report in reports for f in report.findings}
     own_copies = (copy for all_copies in state.files.values() for copy in all_copies)
-    sound_copies = (copy for copy in own_copies if copy.name not in damaged_names and state.sizes.get(copy.name) == copy.entry.size)
+    sound_copies = (
+        copy
+        for copy in own_copies
+        if copy.name not in damaged_names and state.sizes.get(copy.name) == copy.entry.size
+    )
     return stored | {copy.entry.digest: copy.name for copy in sound_copies}
 
 
@@ -219,6 +234,7 @@ def _plan_shard(
     stored: Mapping[str, str],
     nodes: Mapping[str, NodeState],
 ) -> Repair:
+    """Return what to do about a damaged shard; ``stored``: see `_stored_digests`."""
     path, copy = shard
     damage = _damage_text(finding)
     if _is_as_recorded(finding, state):
@@ -269,8 +285,13 @@ def _explain_loss(path: str, state: LocationState) -> str:
     return "neither the model nor a resumed training needs this file"
 
 
-def _plan_model_file(finding: VerifyFinding, state: LocationState, shards: Iterable[Repair]) -> Repair:
-    """Plan the repair of a consolidated file."""
+def _plan_model_file(
+    finding: VerifyFinding, state: LocationState, shards: Iterable[Repair]
+) -> Repair:
+    """Return what to do about a damaged file of the model.
+
+    ``shards``: the repairs of damaged shards that it may be made of.
+    """
     name, damage = finding.name, _damage_text(finding)
     if _is_as_recorded(finding, state):
         words = f"a model made again has the same bytes: {_WRONG_MEANING}"
@@ -290,14 +311,17 @@ def _plan_model_file(finding: VerifyFinding, state: LocationState, shards: Itera
 
 
 def _list_tensors(finding: VerifyFinding, state: LocationState) -> tuple[str, ...]:
-    """Name the tensors that the damage overlaps; of a missing consolidated file, all in it."""
+    """Return a line with the tensors in the damage; of a missing file of the model, all in it."""
     path = finding.name.removeprefix(f"{CONSOLIDATED}/{state.location}/")
     recorded = state.model_record.tensors if state.model_record else ()
     names = finding.tensors or tuple(t.name for t in recorded if t.file == path)
     return (f"tensors {', '.join(names)}",) if names else ()
 
 
-def _plan_record(fault: Fault, state: LocationState | None, nodes: Mapping[str, NodeState]) -> Repair:
+def _plan_record(
+    fault: Fault, state: LocationState | None, nodes: Mapping[str, NodeState]
+) -> Repair:
+    """Return what to do about a record that cannot be read, by its kind."""
     name, kind = fault.name.removeprefix(f"{fault.run}/"), fault.record.kind
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):
@@ -331,7 +355,7 @@ def _plan_record(fault: Fault, state: LocationState | None, nodes: Mapping[str, 
 
 
 def _plan_model_record(name: str, damage: str, state: LocationState | None) -> Repair:
-    """Plan the repair of a model record: rebuild it from the shards, unless they are deleted."""
+    """Return that a model record is rebuilt from the shards, or lost if they were deleted."""
     why = state.conditions.shards if state else ""
     if state is None or not why or state.demands.model.keys() <= state.present().keys():
         return Repair(name, "rebuild", "ckptsync writes it again together with the model", damage)

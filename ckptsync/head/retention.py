@@ -48,8 +48,8 @@ MOMENT = 0.5
 class RetentionDecision:
     """What becomes of a location, and why; what is due now, of all of it or of its shards.
 
-    ``left``: seconds until more is due, where it waits.  ``any_shards``: shards are deleted even
-    where a training can be resumed from no other checkpoint.
+    ``left``: seconds until more is due, if it waits. ``any_shards``: shards are deleted even if a
+    training can be resumed from no other checkpoint.
     """
 
     run: str
@@ -66,9 +66,9 @@ class RetentionDecision:
 class RunEvidence:
     """What is known of a run beside its summaries.
 
-    ``metrics``: location → the value that `keep_best` reads; None where it could not be read, no
-    entry where it was never measured.  ``unreadable``: names of checkpoints of which some record
-    cannot be read.
+    ``metrics``: location → the value that `keep_best` reads; None if it could not be read, no entry
+    if it was never measured. ``unreadable``: names of checkpoints of which some record cannot be
+    read.
     """
 
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -84,10 +84,8 @@ def decide(
 ) -> tuple[RetentionDecision, ...]:
     """Return one decision a location, the newest first.
 
-    ``locations``: all of one run, also those that are marked.
-
-    ``now`` and ``grace`` in seconds, on the store's clock.  A location whose removal has begun
-    counts for no rule.
+    ``locations``: all of one run, also those that are marked. ``now`` and ``grace`` in seconds, on
+    the store's clock. A location whose removal has begun counts for no rule.
     """
     ordered = by_age(locations)[::-1]
     run = _RunRules([s for s in ordered if not is_being_deleted(s)], rules, evidence, now)
@@ -103,15 +101,19 @@ def decide(
                 summary.run, summary.location, "drop-shards" if shards else "keep", shards or reason
             )
         else:
-            decision = RetentionDecision(summary.run, summary.location, "drop", run.rules_against(summary))
-        decisions.append(replace(with_action(decision, summary, now, grace), any_shards=rules.shards == 0))
+            decision = RetentionDecision(
+                summary.run, summary.location, "drop", run.rules_against(summary)
+            )
+        decisions.append(
+            replace(with_action(decision, summary, now, grace), any_shards=rules.shards == 0)
+        )
     return tuple(decisions)
 
 
 def with_action(
     decision: RetentionDecision, summary: Summary, now: float, grace: float
 ) -> RetentionDecision:
-    """Return the decision with what is due now."""
+    """Return the decision with the action due at ``now``, its scope, and the seconds left."""
     verdict = decision.verdict
     # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.
     is_of_shards = verdict == "drop-shards" or (verdict == "keep" and bool(summary.shards_retired))
@@ -133,10 +135,10 @@ def with_action(
 
 
 def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
-    """Return the checkpoints of a run of which an unreadable record could be a reason to keep them.
+    """Return the checkpoints of a run that an unreadable record could be a reason to keep.
 
-    A damaged model record or report is none; a damaged keep is one, and a damaged event, which may
-    have measured that it is the best.
+    A damaged model record or report is none; a damaged keep is one, and so is a damaged event,
+    which may have measured that the checkpoint is the best.
     """
     return frozenset(
         checkpoint_of(f.location)
@@ -146,17 +148,17 @@ def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
     )
 
 
-def protection(seen: Summary, conflicts: Collection[str], unreadable: Collection[str]) -> str:
+def protection(summary: Summary, conflicts: Collection[str], unreadable: Collection[str]) -> str:
     """Return why no rule may delete a location, whatever its neighbours are; empty if one may.
 
     ``conflicts``, ``unreadable``: names of checkpoints in conflict, and of those with an unreadable
     record.
     """
-    if seen.kept:
-        return f"kept by hand: {seen.kept}" if seen.kept != "kept by hand" else seen.kept
-    if seen.status == "CONFLICT" or seen.checkpoint in conflicts:
+    if summary.kept:
+        return f"kept by hand: {summary.kept}" if summary.kept != "kept by hand" else summary.kept
+    if summary.status == "CONFLICT" or summary.checkpoint in conflicts:
         return "conflict: two saves have this name"
-    return "a record of its name cannot be read" if seen.checkpoint in unreadable else ""
+    return "a record of its name cannot be read" if summary.checkpoint in unreadable else ""
 
 
 def last_protection(
@@ -164,8 +166,8 @@ def last_protection(
 ) -> str:
     """Return why the remaining checkpoints do not allow this removal; empty if they do.
 
-    ``others``: locations of its run that are whole at this moment.  ``resumes``: a training can be
-    resumed from it, and must be from another one then.  All that is marked counts as gone: so of
+    ``others``: locations of its run that are whole at this moment. ``resumes``: a training can be
+    resumed from it, and must be from another one then. All that is marked counts as removed: so of
     two heads that mark each other's last one, neither removes it.
     """
     remaining = [s for s in others if not s.retired and is_verified(s)]
@@ -179,14 +181,17 @@ def last_protection(
 
 
 def is_being_deleted(summary: Summary) -> bool:
-    """Return whether its files are being deleted: nothing is left to decide."""
+    """Return whether its files are being deleted, so that nothing is left to decide."""
     return bool(summary.retired) and summary.begun
 
 
 def is_verified(summary: Summary) -> bool:
     """Return whether it is VERIFIED, or was when it was marked."""
     return summary.status == "VERIFIED" or (
-        summary.status == "RETIRED" and summary.model and summary.consolidated and summary.proof.holds
+        summary.status == "RETIRED"
+        and summary.model
+        and summary.consolidated
+        and summary.proof.holds
     )
 
 
@@ -196,9 +201,9 @@ def is_resumable(summary: Summary) -> bool:
 
 
 class _RunRules:
-    """The locations of a run that are there, the newest first.
+    """The rules of a run, applied to its locations, which come newest first.
 
-    Each method returns a reason, empty where it does not apply.
+    Each method returns a reason, empty if it does not apply.
     """
 
     def __init__(
@@ -219,14 +224,16 @@ class _RunRules:
         names = {s.location for s in verified}
         count = total = 0
         for summary in locations:
-            total += (0 if summary.shards_retired and summary.done else summary.size) + summary.model_size
+            total += (
+                0 if summary.shards_retired and summary.done else summary.size
+            ) + summary.model_size
             self._newer[summary.location], self._sums[summary.location] = count, total
             count += summary.location in names
         values = [evidence.metrics.get(s.location) for s in verified] if rules.keep_best else []
         self._values = [value for value in values if value is not None]
 
     def protection(self, summary: Summary) -> str:
-        """Return why no rule may delete it."""
+        """Return why no rule may delete a location."""
         if why := protection(summary, self._conflicts, self._evidence.unreadable):
             return why
         if summary.location in self._extra:
@@ -247,7 +254,7 @@ class _RunRules:
         return ""
 
     def rule_for(self, summary: Summary) -> str:
-        """Return why a rule, or all limits together, keep the location; empty if they do not."""
+        """Return why a rule, or all limits together, keep a location; empty if they do not."""
         rules, limits = list(self._keeping(summary)), list(self._limits(summary))
         if why := next((why for keeps, why, _ in rules if keeps), ""):
             return why
@@ -256,7 +263,7 @@ class _RunRules:
         return "" if rules or limits else "no rule deletes it"
 
     def rules_against(self, summary: Summary) -> str:
-        """Return why no rule keeps it."""
+        """Return why no rule and no limit keeps a location."""
         judgements = (*self._keeping(summary), *self._limits(summary))
         why = ", ".join(against for holds, _, against in judgements if not holds)
         if is_verified(summary):
@@ -264,14 +271,22 @@ class _RunRules:
         return f"{summary.status.lower()}, and a newer checkpoint is verified; {why}"
 
     def _keeping(self, summary: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield of each rule that keeps some: whether it keeps this one, why, and why not."""
-        keep_last, keep_every, best = self._rules.keep_last, self._rules.keep_every, self._rules.keep_best
+        """Yield, for each rule that keeps some: whether it keeps this one, why, and why not."""
+        keep_last, keep_every, best = (
+            self._rules.keep_last,
+            self._rules.keep_every,
+            self._rules.keep_best,
+        )
         if keep_last:
             is_new = self._newer[summary.location] < keep_last
             yield is_new, f"one of the newest {keep_last}", f"not one of the newest {keep_last}"
         if keep_every:
             is_nth = summary.step is not None and summary.step % keep_every == 0
-            yield is_nth, f"its step is a multiple of {keep_every}", f"its step is not a multiple of {keep_every}"
+            yield (
+                is_nth,
+                f"its step is a multiple of {keep_every}",
+                f"its step is not a multiple of {keep_every}",
+            )
         if best:
             against = f"not one of the best {best.count} by {best.metric}"
             value = self._evidence.metrics.get(summary.location)
@@ -285,7 +300,7 @@ class _RunRules:
                 yield better < best.count, why, against
 
     def _limits(self, summary: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield, for each limit: is it within the limit, the reason to keep it, the one not to."""
+        """Yield, for each limit: whether this one is within it, why it is kept, and why not."""
         if age := self._rules.max_age:
             is_young = self._now - self._written[summary.location] < age
             yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
@@ -300,19 +315,21 @@ class _RunRules:
         is_proven = is_verified(summary) and summary.consolidated
         if shards is None or summary.kept or summary.status == "CONFLICT" or not is_proven:
             return ""
-        if summary.location in self._extra or (shards > 0 and summary.location in self._newest_resumable):
+        if summary.location in self._extra or (
+            shards > 0 and summary.location in self._newest_resumable
+        ):
             return ""
         is_old = self._newer[summary.location] >= shards
         return f"its model is verified, and not one of the newest {shards}" if is_old else ""
 
 
 def _newest(ordered: Sequence[Summary]) -> set[str]:
-    """Return the newest, and the newest that is not marked, of locations with the newest first."""
+    """Return the newest location, and the newest that is not marked; the newest comes first."""
     return {s.location for s in (*ordered[:1], *[s for s in ordered if not s.retired][:1])}
 
 
 def _score(value: float, rule: Best) -> float:
-    """Less is better; NaN is worst."""
+    """Return a value by which the best checkpoint has the least; NaN is the worst."""
     if value != value:  # noqa: PLR0124 - nothing but NaN
         return float("inf")
     return -value if rule.is_greatest else value
