@@ -1,14 +1,11 @@
-"""The catalogue of a store: records are listed each time, and read where a listing changed.
+"""The catalogue of a store: records are listed each time, and read only where the listing changed.
 
-Every time it lists the names of all records, and the files of locations that wait for some.  It
-does not list again the files that were there as named while no record changes: that they stay is
-the verifier's to prove.  So nothing that deletes or overwrites may rest on what is said here; that
-reads `uncached`.
-
-Manifests of one checkpoint's name decide together over all of its locations
-(`records.manifest_groups`), so a checkpoint with all its locations is what is read, and cached, at
-once.  Where the listing of a run's records has not changed, only files of its open locations are
-listed: so reading a store again costs little more than its listing.
+Reading all records of a large store takes minutes, but a record never changes under its name. So
+what was made of a checkpoint's records is cached by a digest of their listing. Manifests of one
+checkpoint's name decide together over all of its locations (`records.manifest_groups`), so a
+checkpoint with all its locations is read, and cached, at once. Files are listed only of locations
+that wait for some: that finished files stay is the verifier's to prove. So nothing that deletes or
+overwrites may rest on a cached summary; that reads `uncached`.
 """
 
 from __future__ import annotations
@@ -72,9 +69,9 @@ UNLISTED: frozenset[Status] = frozenset({"VERIFIED", "RETIRED", "CONFLICT"})
 class Checkpoint:
     """What was read of a checkpoint's locations.
 
-    ``key`` is of its records' listing, ``data`` of that of the files below ``open``: the prefixes
-    of locations that wait for files, or for their repair.  ``newest``: the newest mtime of files
-    when they were listed.
+    ``key`` is of the listing of its records; ``data`` of that of the files below ``open``, the
+    prefixes of locations that wait for files or for their repair. ``newest``: the newest mtime of
+    files when they were listed.
     """
 
     key: str
@@ -88,8 +85,8 @@ class Checkpoint:
 class CachedRun:
     """What was read of a run: its checkpoints by name, in reading order.
 
-    ``key``: of the listing of its records, empty while a checkpoint could not be cached.  ``cuts``:
-    where its next listing is cut into slices.
+    ``key``: of the listing of its records, empty while a checkpoint could not be cached. ``cuts``:
+    names at which its next listing is cut into slices.
     """
 
     key: str = ""
@@ -99,13 +96,12 @@ class CachedRun:
 
 @dataclass
 class Cache:
-    """What was read before, of one store.
+    """The summaries of one store that were read before.
 
-    Records never change under a name; losing the cache costs reading again.  It is kept for the
-    next process in a file of this user, which may be deleted at any time.  A run in it counts only
-    if it is whole and of this version, and is decoded when it is needed.
-
-    ``is_new``: something in it was not there before.
+    Records never change under a name; losing the cache costs reading again. It is saved for the
+    next process in a file of this user, which may be deleted at any time. A run in that file counts
+    only if it is whole and of this version, and is decoded when it is needed. ``is_new``: something
+    was added since it was loaded or saved.
     """
 
     runs: dict[str, CachedRun] = field(default_factory=dict)
@@ -115,7 +111,7 @@ class Cache:
 
     @classmethod
     def load(cls, url: str) -> Cache:
-        """Return the saved cache of a store; an empty one where there is none that counts."""
+        """Return the saved cache of a store; an empty one if none is saved, or it is damaged."""
         try:
             descriptor = os.open(cache_path(url), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (OSError, RuntimeError):
@@ -136,19 +132,19 @@ class Cache:
         return cache
 
     def run(self, name: str) -> CachedRun:
-        """Return what was read of a run before; it is empty if nothing was."""
+        """Return what was read of a run before, or a new empty `CachedRun`, which is added."""
         if place := self._saved.pop(name, None):
             with contextlib.suppress(OSError, *_UNDECODABLE):
                 body = os.pread(self._descriptor, place.size, place.start)
                 if digest(body) == place.digest:
                     self.runs[name] = _RUN.decode(body)
-                    _share(self.runs[name])
+                    _share_values(self.runs[name])
         return self.runs.setdefault(name, CachedRun())
 
     def save(self, url: str) -> None:
-        """Write the cache of a store, if it holds anything new.
+        """Write the cache of a store to its file, if it holds anything new.
 
-        A disk that is full, or a home that cannot be written, is no error.
+        A full disk, or a home that cannot be written, is no error.
         """
         if not self.is_new:
             return
@@ -177,20 +173,20 @@ class Cache:
                 draft.unlink()
 
     def unpack(self) -> None:
-        """Have all of it in ``runs``."""
+        """Decode all saved runs into ``runs``."""
         for name in [*self._saved]:
             self.run(name)
 
-    def forget_others(self, runs: Collection[str]) -> None:
-        """Remove all runs but these."""
-        for name in {**self._saved, **self.runs}.keys() - runs:
+    def forget_others(self, names: Collection[str]) -> None:
+        """Remove all runs but those of these ``names``."""
+        for name in {**self._saved, **self.runs}.keys() - names:
             self._saved.pop(name, None)
             self.runs.pop(name, None)
             self.is_new = True
 
 
-def _share(run: CachedRun) -> None:
-    """Have equal values of a run's summaries be one value: a third of their memory."""
+def _share_values(run: CachedRun) -> None:
+    """Replace equal values of a run's summaries by one object: a third of their memory."""
     values: dict[object, object] = {}
     for checkpoint in run.checkpoints.values():
         for summary in checkpoint.summaries:
@@ -210,6 +206,8 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
+    """The index of the cache's file: the store, and where each run lies."""
+
     url: str
     runs: dict[str, _Place]
 
@@ -234,12 +232,10 @@ _RUN = msgspec.msgpack.Decoder(CachedRun)
 
 
 def cache_path(url: str) -> Path:
-    """Return where the cache of a store is.
+    """Return the path of a store's cache.
 
-    That is below ``CACHE_DIRECTORY`` (as systemd sets it), ``XDG_CACHE_HOME``, or ``~/.cache``.
-
-    Raises RuntimeError for a user whom the system does not know, and who has no ``HOME``, as in a
-    container.
+    It is below ``CACHE_DIRECTORY`` (as systemd sets it), ``XDG_CACHE_HOME``, or ``~/.cache``. Raise
+    RuntimeError for a user whom the system does not know and who has no ``HOME``.
     """
     own = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     base = (
@@ -250,95 +246,144 @@ def cache_path(url: str) -> Path:
     return base / f"catalogue-{digest(url.encode())[:16]}"
 
 
+@dataclass(slots=True)
+class _Listing:
+    """What the listing of some runs' records shows.
+
+    ``keys``: run → key of its records.  ``changed``: checkpoints to read, with their records.
+    ``sending``: see `senders`.  ``clock``: the newest mtime.
+    """
+
+    keys: dict[str, str] = field(default_factory=dict)
+    changed: dict[Name, list[Entry]] = field(default_factory=dict)
+    sending: dict[Name, dict[str, float]] = field(default_factory=dict)
+    clock: float = 0.0
+
+
 def read_catalogue(
     store: Store, cache: Cache | None = None, run: str = "", now: float | None = None
 ) -> Catalogue:
-    """Return the catalogue of ``run``, or of the store.
+    """Return the catalogue of ``run``, or of the whole store if it is empty.
 
-    Raises StoreError; what is wrong with one record is a `Fault`.
-
-    Whatever was read before an error is cached, so that the next call goes on there.  ``now``:
-    seconds on the store's clock, by which a node that no longer says that it uploads has stopped;
-    if not given, this machine's clock.
+    What is read is added to ``cache``, also before an error, so that the next call continues.
+    Raise StoreError; a record that cannot be read is a `Fault`.  ``now``: seconds on the store's
+    clock (default: this machine's), by which a node that no longer announces its upload has
+    stopped.
     """
     cache = cache or Cache()
-    now = time.time() if now is None else now
     runs = [run] if run else sorted(name for name in store.dirs("") if name != RECORDS)
-    sending: dict[Name, dict[str, float]] = {}
-    keys: dict[str, str] = {}
-    changed: dict[Name, list[Entry]] = {}
-    unreadable: dict[Name, Checkpoint] = {}
-    faults: list[Fault] = []
-    clock = 0.0
     pool = ThreadPool(1 if _is_on_local_disk(store) else AT_ONCE, "catalogue")
-
-    def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
-        # files of an upload come without a record
-        old = None if name in sending else cache.run(name[0]).checkpoints.get(name[1])
-        return _renewed(store, changed[name], old)
-
     try:
         with paused():
-            for listed, entries in _listed(store, runs, cache, pool):
-                clock = max(clock, max(map(attrgetter("mtime"), entries), default=0.0))
-                records = [e for e in entries if "/sending/" not in e.name]
-                if len(records) < len(entries):
-                    sending.update(senders(entries, now))
-                keys[listed] = listing_key(records)
-                changed |= _list_changed(cache, listed, entries, keys[listed], sending)
-        for name, (checkpoint, wrong, is_final) in zip(
-            changed, pool.map(renew, changed), strict=True
-        ):
-            checkpoints = cache.run(name[0]).checkpoints
-            if not is_final:
-                unreadable[name] = checkpoint
-            elif checkpoint is not checkpoints.get(name[1]):
-                checkpoints[name[1]], cache.is_new = checkpoint, True
-            faults += wrong
+            listing = _list_store(store, runs, cache, pool, time.time() if now is None else now)
+        unreadable, faults = _renew_changed(store, listing, cache, pool)
     finally:
         pool.shutdown(cancel_futures=True)  # after an error only running requests end
     if not run:
         cache.forget_others(runs)
-    all_checkpoints: list[Checkpoint] = []
-    for listed, key in keys.items():
-        its = {name: checkpoint for (of, name), checkpoint in unreadable.items() if of == listed}
-        all_checkpoints += _finish_run(cache, listed, key, its)
-    summaries = [s for checkpoint in all_checkpoints for s in checkpoint.summaries]
-    clock = max([clock, *(checkpoint.newest for checkpoint in all_checkpoints)])
-    uploading = [
+    checkpoints: list[Checkpoint] = []
+    for listed_run, key in listing.keys.items():
+        uncached = {name: c for (of_run, name), c in unreadable.items() if of_run == listed_run}
+        checkpoints += _finish_run(cache, listed_run, key, uncached)
+    summaries = [s for checkpoint in checkpoints for s in checkpoint.summaries]
+    faults.sort(key=lambda fault: fault.name)
+    uploading = _mark_uploading(summaries, listing.sending)
+    return Catalogue(
+        tuple(with_unnamed(store, uploading, listing.sending)),
+        tuple(faults),
+        max([listing.clock, *(checkpoint.newest for checkpoint in checkpoints)]),
+        _summarize_begun_uploads(store, listing.sending, summaries, faults),
+    )
+
+
+def _list_store(
+    store: Store, runs: Sequence[str], cache: Cache, pool: Executor, now: float
+) -> _Listing:
+    """List the records of runs; checkpoints that are gone are removed from ``cache``."""
+    listing = _Listing()
+    for run, entries in _list_runs(store, runs, cache, pool):
+        newest = max(map(attrgetter("mtime"), entries), default=0.0)
+        listing.clock = max(listing.clock, newest)
+        records = [e for e in entries if "/sending/" not in e.name]
+        if len(records) < len(entries):
+            listing.sending.update(senders(entries, now))
+        listing.keys[run] = listing_key(records)
+        listing.changed |= _list_changed(cache, run, entries, listing.keys[run], listing.sending)
+    return listing
+
+
+def _renew_changed(
+    store: Store, listing: _Listing, cache: Cache, pool: Executor
+) -> tuple[dict[Name, Checkpoint], list[Fault]]:
+    """Read the changed checkpoints into ``cache``; return those that it may not hold, and faults.
+
+    All that were read before an error are in the cache.
+    """
+
+    def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
+        # files of an upload come without a record
+        is_sending = name in listing.sending
+        cached = None if is_sending else cache.run(name[0]).checkpoints.get(name[1])
+        return _renew_checkpoint(store, listing.changed[name], cached)
+
+    unreadable: dict[Name, Checkpoint] = {}
+    faults: list[Fault] = []
+    renewed = pool.map(renew, listing.changed)
+    for name, (checkpoint, own_faults, is_final) in zip(listing.changed, renewed, strict=True):
+        checkpoints = cache.run(name[0]).checkpoints
+        if not is_final:
+            unreadable[name] = checkpoint
+        elif checkpoint is not checkpoints.get(name[1]):
+            checkpoints[name[1]], cache.is_new = checkpoint, True
+        faults += own_faults
+    return unreadable, faults
+
+
+def _mark_uploading(
+    summaries: Sequence[Summary], sending: Mapping[Name, Mapping[str, float]]
+) -> list[Summary]:
+    """Return the summaries, explained; incomplete ones that a node is sending are UPLOADING."""
+    return [
         replace(s, status="UPLOADING", uploading=tuple(sorted(sending[s.run, s.checkpoint])))
         if s.status == "INCOMPLETE" and (s.run, s.checkpoint) in sending
         else s
         for s in explain_missing(summaries)
     ]
+
+
+def _summarize_begun_uploads(
+    store: Store,
+    sending: Mapping[Name, Mapping[str, float]],
+    summaries: Iterable[Summary],
+    faults: Iterable[Fault],
+) -> tuple[Summary, ...]:
+    """Return the checkpoints that nodes are sending and that have no manifest or fault yet."""
     described = {(f.run, checkpoint_of(f.location)) for f in faults}
     described |= {(s.run, s.checkpoint) for s in summaries if (s.run, s.checkpoint) in sending}
-    begun = [
+    return tuple(
         summarize_begun(*name, sending[name], store.names("/".join((*name, ""))))
         for name in sorted(sending.keys() - described)
-    ]
-    faults.sort(key=lambda fault: fault.name)
-    shown = tuple(with_unnamed(store, uploading, sending))
-    return Catalogue(shown, tuple(faults), clock, tuple(begun))
+    )
 
 
 def _is_on_local_disk(store: Store) -> bool:
-    """Return whether a store answers at once: threads would only wait for Python's lock."""
+    """Return whether a store answers at once, so that threads would only wait for Python's lock."""
     directory = directory_of(store)
     return directory is not None and not mount_of(directory).is_remote
 
 
-def _listed(
+def _list_runs(
     store: Store, runs: Sequence[str], cache: Cache, pool: Executor
 ) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield each run with what lies below its records.
+    """Yield each run with the entries below its records, in the order of ``runs``.
 
-    Several runs are listed at once, a long one in slices.
+    Several runs are listed at once, a long one in slices; its next cuts are noted in ``cache``.
     """
-    waiting: deque[tuple[str, list[Future[list[Entry]]]]] = deque()
+    pending: deque[tuple[str, list[Future[list[Entry]]]]] = deque()
 
     def next_run() -> tuple[str, list[Entry]]:
-        run, parts = waiting.popleft()
+        """Return the first pending run with its entries, once all its slices are listed."""
+        run, parts = pending.popleft()
         entries = join_slices(part.result() for part in parts)
         if entries:
             cache.run(run).cuts = cuts_of(entries)
@@ -346,10 +391,10 @@ def _listed(
 
     for run in runs:
         cuts = cache.run(run).cuts
-        waiting.append((run, [pool.submit(p) for p in slices(store, f"{run}/{RECORDS}/", cuts)]))
-        if len(waiting) > 2 * AT_ONCE:  # what is listed beforehand takes memory
+        pending.append((run, [pool.submit(p) for p in slices(store, f"{run}/{RECORDS}/", cuts)]))
+        if len(pending) > 2 * AT_ONCE:  # what is listed beforehand takes memory
             yield next_run()
-    while waiting:
+    while pending:
         yield next_run()
 
 
@@ -358,40 +403,44 @@ def _list_changed(
 ) -> dict[Name, list[Entry]]:
     """Return the checkpoints of a run that must be read, or listed, with their records.
 
-    Removes those that are gone from the cache.  ``key``: of the run's records; where it is that of
-    the cache, only checkpoints that wait for files are returned.
+    Checkpoints that are gone are removed from ``cache``. ``key``: of the run's records now; if it
+    is that of the cache, only checkpoints that wait for files are returned.
     """
     cached = cache.run(run)
     if key and key == cached.key and not any((run, name) in sending for name in cached.checkpoints):
-        waiting = {(run, name) for name, its in cached.checkpoints.items() if its.open}
+        waiting = {
+            (run, name) for name, records_of in cached.checkpoints.items() if records_of.open
+        }
         beginnings = tuple(f"{run}/{RECORDS}/{name}" for _, name in waiting)
         records = group_by_checkpoint(run, (e for e in entries if e.name.startswith(beginnings)))
-        return {name: its for name, its in records.items() if name in waiting}
+        return {name: records_of for name, records_of in records.items() if name in waiting}
     cached.key = ""
     records = group_by_checkpoint(run, entries)
-    for gone in [name for name in cached.checkpoints if (run, name) not in records]:
-        del cached.checkpoints[gone]
+    for deleted in [name for name in cached.checkpoints if (run, name) not in records]:
+        del cached.checkpoints[deleted]
         cache.is_new = True
     changed = {}
-    for name, its in records.items():
+    for name, records_of in records.items():
         old = cached.checkpoints.get(name[1])
-        if name in sending or not old or old.open or old.key != listing_key(its):
-            changed[name] = its
+        if name in sending or not old or old.open or old.key != listing_key(records_of):
+            changed[name] = records_of
     return changed
 
 
 def _finish_run(
     cache: Cache, run: str, key: str, unreadable: Mapping[str, Checkpoint]
 ) -> Iterable[Checkpoint]:
-    """Return a run's checkpoints in reading order, once what has changed is in the cache.
+    """Return a run's checkpoints in reading order, and mark the run as cached under ``key``.
 
-    ``unreadable``: those that may not be cached.
+    ``unreadable``: checkpoints that may not be cached; then the run is not marked.
     """
     cached = cache.run(run)
     if cached.key != key or unreadable:
         ordered = {**cached.checkpoints, **unreadable}
         ordered = {name: ordered[name] for name in sorted(ordered, key=partial(reading_order, run))}
-        cached.checkpoints = {name: its for name, its in ordered.items() if name not in unreadable}
+        cached.checkpoints = {
+            name: checkpoint for name, checkpoint in ordered.items() if name not in unreadable
+        }
         cached.key = "" if unreadable else key
         cache.is_new |= bool(cached.checkpoints)
         return ordered.values()
@@ -399,7 +448,7 @@ def _finish_run(
 
 
 def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
-    """Return what lies below a run's records, by checkpoint, without announcements of uploads."""
+    """Return the entries below a run's records by checkpoint, without announcements of uploads."""
     groups: dict[Name, list[Entry]] = {}
     start = len(f"{run}/{RECORDS}/")
     for entry in entries:
@@ -410,68 +459,79 @@ def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[E
 
 
 def listing_key(entries: Iterable[Entry]) -> str:
-    """Return a digest of a listing in any order: of its names, sizes and times."""
+    """Return a digest of names, sizes and times in any order; empty for no entries."""
     ordered = sorted(entries)
     return digest(msgspec.msgpack.encode(ordered))[:32] if ordered else ""
 
 
-def _renewed(
+def _renew_checkpoint(
     store: Store, entries: list[Entry], old: Checkpoint | None
 ) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
-    """Return a checkpoint as it is now, or ``old``; its faults; and whether it may be cached.
+    """Return a checkpoint as it is now, its faults, and whether it may be cached.
 
-    ``entries``: of its records.  It may not be cached if a record could not be read, or was deleted
-    meanwhile.
+    It is ``old`` itself if neither its records (``entries``) nor the files that it waits for have
+    changed. It may not be cached if a record could not be read, or was deleted meanwhile.
     """
     key = listing_key(entries)
-    if old and old.key == key and listing_key(_files(store, old.open)) == old.data:
+    if old and old.key == key and listing_key(_list_files(store, old.open)) == old.data:
         return old, (), True
     names = record_names(entry.name for entry in entries)
     records, faults = read_checkpoint_records(store, {e.name: e.size for e in entries})
     hidden = hidden_by(faults)
-    sizes, unlisted = _without_listing(records, hidden)
-    files = list(_files(store, unlisted))
+    sizes, unlisted = _split_by_finished(records, hidden)
+    files = list(_list_files(store, unlisted))
     sizes.update((e.name, e.size) for e in (*entries, *files))
-    seen = list_locations(records, sizes, hidden)
+    states = list_locations(records, sizes, hidden)
     mtimes = {e.name: e.mtime for e in (*entries, *files)}
-    open_ = tuple(
-        prefix for s in seen if s.status not in UNLISTED and waits(s) for prefix in _prefixes(s)
+    open_prefixes = tuple(
+        prefix
+        for s in states
+        if s.status not in UNLISTED and awaits_files(s)
+        for prefix in _prefixes(s)
     )
-    data = listing_key(e for e in files if e.name.startswith(open_))
+    data = listing_key(e for e in files if e.name.startswith(open_prefixes))
     newest = max((e.mtime for e in files), default=0.0)
-    checkpoint = Checkpoint(key, tuple(summarize(s, mtimes) for s in seen), open_, data, newest)
+    checkpoint = Checkpoint(
+        key, tuple(summarize(s, mtimes) for s in states), open_prefixes, data, newest
+    )
     return checkpoint, faults, not faults and len(records) == len(names)
 
 
-def waits(seen: LocationState) -> bool:
-    """Return whether new or repaired files of a location can arrive without a new record."""
-    return seen.status == "DAMAGED" or any(
-        seen.sizes.get(name) != size for name, size in seen.named_files().items()
+def awaits_files(state: LocationState) -> bool:
+    """Return whether files of a location can arrive, or be repaired, without a new record."""
+    return state.status == "DAMAGED" or any(
+        state.sizes.get(name) != size for name, size in state.named_files().items()
     )
 
 
-def _without_listing(
+def _split_by_finished(
     records: Mapping[str, Record], hidden: Collection[tuple[str, str]]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the sizes of finished locations' files, by records; the prefixes of all others."""
-    bare = list_locations(records, {}, hidden)
-    likely = [
-        s for s in bare if s.conditions.proof.holds or s.conditions.retired or s.conditions.conflict
+    """Return the sizes of finished locations' files, by their records; and the others' prefixes.
+
+    Finished locations (`UNLISTED`) are not listed; the files of all others must be.
+    """
+    unlisted = list_locations(records, {}, hidden)
+    likely_finished = [
+        s
+        for s in unlisted
+        if s.conditions.proof.holds or s.conditions.retired or s.conditions.conflict
     ]
-    sizes = {name: size for seen in likely for name, size in seen.named_files().items()}
-    judged = list_locations(records, sizes, hidden) if sizes else bare
+    sizes = {name: size for state in likely_finished for name, size in state.named_files().items()}
+    judged = list_locations(records, sizes, hidden) if sizes else unlisted
     finished = {s.location: s.named_files() for s in judged if s.status in UNLISTED}
     finished_sizes = {name: size for files in finished.values() for name, size in files.items()}
-    others = [seen for seen in bare if seen.location not in finished]
-    return finished_sizes, tuple(prefix for seen in others for prefix in _prefixes(seen))
+    unfinished = [state for state in unlisted if state.location not in finished]
+    return finished_sizes, tuple(prefix for state in unfinished for prefix in _prefixes(state))
 
 
-def _prefixes(seen: LocationState) -> Iterator[str]:
-    yield f"{seen.run}/{seen.location}/"
-    if seen.model_record:
-        yield consolidated_prefix(seen.run, seen.location)
+def _prefixes(state: LocationState) -> Iterator[str]:
+    """Yield where the files of a location lie, and those of its model if it has a record."""
+    yield f"{state.run}/{state.location}/"
+    if state.model_record:
+        yield consolidated_prefix(state.run, state.location)
 
 
-def _files(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:
+def _list_files(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:
     for prefix in prefixes:
         yield from store.names(prefix)

@@ -1,4 +1,10 @@
-"""What a catalogue holds of each location: no listing, so that 10,000 are small.  Pure."""
+"""Summaries: what a catalogue holds of each location, without its listing. Pure.
+
+A location's records and files can be megabytes; lists, alarms and a head's decisions need some
+fifty values of it. `summarize` makes these values, so that a catalogue of 10,000 locations is small
+and can be cached. What needs several locations of a run (`explain_missing`, `by_age`) is made of
+summaries afterwards.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +57,17 @@ Owner = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """The last report that counts (see `records.location_status.proof`).
+    """What the reports of a location prove, and when; see `records.location_status.proof`.
 
-    Times: seconds on the store's clock.
-
-    ``when``: the mtime of that report's record.  ``holds``: a report at level digest or above found
-    no damage in these very manifests and this very model record.  ``passed``: each level at which a
-    report found none, and when the last one did.  ``damage``: names of the DAMAGED reports that no
-    later report answers.  Then ``damage_level`` is the level that an answer must have,
-    ``damaged_at`` the mtime of the newest of them, and ``rewritten_at`` that of the newest file
-    that they complain of, as it is in the store now (0 if none is there).  ``first``: when a report
-    first found no damage at level digest or above.  ``answered``: the name of the last DAMAGED
-    report, where later ones answer all, and ``answered_at`` the mtime of the first that does.
+    Times are seconds on the store's clock. ``when``: the mtime of the report that counts.
+    ``holds``: a report at level digest or above found no damage in these very manifests and this
+    very model record. ``passed``: each level at which a report found none, and when the last one
+    did. ``damage``: names of the DAMAGED reports that no later report answers. Then
+    ``damage_level`` is the level that an answer must have, ``damaged_at`` the mtime of the newest
+    of them, and ``rewritten_at`` that of the newest file that they name, as it is in the store now
+    (0 if none is). ``first``: when a report first found no damage at level digest or above.
+    ``answered``: the name of the last DAMAGED report, if later ones answer all, and ``answered_at``
+    the mtime of the first that does.
     """
 
     report: str = ""
@@ -82,7 +87,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What was done about an event, see `records.event_record.EventRecord`: once or in vain.
+    """What was done about an event of a location, by one definition; see `EventRecord`.
 
     ``failures``: how many tries failed; ``error``: of the last try; ``at``: its record's mtime.
     """
@@ -99,7 +104,7 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class UnnamedFile:
-    """``name``: below the run; ``size``: None of a link.
+    """A file that no record names: its name below the run, and its bytes (None if it is a link).
 
     ``runs``: it is code, a pickle, or a configuration that names code.
     """
@@ -117,8 +122,8 @@ class UnnamedFile:
 class Gap:
     """Files that an incomplete location lacks: how many, and the first (empty if none is known).
 
-    ``rank``: whose they are by their names, -1 where names do not say.  ``node``: the node that
-    sent them, else empty.
+    ``rank``: whose they are by their names, -1 if names do not say. ``node``: the node that sent
+    them, empty if none did.
     """
 
     files: int
@@ -261,7 +266,7 @@ class Summary:
 
     @property
     def weights_findings(self) -> tuple[WeightsFinding, ...]:
-        """Return what looks wrong in the weights of the model; nothing if nobody has looked."""
+        """Return what looks wrong in the weights of the model; empty if nobody compared them."""
         return self.weights.findings if self.weights else ()
 
     @property
@@ -271,19 +276,19 @@ class Summary:
 
     @property
     def percent(self) -> int | None:
-        """Return how much of what a model needs is there; None if no node uploads, or not known."""
+        """Return how much of a model's bytes are stored; None if unknown, or if no node uploads."""
         return 100 * self.present // self.demanded if self.uploading and self.demanded else None
 
     @property
     def unopenable(self) -> str:
-        """Say why nothing opens the consolidated model; empty if it has its configuration."""
+        """Return why nothing opens the consolidated model; empty if it has its configuration."""
         config = next((name for name in self.to_open if name != TOKENIZER), "")
         opener = "PeftModel" if config == "adapter_config.json" else "from_pretrained"
         return f"no {config}: {opener} cannot open it" if config else ""
 
     @property
     def to_give(self) -> str:
-        """Say how to give what the consolidated model lacks; empty if it lacks nothing."""
+        """Return how to supply what the consolidated model lacks; empty if it lacks nothing."""
         if not self.to_open:
             return ""
         is_adapter = "adapter_config.json" in self.to_open  # its base model has a tokenizer
@@ -298,9 +303,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """``summaries`` by run and step; ``faults`` by name; ``clock``: the newest mtime in the store.
+    """The summaries of a store or run.
 
-    ``begun``: checkpoints that nodes upload and that have no manifest yet.  People are shown them;
+    ``summaries`` are by run and step; ``faults`` by name; ``clock``: the newest mtime in the store.
+    ``begun``: checkpoints that nodes upload and that have no manifest yet. People are shown them;
     nothing is decided about them.
     """
 
@@ -319,24 +325,25 @@ class Catalogue:
         )
 
 
-def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
-    """Return a location in short.
+def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
+    """Return the summary of a location.
 
-    ``mtimes``: store name → seconds on the store's clock, as far as they are known.
+    ``mtimes``: store name → seconds on the store's clock, as far as they are known; unknown ones
+    count as 0.
     """
-    conditions, records, model = seen.conditions, seen.records, seen.model_record
-    names = {k.name for k in seen.manifests}
-    arrivals = _arrivals(seen, mtimes)
-    written = [(k.manifest.ended - k.manifest.clock_offset) / 1e9 for k in seen.manifests]
-    ahead = [
-        at - arrivals[k.name] if arrivals[k.name] else 0.0
-        for k, at in zip(seen.manifests, written, strict=True)
+    conditions, records, model = state.conditions, state.records, state.model_record
+    manifest_names = {k.name for k in state.manifests}
+    arrivals = _find_arrivals(state, mtimes)
+    written_at = [(k.manifest.ended - k.manifest.clock_offset) / 1e9 for k in state.manifests]
+    seconds_ahead = [
+        time - arrivals[k.name] if arrivals[k.name] else 0.0
+        for k, time in zip(state.manifests, written_at, strict=True)
     ]
-    end = fate(records.tombstones, names)
+    decision = fate(records.tombstones, manifest_names)
     withdrawn = [name for name, stone in records.tombstones.items() if stone.stage == "withdrawn"]
     ranks: dict[str, set[int]] = {}
-    for known in seen.manifests:
-        ranks.setdefault(known.manifest.node, set()).update(known.manifest.ranks)
+    for stored in state.manifests:
+        ranks.setdefault(stored.manifest.node, set()).update(stored.manifest.ranks)
     kinds = (
         records.model_records,
         records.reports,
@@ -344,84 +351,95 @@ def summarize(seen: LocationState, mtimes: Mapping[str, float]) -> Summary:
         records.keeps,
         records.weights,
     )
-    every = "\n".join(sorted([*names, *(name for its in kinds for name in its)]))
+    all_names = "\n".join(
+        sorted([*manifest_names, *(name for kind_records in kinds for name in kind_records)])
+    )
     complained = {
-        f"{seen.run}/{finding.name}"
+        f"{state.run}/{finding.name}"
         for name in conditions.proof.damage
         for finding in records.reports[name].findings
         if finding.kind in DAMAGE
     }
-    prefix = consolidated_prefix(seen.run, seen.location)
-    bound = {prefix + f.path: f for f in model.files} if model else {}
-    hurt = _list_damage(seen, mtimes) if seen.status == "DAMAGED" else {}
-    demanded, present = _progress(seen) if seen.status == "INCOMPLETE" else (0, 0)
+    prefix = consolidated_prefix(state.run, state.location)
+    model_files = {prefix + f.path: f for f in model.files} if model else {}
+    damage = _list_damage(state, mtimes) if state.status == "DAMAGED" else {}
+    demanded, present = _count_demanded(state) if state.status == "INCOMPLETE" else (0, 0)
     suspects = [
-        f.path for name, f in bound.items() if seen.sizes.get(name) != f.size or name in complained
+        f.path
+        for name, f in model_files.items()
+        if state.sizes.get(name) != f.size or name in complained
     ]
     return Summary(
-        run=seen.run,
-        checkpoint=seen.checkpoint,
-        location=seen.location,
-        step=series_and_step(seen.checkpoint)[1],
-        status=seen.status,
-        evidence=cut(tuple(hurt) if seen.status == "DAMAGED" else seen.evidence),
+        run=state.run,
+        checkpoint=state.checkpoint,
+        location=state.location,
+        step=series_and_step(state.checkpoint)[1],
+        status=state.status,
+        evidence=cut(tuple(damage) if state.status == "DAMAGED" else state.evidence),
         lacks=cut(conditions.resume.evidence),
         nodes=tuple(sorted(ranks)),
-        manifests=tuple(k.name for k in seen.manifests),
-        model_record=seen.model_record_name,
+        manifests=tuple(k.name for k in state.manifests),
+        model_record=state.model_record_name,
         model_records=len(records.model_records),
         reports=len(records.reports),
         tombstones=len(records.tombstones),
-        files=len(seen.files),
-        size=sum(size for _, size in seen.present().values()),
-        model_files=len(bound),
-        model_size=sum(f.size for f in bound.values()),
-        ended=max(at - max(0.0, much) for at, much in zip(written, ahead, strict=True)),
-        ahead=max(0.0, *ahead),
+        files=len(state.files),
+        size=sum(size for _, size in state.present().values()),
+        model_files=len(model_files),
+        model_size=sum(f.size for f in model_files.values()),
+        ended=max(
+            time - max(0.0, seconds)
+            for time, seconds in zip(written_at, seconds_ahead, strict=True)
+        ),
+        ahead=max(0.0, *seconds_ahead),
         first=min(arrivals.values()),
-        arrived=max(mtimes.get(name, 0.0) for name in names),
+        arrived=max(mtimes.get(name, 0.0) for name in manifest_names),
         model=conditions.model.holds,
         resume=conditions.resume.holds,
         consolidated=conditions.consolidated.holds,
-        proof=_proven(seen, mtimes, complained),
+        proof=_summarize_proof(state, mtimes, complained),
         retired=conditions.retired,
-        state=digest(every.encode())[:16],
-        shards_retired=end.shards,
+        state=digest(all_names.encode())[:16],
+        shards_retired=decision.shards,
         kept=keep_reason(records.keeps),
-        marked_at=max((mtimes.get(name, 0.0) for name in end.stones), default=0.0),
+        marked_at=max((mtimes.get(name, 0.0) for name in decision.stones), default=0.0),
         withdrawn_at=max((mtimes.get(name, 0.0) for name in withdrawn), default=0.0),
-        begun=end.is_begun,
-        done=end.is_done,
-        late=bool(model) and not names.issubset(model.manifests if model else ()),
+        begun=decision.is_begun,
+        done=decision.is_done,
+        late=bool(model) and not manifest_names.issubset(model.manifests if model else ()),
         to_open=_lacks_to_open(model) if model else (),
-        ranks=tuple((node, show_ranks(its)) for node, its in sorted(ranks.items()) if its),
-        gaps=find_gaps(seen) if seen.status == "INCOMPLETE" else (),
+        ranks=tuple(
+            (node, show_ranks(kind_records))
+            for node, kind_records in sorted(ranks.items())
+            if kind_records
+        ),
+        gaps=find_gaps(state) if state.status == "INCOMPLETE" else (),
         left_out=cut(model.left_out) if model else (),
-        siblings=tuple(replace(s, against=cut(s.against)) for s in seen.siblings),
+        siblings=tuple(replace(s, against=cut(s.against)) for s in state.siblings),
         suspects=tuple(sorted(suspects)),
-        damaged=tuple(dict.fromkeys(hurt.values()))[:MOST_DAMAGED],
-        unknown=seen.status == "INCOMPLETE" and seen.is_unknown,
+        damaged=tuple(dict.fromkeys(damage.values()))[:MOST_DAMAGED],
+        unknown=state.status == "INCOMPLETE" and state.is_unknown,
         demanded=demanded,
         present=present,
-        doubts=() if conditions.shards else cut(seen.demands.remarks),
-        named=names_key(seen.named_files()),
-        merged=mtimes.get(seen.model_record_name, 0.0) if model else 0.0,
+        doubts=() if conditions.shards else cut(state.demands.remarks),
+        named=names_key(state.named_files()),
+        merged=mtimes.get(state.model_record_name, 0.0) if model else 0.0,
         weights=find_values(model.tensors, records.weights) if model else None,
-        mark=_first(records.tombstones, end.stones) if end.retired else "",
-        handled=_handled(records.events, mtimes),
-        metrics=_measured(records.events),
+        mark=_lowest_numbered(records.tombstones, decision.stones) if decision.retired else "",
+        handled=_collect_handled(records.events, mtimes),
+        metrics=_collect_metrics(records.events),
     )
 
 
-def _first(records: Mapping[str, Tombstone], names: Iterable[str]) -> str:
-    """Return the name of the record with the lowest number."""
+def _lowest_numbered(records: Mapping[str, Tombstone], names: Iterable[str]) -> str:
+    """Return the name of the record with the lowest number; empty if there is none."""
     return min(names, key=lambda name: (records[name].n, name), default="")
 
 
-def _handled(
+def _collect_handled(
     records: Mapping[str, EventRecord], mtimes: Mapping[str, float]
 ) -> tuple[Handled, ...]:
-    """Return what events did, one value for each event, and for each definition of it."""
+    """Return what was done about events, one value for each event and definition."""
     tries: dict[tuple[str, str, str, str], list[tuple[EventRecord, float]]] = {}
     for name, record in sorted(records.items(), key=lambda item: (item[1].n, item[0])):
         key = record.name, record.event, record.of, record.definition
@@ -429,16 +447,16 @@ def _handled(
     return tuple(
         Handled(
             *key,
-            done=any(record.outcome == "done" for record, _ in its),
-            failures=sum(record.outcome == "failed" for record, _ in its),
-            error=its[-1][0].error,
-            at=its[-1][1],
+            done=any(record.outcome == "done" for record, _ in records_of_event),
+            failures=sum(record.outcome == "failed" for record, _ in records_of_event),
+            error=records_of_event[-1][0].error,
+            at=records_of_event[-1][1],
         )
-        for key, its in tries.items()
+        for key, records_of_event in tries.items()
     )
 
 
-def _measured(records: Mapping[str, EventRecord]) -> tuple[tuple[str, float], ...]:
+def _collect_metrics(records: Mapping[str, EventRecord]) -> tuple[tuple[str, float], ...]:
     """Return the last value of each metric that events measured, by name."""
     metrics: dict[str, float] = {}
     for _, record in sorted(records.items(), key=lambda item: (item[1].n, item[0])):
@@ -454,9 +472,9 @@ def names_key(names: Iterable[str]) -> str:
 def summarize_begun(
     run: str, checkpoint: str, nodes: Mapping[str, float], entries: Iterable[Entry]
 ) -> Summary:
-    """Return what is known of a checkpoint that nodes upload and that has no manifest yet.
+    """Return the summary of a checkpoint that nodes upload and that has no manifest yet.
 
-    ``nodes``: by id, when each last said that it uploads. ``entries``: the files that are in the
+    ``nodes``: id → when that node last announced its upload. ``entries``: the files that are in the
     store already.
     """
     files = list(entries)
@@ -477,48 +495,53 @@ def summarize_begun(
     )
 
 
-def _progress(seen: LocationState) -> tuple[int, int]:
-    """Return the bytes that its model needs, and those stored; (0, 0) if a size is unknown."""
+def _count_demanded(state: LocationState) -> tuple[int, int]:
+    """Return the bytes that a location's model needs, and those stored.
+
+    Both are 0 if a size is unknown.
+    """
     demanded = present = 0
-    for path, size in seen.demands.model.items():
-        where = seen.files.get(path)
-        expected = where[0].entry.size if where else size
+    for path, size in state.demands.model.items():
+        copies = state.files.get(path)
+        expected = copies[0].entry.size if copies else size
         if expected is None:
             return 0, 0
-        name = where[0].name if where else file_name(seen.run, seen.location, path)
+        name = copies[0].name if copies else file_name(state.run, state.location, path)
         demanded += expected
-        present += min(expected, seen.sizes.get(name, 0))
+        present += min(expected, state.sizes.get(name, 0))
     return demanded, present
 
 
-def find_gaps(seen: LocationState) -> tuple[Gap, ...]:
-    """Return what is missing, by the rank whose it is, or by the node that sent it."""
-    elsewhere = {path for paths in seen.siblings.values() for path in paths}
-    demanded = {**seen.demands.resume, **seen.demands.model}.keys()
+def find_gaps(state: LocationState) -> tuple[Gap, ...]:
+    """Return what a location lacks: files nobody sent, by rank; then vanished files, by sender."""
+    sibling_paths = {path for sibling in state.siblings.values() for path in sibling}
+    demanded = {**state.demands.resume, **state.demands.model}.keys()
     absent: dict[int, list[str]] = {}
-    for path in sorted(demanded - seen.files.keys() - elsewhere):
+    for path in sorted(demanded - state.files.keys() - sibling_paths):
         number = rank(path)
         absent.setdefault(-1 if number is None else number, []).append(path)
-    present = {number for known in seen.manifests for number in known.manifest.ranks}
-    present |= {number for path in elsewhere if (number := rank(path)) is not None}
-    if present:  # ranks of this training of which no file has come
-        for number in set(range(seen.demands.world or 0)) - present:
+    ranks_present = {number for stored in state.manifests for number in stored.manifest.ranks}
+    ranks_present |= {number for path in sibling_paths if (number := rank(path)) is not None}
+    if ranks_present:  # ranks of this training of which no file has come
+        for number in set(range(state.demands.world or 0)) - ranks_present:
             absent.setdefault(number, [])
-    gone: dict[str, list[str]] = {}
-    for path, where in seen.files.items():
-        if seen.sizes.get(where[0].name) != where[0].entry.size:
-            gone.setdefault(where[0].nodes[0], []).append(path)
+    vanished: dict[str, list[str]] = {}
+    for path, copies in state.files.items():
+        if state.sizes.get(copies[0].name) != copies[0].entry.size:
+            vanished.setdefault(copies[0].nodes[0], []).append(path)
     return (
-        *(Gap(len(its), its[0] if its else "", number) for number, its in sorted(absent.items())),
-        *(Gap(len(its), min(its), -1, node) for node, its in sorted(gone.items())),
+        *(
+            Gap(len(paths), paths[0] if paths else "", number)
+            for number, paths in sorted(absent.items())
+        ),
+        *(Gap(len(paths), min(paths), -1, node) for node, paths in sorted(vanished.items())),
     )
 
 
 def last_models(summaries: Iterable[Summary]) -> frozenset[str]:
-    """Return the locations of a run that are no checkpoints to resume a training from.
+    """Return the locations of a run that hold the training's last model, no step to resume from.
 
-    They are what trainers leave at the end: a model, and under DeepSpeed the tag that it was made
-    from.
+    Under DeepSpeed the tag that the last model was made from is one, too.
     """
     families = {s.location: family_of(s.checkpoint) for s in summaries}
     has_tags = {"trainer", "accelerate"} & set(families.values())
@@ -532,7 +555,7 @@ def by_age(locations: Iterable[Summary]) -> tuple[Summary, ...]:
 
 
 def times_written(ordered: Sequence[Summary]) -> dict[str, float]:
-    """Return by location when each was written; a date before that of an older one is too early.
+    """Return when each location was written, by name; never before an older location.
 
     ``ordered``: locations of a run, the oldest first.
     """
@@ -541,20 +564,20 @@ def times_written(ordered: Sequence[Summary]) -> dict[str, float]:
 
 
 def cut(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return at most `LINES` of them, then how many more there are."""
+    """Return at most `LINES` lines, then one that counts the others."""
     more = len(lines) - LINES
     return tuple(lines) if more <= 0 else (*lines[:LINES], f"and {more} more")
 
 
 def show_ranks(ranks: Iterable[int]) -> str:
     """Return ranks as ``0-3,7``."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for number in sorted(ranks):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def read_ranks(text: str) -> set[int]:
@@ -566,29 +589,29 @@ def read_ranks(text: str) -> set[int]:
 _AGAIN = {"model": "made again", "record": "written again", "file": "uploaded again"}
 
 
-def _list_damage(seen: LocationState, mtimes: Mapping[str, float]) -> dict[str, DamagedFile]:
-    """Return a line for each finding of unanswered reports, and its file.
+def _list_damage(state: LocationState, mtimes: Mapping[str, float]) -> dict[str, DamagedFile]:
+    """Return a line for each finding of unanswered reports, with its file.
 
     Files that were written again since, and are not verified yet, come last.
     """
-    reported = max((mtimes.get(name, 0.0) for name in seen.conditions.proof.damage), default=0.0)
-    owners = {at.name: at.nodes for where in seen.files.values() for at in where}
-    old, new = {}, {}
-    for finding in (f for f in unanswered_findings(seen) if f.kind in DAMAGE):
-        name = f"{seen.run}/{finding.name}"
-        of, nodes = damaged_part(finding.name), owners.get(name, ())
-        if of == "record" and (record := parse_record_name(name)):
+    reported = max((mtimes.get(name, 0.0) for name in state.conditions.proof.damage), default=0.0)
+    owners = {copy.name: copy.nodes for copies in state.files.values() for copy in copies}
+    open_damage, rewritten = {}, {}
+    for finding in (f for f in unanswered_findings(state) if f.kind in DAMAGE):
+        name = f"{state.run}/{finding.name}"
+        kind, nodes = damaged_part(finding.name), owners.get(name, ())
+        if kind == "record" and (record := parse_record_name(name)):
             nodes = (record.node,)
-        file = DamagedFile(finding.name, of, nodes, mtimes.get(name, 0.0) > reported)
+        file = DamagedFile(finding.name, kind, nodes, mtimes.get(name, 0.0) > reported)
         if file.is_rewritten:
-            new[f"{finding.name}: {_AGAIN[of]}, not yet verified"] = file
+            rewritten[f"{finding.name}: {_AGAIN[kind]}, not yet verified"] = file
         else:
-            old[f"{finding.name}: {finding.kind}: {finding.detail}"] = file
-    return old | new
+            open_damage[f"{finding.name}: {finding.kind}: {finding.detail}"] = file
+    return open_damage | rewritten
 
 
 def damaged_part(name: str) -> Literal["model", "record", "file"]:
-    """Return what a damaged file is a part of, by its name, which is relative to the run."""
+    """Return what a damaged file is a part of; ``name`` is relative to the run."""
     record = parse_record_name(f"run/{name}")
     if name.startswith(f"{CONSOLIDATED}/") or (record is not None and record.kind == "model"):
         return "model"
@@ -603,43 +626,48 @@ _REPAIRED_BY = {
 
 
 def who_repairs(names: Iterable[str]) -> str:
-    """Say who repairs damaged files unasked, by their names, which are relative to the run."""
+    """Return who repairs damaged files unasked, as text; ``names`` are relative to the run."""
     parts = {damaged_part(name) for name in names}
     return "; ".join(does for of, does in _REPAIRED_BY.items() if of in parts)
 
 
-def _arrivals(seen: LocationState, mtimes: Mapping[str, float]) -> dict[str, float]:
-    """Return when each manifest that counts was in the store.
+def _find_arrivals(state: LocationState, mtimes: Mapping[str, float]) -> dict[str, float]:
+    """Return when each manifest that counts was first in the store.
 
-    One that was written again, to repair it, was there when the oldest record came that names it.
+    A manifest that was written again, as a repair, arrived before the oldest record that names it.
     """
-    found = {k.name: mtimes.get(k.name, 0.0) for k in seen.manifests}
+    arrivals = {k.name: mtimes.get(k.name, 0.0) for k in state.manifests}
     records: list[tuple[str, Sequence[str]]] = []
-    records += [(name, record.manifests) for name, record in seen.records.model_records.items()]
-    records += [(name, report.manifests) for name, report in seen.records.reports.items()]
-    for by, manifests in records:
-        for name in found.keys() & set(manifests):
-            found[name] = min(found[name], mtimes.get(by) or found[name])
-    return found
+    records += [(name, record.manifests) for name, record in state.records.model_records.items()]
+    records += [(name, report.manifests) for name, report in state.records.reports.items()]
+    for record_name, manifests in records:
+        for name in arrivals.keys() & set(manifests):
+            arrivals[name] = min(arrivals[name], mtimes.get(record_name) or arrivals[name])
+    return arrivals
 
 
-def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterable[str]) -> Proven:
-    """Return what the reports of a location prove, and since when."""
-    proof, reports = seen.conditions.proof, seen.records.reports
-    names = set() if seen.conditions.shards else {k.name for k in seen.manifests}
+def _summarize_proof(
+    state: LocationState, mtimes: Mapping[str, float], complained: Iterable[str]
+) -> Proven:
+    """Return what the reports of a location prove, and since when.
+
+    ``complained``: store names of the files that unanswered reports name.
+    """
+    proof, reports = state.conditions.proof, state.records.reports
+    names = set() if state.conditions.shards else {k.name for k in state.manifests}
     passed: dict[Level, float] = {}
     for name, report in reports.items():
-        is_of_this = report.model_record == seen.model_record_name
-        if report.verdict == "ok" and is_of_this and names.issubset(report.manifests):
+        is_of_model = report.model_record == state.model_record_name
+        if report.verdict == "ok" and is_of_model and names.issubset(report.manifests):
             passed[report.level] = max(passed.get(report.level, 0.0), mtimes.get(name, 0.0))
     levels = [reports[name].level for name in proof.damage]
     proofs = [
         mtimes.get(name, 0.0)
         for name, r in reports.items()
-        if r.verdict == "ok" and r.model_record == seen.model_record_name
+        if r.verdict == "ok" and r.model_record == state.model_record_name
         if r.level in LEVELS[1:] and names.issubset(r.manifests)
     ]
-    answered, answered_at = ("", 0.0) if proof.damage else _answered(reports, mtimes)
+    answered, answered_at = ("", 0.0) if proof.damage else _find_answered(reports, mtimes)
     return Proven(
         report=proof.report,
         verdict=proof.verdict,
@@ -657,10 +685,10 @@ def _proven(seen: LocationState, mtimes: Mapping[str, float], complained: Iterab
     )
 
 
-def _answered(reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> tuple[str, float]:
-    """Return the last DAMAGED report, all of which are answered, and when a later one was written.
+def _find_answered(reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> tuple[str, float]:
+    """Return the last DAMAGED report, and when the first later report was written.
 
-    Nothing where no report says DAMAGED.
+    Called if all are answered; ("", 0) if no report says DAMAGED.
     """
     damaged = [(r.n, name) for name, r in reports.items() if r.verdict == "damaged"]
     if not damaged:
@@ -671,7 +699,7 @@ def _answered(reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> tup
 
 
 def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
-    """Return what a model lacks to be opened: configuration, tokenizer (or other processor)."""
+    """Return which of configuration and tokenizer (or other processor) a model does not have."""
     names = {f.path for f in model_record.files}
     config = "adapter_config.json" if model_record.adapters else "config.json"
     has_config = all(join(folder, config) in names for folder in model_record.adapters or ("",))
@@ -681,26 +709,34 @@ def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
 
 
 def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
-    """Return the same summaries, with ``lost`` and ``awaited`` of the incomplete ones.
+    """Return the summaries, with ``lost`` and ``awaited`` set in the incomplete ones.
 
     The node that had a rank in another checkpoint of the run should have its missing files.
     """
     runs: dict[str, list[Summary]] = {}
-    if incomplete := {s.run for s in summaries if s.status == "INCOMPLETE"}:
-        of_runs = (s for s in summaries if s.run in incomplete)
-        for s in sorted(of_runs, key=lambda s: s.arrived):
-            runs.setdefault(s.run, []).append(s)
-    return tuple(_explain(s, runs[s.run]) if s.status == "INCOMPLETE" else s for s in summaries)
+    if incomplete := {summary.run for summary in summaries if summary.status == "INCOMPLETE"}:
+        of_runs = (summary for summary in summaries if summary.run in incomplete)
+        for summary in sorted(of_runs, key=lambda summary: summary.arrived):
+            runs.setdefault(summary.run, []).append(summary)
+    return tuple(
+        _explain_lost(summary, runs[summary.run]) if summary.status == "INCOMPLETE" else summary
+        for summary in summaries
+    )
 
 
-def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
-    if seen.doubts and seen.doubts == seen.evidence:
-        return seen  # no node lacks a file
-    if seen.unknown:
-        return seen
-    unsent = [gap for gap in seen.gaps if not gap.node]
-    vanished = [gap for gap in seen.gaps if gap.node]
-    owners = _owners({gap.rank for gap in unsent if gap.rank >= 0}, seen, run)
+def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
+    """Return an incomplete location's summary with ``lost`` and ``awaited``.
+
+    It is unchanged if no file is missing, or no layout is known. ``run``: the run's summaries by
+    arrival.
+    """
+    if summary.doubts and summary.doubts == summary.evidence:
+        return summary  # no node lacks a file
+    if summary.unknown:
+        return summary
+    unsent = [gap for gap in summary.gaps if not gap.node]
+    vanished = [gap for gap in summary.gaps if gap.node]
+    owners = _find_owners({gap.rank for gap in unsent if gap.rank >= 0}, summary, run)
     by_owner: dict[Owner | None, list[Gap]] = {}
     for gap in unsent:
         by_owner.setdefault(owners.get(gap.rank), []).append(gap)
@@ -711,37 +747,46 @@ def _explain(seen: Summary, run: Sequence[Summary]) -> Summary:
         for gap in vanished
     ]
     if by_owner.keys() <= {None}:  # no owner: nodes of the nearest checkpoint that sent nothing
-        there = {*seen.nodes, *(node for sibling in seen.siblings for node in sibling.nodes)}
-        if near := next(_nearest(seen, run), None):
-            absent = [node for node, _ in near.ranks if node not in there]
+        nodes_with_parts = {
+            *summary.nodes,
+            *(node for sibling in summary.siblings for node in sibling.nodes),
+        }
+        if nearest := next(_iterate_nearest(summary, run), None):
+            absent = [node for node, _ in nearest.ranks if node not in nodes_with_parts]
             awaited.update(absent)
-            told = f"has uploaded no part of it yet, as it did of {near.location}"
-            lines += [f"{node}: {told}" for node in absent]
-    return replace(seen, lost=cut(lines), awaited=tuple(sorted(awaited)))
+            text = f"has uploaded no part of it yet, as it did of {nearest.location}"
+            lines += [f"{node}: {text}" for node in absent]
+    return replace(summary, lost=cut(lines), awaited=tuple(sorted(awaited)))
 
 
-def _owners(missing: Collection[int], seen: Summary, run: Sequence[Summary]) -> Mapping[int, Owner]:
-    """Return who had each of these ranks in the checkpoint nearest in time that tells."""
-    found: dict[int, Owner] = {}
-    for other in _nearest(seen, run):
-        if found.keys() >= set(missing):
+def _find_owners(
+    missing: Collection[int], summary: Summary, run: Sequence[Summary]
+) -> Mapping[int, Owner]:
+    """Return who had each of these ranks, by the checkpoint nearest in time that has it."""
+    owners: dict[int, Owner] = {}
+    for nearby in _iterate_nearest(summary, run):
+        if owners.keys() >= set(missing):
             break
-        for node, ranks in other.ranks:
+        for node, ranks in nearby.ranks:
             for number in read_ranks(ranks).intersection(missing):
-                found.setdefault(number, (node, other.location))
-    return found
+                owners.setdefault(number, (node, nearby.location))
+    return owners
 
 
-def _nearest(seen: Summary, run: Sequence[Summary]) -> Iterator[Summary]:
-    """Yield the others of known ranks, the nearest in time first; ``run`` is ordered by time."""
-    after = bisect_right(run, seen.arrived, key=lambda s: s.arrived)
+def _iterate_nearest(summary: Summary, run: Sequence[Summary]) -> Iterator[Summary]:
+    """Yield the other summaries that have ranks, the nearest in time first.
+
+    ``run`` is ordered by arrival.
+    """
+    after = bisect_right(run, summary.arrived, key=lambda s: s.arrived)
     by_distance = merge(
-        reversed(run[:after]), iter(run[after:]), key=lambda s: abs(s.arrived - seen.arrived)
+        reversed(run[:after]), iter(run[after:]), key=lambda s: abs(s.arrived - summary.arrived)
     )
-    return (s for s in by_distance if s.ranks and s is not seen)
+    return (s for s in by_distance if s.ranks and s is not summary)
 
 
 def _gap_line(owner: Owner | None, gaps: Sequence[Gap]) -> str:
+    """Return a line for people: whose these missing files are, and which."""
     numbers = sorted({g.rank for g in gaps if g.rank >= 0})
     ranks = f"rank{'' if len(numbers) == 1 else 's'} {show_ranks(numbers)}" if numbers else ""
     who = f"{owner[0]}, which had {ranks} in {owner[1]}" if owner else ranks
@@ -754,5 +799,6 @@ def _gap_line(owner: Owner | None, gaps: Sequence[Gap]) -> str:
 
 
 def _gap_files(gaps: Sequence[Gap]) -> str:
+    """Return the first missing file, and how many more there are."""
     count, first = sum(g.files for g in gaps), next(g.first for g in gaps if g.files)
     return first if count == 1 else f"{first} and {count - 1} more"

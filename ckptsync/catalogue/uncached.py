@@ -1,4 +1,8 @@
-"""What a store holds now, with all records, sizes and times: nothing is cached."""
+"""What a store holds now, with all records, sizes and times; nothing is cached.
+
+Whoever deletes, overwrites or verifies must not rest on what was read before. So these functions
+list and read whole checkpoints: manifests of one name decide together which of them are one save.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,10 @@ from ckptsync.stores.contract import Entry, Store
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """``locations``: by run and step, also those with unreadable records.
+    """What was read of a store, a run, or some checkpoints.
 
-    ``mtimes``: store name → seconds on the store's clock.
+    ``locations``: by run and step, also those with unreadable records. ``mtimes``: store name →
+    seconds on the store's clock.
     """
 
     locations: tuple[LocationState, ...]
@@ -30,46 +35,44 @@ class StoreState:
 
     @property
     def readable(self) -> tuple[LocationState, ...]:
-        """The locations without an unreadable manifest or tombstone: others cannot be judged."""
+        """Return the locations that can be judged: all their manifests and tombstones are readable."""
         hidden = hidden_by(self.faults)
         return tuple(s for s in self.locations if (s.run, s.location) not in hidden)
 
     def of(self, run: str, location: str) -> LocationState | None:
-        """Return one location; None if no manifest of it counts."""
+        """Return one location, or None if no manifest of it counts."""
         return next((s for s in self.locations if (s.run, s.location) == (run, location)), None)
 
-    def summary_of(self, seen: LocationState) -> Summary:
-        """Return one of the locations in short."""
-        return summarize(seen, self.mtimes)
+    def summary_of(self, state: LocationState) -> Summary:
+        """Return the summary of one of the locations."""
+        return summarize(state, self.mtimes)
 
     def faults_of(self, run: str, location: str) -> tuple[Fault, ...]:
         """Return the faults in the records of one location."""
         return tuple(f for f in self.faults if (f.run, f.location) == (run, location))
 
     def newer(self, run: str, location: str) -> Unsupported | None:
-        """Return the error of a location's first record that is newer than this program.
+        """Return the error of a location's first record of a newer program, or None.
 
-        Nothing can be said about such a location here.
+        Such a location cannot be judged by this program.
         """
         errors = (without_frames(fault.error) for fault in self.faults_of(run, location))
         return next((error for error in errors if isinstance(error, Unsupported)), None)
 
 
 def read_state(store: Store, run: str = "") -> StoreState:
-    """Read all of ``run``, or of the store.
+    """Read all of ``run``, or of the store if it is empty.
 
-    Raises StoreError; what is wrong with one record is a `Fault`.
+    Raise StoreError; a record that cannot be read is a `Fault`.
     """
     return _read(store, store.names(f"{run}/" if run else ""))
 
 
 def read_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> StoreState:
-    """Read some checkpoints of a run, each in all its locations.
-
-    Manifests of one name decide together which of them are one save.
-    """
+    """Read some checkpoints of a run, each in all its locations; raise StoreError."""
 
     def entries() -> Iterator[Entry]:
+        """Yield the entries of these checkpoints, of each location its records first."""
         for checkpoint in sorted(set(checkpoints)):
             for location in store.dirs(f"{run}/{RECORDS}/", checkpoint):
                 if checkpoint_of(location) == checkpoint:
@@ -82,39 +85,50 @@ def read_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> Stor
 
 
 def read_location(store: Store, run: str, location: str) -> StoreState:
-    """Read one location, and of others nothing."""
-    found = read_checkpoints(store, run, [checkpoint_of(location)])
-    here = found.of(run, location)
-    return replace(found, locations=(here,) if here else (), faults=found.faults_of(run, location))
+    """Return a state of one location alone, although its whole checkpoint is read.
+
+    ``locations`` is empty if no manifest of it counts. Raise StoreError.
+    """
+    checkpoint_state = read_checkpoints(store, run, [checkpoint_of(location)])
+    location_state = checkpoint_state.of(run, location)
+    return replace(
+        checkpoint_state,
+        locations=(location_state,) if location_state else (),
+        faults=checkpoint_state.faults_of(run, location),
+    )
 
 
 def not_found(store: Store, run: str, location: str = "") -> ConfigError:
-    """Return the error for a missing run, or checkpoint of one, with a name that is like it.
+    """Return the error for a run, or a checkpoint of it, that is not in the store.
 
-    What was deleted has left records: then the error says so, and no such name is proposed.
+    Its hint is the most similar name that is stored. For a deleted or moved checkpoint, the error
+    says so by the records that are left.
     """
     checkpoints = [*store.dirs(f"{run}/{RECORDS}/")]
     if location and checkpoints:
-        what = f"checkpoint {location!r} not found in run {run!r} of {store.url}"
+        text = f"checkpoint {location!r} not found in run {run!r} of {store.url}"
         if location in checkpoints:
-            what = f"checkpoint {location!r} of run {run!r} {_why_gone(store, run, location)}"
-        near = near_names(location, checkpoints, 8)
-        close = [name for name in near if _is_there(store, run, name)]
+            text = (
+                f"checkpoint {location!r} of run {run!r} {_explain_absence(store, run, location)}"
+            )
+        similar = near_names(location, checkpoints, 8)
+        stored = [name for name in similar if _has_manifest(store, run, name)]
     else:
-        what = f"run {run!r} not found in {store.url}"
+        text = f"run {run!r} not found in {store.url}"
         if checkpoints:
-            what = f"run {run!r} has no checkpoint in {store.url} any more"
-        close = near_names(run, [name for name in store.dirs("") if name != RECORDS])
-    hint = f"did you mean {close[0]!r}?" if close else "`ckptsync ls` shows the runs"
-    return ConfigError(what, hint=hint)
+            text = f"run {run!r} has no checkpoint in {store.url} any more"
+        stored = near_names(run, [name for name in store.dirs("") if name != RECORDS])
+    hint = f"did you mean {stored[0]!r}?" if stored else "`ckptsync ls` shows the runs"
+    return ConfigError(text, hint=hint)
 
 
-def _is_there(store: Store, run: str, location: str) -> bool:
+def _has_manifest(store: Store, run: str, location: str) -> bool:
+    """Return whether a location has a manifest."""
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     return any(name.kind == "manifest" for name in parsed.values())
 
 
-def _why_gone(store: Store, run: str, location: str) -> str:
+def _explain_absence(store: Store, run: str, location: str) -> str:
     """Return why a location that has records has no manifest that counts."""
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     records, _ = read_records(store, parsed.values())
@@ -130,6 +144,7 @@ def _why_gone(store: Store, run: str, location: str) -> str:
 
 
 def _read(store: Store, listed: Iterable[Entry]) -> StoreState:
+    """Return the state of whole checkpoints, of which ``listed`` are all entries."""
     entries = list(listed)
     sizes = {entry.name: entry.size for entry in entries}
     records, faults = read_checkpoint_records(store, sizes)
@@ -141,11 +156,14 @@ def _read(store: Store, listed: Iterable[Entry]) -> StoreState:
 def read_checkpoint_records(
     store: Store, sizes: Mapping[str, int]
 ) -> tuple[dict[str, Record], tuple[Fault, ...]]:
-    """Return the records of whole checkpoints; and those unreadable, or named by others and gone.
+    """Return the records of whole checkpoints by name, and a fault for each that cannot be read.
 
-    ``sizes``: of all that is listed of them.
+    A manifest that a record names and that is gone is a fault, too. ``sizes``: of all that is
+    listed of them. Raise StoreError.
     """
     records, faults = read_records(store, record_names(sizes).values(), sizes)
-    gone = find_missing_manifests(records, sizes, store.size)
-    lost = [Fault(name, parsed, gone[name]) for name, parsed in record_names(gone).items()]
-    return records, tuple(sorted((*faults, *lost), key=lambda fault: fault.name))
+    missing = find_missing_manifests(records, sizes, store.size)
+    missing_faults = [
+        Fault(name, parsed, missing[name]) for name, parsed in record_names(missing).items()
+    ]
+    return records, tuple(sorted((*faults, *missing_faults), key=lambda fault: fault.name))

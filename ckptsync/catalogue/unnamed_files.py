@@ -1,7 +1,9 @@
-"""Files in a location's directories that no record names: anybody's, and nobody has proven them.
+"""Files in a location's directories that no record names: nobody has proven them.
 
-Nothing deletes them unasked, since people put files of their own there; but what opens a model may
-run some of them, and so they are told.
+Whoever opens a model may run such a file, as code or as a pickle. Nothing deletes it unasked, since
+people put files of their own there; so status and verification name it. In a store that is a path,
+which other programs may write to, the directories of the newest locations are walked at each
+reading of the catalogue.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ _LIMIT = 4 << 20
 _KEYS = frozenset({"auto_map", "auto_mapping", "custom_pipelines"})
 
 
-def find_unnamed(store: Store, seen: LocationState) -> tuple[UnnamedFile, ...]:
-    """Return the files that no record names, first those that may run.  Raises StoreError."""
-    prefixes = own_prefixes(seen.run, seen.location)
-    sizes: dict[str, int | None] = {name: seen.sizes[name] for name in seen.unnamed}
-    sizes |= dict.fromkeys(_walked(store, *prefixes)[1])
+def find_unnamed(store: Store, state: LocationState) -> tuple[UnnamedFile, ...]:
+    """Return the files that no record names, first those that may run code; raise StoreError."""
+    prefixes = own_prefixes(state.run, state.location)
+    sizes: dict[str, int | None] = {name: state.sizes[name] for name in state.unnamed}
+    sizes |= dict.fromkeys(_walk_location(store, *prefixes)[1])
     unnamed = [
         UnnamedFile(
-            name.removeprefix(f"{seen.run}/"),
+            name.removeprefix(f"{state.run}/"),
             size,
-            _runs(store, name, is_of_model=name.startswith(prefixes[2])),
+            _may_run(store, name, is_of_model=name.startswith(prefixes[2])),
         )
         for name, size in sizes.items()
     ]
@@ -46,53 +48,62 @@ def find_unnamed(store: Store, seen: LocationState) -> tuple[UnnamedFile, ...]:
 def with_unnamed(
     store: Store, summaries: Sequence[Summary], busy: Container[tuple[str, str]]
 ) -> Iterator[Summary]:
-    """Yield the summaries; of a store that is a path, the newest with what lies there now.
+    """Yield the summaries; in a store that is a path, the newest with the unnamed files of now.
 
-    A path is what others than nodes and heads may write to.  ``busy``: run and checkpoint of what
-    is being sent, and is named soon.  Raises StoreError.
+    At most about `MOST` files are walked. Locations in conflict or retired are passed over, and
+    those of ``busy`` checkpoints (run, name), whose files a manifest will name soon. Raise
+    StoreError.
     """
     newest: dict[tuple[str, str], Summary] = {}
     if directory_of(store) is not None:
-        left = MOST
-        for s in sorted(summaries, key=lambda s: s.arrived, reverse=True):
-            if s.status in ("CONFLICT", "RETIRED") or (s.run, s.checkpoint) in busy:
+        remaining = MOST
+        for summary in sorted(summaries, key=lambda summary: summary.arrived, reverse=True):
+            if (
+                summary.status in ("CONFLICT", "RETIRED")
+                or (summary.run, summary.checkpoint) in busy
+            ):
                 continue
-            names, odd = _walked(store, *own_prefixes(s.run, s.location))
-            left -= 1 + len(names)
-            if odd or names_key(names) != s.named:
-                newest[s.run, s.location] = _looked_at(store, s)
-            if left <= 0:
+            names, links = _walk_location(store, *own_prefixes(summary.run, summary.location))
+            remaining -= 1 + len(names)
+            if links or names_key(names) != summary.named:
+                newest[summary.run, summary.location] = _look_again(store, summary)
+            if remaining <= 0:
                 break
-    yield from (newest.get((s.run, s.location), s) for s in summaries)
+    yield from (newest.get((summary.run, summary.location), summary) for summary in summaries)
 
 
-def _looked_at(store: Store, s: Summary) -> Summary:
-    location = read_location(store, s.run, s.location).of(s.run, s.location)
-    unnamed = find_unnamed(store, location) if location else ()
+def _look_again(store: Store, summary: Summary) -> Summary:
+    """Return the summary with the unnamed files of its location as it is now."""
+    state = read_location(store, summary.run, summary.location).of(summary.run, summary.location)
+    unnamed = find_unnamed(store, state) if state else ()
     return replace(
-        s,
+        summary,
         unnamed=tuple(map(str, unnamed[:LINES])),
         unnamed_files=len(unnamed),
         unnamed_runs=any(file.runs for file in unnamed),
     )
 
 
-def _walked(store: Store, own: str, records: str, model: str) -> tuple[list[str], list[str]]:
-    """Return the files of a location as they lie in a directory, and what is none; else nothing."""
+def _walk_location(store: Store, own: str, records: str, model: str) -> tuple[list[str], list[str]]:
+    """Return the names of a location's files in a directory, and the names of what is no file.
+
+    Both are empty for a store that is no path. Errors are ignored: the store's own listing raises
+    them.
+    """
     root = directory_of(store)
-    names, odd = list[str](), list[str]()
+    names, links = list[str](), list[str]()
     # an error is for the store's own listing to say
     with contextlib.suppress(OSError):
         for prefix in (own, f"{records}files/", model) if root else ():
-            found = safe_open.files_below(
-                str(root), prefix, is_unfinished, lambda name, _: odd.append(name)
+            files = safe_open.files_below(
+                str(root), prefix, is_unfinished, lambda name, _: links.append(name)
             )
-            names += [name for name, _ in found]
-    return names, odd
+            names += [name for name, _ in files]
+    return names, links
 
 
-def _runs(store: Store, name: str, *, is_of_model: bool) -> bool:
-    """Return whether a file may run; of a configuration, by what it says."""
+def _may_run(store: Store, name: str, *, is_of_model: bool) -> bool:
+    """Return whether a file may run code when it is opened; a configuration by its content."""
     if not name.endswith("config.json"):
         return may_run(name, pickles=is_of_model)
     try:
@@ -104,6 +115,7 @@ def _runs(store: Store, name: str, *, is_of_model: bool) -> bool:
 
 
 def _leads_to_code(value: object) -> bool:
+    """Return whether a configuration has a key that names code, at any depth."""
     if isinstance(value, dict):
         return not _KEYS.isdisjoint(value) or any(map(_leads_to_code, value.values()))
     return isinstance(value, list) and any(map(_leads_to_code, value))

@@ -217,7 +217,7 @@ def _lines(found: RetentionResult, *, is_dry: bool) -> Iterator[str]:
 
 
 def _row(one: PlannedRemoval) -> list[str]:
-    seen, decision = one.seen, one.decision
+    seen, decision = one.summary, one.decision
     verdict: str = decision.verdict
     if decision.action == "wait" and decision.left:
         verdict += f" (in {show_duration(round(decision.left))})"
@@ -246,10 +246,10 @@ def _described(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
     """Return the decisions and what was done, for ``--json``."""
     locations = [
         {
-            "run": p.seen.run,
-            "location": p.seen.location,
-            "status": p.seen.status,
-            "bytes": p.seen.size + p.seen.model_size,
+            "run": p.summary.run,
+            "location": p.summary.location,
+            "status": p.summary.status,
+            "bytes": p.summary.size + p.summary.model_size,
             "decision": p.decision.verdict,
             "reason": p.decision.reason,
             "deed": p.decision.action,

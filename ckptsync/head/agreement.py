@@ -1,14 +1,15 @@
 """The record of what a location's model is made of; a head that would make another model stops.
 
-Before its first byte of a model, a head creates ``agreement-<n>.json``: manifests, options, and the
-digests of files from elsewhere.  Heads of one configuration write the same bytes there, so they
-write the same files and the same model record, at once or after each other.
+Two heads with different options could write a model of mixed files. So before its first byte of a
+model, a head creates ``agreement-<n>.json``: manifests, options, and the digests of files from
+elsewhere. Heads of one configuration write the same bytes there, so they write the same files and
+the same model record, at once or one after the other.
 
-A head whose inputs or options differ from the latest agreement stops with an error.  When nobody
-has written that model for `IDLE`, that head is dead: then it creates the next number, and its files
-replace those that no model record names.  A head that is overtaken in this way deletes nothing
-more, and writes no model record.  What an agreement says is compared; it is used only to make a
-damaged model record again.
+A head whose inputs or options differ from the latest agreement stops with an error. If nobody has
+written that model for `IDLE`, the head that wrote the agreement has stopped: then this one creates
+the next number, and its files replace those that no model record names. A head whose agreement is
+no longer the latest deletes nothing more, and writes no model record. What an agreement says is
+compared; it is used otherwise only to make a damaged model record again.
 """
 
 from __future__ import annotations
@@ -56,31 +57,31 @@ class Agreement:
 
     @property
     def name(self) -> str:
-        """Return its name: without a digest, so each number exists once."""
+        """Return its name in the store: without a digest, so that each number exists once."""
         return f"{records_prefix(self.run, self.location)}agreement-{self.n}.json"
 
 
-def agree(store: Store, seen: LocationState, inputs: Mapping[str, object]) -> Agreement:
-    """Return the agreement on a location's model that says ``inputs``; create it if need be.
+def agree(store: Store, state: LocationState, inputs: Mapping[str, object]) -> Agreement:
+    """Return the latest agreement on a location's model; it says ``inputs``. Create it if needed.
 
-    Raises Incomplete if another head makes this model of other inputs, or has made it since
-    ``seen`` was read.
+    Raise Incomplete if another head makes this model of other inputs, or has made it since
+    ``state`` was read.
     """
     data = msgspec.json.encode(inputs, order="sorted") + b"\n"
-    first = next_number(seen.records.model_records, seen.location, "model")
-    last = max((-1, *_times(store, seen.run, seen.location)))
-    if last >= first:
-        latest = Agreement(seen.run, seen.location, last, data)
+    first = next_number(state.records.model_records, state.location, "model")
+    last_number = max((-1, *_agreement_times(store, state.run, state.location)))
+    if last_number >= first:
+        latest = Agreement(state.run, state.location, last_number, data)
         if _is_latest(store, latest):
             return latest
-        records = [entry.name for entry in store.names(records_prefix(seen.run, seen.location))]
-        if last >= next_number(records, seen.location, "model"):  # no head has finished it
+        records = [entry.name for entry in store.names(records_prefix(state.run, state.location))]
+        if last_number >= next_number(records, state.location, "model"):  # no head has finished it
             _check_idle(store, latest)
-        _check_unfinished(store, seen, records)
-    own = Agreement(seen.run, seen.location, max(first, last + 1), data)
-    create_same(store, own.name, [data])
-    check_latest(store, own)
-    return own
+        _check_unfinished(store, state, records)
+    own_agreement = Agreement(state.run, state.location, max(first, last_number + 1), data)
+    create_same(store, own_agreement.name, [data])
+    check_latest(store, own_agreement)
+    return own_agreement
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -91,19 +92,21 @@ class Inputs(msgspec.Struct, frozen=True):
     copied: dict[str, str]
 
 
-def finished_inputs(store: Store, seen: LocationState) -> Inputs | None:
-    """Return the latest agreement of a location of which a damaged model record has the number.
+def finished_inputs(store: Store, state: LocationState) -> Inputs | None:
+    """Return the latest agreement's inputs, if a damaged model record has its number; else None.
 
-    None if there is no such record, or if the agreement cannot be read.
+    None also if the agreement cannot be read.
     """
-    prefix = records_prefix(seen.run, seen.location)
+    prefix = records_prefix(state.run, state.location)
     listed = record_names(entry.name for entry in store.names(prefix))
-    last = max(_times(store, seen.run, seen.location), default=-1)
-    unread = listed.keys() - seen.records.model_records.keys()
-    if not any((listed[name].kind, listed[name].n) == ("model", last) for name in unread):
+    last_number = max(_agreement_times(store, state.run, state.location), default=-1)
+    unreadable = listed.keys() - state.records.model_records.keys()
+    if not any(
+        (listed[name].kind, listed[name].n) == ("model", last_number) for name in unreadable
+    ):
         return None
     try:
-        data = read_all(store, f"{prefix}agreement-{last}.json", 32 << 20)
+        data = read_all(store, f"{prefix}agreement-{last_number}.json", 32 << 20)
         return msgspec.json.decode(data, type=Inputs)
     except (NotFound, Corrupt, ValueError, RecursionError):
         return None
@@ -112,37 +115,37 @@ def finished_inputs(store: Store, seen: LocationState) -> Inputs | None:
 def check_latest(store: Store, own: Agreement) -> None:
     """Raise Incomplete if another head has created a later agreement, or replaced this one.
 
-    A name can be replaced where the store cannot create exclusively.
+    A name can be replaced in a store that cannot create exclusively.
     """
     if not _is_latest(store, own):
-        raise _overtaken(own)
+        raise _overtaken_error(own)
 
 
-def delete_unbound(store: Store, seen: LocationState, own: Agreement, name: str) -> None:
+def delete_unbound(store: Store, state: LocationState, own: Agreement, name: str) -> None:
     """Delete a file of the model that no model record names.
 
-    Raises Incomplete if the agreement is not the latest, or if a model record has come meanwhile,
-    unless it is damaged: then it names nothing, and is written again.
+    Raise Incomplete if the agreement is not the latest, or if an undamaged model record was written
+    since ``state`` was read.
     """
     check_latest(store, own)
-    names = [entry.name for entry in store.names(records_prefix(seen.run, seen.location))]
+    names = [entry.name for entry in store.names(records_prefix(state.run, state.location))]
     if replace(own, n=own.n + 1).name in names:  # since the check, which may have taken long
-        raise _overtaken(own)
-    _check_unfinished(store, seen, names)
-    store.delete(checked_own(name, own_prefixes(seen.run, seen.location)))
+        raise _overtaken_error(own)
+    _check_unfinished(store, state, names)
+    store.delete(checked_own(name, own_prefixes(state.run, state.location)))
 
 
-def _check_unfinished(store: Store, seen: LocationState, names: Iterable[str]) -> None:
-    """Raise Incomplete if one of these records is a model's, not damaged, and not in ``seen``."""
-    listed, read_before = record_names(names), seen.records.model_records
-    new = [r for n, r in listed.items() if r.kind == "model" and n not in read_before]
-    _, faults = read_records(store, new)
-    if len(new) > sum(isinstance(fault.error, Corrupt) for fault in faults):
-        where = f"{seen.run}/{seen.location}"
+def _check_unfinished(store: Store, state: LocationState, names: Iterable[str]) -> None:
+    """Raise Incomplete if ``names`` has an undamaged model record that is not in ``state``."""
+    listed, read_before = record_names(names), state.records.model_records
+    new_models = [r for n, r in listed.items() if r.kind == "model" and n not in read_before]
+    _, faults = read_records(store, new_models)
+    if len(new_models) > sum(isinstance(fault.error, Corrupt) for fault in faults):
+        where = f"{state.run}/{state.location}"
         raise Incomplete(f"{where}: consolidated by another head meanwhile", hint=_AGAIN)
 
 
-def _overtaken(own: Agreement) -> Incomplete:
+def _overtaken_error(own: Agreement) -> Incomplete:
     return Incomplete(
         f"{own.name}: another head, with other options or inputs, has begun to write this model"
         " instead",
@@ -151,14 +154,16 @@ def _overtaken(own: Agreement) -> Incomplete:
 
 
 def _is_latest(store: Store, own: Agreement) -> bool:
-    """Return whether no later agreement is there, and this one is stored as it should be."""
-    last = max(_times(store, own.run, own.location), default=-1)
-    return last == own.n and bool(has_same_bytes(store, own.name, len(own.data), digest(own.data)))
+    """Return whether no later agreement is stored, and this one has its bytes."""
+    last_number = max(_agreement_times(store, own.run, own.location), default=-1)
+    return last_number == own.n and bool(
+        has_same_bytes(store, own.name, len(own.data), digest(own.data))
+    )
 
 
 def _check_idle(store: Store, latest: Agreement) -> None:
-    """Raise Incomplete if somebody has written the model, or the agreement, within `IDLE`."""
-    times = [_times(store, latest.run, latest.location).get(latest.n, 0.0)]
+    """Raise Incomplete if the model or its agreement was written within `IDLE`."""
+    times = [_agreement_times(store, latest.run, latest.location).get(latest.n, 0.0)]
     prefix = consolidated_prefix(latest.run, latest.location)
     times += [entry.mtime for entry in store.names(prefix)]
     if store_now(store) - max(times) < IDLE:
@@ -168,8 +173,8 @@ def _check_idle(store: Store, latest: Agreement) -> None:
         )
 
 
-def _times(store: Store, run: str, location: str) -> dict[int, float]:
-    """Return when each of the location's agreements was written, by number."""
+def _agreement_times(store: Store, run: str, location: str) -> dict[int, float]:
+    """Return when each of a location's agreements was written, by number."""
     prefix = records_prefix(run, location)
     return {
         int(match[1]): entry.mtime

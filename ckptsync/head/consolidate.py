@@ -1,12 +1,10 @@
 """Merge a checkpoint into its consolidated model; repair or complete that model later.
 
-A model record is written after every file that it names.  Nothing that a model record names is ever
-written over, but for damaged bytes by the right ones.
-
-Killed at any moment and called again, the same bytes and the same model record come of it: they are
-a function of the checkpoint, the options and the configuration at hand.  So two heads of one
-configuration write the same bytes under the same names.  A head that would write others stops, as
-`agreement` says.
+Heads can be killed at any moment, and two can work on one model. So a model is a function of the
+checkpoint, the options and the configuration: whoever makes it again writes the same bytes under
+the same names, and a head that would write others stops (`agreement`). The model record is written
+after every file that it names. Nothing that a model record names is ever written over, but for
+damaged bytes by the recorded ones.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from ckptsync.errors import (
     Unsupported,
     without_frames,
 )
-from ckptsync.head.agreement import agree, check_latest, delete_unbound, finished_inputs
+from ckptsync.head.agreement import Agreement, agree, check_latest, delete_unbound, finished_inputs
 from ckptsync.head.due_jobs import ANY_RUN, FINAL, LEFT_ALONE, todo_for
 from ckptsync.head.weights_comparison import record_weights
 from ckptsync.layouts.file_names import is_beside_weights
@@ -75,9 +73,9 @@ _DECIDED_BY = "ties_by"
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The Ray cluster at ``address``, whose every node reaches the store at ``url``.
+    """A Ray cluster at ``address``, whose every node reaches the store at ``url``.
 
-    A path must lead to the same directory on each.
+    A path must lead to the same directory on each node.
     """
 
     address: str
@@ -85,36 +83,40 @@ class RayCluster:
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     limits: Limits = field(default_factory=Limits)
 
-    def engine(self, seen: LocationState, prefix: str, abouts: Mapping[str, About]) -> RayEngine:
-        """Return the engine of a location's model, which is written below ``prefix``."""
+    def engine(self, state: LocationState, prefix: str, abouts: Mapping[str, About]) -> RayEngine:
+        """Return the engine that writes a location's model below ``prefix`` on the cluster.
+
+        ``abouts``: what is known of each file before it is written.
+        """
         plain = replace(self, limits=replace(self.limits, pace=Limits().pace))  # one process's own
-        there = seen.present()
-        entries = {path: seen.files[path][0].entry for path in there}
-        files = partial(_open_files, plain, there, entries)
+        present = state.present()
+        entries = {path: state.files[path][0].entry for path in present}
+        files = partial(_open_files, plain, present, entries)
         write = partial(_open_write, plain, prefix, dict(abouts))
         return RayEngine(self.address, Reach(files, write, (InTheWay,)))
 
 
 def _open_files(
-    cluster: RayCluster, there: Mapping[str, tuple[str, int]], entries: Mapping[str, FileEntry]
+    cluster: RayCluster, present: Mapping[str, tuple[str, int]], entries: Mapping[str, FileEntry]
 ) -> Files:
-    """Open a checkpoint's own files on a node of the cluster."""
+    """Open a checkpoint's own files; called on a node of the cluster."""
     store = open_store(cluster.url, cluster.options, cluster.limits)
-    return open_reader(StoreFiles(store, there), [store], entries)
+    return open_reader(StoreFiles(store, present), [store], entries)
 
 
 def _open_write(cluster: RayCluster, prefix: str, abouts: Mapping[str, About]) -> Write:
-    """Return what creates files of the model on a node of the cluster."""
+    """Return the function that creates files of the model; called on a node of the cluster."""
     store = open_store(cluster.url, cluster.options, cluster.limits)
     return partial(create_file, store, prefix, abouts)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """``config_from``: run (or ``*``) → directory with configuration and tokenizer of its model.
+    """How a head makes models.
 
-    ``cluster``: where models are made, if not in this process.  ``norm_jump``: by which factor a
-    norm must change from one model to the next to be a finding, 0 for never.  ``into``: run (or
+    ``config_from``: run (or ``*``) → directory with configuration and tokenizer of its model.
+    ``cluster``: where models are made, if not in this process. ``norm_jump``: the factor by which a
+    norm must change from one model to the next to be a finding, 0 for never. ``into``: run (or
     ``*``) → the base that its adapters are summed into, a path or URL, reached by ``access``.
     """
 
@@ -139,7 +141,7 @@ class _Origin:
 
 @dataclass(frozen=True, slots=True)
 class WrittenModel:
-    """``files`` (``size`` bytes) were written into the model whose record is ``model_record``."""
+    """What was written of a model: ``files`` (``size`` bytes), and the name of its model record."""
 
     run: str
     location: str
@@ -160,7 +162,10 @@ class InTheWay(Exception):
 def create_file(
     store: Store, prefix: str, abouts: Mapping[str, About], name: str, chunks: Iterable[Chunk]
 ) -> None:
-    """Create a file of the model, unless it has these bytes already.  Raises InTheWay."""
+    """Create a file of the model, unless it has these bytes already.
+
+    Raise InTheWay if it has others, StoreError.
+    """
     full = checked_own(prefix + name, [prefix])
     if not create_same(store, full, chunks, abouts.get(name, UNKNOWN)):
         raise InTheWay(full)
@@ -175,51 +180,52 @@ def consolidate_location(
     progress: Progress | None = None,
     work: MergeResources | None = None,
 ) -> tuple[WrittenModel, ...]:
-    """Do what is due of a location as it is now; without ``location`` complete the run's models.
+    """Do what is due of a location as it is now; return what was written.
 
-    Raises Incomplete, Unsupported, Corrupt or StoreError; of several locations the first error,
-    after all were tried.
+    Without ``location``: complete the models of the whole run. Raise Incomplete, Unsupported,
+    Corrupt or StoreError; of several locations the first error, after all were tried.
     """
     if location:
         names = [checkpoint_of(location), FINAL]
-        found = read_checkpoints(store, run, names)
-        here = [seen for seen in found.readable if seen.location == location]
-        lent = {checkpoint_of(name) for seen in here for name in _lenders(seen)}
-        if lent.difference(names):
-            found = read_checkpoints(store, run, [*names, *lent])
+        run_state = read_checkpoints(store, run, names)
+        wanted = [state for state in run_state.readable if state.location == location]
+        lender_checkpoints = {checkpoint_of(name) for state in wanted for name in _lenders(state)}
+        if lender_checkpoints.difference(names):
+            run_state = read_checkpoints(store, run, [*names, *lender_checkpoints])
     else:
-        found = read_state(store, run)
-    builder = ModelBuilder(store, options, found, progress, work)
-    made: list[WrittenModel] = []
+        run_state = read_state(store, run)
+    builder = ModelBuilder(store, options, run_state, progress, work)
+    models: list[WrittenModel] = []
     errors: list[CkptsyncError] = []
-    for seen in found.readable:
-        summary = found.summary_of(seen)
+    for state in run_state.readable:
+        summary = run_state.summary_of(state)
         todo = todo_for(summary)
-        if seen.location != location and (location or todo != "configure"):
+        if state.location != location and (location or todo != "configure"):
             continue
-        done: WrittenModel | None = None
+        model: WrittenModel | None = None
         try:
             if todo == "merge":
-                done = builder.merge(seen)
+                model = builder.merge(state)
             elif todo == "repair":
-                done = builder.repair(seen, summary.suspects)
+                model = builder.repair(state, summary.suspects)
             if todo in ("repair", "configure"):
-                done = done or builder.add_late_configuration(seen)
+                model = model or builder.add_late_configuration(state)
         except CkptsyncError as e:
             errors.append(without_frames(e))
-        if done:
-            made.append(done)
+        if model:
+            models.append(model)
     if errors:
         raise errors[0]
-    return tuple(made)
+    return tuple(models)
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """A model's job and what it reads.
+class _PlannedModel:
+    """A planned model and what its merge reads.
 
-    ``source``: of the checkpoint.  ``options``: what else decides the bytes, for the model record.
-    ``trees``: the base that an adapter is summed into, which must not change meanwhile.
+    ``source``: the weights source of the checkpoint. ``options``: what else decides the bytes, for
+    the model record. ``trees``: the base that an adapter is summed into, which must not change
+    meanwhile.
     """
 
     job: MergeJob
@@ -233,35 +239,34 @@ class _Planned:
 class ModelBuilder:
     """Merges, repairs and completes models of a run's checkpoints.
 
-    ``found``: the run's locations; others than the one at work may supply configuration.
+    ``run_state``: the run's locations; those beside the one at work may supply configuration.
     """
 
     def __init__(
         self,
         store: Store,
         options: HeadOptions,
-        found: StoreState,
+        run_state: StoreState,
         progress: Progress | None,
         work: MergeResources | None,
     ) -> None:
-        self._store, self._options, self._found = store, options, found
+        self._store, self._options, self._run_state = store, options, run_state
         self._progress, self._work = progress, work
         self._directories: dict[str, Files] = {}
 
-    def merge(self, seen: LocationState) -> WrittenModel:
-        """Merge a checkpoint; the model record is written last.
+    def merge(self, state: LocationState) -> WrittenModel:
+        """Merge a checkpoint, write its model and then the model record; return what was written.
 
-        Raises Incomplete if another head makes this model of other options or inputs.
+        Raise Incomplete if another head makes this model of other options or inputs, and what
+        `prepare` and the store raise.
         """
-        store = self._store
-        options, origins = self._inputs(seen)
-        planned = self._plan_model(seen, options, origins, self._base(seen.run))
-        job, files, origins = planned.job, planned.files, [*planned.origins]
-        from_elsewhere = _files_from(job, origins)
+        options, origins = self._choose_inputs(state)
+        planned = self._plan_model(state, options, origins, self._base_of(state.run))
+        from_elsewhere = _files_from(planned.job, planned.origins)
         # read once: what the agreement says is what is written
-        copied = {name: job.content(name) for name, _ in from_elsewhere}
-        job = replace(job, contents={**job.contents, **copied})
-        manifests = tuple(k.name for k in seen.manifests)
+        copied = {name: planned.job.content(name) for name, _ in from_elsewhere}
+        job = replace(planned.job, contents={**planned.job.contents, **copied})
+        manifests = tuple(k.name for k in state.manifests)
         record_options = {
             "dtype": options.dtype,
             "max_shard_size": str(options.max_shard_size),
@@ -274,84 +279,103 @@ class ModelBuilder:
         }
         digests = {name: digest(data) for name, data in copied.items()}
         inputs = {"manifests": manifests, "options": record_options, "copied": digests}
-        agreed = agree(store, seen, inputs)
-        prefix = consolidated_prefix(seen.run, seen.location)
-        # What each file of weights is made of: so a head that was killed goes on with an upload.
-        origin = f"model record {digest(agreed.data)}"
-        abouts = {plan.name: About(plan.size, f"{origin} {plan.name}") for plan in job.plans}
-        cluster = self._options.cluster
-        engine = cluster.engine(seen, prefix, abouts) if cluster and not job.sums else None
-
-        def write(name: str, chunks: Iterable[Chunk]) -> None:
-            check_latest(store, agreed)
-            create_file(store, prefix, abouts, name, chunks)
-
-        merged = None
-        while merged is None:
-            into = Destination(write)
-            try:
-                merged = write_model(job, files, into, self._progress, self._work, engine=engine)
-            except InTheWay as e:
-                delete_unbound(store, seen, agreed, e.name)
-        check_unchanged(planned.trees)
-        written = {prefix + file.path for file in merged.files}
-        for name in [e.name for e in store.names(prefix) if e.name not in written]:
-            delete_unbound(store, seen, agreed, name)
+        agreement = agree(self._store, state, inputs)
+        merged = self._write_agreed(state, replace(planned, job=job), agreement)
         record = ModelRecord(
-            run=seen.run,
-            checkpoint=seen.checkpoint,
-            location=seen.location,
-            n=agreed.n,
+            run=state.run,
+            checkpoint=state.checkpoint,
+            location=state.location,
+            n=agreement.n,
             manifests=manifests,
             options=record_options,
             files=merged.files,
             tensors=merged.tensors,
             left_out=job.left_out,
         )
-        check_latest(store, agreed)
-        remarks = frozenset(seen.demands.remarks)
+        check_latest(self._store, agreement)
+        remarks = frozenset(state.demands.remarks)
         doubts = [n for n in job.notes if n.startswith(DOUBT) and n not in remarks]
         notes = (*merged.notes, *self._record_values(record, merged, doubts))
-        return self._record(record, record.files, notes)
+        return self._write_record(record, record.files, notes)
+
+    def _write_agreed(
+        self, state: LocationState, planned: _PlannedModel, agreement: Agreement
+    ) -> Merged:
+        """Write the planned files of a model, and delete all other files below its prefix.
+
+        Raise Incomplete if the agreement is no longer the latest, or if the base has changed.
+        """
+        store, job = self._store, planned.job
+        prefix = consolidated_prefix(state.run, state.location)
+        # What each file of weights is made of, so that a killed head's upload is continued.
+        model_origin = f"model record {digest(agreement.data)}"
+        abouts = {plan.name: About(plan.size, f"{model_origin} {plan.name}") for plan in job.plans}
+        cluster = self._options.cluster
+        engine = cluster.engine(state, prefix, abouts) if cluster and not job.sums else None
+
+        def write(name: str, chunks: Iterable[Chunk]) -> None:
+            check_latest(store, agreement)
+            create_file(store, prefix, abouts, name, chunks)
+
+        merged = None
+        while merged is None:
+            destination = Destination(write)
+            try:
+                merged = write_model(
+                    job, planned.files, destination, self._progress, self._work, engine=engine
+                )
+            except InTheWay as e:
+                delete_unbound(store, state, agreement, e.name)
+        check_unchanged(planned.trees)
+        written = {prefix + file.path for file in merged.files}
+        for name in [e.name for e in store.names(prefix) if e.name not in written]:
+            delete_unbound(store, state, agreement, name)
+        return merged
 
     def _record_values(
         self, record: ModelRecord, merged: Merged, doubts: Iterable[str]
     ) -> Iterator[str]:
-        """Write the statistics of a model, if they were asked for; yield a note if that fails.
+        """Write the weights record of a model if values were counted; yield a note if that fails.
 
-        They come before the model record, so that a model has them from its first moment.  A model
-        without them is as good: whoever may write models may not always write these.
+        It is written before the model record, so a model has its values from its first moment. A
+        model without them is complete: whoever may write models may not always write these.
         """
         if merged.statistics is None:
             return
-        its = [merged.statistics.get(tensor.name) for tensor in record.tensors]
-        plain = WeightsRecord(
+        statistics = [merged.statistics.get(tensor.name) for tensor in record.tensors]
+        record_without_findings = WeightsRecord(
             run=record.run,
             checkpoint=record.checkpoint,
             location=record.location,
             n=record.n,
             of=tensors_digest(record.tensors),
-            values=tuple(_values(one) if one else None for one in its),
+            values=tuple(
+                _tensor_values(tensor_statistics) if tensor_statistics else None
+                for tensor_statistics in statistics
+            ),
         )
         try:
-            record_weights(self._store, record, plain, doubts, self._options.norm_jump)
+            record_weights(
+                self._store, record, record_without_findings, doubts, self._options.norm_jump
+            )
         except (StoreError, Unsupported) as e:
             yield f"the statistics of its weights could not be recorded: {e}"
 
-    def _inputs(self, seen: LocationState) -> tuple[MergeOptions, list[_Origin]]:
-        """Return this head's options and origins.
+    def _choose_inputs(self, state: LocationState) -> tuple[MergeOptions, list[_Origin]]:
+        """Return the options and origins by which a location's model is made.
 
-        Where a model record is damaged, its options, and files beside its model that are well; but
-        no code, which comes from the operator alone.
+        Usually they are this head's. If a damaged model record has an agreement, its options count,
+        and its undamaged files beside the model come first; but no code, which comes from the
+        operator alone.
         """
-        options, origins = self._options.merge, self._origins(seen)
-        inputs = finished_inputs(self._store, seen)
+        options, origins = self._options.merge, self._origins(state)
+        inputs = finished_inputs(self._store, state)
         if inputs is None:
             return options, origins
-        recorded = _options_of(seen, inputs.options)
+        recorded = _parse_options(state, inputs.options)
         if recorded.allow_code and not options.allow_code:
             return options, origins
-        prefix = consolidated_prefix(seen.run, seen.location)
+        prefix = consolidated_prefix(state.run, state.location)
         files: dict[str, dict[str, bytes]] = {}
         for word in inputs.options.get("config", "").split():
             name, _, origin = word.rpartition("=")
@@ -360,131 +384,165 @@ class ModelBuilder:
                 is_same = digest(data) == inputs.copied.get(name) and is_beside_weights(name)
                 if is_same and not model_files.has_code(name, data):
                     files.setdefault(origin, {})[name] = data
-        stored = [_Origin(origin, MemoryFiles(its)) for origin, its in files.items()]
+        stored = [_Origin(origin, MemoryFiles(contents)) for origin, contents in files.items()]
         return recorded, [*stored, *origins]
 
-    def repair(self, seen: LocationState, suspects: Collection[str]) -> WrittenModel | None:
-        """Write those of ``suspects`` again that lack the recorded bytes; None if all are well.
+    def repair(self, state: LocationState, suspects: Collection[str]) -> WrittenModel | None:
+        """Write those files of a model again that lack the recorded bytes; None if all have them.
 
-        The options are the model record's, whatever this head's are.  Raises Corrupt, with nothing
-        written under that name, if the sources no longer give the recorded bytes.
+        Only ``suspects`` are read.  The options are the model record's, whatever this head's are.
+        Raise Corrupt, with nothing written under that name, if the sources no longer give the
+        recorded bytes; Incomplete if a source is gone.
         """
-        store, record = self._store, _model_record(seen)
-        prefix = consolidated_prefix(seen.run, seen.location)
-
-        def is_bad(file: ModelFile) -> bool:
-            return not has_same_bytes(store, prefix + file.path, file.size, file.digest)
-
-        bad = {f.path: f for f in record.files if f.path in suspects and is_bad(f)}
-        if not bad:
+        record = _model_record(state)
+        prefix = consolidated_prefix(state.run, state.location)
+        damaged = {
+            f.path: f
+            for f in record.files
+            if f.path in suspects and not self._has_recorded_bytes(prefix, f)
+        }
+        if not damaged:
             return None
-        options, origins = _options_of(seen, record.options), self._origins(seen)
-        # Its own configuration, as far as it is well: another head may have had another at hand.
-        beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in bad)
-        well = [f for f in beside if not is_bad(f)]
-        own = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
-        base = self._base(seen.run) if _INTO in record.options else ""
-        if _INTO in record.options and not base:
+        job, files = self._plan_repair(state, damaged)
+        rewritten = self._rewrite_damaged(prefix, job, files, damaged)
+        if missing := sorted(damaged.keys() - rewritten):
             raise Incomplete(
-                f"{seen.run}/{seen.location}: its adapter was summed into {record.options[_INTO]}",
-                hint="name that base in the configuration: head.adapters.into",
-            )
-        planned = self._plan_model(seen, options, [_Origin("", own), *origins], base)
-        job, files = planned.job, planned.files
-        if not record.options.get(_DECIDED_BY):
-            # The model was merged without a configuration, which has come since: plan its
-            # weights without it again, else tied tensors would be left out now.
-            plain = source_files(store, seen, without=_CONFIGURATIONS)
-            job = replace(job, plans=prepare(plain, options, every=True).plans)
-        done: set[str] = set()
-
-        def write(name: str, chunks: Iterable[Chunk]) -> None:
-            if name in bad and name not in done:
-                changed = Corrupt(
-                    f"{name}: the rebuilt file does not match its model record",
-                    hint="the configuration or the version of ckptsync has changed since the first"
-                    " merge",
-                )
-                full = checked_own(prefix + name, [prefix])
-                store.write(full, verified(chunks, name, bad[name].digest, changed))
-                done.add(name)
-
-        for name in sorted(bad):
-            if name.endswith(".index.json"):  # it names all files, also those that are well
-                write(name, [model_files.index(job.plans)])
-        plans = tuple(plan for plan in job.plans if plan.name in bad)
-        left = replace(job, plans=plans, beside=tuple(b for b in job.beside if b[0] in bad))
-        write_model(left, files, Destination(write), self._progress, self._work)
-        if lost := sorted(bad.keys() - done):
-            raise Incomplete(
-                f"{prefix}{lost[0]}: cannot be rebuilt, no source has this file any more",
+                f"{prefix}{missing[0]}: cannot be rebuilt, no source has this file any more",
                 hint=(
                     "the configuration directory or checkpoint that it was copied from has"
                     " changed or is gone"
                 ),
             )
-        size = sum(f.size for f in bad.values())
-        names = tuple(sorted(bad))
-        return WrittenModel(seen.run, seen.location, seen.model_record_name, names, size)
+        size = sum(f.size for f in damaged.values())
+        names = tuple(sorted(damaged))
+        return WrittenModel(state.run, state.location, state.model_record_name, names, size)
 
-    def _base(self, run: str) -> str:
-        """Return the base that this head sums a run's adapters into; empty without one."""
+    def _has_recorded_bytes(self, prefix: str, file: ModelFile) -> bool:
+        """Return whether a file of a model is stored with the bytes of its record."""
+        return bool(has_same_bytes(self._store, prefix + file.path, file.size, file.digest))
+
+    def _plan_repair(
+        self, state: LocationState, damaged: Mapping[str, ModelFile]
+    ) -> tuple[MergeJob, Files]:
+        """Return the job that made a model, planned again, and the files that it reads.
+
+        Raise Incomplete if an adapter was summed into a base that the configuration does not name.
+        """
+        store, record = self._store, _model_record(state)
+        prefix = consolidated_prefix(state.run, state.location)
+        options, origins = _parse_options(state, record.options), self._origins(state)
+        # Its own undamaged configuration comes first: another head may have had another one.
+        beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in damaged)
+        intact = [f for f in beside if self._has_recorded_bytes(prefix, f)]
+        own_files = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in intact})
+        base = self._base_of(state.run) if _INTO in record.options else ""
+        if _INTO in record.options and not base:
+            raise Incomplete(
+                f"{state.run}/{state.location}: its adapter was summed into"
+                f" {record.options[_INTO]}",
+                hint="name that base in the configuration: head.adapters.into",
+            )
+        planned = self._plan_model(state, options, [_Origin("", own_files), *origins], base)
+        if record.options.get(_DECIDED_BY):
+            return planned.job, planned.files
+        # The model was merged without a configuration, which has come since: plan its
+        # weights without it again, else tied tensors would be left out now.
+        plain = source_files(store, state, without=_CONFIGURATIONS)
+        plans = prepare(plain, options, every=True).plans
+        return replace(planned.job, plans=plans), planned.files
+
+    def _rewrite_damaged(
+        self, prefix: str, job: MergeJob, files: Files, damaged: Mapping[str, ModelFile]
+    ) -> set[str]:
+        """Write the damaged files that a job makes over those stored; return their paths.
+
+        Raise Corrupt if a file's bytes would not be those of its record.
+        """
+        rewritten: set[str] = set()
+
+        def write(name: str, chunks: Iterable[Chunk]) -> None:
+            if name in damaged and name not in rewritten:
+                changed = Corrupt(
+                    f"{name}: the rebuilt file does not match its model record",
+                    hint="the configuration or the version of ckptsync has changed since the first"
+                    " merge",
+                )
+                full_name = checked_own(prefix + name, [prefix])
+                chunks = verified(chunks, name, damaged[name].digest, changed)
+                self._store.write(full_name, chunks)
+                rewritten.add(name)
+
+        for name in sorted(damaged):
+            if name.endswith(".index.json"):  # it names all files, also those that are intact
+                write(name, [model_files.index(job.plans)])
+        plans = tuple(plan for plan in job.plans if plan.name in damaged)
+        beside = tuple(b for b in job.beside if b[0] in damaged)
+        remaining = replace(job, plans=plans, beside=beside)
+        write_model(remaining, files, Destination(write), self._progress, self._work)
+        return rewritten
+
+    def _base_of(self, run: str) -> str:
+        """Return the base that this head sums a run's adapters into; empty if there is none."""
         return self._options.into.get(run) or self._options.into.get(ANY_RUN) or ""
 
     def _plan_model(
-        self, seen: LocationState, options: MergeOptions, origins: Sequence[_Origin], base: str
-    ) -> _Planned:
-        """Plan a location's model; where it is one adapter, and ``base`` is named, their sum."""
-        files = source_files(self._store, seen)
+        self, state: LocationState, options: MergeOptions, origins: Sequence[_Origin], base: str
+    ) -> _PlannedModel:
+        """Return the plan of a location's model, or of its sum with ``base`` if it is one adapter.
+
+        Without ``base`` nothing is summed. Several adapters are not summed either; a note says so.
+        Raise what `prepare` and opening the base raise.
+        """
+        files = source_files(self._store, state)
         job = _plan_merge(files, options, origins)
         if not base or not job.is_adapter:
-            return _Planned(job, files, origins, job.source)
+            return _PlannedModel(job, files, origins, job.source)
         if sum(plan.name.startswith("adapter_model") for plan in job.plans) != 1:
             note = f"several adapters: they are not summed into {base}"
-            return _Planned(replace(job, notes=(*job.notes, note)), files, origins, job.source)
-        of_adapter = _plan_merge(files, replace(options, dtype="keep"), origins)
-        place = located(base)
+            return _PlannedModel(replace(job, notes=(*job.notes, note)), files, origins, job.source)
+        adapter_job = _plan_merge(files, replace(options, dtype="keep"), origins)
+        base_location = located(base)
         access = self._options.access.within(PREFETCH)
-        request = MergeRequest((), located(self._store.url), options, into=place)
-        opened = open_base(request, access)
-        both = joined(opened.files, [files])
-        summed_job = summed(opened.job, [(seen.location, of_adapter)], both, options)
-        holders = {id(holder): holder for _, holder in opened.job.beside}
-        its = [_Origin(_INTO, holder) for holder in holders.values()]
-        state = digest(" ".join(tree.state() for tree in opened.trees).encode())
-        return _Planned(
+        request = MergeRequest((), located(self._store.url), options, into=base_location)
+        opened_base = open_base(request, access)
+        joined_files = joined(opened_base.files, [files])
+        summed_job = summed(opened_base.job, [(state.location, adapter_job)], joined_files, options)
+        holders = {id(holder): holder for _, holder in opened_base.job.beside}
+        base_origins = [_Origin(_INTO, holder) for holder in holders.values()]
+        base_state = digest(" ".join(tree.state() for tree in opened_base.trees).encode())
+        return _PlannedModel(
             summed_job,
-            both,
-            [*origins, *its],
+            joined_files,
+            [*origins, *base_origins],
             job.source,
-            {_INTO: f"{base} {state}"},
-            opened.trees,
+            {_INTO: f"{base} {base_state}"},
+            opened_base.trees,
         )
 
-    def add_late_configuration(self, seen: LocationState) -> WrittenModel | None:
-        """Add configuration that came later, under a further model record; None if there is none.
+    def add_late_configuration(self, state: LocationState) -> WrittenModel | None:
+        """Add configuration that came after the merge, and write a further model record.
 
-        Weights stay as they were merged.  Raises Incomplete where other bytes are stored under such
-        a name.
+        Return None if there is nothing to add. Weights stay as they were merged. Raise Incomplete
+        if other bytes are stored under such a name.
         """
-        store, record, origins = self._store, _model_record(seen), self._origins(seen)
-        bound = {f.path for f in record.files}
+        store, record, origins = self._store, _model_record(state), self._origins(state)
+        model_paths = {f.path for f in record.files}
         is_adapter = bool(record.adapters)
-        there = [seen.present(), *(o.files.sizes() for o in origins)]
-        beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
-        if not beside - bound:
+        available = [state.present(), *(source.files.sizes() for source in origins)]
+        beside = {n for sizes in available for n in model_files.beside(sizes, adapter=is_adapter)}
+        if not beside - model_paths:
             return None
-        files, options = source_files(store, seen), _options_of(seen, record.options)
+        files, options = source_files(store, state), _parse_options(state, record.options)
         if is_adapter:
             job = _plan_merge(files, options, origins)
         else:
-            sources = [o.files for o in origins]
+            sources = [source.files for source in origins]
             dtypes = [t.dtype for t in record.tensors if t.file != model_files.VALUE_HEAD]
             job = prepare_beside(files, options, sources, dtypes, _code_from(origins))
-        job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
+        job = replace(job, beside=tuple(b for b in job.beside if b[0] not in model_paths))
         if not job.beside:
             return None
-        prefix = consolidated_prefix(seen.run, seen.location)
+        prefix = consolidated_prefix(state.run, state.location)
         added: list[ModelFile] = []
         for name, _ in job.beside:
             data = job.content(name)
@@ -498,110 +556,129 @@ class ModelBuilder:
                     ),
                 )
             added.append(ModelFile(name, len(data), digest(data)))
-        origin = " ".join(f"{name}={origin.name}" for name, origin in _files_from(job, origins))
+        origins_text = " ".join(
+            f"{name}={origins_text.name}" for name, origins_text in _files_from(job, origins)
+        )
         further = replace(
             record,
-            n=next_number(seen.records.model_records, seen.location, "model"),
-            manifests=tuple(k.name for k in seen.manifests),
+            n=next_number(state.records.model_records, state.location, "model"),
+            manifests=tuple(k.name for k in state.manifests),
             options={
                 **record.options,
-                "config": " ".join(filter(None, (record.options.get("config", ""), origin))),
+                "config": " ".join(filter(None, (record.options.get("config", ""), origins_text))),
             },
             files=(*record.files, *added),
             left_out=tuple(sorted({*record.left_out, *job.left_out} - {f.path for f in added})),
         )
-        return self._record(further, added, ())
+        return self._write_record(further, added, ())
 
-    def _record(
+    def _write_record(
         self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
     ) -> WrittenModel:
-        """Write a model record, unless another head, or this one before a kill, has written it."""
+        """Write a model record, unless it is stored already; return what was written."""
         name, _ = create_record(self._store, record)
         files, size = tuple(f.path for f in written), sum(f.size for f in written)
         return WrittenModel(record.run, record.location, name, files, size, notes)
 
-    def _origins(self, seen: LocationState) -> list[_Origin]:
-        """Return where files beside a model may come from, after the checkpoint itself.
+    def _origins(self, state: LocationState) -> list[_Origin]:
+        """Return where files beside a model come from, after the checkpoint itself, in this order.
 
         The run's final model; the operator's directory; the newest other checkpoint of the run that
         has a configuration, and whose model has the very same tensors.
         """
-        there = [
-            s for s in self._found.readable if s.run == seen.run and s.status not in LEFT_ALONE
+        candidates = [
+            s for s in self._run_state.readable if s.run == state.run and s.status not in LEFT_ALONE
         ]
-        age = {s.location: at for at, s in enumerate(by_age(map(self._found.summary_of, there)))}
-        there.sort(key=lambda s: age[s.location])
+        age = {
+            s.location: place
+            for place, s in enumerate(by_age(map(self._run_state.summary_of, candidates)))
+        }
+        candidates.sort(key=lambda s: age[s.location])
         origins = [
             _Origin(FINAL, source_files(self._store, s))
-            for s in [s for s in there if s.checkpoint == FINAL][-1:]
-            if s.location != seen.location
+            for s in [s for s in candidates if s.checkpoint == FINAL][-1:]
+            if s.location != state.location
         ]
         config_from = self._options.config_from
-        if directory := config_from.get(seen.run) or config_from.get(ANY_RUN):
+        if directory := config_from.get(state.run) or config_from.get(ANY_RUN):
             if directory not in self._directories:
                 self._directories[directory] = TopFiles(directory, follows_links=True)
             origins.append(_Origin(_CONFIG_FROM, self._directories[directory]))
-        lenders, own = _lenders(seen), seen.model_record
-        others = [s for s in there if s.checkpoint != FINAL and s.location != seen.location]
+        lenders, own_record = _lenders(state), state.model_record
+        others = [s for s in candidates if s.checkpoint != FINAL and s.location != state.location]
         others.sort(key=lambda s: s.location in lenders)
-        for other in reversed(others) if own else ():
+        for other in reversed(others) if own_record else ():
             has_files = other.model_record and any(map(is_beside_weights, other.present()))
-            if own and has_files and other.model_record and is_same_model(own, other.model_record):
+            if (
+                own_record
+                and has_files
+                and other.model_record
+                and is_same_model(own_record, other.model_record)
+            ):
                 return [*origins, _Origin(other.location, source_files(self._store, other))]
         return origins
 
 
-def _values(its: Statistics) -> TensorValues:
-    ends = (rounded(its.low), rounded(its.high), rounded(its.norm))
-    return (its.nans, its.infinities, its.zeros, *ends)
+def _tensor_values(statistics: Statistics) -> TensorValues:
+    """Return a tensor's statistics as a weights record has them."""
+    ends = (rounded(statistics.low), rounded(statistics.high), rounded(statistics.norm))
+    return (statistics.nans, statistics.infinities, statistics.zeros, *ends)
 
 
-def source_files(store: Store, seen: LocationState, without: Container[str] = ()) -> Files:
-    """Return a checkpoint's own files as far as they are there: checked, and read ahead."""
-    present = {path: lies for path, lies in seen.present().items() if path not in without}
-    entries = {path: seen.files[path][0].entry for path in present}
+def source_files(store: Store, state: LocationState, without: Container[str] = ()) -> Files:
+    """Return a checkpoint's own files that are stored whole, checked by digest and read ahead.
+
+    ``without``: paths to leave out.
+    """
+    present = {
+        path: name_and_size
+        for path, name_and_size in state.present().items()
+        if path not in without
+    }
+    entries = {path: state.files[path][0].entry for path in present}
     return open_reader(StoreFiles(store, present), [store], entries, PREFETCH)
 
 
 def _plan_merge(files: Files, options: MergeOptions, origins: Sequence[_Origin]) -> MergeJob:
-    """Plan a merge with what these origins have, the first of them first; see `prepare`.
+    """Return the job of a merge with configuration of these origins, the first of them first.
 
-    Of several adapters every one is in the model of a store.
+    If there are several adapters, all are in the model.
     """
     config = [o.files for o in origins]
     return prepare(files, options, config, code_from=_code_from(origins), every=True)
 
 
 def _code_from(origins: Sequence[_Origin]) -> Files | None:
-    """Return the only source that code may come from: the operator's directory."""
+    """Return the only source that code may come from: the operator's directory, or None."""
     return next((o.files for o in reversed(origins) if o.name == _CONFIG_FROM), None)
 
 
 def _files_from(job: MergeJob, origins: Sequence[_Origin]) -> list[tuple[str, _Origin]]:
-    """Return the files beside the weights that are not the checkpoint's own."""
+    """Return the files beside the weights that come from one of these origins, with it."""
     return [
         (name, origin) for name, files in job.beside for origin in origins if origin.files is files
     ]
 
 
-def _lenders(seen: LocationState) -> set[str]:
-    """Return the locations from which the model's config files were copied."""
-    config = seen.model_record.options.get("config", "") if seen.model_record else ""
+def _lenders(state: LocationState) -> set[str]:
+    """Return the locations from which the model's configuration was copied."""
+    config = state.model_record.options.get("config", "") if state.model_record else ""
     origins = {word.partition("=")[2] for word in config.split()}
     return origins - {FINAL, _CONFIG_FROM}
 
 
-def _model_record(seen: LocationState) -> ModelRecord:
-    assert seen.model_record is not None
-    return seen.model_record
+def _model_record(state: LocationState) -> ModelRecord:
+    assert state.model_record is not None
+    return state.model_record
 
 
-def _options_of(seen: LocationState, options: Mapping[str, str]) -> MergeOptions:
+def _parse_options(state: LocationState, options: Mapping[str, str]) -> MergeOptions:
+    """Return the merge options that a model record names; raise Corrupt if they are not usable."""
     is_allowed = options.get("allow_code") == "true"
     try:
         dtype, size = check_dtype(options["dtype"]), int(options["max_shard_size"])
         return MergeOptions(dtype, size, options["source"], is_allowed)
     except (KeyError, ValueError) as e:
         raise Corrupt(
-            f"{seen.run}/{seen.location}: its model record has no usable options: {e}"
+            f"{state.run}/{state.location}: its model record has no usable options: {e}"
         ) from e

@@ -1,17 +1,17 @@
 """What is due of each location: to merge, repair or complete its model, or to verify its bytes.
 
-Pure but for `verify_jobs_in_store`, and decided here alone; which locations a run no longer needs
-is a question about the whole run, and `retention` answers it.  The service lists the jobs from its
-catalogue.  The child process that has one for a model reads the location again, and asks `todo_for`
-of what it is then.  Nothing that merges or verifies is imported: a head asks often, and leaves the
-rest to its child processes.
+A head asks often, and its child processes ask again before they act, so the answer is a pure
+function of summaries (but for `verify_jobs_in_store`). The service lists jobs from its catalogue;
+the child that has one for a model reads the location again, and asks `todo_for` what is due then.
+Nothing that merges or verifies is imported. Which locations a run no longer needs is a question
+about the whole run, and `retention` answers it.
 
-Verifications: repairs and new locations are due at once.  Everything else is read again within the
+Verifications: repairs and new locations are due at once. Everything else is read again within the
 period, spread evenly over it: an old location is due when its time has come, or when those behind
-it would have to be read faster, later, than all bytes divided by the period.  So a store that was
+it would otherwise have to be read faster than all bytes divided by the period. So a store that was
 verified in one night is not read again in one night, and nothing is remembered but the reports'
-times.  A location is verified as a whole, since a report is about one; `limits.bandwidth` paces
-reading.  Times are seconds on the store's clock.
+times. A location is verified as a whole, since a report is about one; `limits.bandwidth` paces
+reading. Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ STOP_AFTER = "10m"
 class Job:
     """One piece of work on a run's ``location``, on a whole ``run``, or (both empty) on the store.
 
-    ``size``: bytes to read.  ``level``: of a verification.  ``key`` changes when a retry could end
-    differently: a job that failed waits as long as its key is the same.  ``once_per_key``: a job
-    that succeeded is not done again either until its key changes.  ``name``, ``event``: see
-    `ckptsync.events`; ``seconds``: how long it may take, where its size does not say.
+    ``size``: bytes to read. ``level``: of a verification. ``key`` changes when a retry could end
+    differently: a job that failed waits as long as its key is the same. ``once_per_key``: a job
+    that succeeded is not done again either until its key changes. ``name``, ``event``: see
+    `ckptsync.events`; ``seconds``: how long it may take, if its size does not say.
     """
 
     kind: JobKind
@@ -75,7 +75,7 @@ class Job:
         return f"{self.run}/{self.location}" if self.location else self.run or "every run"
 
     def command(self, config: str) -> tuple[str, ...]:
-        """Return the words of the command that does it, with a configuration file."""
+        """Return the words of the command that does the job, with a configuration file."""
         if self.kind == "retain":
             return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
         if self.kind == "event":
@@ -106,86 +106,97 @@ class VerifyPolicy:
     every: float = 7 * 86400.0
 
 
-def todo_for(seen: Summary) -> Todo | None:
-    """Return what is to be done about a location's model.
+def todo_for(summary: Summary) -> Todo | None:
+    """Return what is due about a location's model: it is made, repaired or completed; or None.
 
-    It is made, repaired, or gets configuration that has come since, if any has.  Damage to shards
-    holds nothing up: bytes that are read are checked, and those that are not read do not matter.
-    Where retention has deleted the shards, nothing is merged unless somebody brings them back.
+    Damage to shards delays nothing: bytes that are read are checked, and those that are not read do
+    not matter. If retention has deleted the shards, nothing is merged unless somebody brings them
+    back.
     """
-    if seen.status in LEFT_ALONE:
+    if summary.status in LEFT_ALONE:
         return None
-    if not seen.model_record:
-        return "merge" if seen.model and (seen.size or not seen.done) else None
-    return "repair" if seen.suspects else "configure"
+    if not summary.model_record:
+        return "merge" if summary.model and (summary.size or not summary.done) else None
+    return "repair" if summary.suspects else "configure"
 
 
 def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Job, ...]:
-    """Return all jobs: new models, the newest checkpoints first; then repairs; then completions.
+    """Return all jobs about models: merges, the newest first; then repairs; then completions.
 
-    ``configured``: of a run, what changes when the files do that an operator gave for it; empty
-    where there are none.
+    ``configured``: returns, for a run, a text that changes with the files that an operator
+    configured for it; empty without any.
     """
-    new: list[Summary] = []
+    to_merge: list[Summary] = []
     repairs: list[Job] = []
     models: dict[str, list[Summary]] = {}
     finals: dict[str, list[str]] = {}
-    for seen in locations:
-        todo = todo_for(seen)
+    for summary in locations:
+        todo = todo_for(summary)
         if todo == "merge":
-            new.append(seen)
+            to_merge.append(summary)
         elif todo == "repair":
-            key, size = f"{seen.state} {seen.consolidated}", seen.size + seen.model_size
-            once = seen.consolidated
+            key, size = f"{summary.state} {summary.consolidated}", summary.size + summary.model_size
+            is_once = summary.consolidated
             repairs.append(
-                Job("consolidate", seen.run, seen.location, size, key=key, once_per_key=once)
+                Job(
+                    "consolidate",
+                    summary.run,
+                    summary.location,
+                    size,
+                    key=key,
+                    once_per_key=is_once,
+                )
             )
         elif todo == "configure":
-            models.setdefault(seen.run, []).append(seen)
-        if seen.checkpoint == FINAL and seen.status not in LEFT_ALONE:
-            finals.setdefault(seen.run, []).append(seen.state)
-    new.sort(key=lambda s: (-s.arrived, s.run, s.location))
-    merges = [Job("consolidate", s.run, s.location, s.size, key=s.state) for s in new]
+            models.setdefault(summary.run, []).append(summary)
+        if summary.checkpoint == FINAL and summary.status not in LEFT_ALONE:
+            finals.setdefault(summary.run, []).append(summary.state)
+    to_merge.sort(key=lambda s: (-s.arrived, s.run, s.location))
+    merges = [Job("consolidate", s.run, s.location, s.size, key=s.state) for s in to_merge]
     completions = (
-        _completion(run, its, " ".join([*finals.get(run, []), configured(run)]).strip())
-        for run, its in models.items()
+        _completion_job(
+            run, models_of_run, " ".join([*finals.get(run, []), configured(run)]).strip()
+        )
+        for run, models_of_run in models.items()
     )
     return (*merges, *repairs, *filter(None, completions))
 
 
-def _completion(run: str, models: Sequence[Summary], given: str) -> Job | None:
+def _completion_job(run: str, models: Sequence[Summary], source_key: str) -> Job | None:
     """Return the job that completes the models of a run; None if there is nothing to add.
 
-    One job a run: mostly there is nothing to add, and a process for each location to find that is
-    too many.  Configuration comes with late manifests, from what is ``given`` for the run, or from
+    It is one job a run: mostly there is nothing to add, and a process for each location would be
+    too many. Configuration comes with late manifests, from what ``source_key`` stands for, or from
     the models of the run that lack the least.
     """
     fewest = min(len(s.to_open) for s in models)
     lenders = [s for s in models if len(s.to_open) == fewest]
-    lacking = [s for s in models if s.late or (s.to_open and given) or len(s.to_open) > fewest]
+    lacking = [s for s in models if s.late or (s.to_open and source_key) or len(s.to_open) > fewest]
     if not lacking:
         return None
-    lent = " ".join(f"{s.location} {s.model_record}" for s in lenders)
+    lender_names = " ".join(f"{s.location} {s.model_record}" for s in lenders)
     states = "\n".join(sorted(s.state for s in lacking))
-    key = digest(f"{given}\n{lent}\n{states}".encode())
+    key = digest(f"{source_key}\n{lender_names}\n{states}".encode())
     return Job("consolidate", run, key=key, once_per_key=True)
 
 
 def verify_jobs_in_store(
     store: Store, catalogue: Catalogue, policy: VerifyPolicy, now: float
 ) -> tuple[Job, ...]:
-    """Return verifications that are due, also of locations that a damaged record hides.
+    """Return verifications that are due, also of locations that an unreadable record hides.
 
-    The catalogue has no summary of those, and a report has to say so.  Ages count on the store's
-    clock: at least its newest file's time, and ``now`` where nothing writes.  Raises StoreError.
+    The catalogue has no summary of those, so they are read. ``now``: seconds; the store's newest
+    mtime counts if it is later. Raise StoreError.
     """
-    newer = {(f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)}
+    unsupported = {
+        (f.run, f.location) for f in catalogue.faults if isinstance(f.error, Unsupported)
+    }
     hiding = (f for f in catalogue.faults if not is_made_anew(f.record, f.error))
     locations = list(catalogue.summaries)
-    for run, location in sorted({(f.run, f.location) for f in hiding} - newer):
-        found = read_location(store, run, location)
-        if seen := found.of(run, location):
-            locations.append(summarize(seen, found.mtimes))
+    for run, location in sorted({(f.run, f.location) for f in hiding} - unsupported):
+        state = read_location(store, run, location)
+        if location_state := state.of(run, location):
+            locations.append(summarize(location_state, state.mtimes))
     return verify_jobs(locations, policy, max(now, catalogue.clock))
 
 
@@ -193,66 +204,68 @@ def verify_jobs(locations: Iterable[Summary], policy: VerifyPolicy, now: float) 
     """Return verifications that are due, in this order.
 
     Damaged files that were uploaded again; locations that were never verified, the newest first;
-    other damage, in case that it passed; the rest, the longest unread first.
+    other damage, in case it has passed; the others, the longest unread first.
     """
-    found: list[tuple[int, Summary, Level]] = []
+    ranked: list[tuple[int, Summary, Level]] = []
     proven: list[tuple[float, Summary]] = []
-    for seen in locations:
-        proof = seen.proof
-        if seen.status in LEFT_ALONE:
+    for summary in locations:
+        proof = summary.proof
+        if summary.status in LEFT_ALONE:
             continue
         if proof.damage:
             # Only a report at the level that found the damage, or above, answers it.
             level = max(policy.level, proof.damage_level or "stat", key=LEVELS.index)
             patience = min(policy.every, RETRY * 2 ** min(len(proof.damage) - 1, 20))
             if proof.rewritten_at > proof.damaged_at:
-                found.append((0, seen, level))
+                ranked.append((0, summary, level))
             elif now - proof.damaged_at >= patience:
-                found.append((2, seen, level))
-        elif not seen.model:
-            if any(gap.node for gap in seen.gaps):  # a node says that it sent what is not there
-                found.append((1, seen, "stat"))
-        elif (last := _last_proof(seen, policy.level)) is not None:
-            proven.append((last, seen))
-        elif seen.consolidated or now - seen.arrived >= min(MERGED_WITHIN, policy.every):
-            found.append((1, seen, policy.level))
-    found.sort(key=lambda one: (one[0], -one[1].arrived, one[1].run, one[1].location))
-    found += [(3, seen, policy.level) for seen in _old(proven, policy, now)]
+                ranked.append((2, summary, level))
+        elif not summary.model:
+            if any(gap.node for gap in summary.gaps):  # a node says that it sent what is not there
+                ranked.append((1, summary, "stat"))
+        elif (last_time := _last_proof(summary, policy.level)) is not None:
+            proven.append((last_time, summary))
+        elif summary.consolidated or now - summary.arrived >= min(MERGED_WITHIN, policy.every):
+            ranked.append((1, summary, policy.level))
+    ranked.sort(key=lambda entry: (entry[0], -entry[1].arrived, entry[1].run, entry[1].location))
+    ranked += [(3, summary, policy.level) for summary in _list_old(proven, policy, now)]
     return tuple(
         Job("verify", s.run, s.location, s.size + s.model_size, level, f"{level} {s.state}")
-        for _, s, level in found
+        for _, s, level in ranked
     )
 
 
-def _last_proof(seen: Summary, level: Level) -> float | None:
-    """Return when a report last found these very manifests and this very model record well.
+def _last_proof(summary: Summary, level: Level) -> float | None:
+    """Return when a report last found no damage in these manifests and this model; None if never.
 
-    At ``level``, or at level digest, which reads every byte: above it, what can be reached is up to
-    the files, and a raised level is reached when the location's turn comes.
+    Reports at ``level`` count, and those at level digest, which reads every byte: what can be
+    reached above it depends on the files. A raised level is reached when the location is due.
     """
     least = min(LEVELS.index(level), LEVELS.index("digest"))
-    times = (when for at, when in seen.proof.passed if LEVELS.index(at) >= least)
+    times = (
+        when for passed_level, when in summary.proof.passed if LEVELS.index(passed_level) >= least
+    )
     return max(times, default=None)
 
 
-def _old(
+def _list_old(
     proven: list[tuple[float, Summary]], policy: VerifyPolicy, now: float
 ) -> Iterator[Summary]:
-    """Yield the proven locations whose turn it is, the longest unread first.
+    """Yield the proven locations that are due again, the longest unread first.
 
-    ``proven``: each with the time when it was last found well.  ``slack`` says for how many bytes
-    reading can wait and, at the even rate, meet every deadline.
+    ``proven``: each with the time of its last proof; sorted in place. ``slack``: how many bytes
+    reading can wait and still meet every deadline at the even rate.
     """
-    proven.sort(key=lambda one: (one[0], one[1].run, one[1].location))
-    sizes = [max(1, seen.size + seen.model_size) for _, seen in proven]
+    proven.sort(key=lambda entry: (entry[0], entry[1].run, entry[1].location))
+    sizes = [max(1, summary.size + summary.model_size) for _, summary in proven]
     period = policy.every * (1 - SPARE)
     rate = sum(sizes) / max(period, 1e-9)  # a period of 0: always
-    slack, before = float("inf"), 0
-    for (last, _), size in zip(proven, sizes, strict=True):
-        slack = min(slack, rate * (last + period - now) - before)
-        before += size
-    for (_, seen), size in zip(proven, sizes, strict=True):
+    slack, bytes_before = float("inf"), 0
+    for (last_time, _), size in zip(proven, sizes, strict=True):
+        slack = min(slack, rate * (last_time + period - now) - bytes_before)
+        bytes_before += size
+    for (_, summary), size in zip(proven, sizes, strict=True):
         if slack > 0:
             return
-        yield seen
+        yield summary
         slack += size

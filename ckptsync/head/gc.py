@@ -1,6 +1,8 @@
 """Retention over a store: decide, mark what no rule keeps, withdraw or remove what is marked.
 
-Killed at any moment and called again, it continues.  Two at once do what one would.
+`retention` decides for each run from summaries and from what trainers and events measured;
+`removal` acts on one location. `plan_retention` only says what is due; `apply_retention` does it.
+Killed at any moment and called again, it continues; two at once do what one would.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ _MOST = 200  # names of metrics that are kept of one checkpoint
 
 @dataclass(frozen=True, slots=True)
 class RetentionRequest:
-    """``rules`` by a run's name; ``grace`` in seconds; ``run``: of that one only."""
+    """What retention to apply: rules by a run's name, the grace period in seconds, and which run.
+
+    An empty ``run`` means all runs.
+    """
 
     rules: Callable[[str], Rules]
     grace: float = 86400.0
@@ -42,10 +47,10 @@ class RetentionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRemoval:
-    """One location, and what becomes of it; files and bytes of what would be deleted."""
+    """The decision on one location, and the files and bytes that would be deleted."""
 
     decision: RetentionDecision
-    seen: Summary
+    summary: Summary
     files: int
     size: int
 
@@ -59,13 +64,13 @@ class FailedLocation:
     error: CkptsyncError
 
     def __post_init__(self) -> None:
-        """Keep the error, and not what it was read of."""
+        """Drop the frames of the error's traceback, which hold what was read."""
         object.__setattr__(self, "error", without_frames(self.error))
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionResult:
-    """``planned``: what was decided of all locations; ``done``: what was done about some."""
+    """What was decided of all locations, what was done, and which locations failed."""
 
     planned: tuple[PlannedRemoval, ...] = ()
     done: tuple[RemovalOutcome, ...] = ()
@@ -79,17 +84,18 @@ def plan_retention(
     cache: Cache | None = None,
     metrics: TrainerMetrics | None = None,
 ) -> RetentionResult:
-    """Return what is due; write nothing.  ``now``: seconds on the store's clock.
+    """Return what is due; write nothing.
 
-    Raises StoreError if it cannot be listed.
+    ``now``: seconds on the store's clock. A run that cannot be judged is in ``failed``. Raise
+    StoreError if the store cannot be listed.
     """
     metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)
     runs: dict[str, list[Summary]] = {}
-    for seen in catalogue.summaries:
+    for summary in catalogue.summaries:
         # Without a rule another head's marks stay: only a removal that has begun is finished.
-        if request.rules(seen.run) != Rules() or (seen.begun and not seen.done):
-            runs.setdefault(seen.run, []).append(seen)
+        if request.rules(summary.run) != Rules() or (summary.begun and not summary.done):
+            runs.setdefault(summary.run, []).append(summary)
     planned: list[PlannedRemoval] = []
     failed: list[FailedLocation] = []
     for run, locations in runs.items():
@@ -112,60 +118,63 @@ def apply_retention(
     progress: Callable[[int], object] = lambda _: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> RetentionResult:
-    """Do what is due.  One location's failure stops no other.
+    """Do what is due; return it. One location's failure stops no other.
 
-    Raises StoreError as `plan_retention` does.
-
-    ``progress`` takes the bytes of each deleted file.  If ``is_over`` after a location, the rest is
-    left to the next time.
+    ``progress`` gets the bytes of each deleted file. If ``is_over`` returns true after a location,
+    the others are left to the next call. Raise StoreError if the store cannot be listed.
     """
     cache = cache or Cache()
     metrics, removal = TrainerMetrics(store), Removal(store, cache, progress)
     plan = plan_retention(store, request, store_now(store), cache, metrics)
     done: list[RemovalOutcome] = []
     failed = list(plan.failed)
-    for one in plan.planned:
-        due = one.decision
+    for removal_plan in plan.planned:
+        decision = removal_plan.decision
         try:
-            if due.action == "mark":
-                done.append(_mark(store, one, metrics))
-            elif due.action == "withdraw":
-                done.append(removal.withdraw(due.run, due.location, due.scope, due.reason))
-            elif due.action == "remove":
-                done.append(removal.remove(due))
+            if decision.action == "mark":
+                done.append(_mark(store, removal_plan, metrics))
+            elif decision.action == "withdraw":
+                done.append(
+                    removal.withdraw(
+                        decision.run, decision.location, decision.scope, decision.reason
+                    )
+                )
+            elif decision.action == "remove":
+                done.append(removal.remove(decision))
         except CkptsyncError as e:
-            failed.append(FailedLocation(due.run, due.location, e))
+            failed.append(FailedLocation(decision.run, decision.location, e))
         if (done or failed) and is_over():
             break
     return RetentionResult(plan.planned, tuple(done), tuple(failed))
 
 
-def _sized(decision: RetentionDecision, seen: Summary) -> PlannedRemoval:
+def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
+    """Return a decision with the files and bytes that it deletes."""
     files = size = 0
     if decision.action not in ("nothing", "withdraw"):
-        if not (seen.shards_retired and seen.done):
-            files, size = seen.files, seen.size
+        if not (summary.shards_retired and summary.done):
+            files, size = summary.files, summary.size
         if decision.scope == "location":
-            files, size = files + seen.model_files, size + seen.model_size
-    return PlannedRemoval(decision, seen, files, size)
+            files, size = files + summary.model_files, size + summary.model_size
+    return PlannedRemoval(decision, summary, files, size)
 
 
-def _mark(store: Store, one: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
-    """Mark a location, or its shards.
+def _mark(store: Store, planned: PlannedRemoval, metrics: TrainerMetrics) -> RemovalOutcome:
+    """Write the tombstone that marks a location, or its shards; return the outcome.
 
-    Of shards the tombstone says what the trainer measured, so that the best are still known.
+    That of shards holds what the trainer measured, so that the best checkpoints are still known.
     """
-    run, location, scope = one.decision.run, one.decision.location, one.decision.scope
-    reason = one.decision.reason
+    run, location, scope = planned.decision.run, planned.decision.location, planned.decision.scope
+    reason = planned.decision.reason
     check_alone(store, run, location)
-    manifests = read_manifests(store, one.seen.manifests)
-    measured = (metrics.of(one.seen) or {}) if scope == "shards" else {}
+    manifests = read_manifests(store, planned.summary.manifests)
+    measured = (metrics.of(planned.summary) or {}) if scope == "shards" else {}
     write_tombstone(store, manifests, scope, "marked", reason=reason, metrics=measured)
-    return RemovalOutcome(run, location, "marked", scope, reason, one.files, one.size)
+    return RemovalOutcome(run, location, "marked", scope, reason, planned.files, planned.size)
 
 
 def read_manifests(store: Store, names: Iterable[str]) -> dict[str, Manifest]:
-    """Return manifests by name.  Raises Corrupt, Unsupported, NotFound, StoreError."""
+    """Return manifests by name; raise Corrupt, Unsupported, NotFound or StoreError."""
     records = {name: read_record(store, parsed) for name, parsed in record_names(names).items()}
     return {name: r for name, r in records.items() if isinstance(r, Manifest)}
 
@@ -178,53 +187,62 @@ class TrainerMetrics:
         self._known: dict[tuple[str, str], Mapping[str, float] | None] = {}
 
     def values(self, locations: list[Summary], metric: str) -> dict[str, float | None]:
-        """Return location → value; None if it is not known yet, no entry if it was not measured.
+        """Return location → value of a metric.
 
-        What an event measured counts before what the trainer logged.
+        It is None if it is not known yet; there is no entry if it was not measured. What an event
+        measured counts before what the trainer logged.
         """
         by_event = {
             s.location: dict(s.metrics)[metric] for s in locations if metric in dict(s.metrics)
         }
         measured_last = max((s.arrived for s in locations if s.location in by_event), default=0.0)
-        found: dict[str, float | None] = dict(by_event)
-        for seen in locations:
-            if seen.location in by_event:
+        by_location: dict[str, float | None] = dict(by_event)
+        for summary in locations:
+            if summary.location in by_event:
                 continue
-            measured = self.of(seen)
+            measured = self.of(summary)
             if measured is None or metric in measured:
-                found[seen.location] = measured[metric] if measured else None
-            elif by_event and max(seen.arrived, seen.merged, seen.proof.first) > measured_last:
+                by_location[summary.location] = measured[metric] if measured else None
+            elif (
+                by_event
+                and max(summary.arrived, summary.merged, summary.proof.first) > measured_last
+            ):
                 # its event is yet to come
-                found[seen.location] = None
-        return found
+                by_location[summary.location] = None
+        return by_location
 
-    def of(self, seen: Summary) -> Mapping[str, float] | None:
-        """Return all that is known of a location; None if it is damaged, or gone.
+    def of(self, summary: Summary) -> Mapping[str, float] | None:
+        """Return all metrics of a location; None if they are damaged or gone.
 
-        Raises StoreError if the store does not answer.
+        They are read once. Raise StoreError if the store does not answer.
         """
-        key = (seen.run, seen.location)
+        key = (summary.run, summary.location)
         if key not in self._known:
-            read = self._of_tombstone if seen.shards_retired else self._of_state
+            reader = self._of_tombstone if summary.shards_retired else self._of_state
             try:
-                self._known[key] = read(seen)
+                self._known[key] = reader(summary)
             except (NotFound, Corrupt, Unsupported):
                 self._known[key] = None
         return self._known[key]
 
-    def _of_state(self, seen: Summary) -> Mapping[str, float]:
-        found = locate_files(read_manifests(self._store, seen.manifests).values()).get(
+    def _of_state(self, summary: Summary) -> Mapping[str, float]:
+        """Return the metrics in a location's `trainer_state.json`; none if it has no such file.
+
+        Raise Corrupt if the bytes are not those of its manifest.
+        """
+        copies = locate_files(read_manifests(self._store, summary.manifests).values()).get(
             TRAINER_STATE
         )
-        if not found:
+        if not copies:
             return {}
-        data = read_all(self._store, found[0].name, _STATE_LIMIT)
-        if digest(data) != found[0].entry.digest:
-            raise Corrupt(f"{found[0].name}: not the bytes that its node sent")
-        return parse_metrics(data, seen.step)
+        data = read_all(self._store, copies[0].name, _STATE_LIMIT)
+        if digest(data) != copies[0].entry.digest:
+            raise Corrupt(f"{copies[0].name}: not the bytes that its node sent")
+        return parse_metrics(data, summary.step)
 
-    def _of_tombstone(self, seen: Summary) -> Mapping[str, float]:
-        names = (e.name for e in self._store.names(records_prefix(seen.run, seen.location)))
+    def _of_tombstone(self, summary: Summary) -> Mapping[str, float]:
+        """Return the metrics of the newest tombstone of shards that has any."""
+        names = (e.name for e in self._store.names(records_prefix(summary.run, summary.location)))
         stones = [p for p in record_names(names).values() if p.kind == "tombstone"]
         for parsed in sorted(stones, key=lambda p: -p.n):
             stone = read_record(self._store, parsed)
@@ -234,17 +252,17 @@ class TrainerMetrics:
 
 
 def parse_metrics(data: bytes, step: int | None) -> dict[str, float]:
-    """Return the last finite value of every metric that was logged up to ``step``.  Raises Corrupt.
+    """Return the last finite value of every metric that was logged up to ``step``; raise Corrupt.
 
     transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time:
     a mapping with ``step`` and what was measured.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     try:
         for entry in parse(data, TRAINER_STATE)["log_history"]:
             if step is None or entry.get("step", 0) <= step:
                 numbers = {str(k): float(v) for k, v in entry.items() if isinstance(v, int | float)}
-                found.update({name: n for name, n in numbers.items() if math.isfinite(n)})
+                metrics.update({name: n for name, n in numbers.items() if math.isfinite(n)})
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise Corrupt(f"{TRAINER_STATE}: no history of a trainer's: {e}") from e
-    return dict(sorted(found.items())[:_MOST])
+    return dict(sorted(metrics.items())[:_MOST])

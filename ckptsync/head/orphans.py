@@ -1,8 +1,9 @@
 """Orphaned files: files that no record names, unneeded copies, drafts of killed writers.
 
-A file is orphaned only where we wrote before, and can know: in the directories of locations that a
-record, or a node's announcement of an upload, names; where every record can be read; when nobody
-has written it for `IDLE`, and no node announces an upload.
+Killed uploads leave files that nobody needs, but a file may also be on its way, or be a person's.
+So a file is orphaned only in directories of locations that a record, or a node's announcement of an
+upload, names; only if every record of that checkpoint can be read; if nobody has written it for
+`IDLE`, and no node announces an upload.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ IDLE = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """``run``, ``checkpoint``, ``location``: of the file, empty for a draft.
+    """An orphaned file; ``run``, ``checkpoint`` and ``location`` are empty for a draft.
 
-    ``records``: names of all of the checkpoint's, when it was found.
+    ``records``: names of all records of the checkpoint when the file was found.
     """
 
     entry: Entry
@@ -49,41 +50,43 @@ class Orphan:
 
 
 def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
-    """Yield all orphaned files of a run, or of the store.  ``now``: seconds on the store's clock.
+    """Yield all orphaned files of a run, or of the store if ``run`` is empty.
 
-    Raises StoreError.
+    ``now``: seconds on the store's clock. Raise StoreError.
     """
     entries = list(store.names(f"{run}/" if run else ""))
     listed = record_names(e.name for e in entries)
     records, faults = read_checkpoint_records(store, {e.name: e.size for e in entries})
     busy = {(f.run, checkpoint_of(f.location)) for f in faults} | senders(entries, now).keys()
-    for where, location in sorted(_locations(entries)):
-        name = (where, checkpoint_of(location))
+    for location_run, location in sorted(_list_locations(entries)):
+        name = (location_run, checkpoint_of(location))
         if name in busy:
             continue
         try:
-            check_alone(store, where, location)
+            check_alone(store, location_run, location)
         except (ConfigError, Corrupt):  # another run's files, or records, may lie there
             continue
-        known = collect_manifests(
+        stored_manifests = collect_manifests(
             {n: r for n, r in records.items() if (r.run, r.checkpoint) == name}
         )
-        here = [k.manifest for k in live_manifests(known) if k.manifest.location == location]
-        named = {m.stored_name(file) for m in here for file in m.files}
+        manifests = [
+            k.manifest for k in live_manifests(stored_manifests) if k.manifest.location == location
+        ]
+        named_files = {m.stored_name(file) for m in manifests for file in m.files}
         models = [
             r
             for r in records.values()
-            if isinstance(r, ModelRecord) and (r.run, r.location) == (where, location)
+            if isinstance(r, ModelRecord) and (r.run, r.location) == (location_run, location)
         ]
-        own, of_records, model_prefix = own_prefixes(where, location)
-        named |= {model_prefix + file.path for model in models for file in model.files}
+        own, of_records, model_prefix = own_prefixes(location_run, location)
+        named_files |= {model_prefix + file.path for model in models for file in model.files}
         # without a record, a consolidated model is on its way, whichever head began it
         prefixes = (own, f"{of_records}files/", *([model_prefix] if models else []))
         of_checkpoint = frozenset(
             n for n, p in listed.items() if (p.run, checkpoint_of(p.location)) == name
         )
         for e in entries:
-            is_ours = e.name.startswith(prefixes) and e.name not in named
+            is_ours = e.name.startswith(prefixes) and e.name not in named_files
             if is_ours and now - e.mtime > IDLE:
                 yield Orphan(e, *name, of_checkpoint, location)
     if not run:
@@ -97,39 +100,39 @@ def delete_orphans(
     *,
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[Orphan]:
-    """Delete orphaned files; yield each that is gone.  Raises StoreError.
+    """Delete orphaned files; yield each that is deleted. Raise StoreError.
 
-    Nothing of a checkpoint of which a node announces an upload by now, or whose records have
-    changed, is deleted.
+    Files of a checkpoint are left if a node announces an upload of it by now, or if its records
+    have changed since they were found.
     """
     wait_until_visible(store, wait)
-    for one in orphans:
-        if not one.run:
-            if contract.remove_draft(store, one.entry.name):
-                yield one
+    for orphan in orphans:
+        if not orphan.run:
+            if contract.remove_draft(store, orphan.entry.name):
+                yield orphan
             continue
-        if senders(store.names(sending_prefix(one.run, one.checkpoint)), now):
+        if senders(store.names(sending_prefix(orphan.run, orphan.checkpoint)), now):
             continue
         # After that: a node announces its upload until its manifest is there.
         listed = (
             entry.name
-            for location in store.dirs(f"{one.run}/{RECORDS}/", one.checkpoint)
-            if checkpoint_of(location) == one.checkpoint
-            for entry in store.names(records_prefix(one.run, location))
+            for location in store.dirs(f"{orphan.run}/{RECORDS}/", orphan.checkpoint)
+            if checkpoint_of(location) == orphan.checkpoint
+            for entry in store.names(records_prefix(orphan.run, location))
         )
-        if record_names(listed).keys() == one.records:
-            store.delete(checked_own(one.entry.name, own_prefixes(one.run, one.location)))
-            yield one
+        if record_names(listed).keys() == orphan.records:
+            store.delete(checked_own(orphan.entry.name, own_prefixes(orphan.run, orphan.location)))
+            yield orphan
 
 
-def _locations(entries: Iterable[Entry]) -> set[tuple[str, str]]:
-    """Return the locations that have a record, or that a node ever announced an upload of."""
-    named: set[tuple[str, str]] = set()
+def _list_locations(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+    """Return the (run, location) pairs that have a record, or an announcement of an upload."""
+    locations: set[tuple[str, str]] = set()
     for entry in entries:
         run, _, rest = entry.name.partition(f"/{RECORDS}/")
         location, _, below = rest.partition("/")
         if (parsed := parse_record_name(entry.name)) is not None:
-            named.add((parsed.run, parsed.location))
+            locations.add((parsed.run, parsed.location))
         elif below.startswith("sending/"):
-            named.add((run, location))
-    return named
+            locations.add((run, location))
+    return locations

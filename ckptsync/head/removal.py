@@ -1,15 +1,15 @@
 """Remove, or keep after all, one marked location, while other heads and people act on it.
 
-A store has no locks.  A remover writes the tombstone ``begun``, then looks once more; whoever keeps
-the location, or withdraws its mark, writes that first, and looks then.  So at least one of the two
-sees the other.  Only the head that wrote ``begun`` within the last minute removes a location that
-is whole; a ``begun`` of another head is left to that head for `LEASE`, and then a new one is
-needed.  A location that is no longer whole can only be finished, by whoever comes.
+A store has no locks. So a remover writes the tombstone ``begun`` and then reads the location once
+more, and whoever keeps the location, or withdraws its mark, writes that first and reads then: at
+least one of the two sees the other. Only the head that wrote ``begun`` within the last minute
+removes a location that is whole; a ``begun`` of another head is left to that head for `LEASE`, and
+then a new one is needed. A location that is no longer whole can only be finished, by any head.
 
 Files are deleted in such an order that a head which dies at any moment leaves either a location
 that is given up, and that the next head finishes, or nothing: first what opens a checkpoint, so
 that nobody takes half of one for a whole; then the other files; when a listing shows none any more,
-the records; the manifests last.  Tombstones stay: by them a node knows its own save again.
+the records; the manifests last. Tombstones stay: by them a node recognises its own save.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Result = Literal["marked", "marked again", "removed", "withdrawn", "waits", "gon
 
 @dataclass(frozen=True, slots=True)
 class RemovalOutcome:
-    """What was done about a location, with the reason, and what was deleted, or marked."""
+    """What was done about a location, why, and how many files and bytes were deleted or marked."""
 
     run: str
     location: str
@@ -86,7 +86,7 @@ class RemovalOutcome:
 
 
 def elapsed() -> float:
-    """Return seconds that also pass while the machine sleeps, as the store's clock does."""
+    """Return seconds of a clock that also counts while the machine sleeps, as the store's does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
@@ -99,9 +99,9 @@ def write_tombstone(
     reason: str,
     metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """Write the next tombstone of a location; return its name.
+    """Write the next tombstone of a location; return its name. Raise StoreError.
 
-    ``manifests``: by name, all that count.  Raises StoreError.
+    ``manifests``: by name, all that count. ``metrics`` are recorded with scope `shards` only.
     """
     first = next(iter(manifests.values()))
     ended: dict[str, int] = {}
@@ -124,17 +124,17 @@ def write_tombstone(
 
 
 def check_alone(store: Store, run: str, location: str) -> None:
-    """Raise ConfigError where files of a location may be another run's.
+    """Raise ConfigError if records of another run lie among the files of a location.
 
-    Names come from whoever can write to the store.  Raises Corrupt for those of no location.
+    Names come from whoever can write to the store. Raise Corrupt for those of no location.
     """
     own, _, model = own_prefixes(run, location)
-    above = model.removesuffix(f"{location}/")
-    for prefix in (f"{above}{RECORDS}/", f"{own}{RECORDS}/", f"{model}{RECORDS}/"):
-        if other := next(iter(store.names(prefix)), None):
+    model_root = model.removesuffix(f"{location}/")
+    for prefix in (f"{model_root}{RECORDS}/", f"{own}{RECORDS}/", f"{model}{RECORDS}/"):
+        if foreign_entry := next(iter(store.names(prefix)), None):
             raise ConfigError(
-                f"{run}/{location}: {other.name} is of another run, whose files would be deleted"
-                " with it",
+                f"{run}/{location}: {foreign_entry.name} is of another run, whose files would be"
+                " deleted with it",
                 hint=_HINT,
             )
 
@@ -142,12 +142,12 @@ def check_alone(store: Store, run: str, location: str) -> None:
 def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list[Entry]:
     """Return the files of a location, or its shards, in the order in which they are deleted.
 
-    That is whatever lies under these names, with the copies beside them.  Raises ConfigError if a
-    run lies among them.
+    These are all files below its prefixes, with the copies beside them. Raise ConfigError if
+    another run's records lie among them.
     """
     own, records, model = own_prefixes(run, location)
     prefixes = [own, f"{records}files/", *([model] if scope == "location" else [])]
-    found: list[tuple[bool, Entry]] = []
+    ordered: list[tuple[bool, Entry]] = []
     for prefix in prefixes:
         for entry in store.names(prefix):
             parts = entry.name.removeprefix(prefix).split("/")
@@ -156,15 +156,16 @@ def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list
                     f"{entry.name}: a run lies in {prefix}, and would be deleted with it",
                     hint=_HINT,
                 )
-            found.append((parts[-1] in _OPENERS or parts[-1].endswith(".index.json"), entry))
-    return [entry for _, entry in sorted(found, key=lambda one: (not one[0], one[1].name))]
+            ordered.append((parts[-1] in _OPENERS or parts[-1].endswith(".index.json"), entry))
+    return [entry for _, entry in sorted(ordered, key=lambda pair: (not pair[0], pair[1].name))]
 
 
 def delete_records(store: Store, run: str, location: str) -> bool:
-    """Delete a location's records but its tombstones, manifests last; False if files are left.
+    """Delete a location's records but its tombstones, manifests last; return whether it was done.
 
-    Manifests in other locations that its own have replaced would count again without them, so those
-    are deleted before.
+    Nothing is deleted, and False returned, if files of the location are left. Manifests in other
+    locations that its own have superseded would count again without them, so those are deleted
+    before.
     """
     if files_to_delete(store, run, location, "location"):
         return False
@@ -175,41 +176,41 @@ def delete_records(store: Store, run: str, location: str) -> bool:
         (p for p in listed if p.kind == "manifest" and checkpoint_of(p.location) == checkpoint),
     )
     manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
-    replaced: dict[str, None] = {}
+    superseded: dict[str, None] = {}
     prefixes = own_prefixes(run, location)
-    to_do = [name for name, m in manifests.items() if m.location == location]
-    while to_do:
-        m = manifests[to_do.pop()]
+    pending = [name for name, m in manifests.items() if m.location == location]
+    while pending:
+        m = manifests[pending.pop()]
         for n in m.supersedes:
-            if n in manifests and manifests[n].node == m.node and n not in replaced:
-                replaced[n] = None
-                to_do.append(n)
-    for name in reversed(replaced):  # the earliest first
-        if (other := manifests[name].location) != location:
-            store.delete(checked_own(name, own_prefixes(run, other)))
+            if n in manifests and manifests[n].node == m.node and n not in superseded:
+                superseded[n] = None
+                pending.append(n)
+    for name in reversed(superseded):  # the earliest first
+        if (other_location := manifests[name].location) != location:
+            store.delete(checked_own(name, own_prefixes(run, other_location)))
     prefix = records_prefix(run, location)
-    last: list[str] = []
+    manifest_names: list[str] = []
     for entry in [*store.names(prefix)]:
         parsed = parse_record_name(entry.name)
         if parsed is None and entry.name.startswith(f"{prefix}sending/"):
             continue  # of the checkpoint's other locations, too
         if parsed is not None and parsed.kind == "manifest":
-            last.append(entry.name)
+            manifest_names.append(entry.name)
         elif parsed is None or parsed.kind != "tombstone":
             store.delete(checked_own(entry.name, prefixes))
-    for name in last:
+    for name in manifest_names:
         store.delete(checked_own(name, prefixes))
     return True
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _LocationView:
     """One location as the store lists it now, and summaries of the run's other locations.
 
-    ``scope``: what of it is to be removed.
+    ``scope``: what of it is to be removed. ``unreadable``: see `unreadable_checkpoints`.
     """
 
-    seen: LocationState
+    state: LocationState
     summary: Summary
     scope: Scope
     others: tuple[Summary, ...]
@@ -217,51 +218,55 @@ class _View:
 
     @property
     def manifests(self) -> dict[str, Manifest]:
-        """Those of it that count, by name."""
-        return {k.name: k.manifest for k in self.seen.manifests}
+        """Return the manifests that count, by name."""
+        return {k.name: k.manifest for k in self.state.manifests}
 
     @property
     def stones(self) -> dict[str, Tombstone]:
-        """The tombstones in force, by name."""
-        stones = self.seen.records.tombstones
+        """Return the tombstones in force, by name."""
+        stones = self.state.records.tombstones
         return {name: stones[name] for name in fate(stones, self.manifests).stones}
 
     @property
     def mark(self) -> str:
-        """Why it is marked; empty if it is not."""
-        of = self.summary
-        return of.retired if self.scope == "location" else of.shards_retired
+        """Return why it is marked; empty if it is not."""
+        summary = self.summary
+        return summary.retired if self.scope == "location" else summary.shards_retired
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file that records name, of this scope, is listed with its size.
+        """Return whether every file of this scope that records name is listed with its size.
 
-        Where the shards may be deleted already, only the model record says what should be there:
-        without it nobody can know.
+        If the shards may be deleted already, only the model record says what should be there:
+        without it this is false.
         """
-        seen = self.seen
-        if self.scope == "location" and seen.conditions.shards and seen.model_record is None:
+        state = self.state
+        if self.scope == "location" and state.conditions.shards and state.model_record is None:
             return False
-        return all(seen.sizes.get(name) == n for name, n in seen.named_files(self.scope).items())
+        return all(
+            state.sizes.get(name) == size for name, size in state.named_files(self.scope).items()
+        )
 
     @property
     def may_come_back(self) -> bool:
-        """Whether nothing is missing, or no removal ever began that could have deleted it."""
+        """Return whether nothing is missing, or no removal began that could have deleted it."""
         return self.is_whole or not any(
             t.stage in ("begun", "done") and (t.scope == "location" or self.scope == "shards")
-            for t in self.seen.records.tombstones.values()
+            for t in self.state.records.tombstones.values()
         )
 
     def outcome(self, result: Result, reason: str, files: int = 0, size: int = 0) -> RemovalOutcome:
-        """Return what was done about it."""
-        of = self.summary
-        return RemovalOutcome(of.run, of.location, result, self.scope, reason, files, size)
+        """Return the outcome of what was done about it."""
+        summary = self.summary
+        return RemovalOutcome(
+            summary.run, summary.location, result, self.scope, reason, files, size
+        )
 
 
 class Removal:
-    """Removals in a store.
+    """Removes, or keeps, marked locations of a store.
 
-    ``progress`` takes the bytes of each file that was deleted; ``clock`` and ``wait``: seconds.
+    ``progress`` gets the bytes of each deleted file; ``clock`` and ``wait`` are in seconds.
     """
 
     def __init__(
@@ -277,49 +282,51 @@ class Removal:
         self._clock, self._wait = clock, wait
 
     def remove(self, decision: RetentionDecision) -> RemovalOutcome:
-        """Remove a location, or its shards, whose grace is over.
+        """Remove a location, or its shards, whose grace period is over; return what was done.
 
-        Raises StoreError, and ConfigError where it lies in another run.
+        Nothing is deleted if it is no longer marked, protected by now, or begun by another head.
+        Raise StoreError, and ConfigError if it lies in another run.
         """
         run, location, scope = decision.run, decision.location, decision.scope
         check_alone(self._store, run, location)
         now = store_now(self._store)
-        view = self._view(run, location, scope)
+        view = self._read_view(run, location, scope)
         if view is None:
             return RemovalOutcome(run, location, "gone", scope)
         if not view.mark:
             return view.outcome("waits", "it is no longer marked for deletion")
         if view.summary.begun and not view.is_whole:
-            gone = view.seen.named_files(scope).keys() - view.seen.sizes.keys()
-            for name in {name.rpartition("/")[0]: name for name in gone}.values():
+            missing = view.state.named_files(scope).keys() - view.state.sizes.keys()
+            for name in {name.rpartition("/")[0]: name for name in missing}.values():
                 # and with it a directory that a dead head left empty
                 self._store.delete(checked_own(name, own_prefixes(run, location)))
             return self._delete(view, None)
-        if stopped := self._before_begun(view, decision, now):
-            return stopped
-        mine = self._write_tombstone(view, "begun")
+        if early_outcome := self._prepare(view, decision, now):
+            return early_outcome
+        own_tombstone = self._write_tombstone(view, "begun")
         wait_until_visible(self._store, self._wait)
-        began = self._clock()
-        view = self._view(run, location, scope)
+        checked_at = self._clock()
+        view = self._read_view(run, location, scope)
         if view is None:
             return RemovalOutcome(run, location, "gone", scope)
-        if why := self._protection(view, decision, now):
+        if reason := self._protection(view, decision, now):
             # Another head that has begun may be deleting files now: then nothing can be withdrawn.
-            is_others = any(
-                stone.stage == "begun" and name != mine for name, stone in view.stones.items()
+            has_rival = any(
+                stone.stage == "begun" and name != own_tombstone
+                for name, stone in view.stones.items()
             )
-            return view.outcome("waits", why) if is_others else self._withdraw(view, why)
-        return self._delete(view, began)
+            return view.outcome("waits", reason) if has_rival else self._withdraw(view, reason)
+        return self._delete(view, checked_at)
 
     def withdraw(self, run: str, location: str, scope: Scope, reason: str) -> RemovalOutcome:
-        """Keep a marked location after all.  Raises StoreError.
+        """Write that a marked location is kept after all; return what was done. Raise StoreError.
 
-        It waits if its removal has begun, or an earlier one has deleted a file.
+        Nothing is written if its removal has begun, or an earlier one has deleted a file.
         """
-        view = self._view(run, location, scope)
+        view = self._read_view(run, location, scope)
         if view and not view.is_whole and view.may_come_back:
             wait_until_visible(self._store, self._wait)  # ``begun`` comes before a deletion
-            view = self._view(run, location, scope)
+            view = self._read_view(run, location, scope)
         if view is None:
             return RemovalOutcome(run, location, "gone", scope)
         if view.summary.begun:
@@ -329,124 +336,135 @@ class Removal:
         return self._withdraw(view, reason)
 
     def removable(self, run: str, location: str) -> Summary:
-        """Return a location that may be removed now.  Raises ConfigError with what protects it."""
-        view = self._view(run, location, "location")
+        """Return a location that may be removed now; raise ConfigError with what protects it."""
+        view = self._read_view(run, location, "location")
         if view is None:
             raise not_found(self._store, run, location)
         decision = RetentionDecision(run, location, "drop", "", "remove")
         # one whose files are being deleted already can only be finished
-        is_going = view.summary.begun and not view.is_whole
-        why = "" if is_going else self._protection(view, decision, time.time())
-        if why:
+        is_being_deleted = view.summary.begun and not view.is_whole
+        reason = "" if is_being_deleted else self._protection(view, decision, time.time())
+        if reason:
             name = f"{run}/{location}"
             hint = f"`ckptsync keep --release {name}` releases it" if view.summary.kept else _LISTED
-            raise ConfigError(f"{name}: is not deleted: {why}", hint=hint)
+            raise ConfigError(f"{name}: is not deleted: {reason}", hint=hint)
         return view.summary
 
-    def _view(self, run: str, location: str, scope: Scope) -> _View | None:
+    def _read_view(self, run: str, location: str, scope: Scope) -> _LocationView | None:
         """Return the location as it is now; None if no manifest counts, or one cannot be read."""
         catalogue = read_catalogue(self._store, self._cache, run)
-        found = read_location(self._store, run, location)
-        seen = next(iter(found.readable), None)
-        if seen is None:
+        checkpoint_state = read_location(self._store, run, location)
+        state = next(iter(checkpoint_state.readable), None)
+        if state is None:
             return None
         others = tuple(s for s in catalogue.summaries if s.location != location)
         unreadable = unreadable_checkpoints(catalogue.faults, run)
-        return _View(seen, found.summary_of(seen), scope, others, unreadable)
+        return _LocationView(state, checkpoint_state.summary_of(state), scope, others, unreadable)
 
-    def _before_begun(
-        self, view: _View, decision: RetentionDecision, now: float
+    def _prepare(
+        self, view: _LocationView, decision: RetentionDecision, now: float
     ) -> RemovalOutcome | None:
-        """Return what keeps this head from beginning; None if nothing does."""
-        short = view.summary
-        if short.begun and now - short.marked_at < LEASE:
+        """Return what was done instead of a removal, or None if the removal may begin.
+
+        It may not if another head has begun within `LEASE`, or if the location is protected; then
+        its own mark is withdrawn if this head had begun. If manifests have arrived since, it is
+        marked again.
+        """
+        summary = view.summary
+        if summary.begun and now - summary.marked_at < LEASE:
             return view.outcome("waits", "another head has begun to remove it")
         if why := self._protection(view, decision, now):
-            is_ours = short.begun and view.is_whole
+            is_ours = summary.begun and view.is_whole
             return self._withdraw(view, why) if is_ours else view.outcome("waits", why)
-        named = {name for stone in view.stones.values() for name in stone.manifests}
-        if not named.issuperset(view.manifests):
+        named_manifests = {name for stone in view.stones.values() for name in stone.manifests}
+        if not named_manifests.issuperset(view.manifests):
             self._write_tombstone(view, "marked")
             return view.outcome("marked again", "new files have arrived")
         return None
 
-    def _protection(self, view: _View, decision: RetentionDecision, now: float) -> str:
-        """Return why it must not be removed, by all that is known now; empty if it may."""
-        short = view.summary
+    def _protection(self, view: _LocationView, decision: RetentionDecision, now: float) -> str:
+        """Return why it must not be removed, by all that is known now; empty if it may be."""
+        summary = view.summary
         conflicts = {s.checkpoint for s in view.others if s.status == "CONFLICT"}
-        if why := protection(short, conflicts, view.unreadable):
+        if why := protection(summary, conflicts, view.unreadable):
             return why
-        listed = self._store.names(sending_prefix(short.run, short.checkpoint))
-        if sending := senders(listed, now).get((short.run, short.checkpoint)):
+        listed = self._store.names(sending_prefix(summary.run, summary.checkpoint))
+        if sending := senders(listed, now).get((summary.run, summary.checkpoint)):
             return f"{min(sending)} is sending files of it"
-        resumes = is_resumable(short)
+        resumes = is_resumable(summary)
         if view.scope == "shards":  # could it be resumed from, also if its shards are marked?
-            there, demands = view.seen.present(), view.seen.demands
-            is_complete = all(path in there for path in (*demands.model, *demands.resume))
+            present, demands = view.state.present(), view.state.demands
+            is_complete = all(path in present for path in (*demands.model, *demands.resume))
             resumes = bool(demands.resume) and is_complete and not decision.any_shards
         is_compared = resumes or view.scope == "location"
-        others = self._whole_now(view.others, resumes=resumes) if is_compared else ()
-        return last_protection(short, view.scope, others, resumes=resumes)
+        whole = self._list_whole(view.others, resumes=resumes) if is_compared else ()
+        return last_protection(summary, view.scope, whole, resumes=resumes)
 
-    def _whole_now(self, others: Iterable[Summary], *, resumes: bool) -> Iterator[Summary]:
-        """Yield the newest that are verified and not marked, each listed now.
+    def _list_whole(self, others: Iterable[Summary], *, resumes: bool) -> Iterator[Summary]:
+        """Yield the newest locations that are verified and not marked, each read again now.
 
-        Files may be gone since the catalogue saw them.
+        End after one that can be resumed from, or after the first unless ``resumes``.
         """
-        for other in reversed(by_age(others)):
-            if other.retired or not is_verified(other):
+        for summary in reversed(by_age(others)):
+            if summary.retired or not is_verified(summary):
                 continue
-            found = read_location(self._store, other.run, other.location)
-            now = next((found.summary_of(s) for s in found.readable), None)
-            if now is not None and now.status == "VERIFIED":
-                yield now
-                if now.resume or not resumes:
+            state = read_location(self._store, summary.run, summary.location)
+            summary_now = next((state.summary_of(s) for s in state.readable), None)
+            if summary_now is not None and summary_now.status == "VERIFIED":
+                yield summary_now
+                if summary_now.resume or not resumes:
                     return
 
-    def _delete(self, view: _View, began: float | None) -> RemovalOutcome:
-        """Delete the files, then the records.
+    def _delete(self, view: _LocationView, checked_at: float | None) -> RemovalOutcome:
+        """Delete the files, then the records; return what was deleted.
 
-        ``began``: when the last look began, None where a removal is only finished.
+        ``checked_at``: when the last check began, by ``clock``; None if a removal is only finished.
+        Nothing is deleted if that was more than `PROMPT` ago.
         """
         run, location, scope = view.summary.run, view.summary.location, view.scope
         check_alone(self._store, run, location)
         prefixes = own_prefixes(run, location)
         files = size = 0
         for i in range(_LISTINGS):
-            left = files_to_delete(self._store, run, location, scope)
-            if i == 0 and began is not None and self._clock() - began > PROMPT:
+            entries = files_to_delete(self._store, run, location, scope)
+            if i == 0 and checked_at is not None and self._clock() - checked_at > PROMPT:
                 return view.outcome("waits", "the last check before deletion took too long")
-            if not left:
+            if not entries:
                 break
-            for entry in left:
+            for entry in entries:
                 self._store.delete(checked_own(entry.name, prefixes))
                 self._progress(entry.size)
-            files, size = files + len(left), size + sum(e.size for e in left)
+            files, size = files + len(entries), size + sum(e.size for e in entries)
         if scope == "shards":
             self._write_tombstone(view, "done")
         elif not delete_records(self._store, run, location):
             return view.outcome("waits", "another process is writing files to it", files, size)
         else:
-            self._delete_tombstones(view.seen.records.tombstones)
+            self._delete_tombstones(view.state.records.tombstones)
         reason = view.summary.retired or view.summary.shards_retired
         return view.outcome("removed", reason, files, size)
 
     def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
-        """Delete a removed location's tombstones that a broader tombstone covers."""
+        """Delete a removed location's tombstones whose manifests one mark covers, but that mark."""
         marks = [t for t in stones.values() if t.stage == "marked" and t.scope == "location"]
-        stays = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
+        broadest = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
         for name, stone in stones.items():
-            if stays and stone is not stays and set(stone.manifests).issubset(stays.manifests):
+            if (
+                broadest
+                and stone is not broadest
+                and set(stone.manifests).issubset(broadest.manifests)
+            ):
                 self._store.delete(checked_own(name, own_prefixes(stone.run, stone.location)))
 
-    def _write_tombstone(self, view: _View, stage: Stage) -> str:
-        """Write one with the reason and the metrics of those before."""
-        metrics = next((t.metrics for t in view.seen.records.tombstones.values() if t.metrics), {})
+    def _write_tombstone(self, view: _LocationView, stage: Stage) -> str:
+        """Write a tombstone with the reason and the metrics of earlier ones; return its name."""
+        metrics = next((t.metrics for t in view.state.records.tombstones.values() if t.metrics), {})
         return write_tombstone(
             self._store, view.manifests, view.scope, stage, reason=view.mark, metrics=metrics
         )
 
-    def _withdraw(self, view: _View, why: str) -> RemovalOutcome:
+    def _withdraw(self, view: _LocationView, why: str) -> RemovalOutcome:
+        """Write the tombstone that withdraws, unless files may be missing; return the outcome."""
         if not view.may_come_back:
             return view.outcome("waits", why)
         write_tombstone(self._store, view.manifests, view.scope, "withdrawn", reason=why)
@@ -459,29 +477,31 @@ class Removal:
 def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
     """Keep a location, and withdraw its mark; return whether it was not kept before.
 
-    Raises ConfigError if there is no such location; Incomplete if its removal has begun, or one has
-    deleted files before.
+    Raise ConfigError if there is no such location; Incomplete if its removal has begun, or an
+    earlier one has deleted files.
     """
-    before = _read_location(store, run, location)
-    is_new = not keep_reason(before.records.keeps)
+    state_before = _read_readable(store, run, location)
+    is_new = not keep_reason(state_before.records.keeps)
     if is_new:
-        append_record(store, Keep(run, before.checkpoint, location, 0, keeps=True, reason=reason))
+        append_record(
+            store, Keep(run, state_before.checkpoint, location, 0, keeps=True, reason=reason)
+        )
         wait_until_visible(store)
     # after the record: a remover has seen that, or this sees its ``begun``
-    seen = _read_location(store, run, location)
-    scopes: list[Scope] = ["location"] if seen.conditions.retired else []
-    shards = [t for t in seen.records.tombstones.values() if t.scope == "shards"]
+    state = _read_readable(store, run, location)
+    scopes: list[Scope] = ["location"] if state.conditions.retired else []
+    shards = [t for t in state.records.tombstones.values() if t.scope == "shards"]
     # shards that are deleted are gone: what is kept is the model
-    if seen.conditions.shards and all(t.stage != "done" for t in shards):
+    if state.conditions.shards and all(t.stage != "done" for t in shards):
         scopes.append("shards")
     by_hand = f"kept by hand{f': {reason}' if reason else ''}"
     for scope in scopes:
         outcome = Removal(store).withdraw(run, location, scope, by_hand)
         why = "" if outcome.result == "withdrawn" else outcome.reason or "it is gone"
         if not why:
-            again = _read_location(store, run, location)
-            end = fate(again.records.tombstones, {k.name for k in again.manifests})
-            why = "its removal has begun" if end.is_begun and not end.is_done else ""
+            state_after = _read_readable(store, run, location)
+            decision = fate(state_after.records.tombstones, {k.name for k in state_after.manifests})
+            why = "its removal has begun" if decision.is_begun and not decision.is_done else ""
         if why:
             raise Incomplete(
                 f"{run}/{location}: the keep came too late, it may still be deleted: {why}",
@@ -493,22 +513,24 @@ def keep(store: Store, run: str, location: str, reason: str = "") -> bool:
 def plan_removal(store: Store, run: str, location: str) -> Summary:
     """Return a location that may be removed by hand; nothing is written.
 
-    Raises ConfigError if there is no such location, or why it is protected.
+    Raise ConfigError if there is no such location, or with what protects it.
     """
-    _read_location(store, run, location)
+    _read_readable(store, run, location)
     check_alone(store, run, location)
     return Removal(store).removable(run, location)
 
 
 def remove_by_hand(store: Store, summary: Summary, reason: str) -> RemovalOutcome:
-    """Mark a location and remove it, without a grace period.  Calls `plan_removal` again.
+    """Mark a location and remove it, without a grace period; return what was done.
 
-    Raises ConfigError where it is protected; Incomplete where the removal has to be called again.
+    `plan_removal` checks it again. Raise ConfigError if it is protected; Incomplete if the removal
+    has to be called again.
     """
     run, location = summary.run, summary.location
     if not plan_removal(store, run, location).retired:
         manifests = {
-            one.name: one.manifest for one in _read_location(store, run, location).manifests
+            stored.name: stored.manifest
+            for stored in _read_readable(store, run, location).manifests
         }
         write_tombstone(store, manifests, "location", "marked", reason=reason)
     outcome = Removal(store).remove(RetentionDecision(run, location, "drop", reason, "remove"))
@@ -521,23 +543,27 @@ def remove_by_hand(store: Store, summary: Summary, reason: str) -> RemovalOutcom
 
 
 def release(store: Store, run: str, location: str) -> bool:
-    """Let the rules decide about a location again; return whether it was kept.
+    """Release a location, so that rules decide about it again; return whether it was kept.
 
-    Raises ConfigError if there is none.
+    Raise ConfigError if there is no such location.
     """
-    seen = _read_location(store, run, location)
-    if not keep_reason(seen.records.keeps):
+    state = _read_readable(store, run, location)
+    if not keep_reason(state.records.keeps):
         return False
-    append_record(store, Keep(run, seen.checkpoint, location, 0, keeps=False))
+    append_record(store, Keep(run, state.checkpoint, location, 0, keeps=False))
     return True
 
 
-def _read_location(store: Store, run: str, location: str) -> LocationState:
-    found = read_location(store, run, location)
-    for fault in found.faults:
+def _read_readable(store: Store, run: str, location: str) -> LocationState:
+    """Return a location; raise ConfigError if there is none, or the error of an unreadable record.
+
+    Damaged keeps and records that are made anew are ignored.
+    """
+    checkpoint_state = read_location(store, run, location)
+    for fault in checkpoint_state.faults:
         if fault.record.kind != "keep" and not is_made_anew(fault.record, fault.error):
             raise without_frames(fault.error)
-    seen = found.of(run, location)
-    if seen is None:
+    state = checkpoint_state.of(run, location)
+    if state is None:
         raise not_found(store, run, location)
-    return seen
+    return state

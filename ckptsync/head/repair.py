@@ -1,9 +1,10 @@
 """Plan what can be done about a location's damage, and by whom; do what can be done here.
 
-Consolidated files are made again from shards that are well.  A shard is copied from another
-location of the run that holds the same bytes, or uploaded by a node that named it and still has
-them; a node that has them no more says so in its heartbeat.  Only its own node can write a damaged
-manifest again.  The plan is a pure function.
+The same bytes may exist elsewhere. Consolidated files are made again from undamaged shards. A shard
+is copied from another location of the run that holds the same bytes, or uploaded by a node that
+named it and still has them; a node that no longer has them says so in its heartbeat. Only its own
+node can write a damaged manifest again. `plan_repair` is a pure function; `repair` does what the
+plan has for this machine.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _DELETED = {
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node by its heartbeat: whether it runs, and by record what it cannot give."""
+    """A node by its heartbeat: whether it runs, and by record which files it cannot supply."""
 
     is_alive: bool
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -65,11 +66,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What to do about one damaged file or record, which ``name`` names as reports do.
+    """What to do about one damaged file or record; ``name`` is as in reports.
 
-    ``words``: how, and who; ``consequences``: what is lost.
-
-    ``source``: the name in the store that it is copied from.
+    ``words``: how, and who does it; ``consequences``: what is lost. ``source``: the name in the
+    store that it is copied from.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What to do about all damage of one location."""
+    """What to do about all damage of one location, the worst first."""
 
     run: str
     location: str
@@ -90,20 +90,20 @@ class RepairPlan:
 
     @property
     def exit_code(self) -> int:
-        """10: something cannot be repaired; 3: somebody must act first; 0: all will be well."""
+        """Return 10 if something is lost, 3 if somebody must act first, else 0."""
         hows = {part.how for part in self.parts}
         return 10 if "lost" in hows else 3 if hows & {"ask", "away", "later"} else 0
 
     @property
     def doable(self) -> frozenset[str]:
-        """Names of what can be repaired here."""
+        """Return the names of what can be repaired on this machine."""
         return frozenset(
             part.name for part in self.parts if part.how in ("rebuild", "copy", "delete")
         )
 
 
 def plan_repair(
-    found: StoreState,
+    run_state: StoreState,
     run: str,
     location: str,
     findings: Sequence[VerifyFinding],
@@ -111,39 +111,48 @@ def plan_repair(
 ) -> RepairPlan:
     """Return what to do about a location.
 
-    ``found``: all of its run; ``findings``: all known damage, reported or not.
+    ``run_state``: all of its run; ``findings``: all known damage, reported or not; ``nodes``: by
+    id.
     """
-    seen = next((s for s in found.readable if (s.run, s.location) == (run, location)), None)
-    parts = [_of_record(fault, seen, nodes) for fault in found.faults_of(run, location)]
-    if seen is not None:
+    state = next((s for s in run_state.readable if (s.run, s.location) == (run, location)), None)
+    parts = [_plan_record(fault, state, nodes) for fault in run_state.faults_of(run, location)]
+    if state is not None:
         # of each file the newest that says that its bytes differ, else the newest
-        known = sorted((f for f in findings if f.kind in DAMAGE), key=lambda f: f.kind in OF_BYTES)
-        damage = {f.name: f for f in known}.values()
+        by_kind = sorted(
+            (f for f in findings if f.kind in DAMAGE), key=lambda f: f.kind in OF_BYTES
+        )
+        damage = {f.name: f for f in by_kind}.values()
         located = {
-            at.name.removeprefix(f"{run}/"): (path, at)
-            for path, where in seen.files.items()
-            for at in where
+            copy.name.removeprefix(f"{run}/"): (path, copy)
+            for path, copies in state.files.items()
+            for copy in copies
         }
-        stored = _stored_digests(found, seen)
-        shards = [] if seen.conditions.shards else [f for f in damage if f.name in located]
-        broken = [_of_shard(f, located[f.name], seen, stored, nodes) for f in shards]
-        parts += broken
+        stored = _stored_digests(run_state, state)
+        shards = [] if state.conditions.shards else [f for f in damage if f.name in located]
+        shard_repairs = [_plan_shard(f, located[f.name], state, stored, nodes) for f in shards]
+        parts += shard_repairs
         model = f"{CONSOLIDATED}/{location}"
-        if seen.model_record:
-            bound = {f"{model}/{f.path}" for f in seen.model_record.files}
-            parts += [_of_model(f, seen, broken) for f in damage if f.name in bound]
+        if state.model_record:
+            model_files = {f"{model}/{f.path}" for f in state.model_record.files}
+            parts += [
+                _plan_model_file(f, state, shard_repairs) for f in damage if f.name in model_files
+            ]
         else:
-            parts += [_of_model_record(f.name, _damage(f), seen) for f in damage if f.name == model]
+            parts += [
+                _plan_model_record(f.name, _damage_text(f), state)
+                for f in damage
+                if f.name == model
+            ]
     parts.sort(key=lambda p: (ORDER.index(p.how), p.name))
     return RepairPlan(run, location, tuple(parts))
 
 
 def repair(
-    store: Store, plan: RepairPlan, seen: LocationState | None, options: HeadOptions
+    store: Store, plan: RepairPlan, state: LocationState | None, options: HeadOptions
 ) -> tuple[str, ...]:
-    """Do what can be done here; return the names of what was written or deleted.
+    """Do the parts of a plan that can be done here; return the names that were written or deleted.
 
-    Raises the first error.
+    ``state``: the location as it was planned. Raise the first error.
     """
     done: list[str] = []
     for part in plan.parts:
@@ -160,17 +169,19 @@ def repair(
                 done.append(append_record(store, keep).removeprefix(f"{plan.run}/"))
             store.delete(name)
             done.append(part.name)
-        elif part.how == "copy" and seen is not None:
-            copies = (at for where in seen.files.values() for at in where)
-            entry = next((at.entry for at in copies if at.name == name), None)
+        elif part.how == "copy" and state is not None:
+            copies = (
+                located for copies_of_path in state.files.values() for located in copies_of_path
+            )
+            entry = next((located.entry for located in copies if located.name == name), None)
             if entry is None:  # it has moved since it was planned
                 continue
             error = Corrupt(
                 f"{part.source}: does not match the checksum of {part.name} either",
                 hint="verify that checkpoint, too",
             )
-            copy = StoredCopy(store, part.source, entry.size, entry.digest, error)
-            store.write(name, copy, About(entry.size))
+            stored_copy = StoredCopy(store, part.source, entry.size, entry.digest, error)
+            store.write(name, stored_copy, About(entry.size))
             done.append(part.name)
     if any(part.how == "rebuild" for part in plan.parts):
         prefix = consolidated_prefix(plan.run, plan.location).removeprefix(f"{plan.run}/")
@@ -179,62 +190,67 @@ def repair(
     return tuple(done)
 
 
-def _is_as_recorded(finding: VerifyFinding, seen: LocationState) -> bool:
-    """Return whether a report has compared all bytes and calls a file wrong only in its meaning."""
+def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:
+    """Return whether all bytes were compared and match: only the file's meaning is wrong."""
     if finding.kind in OF_BYTES:
         return False
-    for report in (seen.records.reports[name] for name in seen.conditions.proof.damage):
+    for report in (state.records.reports[name] for name in state.conditions.proof.damage):
         compared = {reading.level: reading.size for reading in report.readings}
         if finding in report.findings and compared.get("digest", -1) == compared.get("stat"):
             return True
     return False
 
 
-def _damage(finding: VerifyFinding) -> str:
+def _damage_text(finding: VerifyFinding) -> str:
     return f"{finding.kind}: {finding.detail}"
 
 
-def _stored_digests(found: StoreState, seen: LocationState) -> dict[str, str]:
-    """Return digest → a name with these bytes.
+def _stored_digests(run_state: StoreState, state: LocationState) -> dict[str, str]:
+    """Return digest → a stored name with these bytes, which no report calls damaged.
 
-    In the location itself if no report complains of the file, else in a VERIFIED location.
+    It is in the location itself, else in a VERIFIED location of the run.
     """
     stored = {}
-    for other in found.readable:
-        is_sound = other.status == "VERIFIED" and not other.conditions.shards
-        if other.run == seen.run and other.location != seen.location and is_sound:
-            copies = (at for where in other.files.values() for at in where)
-            stored.update({at.entry.digest: at.name for at in copies})
-    reports = [seen.records.reports[name] for name in seen.conditions.proof.damage]
-    bad = {f"{seen.run}/{f.name}" for report in reports for f in report.findings}
-    own = (at for where in seen.files.values() for at in where)
-    sound = (at for at in own if at.name not in bad and seen.sizes.get(at.name) == at.entry.size)
-    return stored | {at.entry.digest: at.name for at in sound}
+    for other_state in run_state.readable:
+        is_sound = other_state.status == "VERIFIED" and not other_state.conditions.shards
+        if other_state.run == state.run and other_state.location != state.location and is_sound:
+            copies = (copy for all_copies in other_state.files.values() for copy in all_copies)
+            stored.update({copy.entry.digest: copy.name for copy in copies})
+    reports = [state.records.reports[name] for name in state.conditions.proof.damage]
+    damaged_names = {f"{state.run}/{f.name}" for report in reports for f in report.findings}
+    own_copies = (copy for all_copies in state.files.values() for copy in all_copies)
+    sound_copies = (
+        copy
+        for copy in own_copies
+        if copy.name not in damaged_names and state.sizes.get(copy.name) == copy.entry.size
+    )
+    return stored | {copy.entry.digest: copy.name for copy in sound_copies}
 
 
-def _of_shard(
+def _plan_shard(
     finding: VerifyFinding,
     shard: tuple[str, Located],
-    seen: LocationState,
+    state: LocationState,
     stored: Mapping[str, str],
     nodes: Mapping[str, NodeState],
 ) -> Repair:
-    path, at = shard
-    damage = _damage(finding)
-    if _is_as_recorded(finding, seen):
-        words = f"it has the bytes that {at.nodes[0]} uploaded: {_WRONG_MEANING}"
+    """Return what to do about a damaged shard; ``stored``: see `_stored_digests`."""
+    path, copy = shard
+    damage = _damage_text(finding)
+    if _is_as_recorded(finding, state):
+        words = f"it has the bytes that {copy.nodes[0]} uploaded: {_WRONG_MEANING}"
         return Repair(finding.name, "lost", words, damage)
-    source = stored.get(at.entry.digest, "")
+    source = stored.get(copy.entry.digest, "")
     if source and finding.kind in OF_BYTES:
         return Repair(finding.name, "copy", f"from {source}", damage, source=source)
-    reports = seen.records.reports
+    reports = state.records.reports
     records = [
         n
-        for n in seen.conditions.proof.damage
+        for n in state.conditions.proof.damage
         if any(f.name == finding.name for f in reports[n].findings)
     ]
     answers: list[tuple[How, str]] = []
-    for name in at.nodes:
+    for name in copy.nodes:
         node = nodes.get(name)
         if node and any(finding.name in node.lacks.get(record, ()) for record in records):
             answers.append(("lost", f"{name} no longer has the file"))
@@ -245,59 +261,67 @@ def _of_shard(
             answers.append(("away", f"{name} does not run: {start}"))
     hows = {how for how, _ in answers}
     how: How = "ask" if "ask" in hows else "away" if "away" in hows else "lost"
-    lost: list[str] = []
+    consequences: list[str] = []
     if how == "lost":
-        lost += _tensors(finding, seen)
+        consequences += _list_tensors(finding, state)
         if ranks := file_names.ranks([path]):
-            lost.append(f"states of rank {', '.join(map(str, ranks))}")
-        lost.append(_consequence(path, seen))
+            consequences.append(f"states of rank {', '.join(map(str, ranks))}")
+        consequences.append(_explain_loss(path, state))
     words = "; ".join(words for _, words in answers)
-    return Repair(finding.name, how, words, damage, tuple(lost))
+    return Repair(finding.name, how, words, damage, tuple(consequences))
 
 
-def _consequence(path: str, seen: LocationState) -> str:
+def _explain_loss(path: str, state: LocationState) -> str:
     """Return what cannot be done any more without a shard."""
-    if path in seen.demands.model and seen.conditions.consolidated.holds:
+    if path in state.demands.model and state.conditions.consolidated.holds:
         return (
             "the consolidated model still exists, but cannot be rebuilt, and no training can be"
             " resumed"
         )
-    if path in seen.demands.model:
+    if path in state.demands.model:
         return "no model can be built from this checkpoint, and no training can be resumed"
-    if path in seen.demands.resume:
+    if path in state.demands.resume:
         return "no training can be resumed from it; the model does not need this file"
     return "neither the model nor a resumed training needs this file"
 
 
-def _of_model(finding: VerifyFinding, seen: LocationState, shards: Iterable[Repair]) -> Repair:
-    """Plan the repair of a consolidated file."""
-    name, damage = finding.name, _damage(finding)
-    if _is_as_recorded(finding, seen):
+def _plan_model_file(
+    finding: VerifyFinding, state: LocationState, shards: Iterable[Repair]
+) -> Repair:
+    """Return what to do about a damaged file of the model.
+
+    ``shards``: the repairs of damaged shards that it may be made of.
+    """
+    name, damage = finding.name, _damage_text(finding)
+    if _is_as_recorded(finding, state):
         words = f"a model made again has the same bytes: {_WRONG_MEANING}"
         return Repair(name, "lost", words, damage)
-    if seen.conditions.shards:
-        words = f"its shards were deleted: {seen.conditions.shards}"
-        return Repair(name, "lost", words, damage, _tensors(finding, seen))
-    needed = {f"{seen.location}/{path}" for path in seen.demands.model}
-    broken = [part for part in shards if part.name in needed]
-    if any(part.how == "lost" for part in broken):
+    if state.conditions.shards:
+        words = f"its shards were deleted: {state.conditions.shards}"
+        return Repair(name, "lost", words, damage, _list_tensors(finding, state))
+    needed = {f"{state.location}/{path}" for path in state.demands.model}
+    needed_repairs = [part for part in shards if part.name in needed]
+    if any(part.how == "lost" for part in needed_repairs):
         words = "some shards that it is built from are lost too"
-        return Repair(name, "lost", words, damage, _tensors(finding, seen))
-    if broken:
-        words = f"rebuilt from the shards, after {broken[0].name} is repaired"
+        return Repair(name, "lost", words, damage, _list_tensors(finding, state))
+    if needed_repairs:
+        words = f"rebuilt from the shards, after {needed_repairs[0].name} is repaired"
         return Repair(name, "later", words, damage)
     return Repair(name, "rebuild", "rebuilt from the shards", damage)
 
 
-def _tensors(finding: VerifyFinding, seen: LocationState) -> tuple[str, ...]:
-    """Name the tensors that the damage overlaps; of a missing consolidated file, all in it."""
-    path = finding.name.removeprefix(f"{CONSOLIDATED}/{seen.location}/")
-    known = seen.model_record.tensors if seen.model_record else ()
-    names = finding.tensors or tuple(t.name for t in known if t.file == path)
+def _list_tensors(finding: VerifyFinding, state: LocationState) -> tuple[str, ...]:
+    """Return a line with the tensors in the damage; of a missing file of the model, all in it."""
+    path = finding.name.removeprefix(f"{CONSOLIDATED}/{state.location}/")
+    recorded = state.model_record.tensors if state.model_record else ()
+    names = finding.tensors or tuple(t.name for t in recorded if t.file == path)
     return (f"tensors {', '.join(names)}",) if names else ()
 
 
-def _of_record(fault: Fault, seen: LocationState | None, nodes: Mapping[str, NodeState]) -> Repair:
+def _plan_record(
+    fault: Fault, state: LocationState | None, nodes: Mapping[str, NodeState]
+) -> Repair:
+    """Return what to do about a record that cannot be read, by its kind."""
     name, kind = fault.name.removeprefix(f"{fault.run}/"), fault.record.kind
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):
@@ -307,33 +331,33 @@ def _of_record(fault: Fault, seen: LocationState | None, nodes: Mapping[str, Nod
     except Corrupt as e:  # nobody ever writes it right
         return Repair(name, "later", f"{e.hint}, and delete it", damage)
     if kind == "model":
-        return _of_model_record(name, damage, seen)
+        return _plan_model_record(name, damage, state)
     if kind == "report":
-        reports = seen.records.reports.values() if seen else ()
+        reports = state.records.reports.values() if state else ()
         if any(report.n > fault.record.n for report in reports):
             words = "it is damaged, and a later report replaces it: deleted"
             return Repair(name, "delete", words, damage)
         return Repair(name, "ignore", "it is damaged: the next verification replaces it", damage)
     if kind != "manifest":
         return Repair(name, "delete", _DELETED[kind], damage)
-    own = fault.record.node
-    node = nodes.get(own)
+    owner = fault.record.node
+    node = nodes.get(owner)
     if node and fault.name in node.lacks:
-        lost = (
-            f"no record says any more which files {own} uploaded; ckptsync leaves the location as"
+        consequence = (
+            f"no record says any more which files {owner} uploaded; ckptsync leaves the location as"
             " it is"
         )
-        return Repair(name, "lost", f"{own} cannot write it again", damage, (lost,))
+        return Repair(name, "lost", f"{owner} cannot write it again", damage, (consequence,))
     if node and node.is_alive:
-        return Repair(name, "ask", f"{own} writes it again, if it still has the files", damage)
-    words = f"{own} is not running: only that node can write its manifest again"
+        return Repair(name, "ask", f"{owner} writes it again, if it still has the files", damage)
+    words = f"{owner} is not running: only that node can write its manifest again"
     return Repair(name, "away", words, damage)
 
 
-def _of_model_record(name: str, damage: str, seen: LocationState | None) -> Repair:
-    """Plan the repair of a model record: rebuild it from the shards, unless they are deleted."""
-    why = seen.conditions.shards if seen else ""
-    if seen is None or not why or seen.demands.model.keys() <= seen.present().keys():
+def _plan_model_record(name: str, damage: str, state: LocationState | None) -> Repair:
+    """Return that a model record is rebuilt from the shards, or lost if they were deleted."""
+    why = state.conditions.shards if state else ""
+    if state is None or not why or state.demands.model.keys() <= state.present().keys():
         return Repair(name, "rebuild", "ckptsync writes it again together with the model", damage)
-    lost = ("the consolidated model may exist, but its checksums are lost",)
-    return Repair(name, "lost", f"its shards were deleted: {why}", damage, lost)
+    consequences = ("the consolidated model may exist, but its checksums are lost",)
+    return Repair(name, "lost", f"its shards were deleted: {why}", damage, consequences)

@@ -48,8 +48,8 @@ MOMENT = 0.5
 class RetentionDecision:
     """What becomes of a location, and why; what is due now, of all of it or of its shards.
 
-    ``left``: seconds until more is due, where it waits.  ``any_shards``: shards are deleted even
-    where a training can be resumed from no other checkpoint.
+    ``left``: seconds until more is due, if it waits. ``any_shards``: shards are deleted even if a
+    training can be resumed from no other checkpoint.
     """
 
     run: str
@@ -66,9 +66,9 @@ class RetentionDecision:
 class RunEvidence:
     """What is known of a run beside its summaries.
 
-    ``metrics``: location → the value that `keep_best` reads; None where it could not be read, no
-    entry where it was never measured.  ``unreadable``: names of checkpoints of which some record
-    cannot be read.
+    ``metrics``: location → the value that `keep_best` reads; None if it could not be read, no entry
+    if it was never measured. ``unreadable``: names of checkpoints of which some record cannot be
+    read.
     """
 
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -84,59 +84,61 @@ def decide(
 ) -> tuple[RetentionDecision, ...]:
     """Return one decision a location, the newest first.
 
-    ``locations``: all of one run, also those that are marked.
-
-    ``now`` and ``grace`` in seconds, on the store's clock.  A location whose removal has begun
-    counts for no rule.
+    ``locations``: all of one run, also those that are marked. ``now`` and ``grace`` in seconds, on
+    the store's clock. A location whose removal has begun counts for no rule.
     """
     ordered = by_age(locations)[::-1]
-    run = _Run([s for s in ordered if not is_going(s)], rules, evidence, now)
-    found = []
-    for seen in ordered:
-        if is_going(seen):
+    run = _RunRules([s for s in ordered if not is_being_deleted(s)], rules, evidence, now)
+    decisions = []
+    for summary in ordered:
+        if is_being_deleted(summary):
             decision = RetentionDecision(
-                seen.run, seen.location, "drop", f"its removal has begun: {seen.retired}"
+                summary.run, summary.location, "drop", f"its removal has begun: {summary.retired}"
             )
-        elif reason := run.protection(seen) or run.rule_for(seen):
-            shards = run.rule_against_shards(seen)
+        elif reason := run.protection(summary) or run.rule_for(summary):
+            shards = run.rule_against_shards(summary)
             decision = RetentionDecision(
-                seen.run, seen.location, "drop-shards" if shards else "keep", shards or reason
+                summary.run, summary.location, "drop-shards" if shards else "keep", shards or reason
             )
         else:
-            decision = RetentionDecision(seen.run, seen.location, "drop", run.rules_against(seen))
-        found.append(replace(with_action(decision, seen, now, grace), any_shards=rules.shards == 0))
-    return tuple(found)
+            decision = RetentionDecision(
+                summary.run, summary.location, "drop", run.rules_against(summary)
+            )
+        decisions.append(
+            replace(with_action(decision, summary, now, grace), any_shards=rules.shards == 0)
+        )
+    return tuple(decisions)
 
 
 def with_action(
-    decision: RetentionDecision, seen: Summary, now: float, grace: float
+    decision: RetentionDecision, summary: Summary, now: float, grace: float
 ) -> RetentionDecision:
-    """Return the decision with what is due now."""
+    """Return the decision with the action due at ``now``, its scope, and the seconds left."""
     verdict = decision.verdict
     # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.
-    is_of_shards = verdict == "drop-shards" or (verdict == "keep" and bool(seen.shards_retired))
-    scope: Scope = "shards" if is_of_shards and not seen.retired else "location"
-    is_marked = bool(seen.retired if scope == "location" else seen.shards_retired)
+    is_of_shards = verdict == "drop-shards" or (verdict == "keep" and bool(summary.shards_retired))
+    scope: Scope = "shards" if is_of_shards and not summary.retired else "location"
+    is_marked = bool(summary.retired if scope == "location" else summary.shards_retired)
     action: Action
-    left = 0.0
-    if is_marked and seen.begun:
-        action = "nothing" if scope == "shards" and seen.done else "remove"
-    elif verdict == "keep" or (verdict == "drop-shards" and seen.retired):
-        action = "withdraw" if seen.retired or seen.shards_retired else "nothing"
+    seconds_left = 0.0
+    if is_marked and summary.begun:
+        action = "nothing" if scope == "shards" and summary.done else "remove"
+    elif verdict == "keep" or (verdict == "drop-shards" and summary.retired):
+        action = "withdraw" if summary.retired or summary.shards_retired else "nothing"
     elif is_marked:
-        left = seen.marked_at + grace - now
-        action = "wait" if left > 0 else "remove"
+        seconds_left = summary.marked_at + grace - now
+        action = "wait" if seconds_left > 0 else "remove"
     else:
-        left = seen.withdrawn_at + grace - now if seen.withdrawn_at else 0.0
-        action = "wait" if left > 0 else "mark"
-    return replace(decision, action=action, scope=scope, left=max(0.0, left))
+        seconds_left = summary.withdrawn_at + grace - now if summary.withdrawn_at else 0.0
+        action = "wait" if seconds_left > 0 else "mark"
+    return replace(decision, action=action, scope=scope, left=max(0.0, seconds_left))
 
 
 def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
-    """Return the checkpoints of a run of which an unreadable record could be a reason to keep them.
+    """Return the checkpoints of a run that an unreadable record could be a reason to keep.
 
-    A damaged model record or report is none; a damaged keep is one, and a damaged event, which may
-    have measured that it is the best.
+    A damaged model record or report is none; a damaged keep is one, and so is a damaged event,
+    which may have measured that the checkpoint is the best.
     """
     return frozenset(
         checkpoint_of(f.location)
@@ -146,173 +148,188 @@ def unreadable_checkpoints(faults: Iterable[Fault], run: str) -> frozenset[str]:
     )
 
 
-def protection(seen: Summary, conflicts: Collection[str], unreadable: Collection[str]) -> str:
+def protection(summary: Summary, conflicts: Collection[str], unreadable: Collection[str]) -> str:
     """Return why no rule may delete a location, whatever its neighbours are; empty if one may.
 
     ``conflicts``, ``unreadable``: names of checkpoints in conflict, and of those with an unreadable
     record.
     """
-    if seen.kept:
-        return f"kept by hand: {seen.kept}" if seen.kept != "kept by hand" else seen.kept
-    if seen.status == "CONFLICT" or seen.checkpoint in conflicts:
+    if summary.kept:
+        return f"kept by hand: {summary.kept}" if summary.kept != "kept by hand" else summary.kept
+    if summary.status == "CONFLICT" or summary.checkpoint in conflicts:
         return "conflict: two saves have this name"
-    return "a record of its name cannot be read" if seen.checkpoint in unreadable else ""
+    return "a record of its name cannot be read" if summary.checkpoint in unreadable else ""
 
 
 def last_protection(
-    seen: Summary, scope: Scope, others: Iterable[Summary], *, resumes: bool
+    summary: Summary, scope: Scope, others: Iterable[Summary], *, resumes: bool
 ) -> str:
     """Return why the remaining checkpoints do not allow this removal; empty if they do.
 
-    ``others``: locations of its run that are whole at this moment.  ``resumes``: a training can be
-    resumed from it, and must be from another one then.  All that is marked counts as gone: so of
+    ``others``: locations of its run that are whole at this moment. ``resumes``: a training can be
+    resumed from it, and must be from another one then. All that is marked counts as removed: so of
     two heads that mark each other's last one, neither removes it.
     """
-    left = [s for s in others if not s.retired and is_verified(s)]
-    if scope == "shards" and not is_verified(seen):
+    remaining = [s for s in others if not s.retired and is_verified(s)]
+    if scope == "shards" and not is_verified(summary):
         return "its model is not verified now"
-    if scope == "location" and not left:
+    if scope == "location" and not remaining:
         return "no other checkpoint of the run is verified and not marked"
-    if resumes and not any(s.resume for s in left):
+    if resumes and not any(s.resume for s in remaining):
         return "no other checkpoint can be resumed from"
     return ""
 
 
-def is_going(seen: Summary) -> bool:
-    """Return whether its files are being deleted: nothing is left to decide."""
-    return bool(seen.retired) and seen.begun
+def is_being_deleted(summary: Summary) -> bool:
+    """Return whether its files are being deleted, so that nothing is left to decide."""
+    return bool(summary.retired) and summary.begun
 
 
-def is_verified(seen: Summary) -> bool:
+def is_verified(summary: Summary) -> bool:
     """Return whether it is VERIFIED, or was when it was marked."""
-    return seen.status == "VERIFIED" or (
-        seen.status == "RETIRED" and seen.model and seen.consolidated and seen.proof.holds
+    return summary.status == "VERIFIED" or (
+        summary.status == "RETIRED"
+        and summary.model
+        and summary.consolidated
+        and summary.proof.holds
     )
 
 
-def is_resumable(seen: Summary) -> bool:
+def is_resumable(summary: Summary) -> bool:
     """Return whether it is verified, and a training can be resumed from it."""
-    return is_verified(seen) and seen.resume
+    return is_verified(summary) and summary.resume
 
 
-class _Run:
-    """The locations of a run that are there, the newest first.
+class _RunRules:
+    """The rules of a run, applied to its locations, which come newest first.
 
-    Each method returns a reason, empty where it does not apply.
+    Each method returns a reason, empty if it does not apply.
     """
 
     def __init__(
-        self, there: Sequence[Summary], rules: Rules, evidence: RunEvidence, now: float
+        self, locations: Sequence[Summary], rules: Rules, evidence: RunEvidence, now: float
     ) -> None:
         self._rules, self._evidence, self._now = rules, evidence, now
-        self._extra = last_models(there)
-        verified = [s for s in there if is_verified(s) and s.location not in self._extra]
+        self._extra = last_models(locations)
+        verified = [s for s in locations if is_verified(s) and s.location not in self._extra]
         resumable = [s for s in verified if s.resume]
         self._newest, self._newest_resumable = _newest(verified), _newest(resumable)
-        saves = [s for s in there if s.location not in self._extra]
+        saves = [s for s in locations if s.location not in self._extra]
         later = [s for s in saves if s.first > saves[0].first + MOMENT]
         self._last = _newest(sorted(later, key=lambda s: -s.first))
-        self._written = times_written(there[::-1])
-        self._conflicts = {s.checkpoint for s in there if s.status == "CONFLICT"}
+        self._written = times_written(locations[::-1])
+        self._conflicts = {s.checkpoint for s in locations if s.status == "CONFLICT"}
         self._newer: dict[str, int] = {}  # how many that are verified are newer
         self._sums: dict[str, int] = {}  # bytes of it and of all that is newer
         names = {s.location for s in verified}
         count = total = 0
-        for seen in there:
-            total += (0 if seen.shards_retired and seen.done else seen.size) + seen.model_size
-            self._newer[seen.location], self._sums[seen.location] = count, total
-            count += seen.location in names
+        for summary in locations:
+            total += (
+                0 if summary.shards_retired and summary.done else summary.size
+            ) + summary.model_size
+            self._newer[summary.location], self._sums[summary.location] = count, total
+            count += summary.location in names
         values = [evidence.metrics.get(s.location) for s in verified] if rules.keep_best else []
         self._values = [value for value in values if value is not None]
 
-    def protection(self, seen: Summary) -> str:
-        """Return why no rule may delete it."""
-        if why := protection(seen, self._conflicts, self._evidence.unreadable):
+    def protection(self, summary: Summary) -> str:
+        """Return why no rule may delete a location."""
+        if why := protection(summary, self._conflicts, self._evidence.unreadable):
             return why
-        if seen.location in self._extra:
+        if summary.location in self._extra:
             return "the run's final model, or the DeepSpeed tag that it was made from"
-        if seen.location in self._newest:
+        if summary.location in self._newest:
             return "the newest that is verified"
-        if seen.location in self._newest_resumable:
+        if summary.location in self._newest_resumable:
             return "the newest that can be resumed from"
-        if seen.location in self._last:
+        if summary.location in self._last:
             return "the last that arrived in the store"
-        if is_verified(seen):
+        if is_verified(summary):
             return ""
-        status = seen.status.lower()
-        if not self._newer[seen.location]:
+        status = summary.status.lower()
+        if not self._newer[summary.location]:
             return f"{status}, and nothing newer is verified"
-        if (age := self._now - seen.arrived) < PATIENCE:
+        if (age := self._now - summary.arrived) < PATIENCE:
             return f"{status}, and files of it arrived {show_duration(max(0.0, round(age)))} ago"
         return ""
 
-    def rule_for(self, seen: Summary) -> str:
-        """Return why a rule, or all limits together, keep the location; empty if they do not."""
-        rules, limits = list(self._keeping(seen)), list(self._limits(seen))
+    def rule_for(self, summary: Summary) -> str:
+        """Return why a rule, or all limits together, keep a location; empty if they do not."""
+        rules, limits = list(self._keeping(summary)), list(self._limits(summary))
         if why := next((why for keeps, why, _ in rules if keeps), ""):
             return why
         if limits and all(holds for holds, _, _ in limits):
             return ", ".join(why for _, why, _ in limits)
         return "" if rules or limits else "no rule deletes it"
 
-    def rules_against(self, seen: Summary) -> str:
-        """Return why no rule keeps it."""
-        every = (*self._keeping(seen), *self._limits(seen))
-        why = ", ".join(against for holds, _, against in every if not holds)
-        if is_verified(seen):
+    def rules_against(self, summary: Summary) -> str:
+        """Return why no rule and no limit keeps a location."""
+        judgements = (*self._keeping(summary), *self._limits(summary))
+        why = ", ".join(against for holds, _, against in judgements if not holds)
+        if is_verified(summary):
             return why
-        return f"{seen.status.lower()}, and a newer checkpoint is verified; {why}"
+        return f"{summary.status.lower()}, and a newer checkpoint is verified; {why}"
 
-    def _keeping(self, seen: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield of each rule that keeps some: whether it keeps this one, why, and why not."""
-        last, n, best = self._rules.keep_last, self._rules.keep_every, self._rules.keep_best
-        if last:
-            is_new = self._newer[seen.location] < last
-            yield is_new, f"one of the newest {last}", f"not one of the newest {last}"
-        if n:
-            is_nth = seen.step is not None and seen.step % n == 0
-            yield is_nth, f"its step is a multiple of {n}", f"its step is not a multiple of {n}"
+    def _keeping(self, summary: Summary) -> Iterator[tuple[bool, str, str]]:
+        """Yield, for each rule that keeps some: whether it keeps this one, why, and why not."""
+        keep_last, keep_every, best = (
+            self._rules.keep_last,
+            self._rules.keep_every,
+            self._rules.keep_best,
+        )
+        if keep_last:
+            is_new = self._newer[summary.location] < keep_last
+            yield is_new, f"one of the newest {keep_last}", f"not one of the newest {keep_last}"
+        if keep_every:
+            is_nth = summary.step is not None and summary.step % keep_every == 0
+            yield (
+                is_nth,
+                f"its step is a multiple of {keep_every}",
+                f"its step is not a multiple of {keep_every}",
+            )
         if best:
             against = f"not one of the best {best.count} by {best.metric}"
-            value = self._evidence.metrics.get(seen.location)
+            value = self._evidence.metrics.get(summary.location)
             if value is None:
                 # of a metric that nobody has nobody knows what it will say, or it is misspelt
-                is_unknown = seen.location in self._evidence.metrics or not self._values
+                is_unknown = summary.location in self._evidence.metrics or not self._values
                 yield is_unknown, "its metrics are not known", against
             else:
-                better = sum(_score(other, best) < _score(value, best) for other in self._values)
+                better = sum(_score(each, best) < _score(value, best) for each in self._values)
                 why = f"{best.metric} {value:g}, one of the best {best.count}"
                 yield better < best.count, why, against
 
-    def _limits(self, seen: Summary) -> Iterator[tuple[bool, str, str]]:
-        """Yield, for each limit: is it within the limit, the reason to keep it, the one not to."""
+    def _limits(self, summary: Summary) -> Iterator[tuple[bool, str, str]]:
+        """Yield, for each limit: whether this one is within it, why it is kept, and why not."""
         if age := self._rules.max_age:
-            is_young = self._now - self._written[seen.location] < age
+            is_young = self._now - self._written[summary.location] < age
             yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
         if size := self._rules.max_size:
             against = f"newer checkpoints already take {show_size(size)}"
-            is_small = self._sums[seen.location] <= size
+            is_small = self._sums[summary.location] <= size
             yield is_small, f"the newest {show_size(size)}", against
 
-    def rule_against_shards(self, seen: Summary) -> str:
+    def rule_against_shards(self, summary: Summary) -> str:
         """Return why its shards are deleted while the model stays; empty if they stay."""
-        n = self._rules.shards
-        is_proven = is_verified(seen) and seen.consolidated
-        if n is None or seen.kept or seen.status == "CONFLICT" or not is_proven:
+        shards = self._rules.shards
+        is_proven = is_verified(summary) and summary.consolidated
+        if shards is None or summary.kept or summary.status == "CONFLICT" or not is_proven:
             return ""
-        if seen.location in self._extra or (n > 0 and seen.location in self._newest_resumable):
+        if summary.location in self._extra or (
+            shards > 0 and summary.location in self._newest_resumable
+        ):
             return ""
-        is_old = self._newer[seen.location] >= n
-        return f"its model is verified, and not one of the newest {n}" if is_old else ""
+        is_old = self._newer[summary.location] >= shards
+        return f"its model is verified, and not one of the newest {shards}" if is_old else ""
 
 
 def _newest(ordered: Sequence[Summary]) -> set[str]:
-    """Return the newest, and the newest that is not marked, of locations with the newest first."""
+    """Return the newest location, and the newest that is not marked; the newest comes first."""
     return {s.location for s in (*ordered[:1], *[s for s in ordered if not s.retired][:1])}
 
 
 def _score(value: float, rule: Best) -> float:
-    """Less is better; NaN is worst."""
+    """Return a value by which the best checkpoint has the least; NaN is the worst."""
     if value != value:  # noqa: PLR0124 - nothing but NaN
         return float("inf")
     return -value if rule.is_greatest else value

@@ -1,6 +1,6 @@
-"""The retention rules that an operator gives.
+"""The retention rules that an operator configures.
 
-A module by itself: the configuration needs it, and no more of the head.
+They are a module by themselves because the configuration needs them, and nothing else of the head.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The ``count`` checkpoints of the least, or greatest, ``metric``.
+    """Keep the ``count`` checkpoints with the least, or greatest, value of ``metric``.
 
-    Events measured it, or it is in ``trainer_state.json``.
+    An event measured it, or it is in ``trainer_state.json``.
     """
 
     metric: str
@@ -22,10 +22,11 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules of one run.  Durations are seconds, sizes are bytes; 0, and None, set no rule.
+    """The rules of one run. Durations are seconds, sizes are bytes; 0, and None, set no rule.
 
-    ``keep_every``: keeps steps that are a multiple of it.  ``shards``: the trainer's own files of
-    all but so many newest checkpoints are deleted while the model stays.
+    ``keep_every``: keeps steps that are a multiple of it. ``shards``: the number of newest
+    checkpoints whose trainer's own files are kept; those of others are deleted while the model
+    stays.
     """
 
     keep_last: int = 0

@@ -1,13 +1,14 @@
 """Compare a model's weights with those of the models beside it in its run, by their records.
 
-Models are made in any order, the newest first where many wait.  So what is said of a model is said
-again once one before it is made; a further record is written only where that changes anything.
+Models are made in any order, the newest first if many wait. So when a model is made, the findings
+of the models after it are made again; a further record is written only if they have changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from math import inf
 
@@ -40,7 +41,7 @@ _Place = tuple[float, str]
 
 @dataclass(frozen=True, slots=True)
 class _RecordedModel:
-    """A model, its weights records, and the number of the next one."""
+    """A model with its weights records, and the number of its next one."""
 
     model: CountedModel
     records: tuple[WeightsRecord, ...]
@@ -49,47 +50,51 @@ class _RecordedModel:
 
 def record_weights(
     store: Store,
-    model: ModelRecord,
+    record: ModelRecord,
     plain: WeightsRecord,
     doubts: Iterable[str],
     norm_jump: float,
 ) -> None:
-    """Write the weights record of a model with what looks wrong, and further ones of later models.
+    """Write the weights record of a model with its findings, and further records of later models.
 
-    ``plain``: the record without findings; ``doubts``: why the model may lack tensors.  Raises
-    StoreError, and Unsupported for what no reader would read.
+    ``plain``: the record without findings; ``doubts``: why the model may lack tensors;
+    ``norm_jump``: see `find_weights`. Raise StoreError, and Unsupported for a record that is too
+    long.
     """
-    run, location = model.run, model.location
+    run, location = record.run, record.location
     step = _series_and_step(location)[1]
-    own = with_values(location, inf if step is None else step, model.tensors, plain.values)
-    before, after = _neighbours(store, run, location)
-    earlier = [one.model for one in _read(store, run, reversed(before), EARLIER)]
+    own = with_values(location, inf if step is None else step, record.tensors, plain.values)
+    places_before, places_after = _list_neighbours(store, run, location)
+    earlier = [r.model for r in _read_models(store, run, reversed(places_before), EARLIER)]
 
-    def first() -> CountedModel | None:
-        return next((one.model for one in _read(store, run, before, 1)), None)
+    @cache
+    def read_first() -> CountedModel | None:
+        """Return the first model of the run before this one, or None; it is read once."""
+        return next((r.model for r in _read_models(store, run, places_before, 1)), None)
 
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
-    findings = (*find_weights(own, earlier, first, norm_jump), *smaller)
-    compared = tuple(one.location for one in earlier)
+    findings = (*find_weights(own, earlier, read_first, norm_jump), *smaller)
+    compared = tuple(model.location for model in earlier)
     create_record(store, replace(plain, findings=findings, compared=compared))
     models = [own, *earlier]
-    for later in [*_read(store, run, after, EARLIER)]:
-        nearest = models[:EARLIER]
-        findings = find_weights(later.model, nearest, lambda: first() or own, norm_jump)
-        _record_again(store, later, findings, tuple(one.location for one in nearest))
+    for later in [*_read_models(store, run, places_after, EARLIER)]:
+        models_before = models[:EARLIER]
+        findings = find_weights(later.model, models_before, lambda: read_first() or own, norm_jump)
+        compared = tuple(model.location for model in models_before)
+        _record_findings(store, later, findings, compared)
         models.insert(0, later.model)
 
 
-def _record_again(
+def _record_findings(
     store: Store,
     later: _RecordedModel,
     findings: tuple[WeightsFinding, ...],
     compared: tuple[str, ...],
 ) -> None:
-    """Write a further weights record of a model, if the last one does not have these findings."""
-    old = last_findings(later.records)
-    findings = (*findings, *(f for f in old or () if f.kind == SMALLER))
-    if findings != old:
+    """Write a further weights record of a model, if its last one has other findings."""
+    old_findings = last_findings(later.records)
+    findings = (*findings, *(f for f in old_findings or () if f.kind == SMALLER))
+    if findings != old_findings:
         further = replace(
             later.records[0], n=later.number, values=(), findings=findings, compared=compared
         )
@@ -97,29 +102,34 @@ def _record_again(
 
 
 def _series_and_step(location: str) -> tuple[str, float | None]:
-    """Return what names of one series have in common, and the step; infinite of the final model."""
+    """Return the name of a location's series, and its step: infinite for the final model.
+
+    The step is None if the name has none.
+    """
     checkpoint = checkpoint_of(location)
     return ("", inf) if checkpoint == FINAL else series_and_step(checkpoint)
 
 
-def _neighbours(store: Store, run: str, location: str) -> tuple[list[_Place], list[_Place]]:
+def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place], list[_Place]]:
     """Return the locations of a run before and after one, by step; of each step the last by name.
 
-    None where the location's own name says no step.
+    Both are empty if the location's own name has no step.
     """
     series, step = _series_and_step(location)
     places: dict[float, str] = {}
-    for other in sorted(store.dirs(f"{run}/{RECORDS}/")) if step is not None else ():
-        its_series, its_step = _series_and_step(other)
+    for name in sorted(store.dirs(f"{run}/{RECORDS}/")) if step is not None else ():
+        its_series, its_step = _series_and_step(name)
         if its_step not in (None, step) and (inf in (step, its_step) or its_series == series):
-            places[its_step or 0] = other
+            places[its_step or 0] = name
     ordered = sorted(places.items())
-    at = sum(its_step < (step or 0) for its_step in places)
-    return ordered[:at], ordered[at:]
+    own_index = sum(its_step < (step or 0) for its_step in places)
+    return ordered[:own_index], ordered[own_index:]
 
 
-def _read(store: Store, run: str, places: Iterable[_Place], most: int) -> Iterator[_RecordedModel]:
-    """Yield the first models that have weights records, of the nearest locations."""
+def _read_models(
+    store: Store, run: str, places: Iterable[_Place], most: int
+) -> Iterator[_RecordedModel]:
+    """Yield the first ``most`` models that have weights records, of at most `_TRIES` places."""
     models = (_read_model(store, run, *place) for place in islice(places, _TRIES))
     yield from islice((model for model in models if model), most)
 
@@ -130,11 +140,15 @@ def _read_model(store: Store, run: str, step: float, location: str) -> _Recorded
     kinds = {name.kind for name in names.values()}
     if not {"model", "weights"} <= kinds:
         return None
-    its = [name for name in names.values() if name.kind in ("model", "weights")]
-    records = group_records(read_records(store, its)[0])
+    own_names = [name for name in names.values() if name.kind in ("model", "weights")]
+    records = group_records(read_records(store, own_names)[0])
     if not records.model_records:
         return None
     tensors = max(records.model_records.values(), key=lambda record: record.n).tensors
-    own = records_of(tensors, records.weights)
-    model = counted_model(location, step, tensors, own)
-    return _RecordedModel(model, own, next_number(names, location, "weights")) if model else None
+    own_records = records_of(tensors, records.weights)
+    model = counted_model(location, step, tensors, own_records)
+    return (
+        _RecordedModel(model, own_records, next_number(names, location, "weights"))
+        if model
+        else None
+    )

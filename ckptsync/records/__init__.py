@@ -1,13 +1,17 @@
-"""Records: what nodes, heads and people say about checkpoints, and what the set of them means.
+"""Records: what nodes, heads and people say about checkpoints, and what follows from them.
 
-``store_paths``: where things lie in a store, and which names are safe.  ``manifest``,
-``model_record``, ``weights_record``, ``report``, ``save_decisions``, ``event_record``: the
-records.  ``layer_groups``: the group of layers of a tensor, by its name.  ``io``: canonical JSON,
-named by its own bytes, checked, written to a store and read from it.  ``same_save``: whether two
-manifests are of one save; ``manifest_groups``: which saves there are, and the location of each;
-``upload_decision``: what a node still has to send, where to, and whether it may.
-``save_order``: which of them is newer.  ``location_status``: conditions and the status of each.
-``weights_findings``: what looks wrong in weights, compared with those before.
-``progress``: what a node does with one now, an entry of its heartbeat.
-All but ``io`` is pure.
+A store has no database and no locks, so every fact is a small JSON file of its own, which is
+written once. What a set of records means is decided by pure functions: whoever has read the same
+records decides the same. Only `io` reads and writes a store.
+
+Begin with `store_paths` (where files lie, which names are safe) and the records themselves:
+`manifest`, `model_record`, `weights_record`, `report`, `save_decisions` (tombstone, keep, join),
+`event_record`; `progress` is an entry of a heartbeat. `io` encodes, names, checks, writes and reads
+them.
+
+What follows from them: `same_save` (are two manifests of one save), `manifest_groups` (which
+manifests are one save, and in which location it belongs), `save_order` (which save is newer),
+`upload_decision` (what a node still has to send, and where), `location_status` (the conditions and
+the status of a location), `layer_groups` and `weights_findings` (what looks wrong in the weights of
+a model).
 """

@@ -18,12 +18,13 @@ LONGEST_ERROR = 500  # characters
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One try of the event ``name`` of a head's configuration, on ``event``.
+    """One try to handle an event of a location.
 
-    ``definition``: 16 hex digits that change with what the configuration runs.  ``of``: the record
-    of the location that made it due, without its directory; empty for `complete`, which happens
-    once.  ``error``: why it failed, or why what it measured was refused.  ``metrics``: what it
-    measured, finite numbers.  It holds no time: the store's is the record's mtime.
+    ``name`` is the event's in the head's configuration, ``event`` what happened. ``definition``: 16
+    hex digits that change with what the configuration runs. ``of``: the file name of the record
+    that shows what happened; empty for `complete`, which happens once. ``error``: why the try
+    failed, or why its metrics were refused. ``metrics``: what it measured, finite numbers. The time
+    of the try is the record's mtime.
     """
 
     run: str

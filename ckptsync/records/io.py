@@ -1,9 +1,9 @@
-"""Records as bytes, and in a store: encode, name, create, number, read and check them.
+"""Records as bytes and in a store: encode, name, number, write, read and check them.
 
-A record is canonical JSON and its name ends in its own digest. So two writers of one record write
-the same name, and whoever finds it there already is done. A reader refuses a record that is newer
-than this program, or that would lead to files outside its checkpoint; what is wrong with one record
-is a `Fault`, and the others are read all the same.
+Several processes may write the same record, and anybody may damage one. So a record is canonical
+JSON, and its name ends in its own digest: two writers of one record write one name, and a reader
+sees damage. A record that cannot be read, that is newer than this program, or that would lead to
+files outside its checkpoint becomes a `Fault`; the other records are read all the same.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ _SMALLER = (
 
 
 def encode(record: Record) -> bytes:
-    """Return canonical JSON: sorted keys, no spaces, one final newline.
+    """Return a record as canonical JSON: sorted keys, no spaces, one final newline.
 
-    Raises Unsupported for what no reader would read.
+    Raise Unsupported if it is longer than `LIMITS` allows: no reader would read it.
     """
     text = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     data, kind = f"{text}\n".encode(), kind_of(record)
@@ -96,15 +96,12 @@ def encode(record: Record) -> bytes:
 
 
 def kind_of(record: Record) -> RecordKind:
-    """Return the kind of a record, as its name has it."""
-    return next(kind for kind, its in _KINDS.items() if isinstance(record, its))
+    """Return the kind of a record, the first word of its name in a store."""
+    return next(kind for kind, record_type in _KINDS.items() if isinstance(record, record_type))
 
 
 def record_name(record: Record, data: bytes) -> str:
-    """Return the name that a record is stored under.
-
-    It ends in the first 16 hex digits of the record's digest.
-    """
+    """Return a record's name in a store; it ends in 16 hex digits of the digest of ``data``."""
     node = record.node if isinstance(record, Manifest) else ""
     return str(
         RecordName(record.run, record.location, kind_of(record), node, record.n, digest(data)[:16])
@@ -112,9 +109,10 @@ def record_name(record: Record, data: bytes) -> str:
 
 
 def decode(name: str, data: bytes) -> Record:
-    """Return the record that ``data`` is, of the kind that its ``name`` says.
+    """Return the record in ``data``, decoded as the kind that its ``name`` says.
 
-    Raises Corrupt, or Unsupported if a newer program wrote it.
+    Raise Corrupt if the bytes do not match the digest in the name, are not such a record, or name
+    something outside their checkpoint; Unsupported if a newer program wrote them.
     """
     parsed = parse_record_name(name)
     if parsed is None or parsed.digest != digest(data)[:16]:
@@ -136,11 +134,11 @@ def decode(name: str, data: bytes) -> Record:
 
 
 def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
-    """Return whether a location is usable without a record that cannot be read.
+    """Return whether a location can be used without this record, which cannot be read.
 
-    Damaged model records and reports are written again; a damaged keep still protects its location;
-    a damaged join joins nothing; a damaged weights record only leaves weights without statistics;
-    what a damaged event record says was done is done again.
+    It can if the record is damaged and of a kind that is written again (model, weights, report,
+    event), that still protects its location (keep), or that then joins nothing (join). Without a
+    damaged manifest or tombstone, and without a newer program's record, it cannot be used.
     """
     return (
         isinstance(error, Corrupt)
@@ -150,9 +148,10 @@ def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
 
 
 def create_record(store: Store, record: Record) -> tuple[str, bytes]:
-    """Write a record, which may be there already; return its name and bytes.
+    """Write a record unless its bytes are stored already; return its name and bytes.
 
-    Raises StoreError, and Corrupt for a run or location that no reader would take.
+    Bytes under that name that differ are damaged, and are replaced. Raise StoreError, Unsupported
+    if the record is too long, and Corrupt if its run or location is a name that no reader accepts.
     """
     data = encode(record)
     name = checked_own(record_name(record, data), own_prefixes(record.run, record.location))
@@ -160,18 +159,18 @@ def create_record(store: Store, record: Record) -> tuple[str, bytes]:
         # The name is of these bytes alone: so it lets a store go on with what a killed try left.
         store.create(name, [data], About(len(data), name))
     except Exists:
-        there = None
+        stored_data = None
         with contextlib.suppress(NotFound):  # deleted meanwhile
-            there = read_all(store, name)
-        if there != data:  # damaged: its name has the digest of these bytes
+            stored_data = read_all(store, name)
+        if stored_data != data:  # damaged: its name has the digest of these bytes
             store.write(name, [data])
     return name, data
 
 
 def append_record(store: Store, record: Record) -> str:
-    """Write a record with the next number of its kind in its location; return its name.
+    """Write a record with the next free number of its kind in its location; return its name.
 
-    Raises StoreError.
+    Raise as `create_record` does. Two writers at once may choose the same number.
     """
     names = [entry.name for entry in store.names(records_prefix(record.run, record.location))]
     number = next_number(names, record.location, kind_of(record))
@@ -179,25 +178,21 @@ def append_record(store: Store, record: Record) -> str:
 
 
 def next_number(names: Iterable[str], location: str, kind: RecordKind, node: str = "") -> int:
-    """Return the number of the next record of a kind in a location, and of a node's next manifest.
-
-    ``names``: of what is there.
-    """
+    """Return 1 + the highest number among ``names`` of this location, kind and node; 0 if none."""
     parsed = (parse_record_name(name) for name in names)
-    taken = (p.n for p in parsed if p and (p.location, p.kind, p.node) == (location, kind, node))
-    return max(taken, default=-1) + 1
+    numbers = (p.n for p in parsed if p and (p.location, p.kind, p.node) == (location, kind, node))
+    return max(numbers, default=-1) + 1
 
 
 class Missing(Corrupt):
-    """A record that others name is not there."""
+    """A record that other records name, and that the store does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A record that cannot be read.
+    """A record that cannot be read, and why.
 
-    A damaged model record or report hides nothing: its location is then only not consolidated, or
-    not verified.
+    `is_made_anew` says whether its location can be used all the same.
     """
 
     name: str
@@ -205,7 +200,7 @@ class Fault:
     error: CkptsyncError
 
     def __post_init__(self) -> None:
-        """Keep the error, and not what it was read of."""
+        """Drop the frames of the error's traceback, which hold what was read."""
         object.__setattr__(self, "error", without_frames(self.error))
 
     @property
@@ -225,10 +220,10 @@ class Fault:
 
     @property
     def finding(self) -> VerifyFinding:
-        """Return the fault as a finding: damage, unless it is a newer program's.
+        """Return the fault as a finding: `missing`, `digest` (damage), or a `note`.
 
-        Of reports, events and statistics neither is: the next report replaces a report, and
-        nothing rests on a weights record.
+        It is a note if a newer program wrote the record, and for reports, events and weights
+        records: the next report replaces a report, and nothing rests on the others.
         """
         name = self.name.removeprefix(f"{self.record.run}/")
         if isinstance(self.error, Missing):
@@ -242,17 +237,15 @@ class Fault:
 
 
 def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:
-    """Return the (run, location) pairs that an unreadable record hides."""
+    """Return the (run, location) pairs that cannot be judged because of an unreadable record."""
     return {(f.run, f.location) for f in faults if not is_made_anew(f.record, f.error)}
 
 
 def read_record(store: Store, parsed: RecordName, size: int | None = None) -> Record:
-    """Return one record.
+    """Return one record, from at most as many bytes as its kind may have.
 
-    Raise NotFound and StoreError, and Corrupt or Unsupported for what is wrong with the record
-    itself.
-
-    ``size``: as listed, where it is known. No more is fetched than a record of its kind may have.
+    ``size`` is its length as listed; without it the store is asked. Raise NotFound, StoreError, and
+    Corrupt or Unsupported as `decode` does.
     """
     name, limit = str(parsed), LIMITS[parsed.kind]
     size = store.size(name) if size is None else size
@@ -270,17 +263,18 @@ def read_records(
     cache: Mapping[str, Record] = MappingProxyType({}),
     threads: int = 1,
 ) -> tuple[dict[str, Record], tuple[Fault, ...]]:
-    """Return those that are still there, by name, and those that cannot be read.
+    """Return the records by name, and a fault for each that cannot be read.
 
-    Raises StoreError.
+    A record that was deleted since it was listed is in neither. Raise StoreError.
 
-    ``sizes``: as listed; of others the store returns them. ``cache``: records that were read
-    before, and need not be read again.
+    ``sizes``: the lengths of records as listed; the store is asked for others. ``cache``: records
+    that were read before, which are not read again. ``threads``: how many are read at once.
     """
 
-    def read(name: RecordName) -> Record | Fault | None:
-        if (known := cache.get(str(name))) is not None:
-            return known
+    def read_one(name: RecordName) -> Record | Fault | None:
+        """Return a record, its fault, or None if it was deleted since it was listed."""
+        if (cached := cache.get(str(name))) is not None:
+            return cached
         try:
             return read_record(store, name, sizes.get(str(name)))
         except NotFound:
@@ -291,86 +285,90 @@ def read_records(
     names = list(names)
     if threads > 1 and len(names) > 1:
         with ThreadPool(min(threads, len(names)), "ckptsync-record") as pool:
-            works = [progress_signs.keep_context(partial(read, name)) for name in names]
-            found = list(pool.map(lambda work: work(), works))
+            calls = [progress_signs.keep_context(partial(read_one, name)) for name in names]
+            results = list(pool.map(lambda call: call(), calls))
     else:
-        found = [read(name) for name in names]
+        results = [read_one(name) for name in names]
     records = {
-        str(name): one
-        for name, one in zip(names, found, strict=True)
-        if one is not None and not isinstance(one, Fault)
+        str(name): result
+        for name, result in zip(names, results, strict=True)
+        if result is not None and not isinstance(result, Fault)
     }
-    return records, tuple(one for one in found if isinstance(one, Fault))
+    return records, tuple(result for result in results if isinstance(result, Fault))
 
 
 def find_missing_manifests(
     records: Mapping[str, Record], listed: Collection[str], size: Callable[[str], int]
 ) -> dict[str, Missing]:
-    """Return the names of manifests that are gone, each with the record that names it.
+    """Return an error for each manifest that a model record or report names and the store has not.
 
-    No record is deleted while its save is kept, so somebody, or a file system, lost what a model
-    record or a report names.  Without this, nobody would miss a location whose manifests are all
-    gone.
+    No record is deleted while its save is kept, so such a manifest was lost. Manifests that were
+    superseded, or whose save a tombstone gives up, may be missing. Raise StoreError.
 
-    ``records``: all that can be read of some checkpoints, in all their locations; ``listed``: the
-    names of all, also of those that cannot be read.  ``size`` returns a stored name's bytes, or
-    raises NotFound: a listing is no instant, and a missing name is asked for.
+    ``records``: all readable records of some checkpoints, in all their locations; ``listed``: the
+    names of all records, also of those that cannot be read. ``size`` returns the bytes of a stored
+    name, or raises NotFound; it is called for each name that is not listed, since a listing shows
+    no single moment.
     """
-    named: dict[str, str] = {}
-    for by, record in sorted(records.items(), reverse=True):
+    referrers: dict[str, str] = {}
+    for referrer, record in sorted(records.items(), reverse=True):
         if isinstance(record, ModelRecord | Report):
-            here = f"{by.rpartition('/')[0]}/manifest-"
-            named.update(
-                (name, by)
+            prefix = f"{referrer.rpartition('/')[0]}/manifest-"
+            referrers.update(
+                (name, referrer)
                 for name in record.manifests
-                if name not in listed and name.startswith(here)
+                if name not in listed and name.startswith(prefix)
             )
-    found: dict[str, Missing] = {}
-    excused = _excused(records) if named else frozenset()
-    for name, by in sorted(named.items()):
+    missing: dict[str, Missing] = {}
+    excused = _excused(records) if referrers else frozenset()
+    for name, referrer in sorted(referrers.items()):
         parsed = parse_record_name(name)
         if parsed is None or parsed.kind != "manifest":
             continue
-        of = parsed.run, checkpoint_of(parsed.location)
-        if not excused.isdisjoint({(*of, name), (*of, parsed.node), (*of, parsed.node, name)}):
+        checkpoint = parsed.run, checkpoint_of(parsed.location)
+        if not excused.isdisjoint(
+            {(*checkpoint, name), (*checkpoint, parsed.node), (*checkpoint, parsed.node, name)}
+        ):
             continue
         try:
             size(name)
         except NotFound:
-            found[name] = Missing(
-                f"{name}: missing, although {by.rpartition('/')[2]} refers to it",
+            missing[name] = Missing(
+                f"{name}: missing, although {referrer.rpartition('/')[2]} refers to it",
                 hint=_MISSING_HINT,
             )
-    return found
+    return missing
 
 
 def _excused(records: Mapping[str, Record]) -> frozenset[tuple[str, ...]]:
-    """Return the manifests that may be missing: they were replaced, or their save is given up.
+    """Return which manifests may be missing: they were superseded, or their save is given up.
 
-    Each is a run and a checkpoint with the manifest's name, its node, or both.  Only records of its
-    own checkpoint excuse a manifest: what is said of a checkpoint must not change with how many
-    others are read beside it.
+    Each entry is (run, checkpoint) and then a manifest's name, a node, or a node and a name. Only
+    records of its own checkpoint excuse a manifest, so the answer does not depend on which other
+    checkpoints were read.
     """
     locations: dict[tuple[str, str], dict[str, Tombstone]] = {}
-    found: set[tuple[str, ...]] = set()
+    excused: set[tuple[str, ...]] = set()
     for name, record in records.items():
         if isinstance(record, Tombstone):
             locations.setdefault((record.run, record.location), {})[name] = record
         elif isinstance(record, Manifest):
-            here = record.run, record.checkpoint, record.node
-            found.update((*here, replaced) for replaced in record.supersedes)
+            node_part = record.run, record.checkpoint, record.node
+            excused.update((*node_part, replaced) for replaced in record.supersedes)
     for stones in locations.values():
         for stone in tombstones_in_force(stones).values():
             if stone.scope == "location":
                 given_up = (*stone.manifests, *stone.ended)
-                found.update((stone.run, stone.checkpoint, one) for one in given_up)
-    return frozenset(found)
+                excused.update(
+                    (stone.run, stone.checkpoint, name_or_node) for name_or_node in given_up
+                )
+    return frozenset(excused)
 
 
 def _check(record: Record) -> None:
-    """Raise Corrupt for what types do not exclude.
+    """Raise Corrupt for values that the types allow and that no writer of ours writes.
 
-    Everything that others join to a path, or index by, is checked here, once.
+    Whatever becomes a path or an index later is checked here, once.
     """
     own_prefixes(record.run, record.location)
     if record.location != record.checkpoint and not record.location.startswith(
@@ -398,6 +396,7 @@ def _check(record: Record) -> None:
 
 
 def _check_manifest(manifest: Manifest) -> None:
+    """Raise Corrupt for paths, names, ranks, times or a trainer that cannot be."""
     checked_node(manifest.node)
     _check_names(manifest.supersedes)
     check_files(manifest.files)
@@ -429,6 +428,7 @@ def _check_manifest(manifest: Manifest) -> None:
 
 
 def _check_event(record: EventRecord) -> None:
+    """Raise Corrupt for too many or infinite metrics, and for texts that are too long."""
     texts = (record.name, record.definition, record.event, record.of, *record.metrics)
     if len(record.metrics) > MOST_METRICS or not all(map(math.isfinite, record.metrics.values())):
         raise Corrupt(f"{record.name!r:.80}: more than {MOST_METRICS} metrics, or no numbers")
@@ -437,6 +437,7 @@ def _check_event(record: EventRecord) -> None:
 
 
 def _check_names(names: Iterable[str]) -> None:
+    """Raise Corrupt for a name that is not a manifest's."""
     for name in names:
         parsed = parse_record_name(name)
         if parsed is None or parsed.kind != "manifest":
@@ -444,7 +445,7 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
-    """Raise Corrupt for a list of files that cannot be."""
+    """Raise Corrupt for a repeated or unsafe path, a bad size or digest, or too few blocks."""
     paths: set[str] = set()
     for file in files:
         if checked_path(file.path) in paths:

@@ -1,7 +1,8 @@
-"""The group of layers that a tensor belongs to, by its name alone.
+"""The group of layers that a tensor belongs to (attention, mlp, norm, …), by its name alone.
 
-Names are read from the right: the innermost module that says what it is decides. So a norm within
-an attention block is a norm, and a projection is of the block that it lies in.
+Statistics of a model are shown by group, and frameworks name their modules differently. The modules
+of a tensor's name are matched from right to left, and the first that a pattern knows decides: a
+norm within an attention block is a norm.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _BESIDE_ATTENTION = re.compile(r"(.*\.)?layers?\.\d+\.output\.dense\..*", re.IGN
 
 @lru_cache(1 << 14)  # a run's checkpoints have the same names
 def layer_group(name: str) -> LayerGroup:
-    """Return the group of layers of a tensor, ``other`` where its name says none."""
+    """Return the group of layers of a tensor, or `other` if no module of its name is known."""
     name = name[-_LONGEST:]
     for module in reversed(name.lower().split(".")):
         for group, pattern in _MODULES:

@@ -1,8 +1,9 @@
 """What may be said of each location of a store: conditions with their evidence, and one status.
 
-A listing is no instant: a file may be written, or deleted, while it is being made.  So a file that
-is named and not listed makes a condition not hold, and the evidence says so, but only a report says
-DAMAGED.
+There is no database: a status is a pure function of the records and of what the store lists. Each
+`Condition` (a whole model, resuming, a consolidated model, a proof) is judged by itself; `status`
+picks the worst that is known, then the best that is proven. A listing shows no single moment: a
+file that is named and not listed only makes a condition not hold. DAMAGED is said by reports alone.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ DIGEST = LEVELS.index("digest")
 
 @dataclass(frozen=True, slots=True)
 class LocationRecords:
-    """All records about one location, by name."""
+    """All records about one location, by kind, then by name."""
 
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     model_records: Mapping[str, ModelRecord] = field(default_factory=dict)
@@ -76,7 +77,10 @@ class LocationRecords:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``evidence``: a line for each thing that is missing, or that is worth knowing."""
+    """Whether something holds of a location; ``evidence``: a line for each thing that is missing.
+
+    A condition that holds may have evidence that is worth knowing.
+    """
 
     holds: bool
     evidence: tuple[str, ...] = ()
@@ -84,13 +88,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the verifier found last.
+    """What the reports about a location prove.
 
-    ``damage``: names of the reports that say DAMAGED and have not been answered.
-
-    ``holds``: a report at level digest or above found no damage in these very manifests and this
-    very model record. ``report`` is the name of the one that ``verdict``, ``level`` and ``when``
-    are of; empty if there is none.
+    ``damage``: names of the DAMAGED reports that no later report answers. ``holds``: a report at
+    level digest or above found no damage in these very manifests and this very model record.
+    ``report``: the name of the report that ``verdict``, ``level`` and ``when`` are of: the last
+    unanswered DAMAGED one, else the last proof, else the newest; empty if there is none.
     """
 
     holds: bool = False
@@ -103,10 +106,11 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """``conflict`` and ``retired`` give the reason, and are empty where they do not apply.
+    """All conditions of a location.
 
-    ``shards``: why the trainer's own files were deleted while the consolidated model stays: none of
-    them is expected in the store.
+    ``conflict`` and ``retired`` are reasons, empty if they do not apply. ``shards``: why the
+    trainer's own files were deleted while the consolidated model stays; then none of them is
+    expected in the store.
     """
 
     model: Condition
@@ -122,9 +126,9 @@ class Conditions:
 class LocationState:
     """One location as the names and records in the store describe it.
 
-    ``manifests``: those that count.  ``files``: path → where its contents lie (see `locate`); empty
-    where two saves conflict.  ``sizes``: store name → bytes of all that is listed of this location.
-    ``model_record``: the one that counts, and its name, also where its files are missing.
+    ``manifests``: those that count. ``files``: path → its stored copies (`locate_files`); empty if
+    two saves conflict. ``sizes``: store name → bytes of all that is listed of this location.
+    ``model_record``: the one that counts, with its name, also if its files are missing.
     ``siblings``: other locations with parts of this save, or of what may be this save, with the
     paths of their files.
     """
@@ -144,12 +148,12 @@ class LocationState:
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether no file is of a layout that is merged: nothing can be awaited."""
+        """Return whether no file is of a layout that is merged, so that nothing is awaited."""
         return not self.demands.model and self.conditions.model.evidence == (_NO_LAYOUT,)
 
     @property
     def status(self) -> Status:
-        """Return its status."""
+        """Return its status, see `status`."""
         return status(self.conditions)
 
     @property
@@ -167,42 +171,43 @@ class LocationState:
         )
 
     def present(self) -> dict[str, tuple[str, int]]:
-        """Return path → (store name, size), as in `StoreFiles`, of files in their full size."""
-        owners = {path: where[0] for path, where in self.files.items()}
+        """Return path → (store name, size) of its files that are listed in their full size."""
+        owners = {path: copies[0] for path, copies in self.files.items()}
         return {
-            path: (at.name, at.entry.size)
-            for path, at in owners.items()
-            if self.sizes.get(at.name) == at.entry.size
+            path: (copy.name, copy.entry.size)
+            for path, copy in owners.items()
+            if self.sizes.get(copy.name) == copy.entry.size
         }
 
     @property
     def unnamed(self) -> tuple[str, ...]:
-        """Return the store names of files in its directories that no record names.
+        """Return the listed names in its directories that no record names, sorted.
 
-        None where nothing says which files are its own: in conflict, or once it is given up.
+        Return none if it is in conflict or given up: then nothing says which files are its own.
         """
         if self.conditions.conflict or self.conditions.retired:
             return ()
-        named = self.named_files().keys() | self.named_files("shards").keys()
-        return tuple(sorted(self.sizes.keys() - named))
+        named_files = self.named_files().keys() | self.named_files("shards").keys()
+        return tuple(sorted(self.sizes.keys() - named_files))
 
     def named_files(self, scope: Scope = "location") -> dict[str, int]:
         """Return store name → bytes of every file that its records name.
 
-        With scope ``shards``: the trainer's own files, also where they were deleted.
+        With scope `shards`: of the trainer's own files alone, also if they were deleted. With scope
+        `location`: of those that are not, and of the consolidated model.
         """
         shards = () if scope == "location" and self.conditions.shards else self.files.values()
-        found = {at.name: at.entry.size for where in shards for at in where}
+        sizes = {copy.name: copy.entry.size for copies in shards for copy in copies}
         if scope == "location" and self.model_record:
-            found |= {
+            sizes |= {
                 consolidated_prefix(self.run, self.location) + f.path: f.size
                 for f in self.model_record.files
             }
-        return found
+        return sizes
 
 
 def status(conditions: Conditions) -> Status:
-    """Return the status: the worst that is known comes first, then the best that is proven."""
+    """Return the status of a location: the worst that is known, else the best that is proven."""
     if conditions.retired:
         return "RETIRED"
     if conditions.conflict:
@@ -221,48 +226,54 @@ def list_locations(
 ) -> tuple[LocationState, ...]:
     """Return every location that has a manifest that counts, by run, then by step.
 
-    ``sizes``: store name → bytes of everything listed.  ``hidden``: locations with records that
-    cannot be read; they are left out.
+    ``sizes``: store name → bytes of everything listed. ``hidden``: locations to leave out, since
+    some of their records cannot be read.
     """
     checkpoints: dict[Location, dict[str, Record]] = {}
     by_location: dict[Location, dict[str, Record]] = {}
     for name, record in sorted(records.items()):
         checkpoints.setdefault((record.run, record.checkpoint), {})[name] = record
         by_location.setdefault((record.run, record.location), {})[name] = record
-    known = {key: collect_manifests(its) for key, its in checkpoints.items()}
+    by_checkpoint = {
+        key: collect_manifests(own_records) for key, own_records in checkpoints.items()
+    }
     names = sorted(sizes)
-    found = []
-    for (run, location), its in by_location.items():
-        checkpoint = next((m.checkpoint for m in its.values() if isinstance(m, Manifest)), None)
+    states = []
+    for (run, location), own_records in by_location.items():
+        checkpoint = next(
+            (m.checkpoint for m in own_records.values() if isinstance(m, Manifest)), None
+        )
         if checkpoint is None or (run, location) in hidden:
             continue
-        own, of_records, model = own_prefixes(run, location)
-        prefixes = (own, f"{of_records}files/", model)
+        own, records_prefix, model = own_prefixes(run, location)
+        prefixes = (own, f"{records_prefix}files/", model)
         listed = {}
         for prefix in prefixes:
             for i in range(bisect_left(names, prefix), len(names)):
                 if not names[i].startswith(prefix):
                     break
                 listed[names[i]] = sizes[names[i]]
-        seen = describe_location(location, group_records(its), known[run, checkpoint], listed)
-        found += [seen] if seen else []
-    return tuple(sorted(found, key=lambda s: reading_order(s.run, s.location)))
+        state = describe_location(
+            location, group_records(own_records), by_checkpoint[run, checkpoint], listed
+        )
+        states += [state] if state else []
+    return tuple(sorted(states, key=lambda s: reading_order(s.run, s.location)))
 
 
 def group_records(records: Mapping[str, Record]) -> LocationRecords:
-    """Return the records of a location by their kinds."""
+    """Return the records of a location by their kinds; joins are left out."""
     return LocationRecords(
-        _of(Manifest, records),
-        _of(ModelRecord, records),
-        _of(Report, records),
-        _of(Tombstone, records),
-        _of(Keep, records),
-        _of(WeightsRecord, records),
-        _of(EventRecord, records),
+        _of_type(Manifest, records),
+        _of_type(ModelRecord, records),
+        _of_type(Report, records),
+        _of_type(Tombstone, records),
+        _of_type(Keep, records),
+        _of_type(WeightsRecord, records),
+        _of_type(EventRecord, records),
     )
 
 
-def _of(kind: type[R], records: Mapping[str, Record]) -> dict[str, R]:
+def _of_type(kind: type[R], records: Mapping[str, Record]) -> dict[str, R]:
     return {name: record for name, record in records.items() if isinstance(record, kind)}
 
 
@@ -285,7 +296,7 @@ def reading_order(run: str, location: str) -> tuple[object, ...]:
 
 
 def record_names(names: Iterable[str]) -> dict[str, RecordName]:
-    """Return those that are records' names, taken apart."""
+    """Return the parsed names of those ``names`` that are records', by name."""
     parsed = ((name, parse_record_name(name)) for name in names)
     return {name: p for name, p in parsed if p is not None}
 
@@ -293,56 +304,56 @@ def record_names(names: Iterable[str]) -> dict[str, RecordName]:
 def describe_location(
     location: str,
     records: LocationRecords,
-    known: Iterable[StoredManifest],
+    stored_manifests: Iterable[StoredManifest],
     sizes: Mapping[str, int],
 ) -> LocationState | None:
-    """Return what records and the names below a location say; None if its save has moved.
+    """Return a location as its records and listed files describe it; None if no manifest counts.
 
-    ``known``: every manifest of the checkpoint's name, in whatever location, since they tell which
-    of them are one save.
+    ``stored_manifests``: every manifest of the checkpoint's name, in whatever location, since
+    together they tell which are one save.
     """
-    counting = live_manifests(known)
-    here = tuple(k for k in counting if k.manifest.location == location)
-    if not here:
+    live = live_manifests(stored_manifests)
+    manifests_here = tuple(k for k in live if k.manifest.location == location)
+    if not manifests_here:
         return None
-    first = here[0].manifest
-    manifests = [k.manifest for k in here]
-    conflict = explain_conflict(location, counting)
+    first = manifests_here[0].manifest
+    manifests = [k.manifest for k in manifests_here]
+    conflict = explain_conflict(location, live)
     files = {} if conflict else locate_files(manifests)
     demands = merge_demands(manifests)
-    name, model_record = newest_model_record(records.model_records, here)
-    names = {k.name for k in here}
-    end = fate(records.tombstones, names)
-    beside = {} if conflict or end.retired else find_siblings(location, counting)
-    unknown = _UNKNOWN if demands.model or conflict or is_known(files) else _NO_LAYOUT
-    if end.shards:  # what is left is proven by its model record alone
+    name, model_record = newest_model_record(records.model_records, manifests_here)
+    names = {k.name for k in manifests_here}
+    given_up = fate(records.tombstones, names)
+    siblings = {} if conflict or given_up.retired else find_siblings(location, live)
+    no_demands = _UNKNOWN if demands.model or conflict or is_known(files) else _NO_LAYOUT
+    if given_up.shards:  # what is left is proven by its model record alone
         model = Condition(holds=True)
-        resume = Condition(holds=False, evidence=(f"its shards were deleted: {end.shards}",))
+        resume = Condition(holds=False, evidence=(f"its shards were deleted: {given_up.shards}",))
     else:
-        lacking = (
-            _missing(demands.model, files, sizes, beside)
+        missing = (
+            _explain_missing(demands.model, files, sizes, siblings)
             if demands.model
-            else [*demands.remarks] or [unknown.format("a whole model is")]
+            else [*demands.remarks] or [no_demands.format("a whole model is")]
         )
-        model = Condition(not lacking, tuple(lacking))
-        lacking = [*lacking, *_missing(demands.resume, files, sizes, beside)]
+        model = Condition(not missing, tuple(missing))
+        missing = [*missing, *_explain_missing(demands.resume, files, sizes, siblings)]
         if not demands.resume:
-            lacking = [unknown.format("a resumed training needs")]
-        resume = Condition(not lacking, tuple(lacking))
+            missing = [no_demands.format("a resumed training needs")]
+        resume = Condition(not missing, tuple(missing))
     conditions = Conditions(
         model=model,
         resume=resume,
-        consolidated=_consolidated(records.model_records, name, model_record, sizes),
-        proof=proof(records.reports, set() if end.shards else names, name),
+        consolidated=_judge_consolidated(records.model_records, name, model_record, sizes),
+        proof=proof(records.reports, set() if given_up.shards else names, name),
         conflict=conflict,
-        retired=end.retired,
-        shards=end.shards,
+        retired=given_up.retired,
+        shards=given_up.shards,
     )
     return LocationState(
         run=first.run,
         checkpoint=first.checkpoint,
         location=location,
-        manifests=here,
+        manifests=manifests_here,
         files=files,
         sizes=sizes,
         demands=demands,
@@ -350,7 +361,7 @@ def describe_location(
         conditions=conditions,
         model_record_name=name,
         model_record=model_record,
-        siblings=beside,
+        siblings=siblings,
     )
 
 
@@ -361,21 +372,25 @@ _NO_LAYOUT = "of no layout that ckptsync merges (`ckptsync help formats`): store
 def newest_model_record(
     model_records: Mapping[str, ModelRecord], manifests: Iterable[StoredManifest]
 ) -> tuple[str, ModelRecord | None]:
-    """Return the one with the highest number, then the first by name, made of these manifests."""
+    """Return the model record that counts, with its name; ("", None) if none does.
+
+    Of those that were made of these manifests, or of some of them, the highest number counts; on a
+    tie the first by name.
+    """
     names = {k.name for k in manifests}
-    valid = {
-        name: s
-        for name, s in model_records.items()
-        if s.manifests and names.issuperset(s.manifests)
+    made_of_these = {
+        name: record
+        for name, record in model_records.items()
+        if record.manifests and names.issuperset(record.manifests)
     }
-    name = min(valid, key=lambda name: (-valid[name].n, name), default="")
-    return name, valid.get(name)
+    name = min(made_of_these, key=lambda name: (-made_of_these[name].n, name), default="")
+    return name, made_of_these.get(name)
 
 
 def proof(reports: Mapping[str, Report], manifests: set[str], model_record: str) -> Proof:
-    """Return what reports prove.
+    """Return what reports prove about these manifests and this model record.
 
-    Only a later number at its level or above answers damage: less reading proves less.
+    Only a report with a later number, at the same level or above, answers a DAMAGED one.
     """
     if not reports:
         return Proof()
@@ -394,27 +409,29 @@ def proof(reports: Mapping[str, Report], manifests: set[str], model_record: str)
         and manifests.issubset(r.manifests)
         and r.model_record == model_record
     ]
-    name, last = (
+    name, newest = (
         (damage[-1], reports[damage[-1]]) if damage else proven[-1] if proven else ordered[-1]
     )
-    return Proof(bool(proven) and not damage, damage, name, last.verdict, last.level, last.when)
+    return Proof(
+        bool(proven) and not damage, damage, name, newest.verdict, newest.level, newest.when
+    )
 
 
 _BADNESS: dict[Verdict, int] = {"ok": 0, "incomplete": 1, "damaged": 2}
 
 
 def _reads_as_much(later: Report, report: Report) -> bool:
-    """Return whether a report is later than another, and has looked as closely."""
+    """Return whether ``later`` has a higher number than ``report``, and no lower level."""
     return later.n > report.n and LEVELS.index(later.level) >= LEVELS.index(report.level)
 
 
-def unanswered_findings(seen: LocationState) -> tuple[VerifyFinding, ...]:
-    """Return the findings of the reports that no later one answers, the newest last.
+def unanswered_findings(state: LocationState) -> tuple[VerifyFinding, ...]:
+    """Return the findings of unanswered reports that no later one answers, the newest last.
 
-    A later report that still finds damage answers none before it. But what it looked for as
-    closely, and no longer finds, is well by now.
+    A later DAMAGED report answers those findings of an earlier one, at its level or below, whose
+    files it does not name.
     """
-    reports = [seen.records.reports[name] for name in seen.conditions.proof.damage]
+    reports = [state.records.reports[name] for name in state.conditions.proof.damage]
     return tuple(
         f
         for report in reports
@@ -426,58 +443,68 @@ def unanswered_findings(seen: LocationState) -> tuple[VerifyFinding, ...]:
     )
 
 
-def _missing(
+def _explain_missing(
     demands: Mapping[str, int | None],
     files: Mapping[str, tuple[Located, ...]],
     sizes: Mapping[str, int],
-    beside: Mapping[Sibling, frozenset[str]],
+    siblings: Mapping[Sibling, frozenset[str]],
 ) -> list[str]:
-    """Return a line for each demanded file that is missing (and who has it) or of another size."""
-    found = []
+    """Return a line for each demanded file that is missing, or has another size.
+
+    ``siblings``: other locations, which may have the file.
+    """
+    lines = []
     for path, expected in sorted(demands.items()):
         if path not in files:
             locations = [
                 f"{', '.join(s.nodes)} uploaded it to {s.location}"
-                for s, paths in beside.items()
+                for s, paths in siblings.items()
                 if path in paths
             ]
-            found.append(f"{path}: {'; '.join(locations) or 'no node has uploaded it'}")
+            lines.append(f"{path}: {'; '.join(locations) or 'no node has uploaded it'}")
             continue
-        at = files[path][0]
-        if expected is not None and at.entry.size != expected:
-            found.append(f"{path}: {at.entry.size} bytes, expected {expected}")
-        elif sizes.get(at.name) != at.entry.size:
-            found.append(
-                f"{path}: {at.nodes[0]} uploaded {at.entry.size} bytes,"
-                f" {_there(sizes.get(at.name))}"
+        copy = files[path][0]
+        if expected is not None and copy.entry.size != expected:
+            lines.append(f"{path}: {copy.entry.size} bytes, expected {expected}")
+        elif sizes.get(copy.name) != copy.entry.size:
+            lines.append(
+                f"{path}: {copy.nodes[0]} uploaded {copy.entry.size} bytes,"
+                f" {_stored_size_text(sizes.get(copy.name))}"
             )
-    return found
+    return lines
 
 
-def _there(size: int | None) -> str:
+def _stored_size_text(size: int | None) -> str:
     return "but it is not in the store" if size is None else f"but the store has {size}"
 
 
-def _consolidated(
+def _judge_consolidated(
     model_records: Mapping[str, ModelRecord],
     name: str,
     model_record: ModelRecord | None,
     sizes: Mapping[str, int],
 ) -> Condition:
+    """Return whether the model record counts and all its files are listed with their sizes.
+
+    Further model records of the same number are evidence that does not fail the condition.
+    """
     if model_record is None:
         return Condition(holds=False, evidence=("no head has merged it yet",))
     prefix = consolidated_prefix(model_record.run, model_record.location)
-    lacking = tuple(
-        f"consolidated {f.path}: {f.size} bytes were written, {_there(sizes.get(prefix + f.path))}"
+    missing = tuple(
+        f"consolidated {f.path}: {f.size} bytes were written,"
+        f" {_stored_size_text(sizes.get(prefix + f.path))}"
         for f in model_record.files
         if sizes.get(prefix + f.path) != f.size
     )
     rivals = sorted(
-        other for other, s in model_records.items() if s.n == model_record.n and other != name
+        rival
+        for rival, record in model_records.items()
+        if record.n == model_record.n and rival != name
     )
     differing = tuple(
-        f"{other}: another model record of the same number, by a head with other options; {name}"
+        f"{rival}: another model record of the same number, by a head with other options; {name}"
         " counts"
-        for other in rivals
+        for rival in rivals
     )
-    return Condition(not lacking, lacking + differing)
+    return Condition(not missing, missing + differing)

@@ -34,16 +34,16 @@ class Manifest:
     """One node's part of one save of a checkpoint.
 
     ``checkpoint`` is the trainer's name for it; ``location`` is the directory in the store that
-    holds it: the same name, or ``<checkpoint>~<save>`` where another save had taken it.  ``n``
+    holds the save: the same name, or ``<checkpoint>~<save>`` if another save has that name. ``n``
     counts this node's manifests of this save from 0; manifest n + 1 names files that came later.
-    ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since the
+    ``save`` is the id that a hook agreed on, or empty. ``started`` and ``ended`` (ns since the
     epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock
-    minus store clock where it was measured.  ``sources`` lists the weight sources seen
-    (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node that this one
-    replaces: the save has moved to this location, or a file lies elsewhere.  ``trainer`` is what
-    wrote it, as far as is known (``transformers 5.2.0``; a family of `ckptsync.checkpoint_dirs`
-    where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was
-    ``finished``, and when its ``sending`` began; a node that sent it without a pin has neither.
+    minus store clock where it was measured. ``sources`` lists the weight sources
+    (``zero:global_step4``). ``supersedes`` names earlier manifests of this node that this one
+    replaces: the save has moved to this location, or a file lies elsewhere. ``trainer`` is what
+    wrote the save (``transformers 5.2.0``; a family of `ckptsync.checkpoint_dirs` if no hook says
+    more). ``times`` (ns since the epoch, the node's clock): when the save was ``finished``, and
+    when its ``sending`` began; a node that sent it without a pin has neither.
     """
 
     run: str
@@ -66,5 +66,5 @@ class Manifest:
     format: FormatNumber = FORMAT
 
     def stored_name(self, file: FileEntry) -> str:
-        """Return the name in the store where one of its files lies."""
+        """Return the name in the store of one of its files."""
         return file.stored_as or file_name(self.run, self.location, file.path)

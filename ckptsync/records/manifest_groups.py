@@ -1,13 +1,12 @@
-"""Which manifests are of one save, and which location in the store is theirs.
+"""Which manifests are of one save, and which location of the store each save belongs in.
 
-One directory of the store (a *location*) holds one save.  Writers cannot lock it, so two of them
-may open it at once, or open two for one save.  Both are repaired by moving: every manifest of a
-checkpoint name, wherever it lies, is grouped into saves (`groups`), and each group has one home
-(`_home`), a function of the manifests (and of what people have joined) alone.  A node that finds
-itself elsewhere writes its manifest again at home, naming the one that it replaces (`moved`,
-`Manifest.supersedes`).  Nodes that see the same manifests agree, so moving ends; until it has,
-nothing is mixed: a location whose manifests are not provably of one save is in CONFLICT, and nobody
-merges it.
+A directory of the store (a *location*) holds one save, but writers cannot lock it: two saves can
+open one location at once, and the parts of one save can open two. So all manifests of a checkpoint
+name, wherever they lie, are grouped into saves (`group_by_save`), and each group claims one
+location (`choose_location`, `better_location`), as a function of these manifests and of people's
+joins alone. A node whose manifest lies elsewhere writes it again there (`moved_manifest`); nodes
+that read the same manifests agree, so moving ends. Until then nothing is mixed: a location whose
+manifests are not provably of one save is in CONFLICT (`explain_conflict`), and nobody merges it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9]{8}")
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """A manifest and the name of the record that holds it."""
+    """A manifest, with the name of its record and the names of the joins that hold for it."""
 
     name: str
     manifest: Manifest
@@ -52,9 +51,9 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Manifests that evidence ties together.
+    """The parts of one save, as far as evidence links them.
 
-    ``doubt``: why they may be two saves all the same, empty if they are one.
+    ``doubt``: why they may be two saves all the same; empty if they are one.
     """
 
     parts: tuple[Evidence, ...]
@@ -62,9 +61,9 @@ class Group:
 
     @property
     def claim(self) -> tuple[object, ...]:
-        """Return a sort key: the smallest keeps the location.
+        """Return a key: of two groups in one location, the smaller one keeps it.
 
-        That is a group in doubt, since it never moves; else the earliest.
+        A group in doubt is smaller than all others, since it never moves; else the earliest is.
         """
         return (
             not self.doubt,
@@ -72,31 +71,31 @@ class Group:
         )
 
     def has(self, node: str, location: str) -> bool:
-        """Return whether a node has manifests of it in a location."""
+        """Return whether a node has manifests of this save in a location."""
         return any((p.manifest.node, p.manifest.location) == (node, location) for p in self.parts)
 
     def holds(self, manifest: Manifest) -> bool:
-        """Return whether this very manifest is in it."""
+        """Return whether this very manifest object is in the group."""
         return any(p.manifest is manifest for p in self.parts)
 
     def only(self, manifest: Manifest) -> Group:
-        """Return a group of one of its manifests alone."""
+        """Return a group of one of its manifests alone, without doubt."""
         return Group(tuple(p for p in self.parts if p.manifest is manifest), "")
 
     def manifests(self) -> list[Manifest]:
-        """Return its manifests."""
+        """Return the manifests of all parts."""
         return [p.manifest for p in self.parts]
 
     def locations(self) -> list[str]:
-        """Return the locations of its manifests; one that is not stored yet has none."""
+        """Return the locations of its manifests, sorted; one that is not stored yet has none."""
         return sorted({p.manifest.location for p in self.parts} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """Another location that may hold further parts of a save.
+    """Another location with parts of a save, or of what may be this save.
 
-    ``against``: why nothing joins them by itself; empty where they are joined.
+    ``against``: why nothing joins the two by itself; empty if they are joined.
     """
 
     location: str
@@ -104,14 +103,14 @@ class Sibling:
     against: tuple[str, ...] = ()
 
     def command(self, url: str, run: str, location: str) -> str:
-        """Return what a person types to join it with ``location``."""
+        """Return the command by which a person joins it with ``location``."""
         first, second = sorted((location, self.location))
         return shlex.join(["ckptsync", "join", f"{run}/{first}", f"{run}/{second}", "--store", url])
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A file of a save: its name in the store, and the nodes that named it with this content."""
+    """A stored copy of a file: its name in the store, and the nodes that named this content."""
 
     name: str
     entry: FileEntry
@@ -119,108 +118,123 @@ class Located:
 
 
 def collect_manifests(records: Mapping[str, object]) -> tuple[StoredManifest, ...]:
-    """Return the manifests among ``records``, each with its joins.
+    """Return the manifests among the records of one checkpoint name, each with its joins.
 
-    All ``records`` are of one checkpoint name, in every location.
+    ``records``: by name, of every location of that checkpoint's name.
     """
     manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
-    joined = joins_by_manifest(
+    joins = joins_by_manifest(
         manifests, {name: r for name, r in records.items() if isinstance(r, Join)}
     )
-    return tuple(StoredManifest(name, m, joined[name]) for name, m in manifests.items())
+    return tuple(StoredManifest(name, m, joins[name]) for name, m in manifests.items())
 
 
-def live_manifests(known: Iterable[StoredManifest]) -> tuple[StoredManifest, ...]:
-    """Return the manifests that their own node has not superseded, sorted by name."""
-    found = tuple(sorted(known, key=lambda k: k.name))
-    gone = {(k.manifest.node, name) for k in found for name in k.manifest.supersedes}
-    return tuple(k for k in found if (k.manifest.node, k.name) not in gone)
+def live_manifests(stored_manifests: Iterable[StoredManifest]) -> tuple[StoredManifest, ...]:
+    """Return the manifests that no manifest of the same node supersedes, sorted by name."""
+    by_name = tuple(sorted(stored_manifests, key=lambda k: k.name))
+    superseded = {(k.manifest.node, name) for k in by_name for name in k.manifest.supersedes}
+    return tuple(k for k in by_name if (k.manifest.node, k.name) not in superseded)
 
 
-def manifests_in(location: str, known: Iterable[StoredManifest]) -> list[Manifest]:
+def manifests_in(location: str, stored_manifests: Iterable[StoredManifest]) -> list[Manifest]:
     """Return the live manifests of one location."""
-    return [k.manifest for k in live_manifests(known) if k.manifest.location == location]
+    return [k.manifest for k in live_manifests(stored_manifests) if k.manifest.location == location]
 
 
-def explain_conflict(location: str, known: Iterable[StoredManifest]) -> str:
-    """Return why the manifests in ``location`` cannot be proven to be one save; empty if they can.
+def explain_conflict(location: str, stored_manifests: Iterable[StoredManifest]) -> str:
+    """Return why the manifests in ``location`` are not provably one save; empty if they are.
 
-    ``known``: all of this checkpoint name, in every location.  Those elsewhere matter: if one of
-    them is as near to a manifest here as another one here that contradicts it, nobody can say which
-    of the two belongs here.
+    ``stored_manifests``: all of this checkpoint name, in every location. Those elsewhere matter: if
+    one is as near to a manifest of this location as another one that contradicts it, nobody can say
+    which of the two belongs here.
     """
-    found = group_by_save(live_manifests(known))
-    here = [g for g in found if location in g.locations()]
-    if len(here) > 1:
-        return _difference(
-            *(next(p for p in g.parts if p.manifest.location == location) for g in here[:2])
+    groups = group_by_save(live_manifests(stored_manifests))
+    groups_here = [g for g in groups if location in g.locations()]
+    if len(groups_here) > 1:
+        return _explain_difference(
+            *(next(p for p in g.parts if p.manifest.location == location) for g in groups_here[:2])
         )
-    return here[0].doubt if here else ""
+    return groups_here[0].doubt if groups_here else ""
 
 
-def group_by_save(known: Sequence[StoredManifest]) -> tuple[Group, ...]:
-    """Return the live manifests of one checkpoint name, by save.  Their order does not matter.
+def group_by_save(stored_manifests: Sequence[StoredManifest]) -> tuple[Group, ...]:
+    """Return the live manifests of one checkpoint name, grouped by save; their order is irrelevant.
 
-    Manifests that are linked by pairs of one save, proven or joined by hand, are one save.  Groups
-    written close together are then united if `reasons_against` finds nothing.
+    Manifests that evidence or a join links are one save. Groups that were written close together
+    are then united if `reasons_against` returns nothing.
     """
-    found = _tied(known)
-    for near in _written_together(found):
-        if not reasons_against(near):
-            whole = Group(tuple(p for g in near for p in g.parts), "")
-            found = (*(g for g in found if g not in near), whole)
-    return found
+    groups = _link_manifests(stored_manifests)
+    for nearby in _written_together(groups):
+        if not reasons_against(nearby):
+            union = Group(tuple(p for g in nearby for p in g.parts), "")
+            groups = (*(g for g in groups if g not in nearby), union)
+    return groups
 
 
-def reasons_against(found: Sequence[Group]) -> tuple[str, ...]:
-    """Return why these groups may not be one save; empty if they may.
+def reasons_against(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return why these groups may not be united into one save; empty if they may.
 
     They may if no two of them contradict each other, each is of other nodes and other ranks,
-    together they are all ranks and all files that the checkpoint's metadata demands, and no more
-    than `NEAR_NS` lies between the times of their files.
+    together they are all ranks and all files that the checkpoint's metadata demands, and at most
+    `NEAR_NS` lies between the times of their files.
     """
-    manifests = [m for g in found for m in g.manifests()]
-    rankless = (g for g in found if not any(p.manifest.ranks for p in g.parts))
-    alone = [f"no file of {g.parts[0].manifest.node} says which rank wrote it" for g in rankless]
-    between = (line for a, b in combinations(found, 2) for line in _against(a, b))
+    manifests = [m for g in groups for m in g.manifests()]
+    rankless = (g for g in groups if not any(p.manifest.ranks for p in g.parts))
+    without_ranks = [
+        f"no file of {g.parts[0].manifest.node} says which rank wrote it" for g in rankless
+    ]
+    contradictions = (line for a, b in combinations(groups, 2) for line in _contradictions(a, b))
     return tuple(
         dict.fromkeys(
-            (*proofs_against(found), *alone, *between, *_apart(found), *_incomplete(manifests))
+            (
+                *proofs_against(groups),
+                *without_ranks,
+                *contradictions,
+                *_explain_gap(groups),
+                *_explain_incomplete(manifests),
+            )
         )
     )
 
 
-def find_siblings(location: str, known: Iterable[StoredManifest]) -> dict[Sibling, frozenset[str]]:
+def find_siblings(
+    location: str, stored_manifests: Iterable[StoredManifest]
+) -> dict[Sibling, frozenset[str]]:
     """Return the other locations with parts of the save in ``location``, and the parts' paths.
 
-    Also those that may be parts: both are incomplete, and nothing forbids it.
+    A location that may hold parts is one, too: both are incomplete, and nothing forbids to join
+    them. Nothing is returned if ``location`` is in conflict or holds no live manifest.
     """
-    stored = live_manifests(known)
-    if all(k.manifest.location == location for k in stored):
+    live = live_manifests(stored_manifests)
+    if all(k.manifest.location == location for k in live):
         return {}
-    found = group_by_save(stored)
-    here = [g for g in found if location in g.locations()]
-    if len(here) != 1 or here[0].doubt:
+    groups = group_by_save(live)
+    groups_here = [g for g in groups if location in g.locations()]
+    if len(groups_here) != 1 or groups_here[0].doubt:
         return {}
-    (mine,) = here
-    apart = [_sibling(other, mine, ()) for other in mine.locations() if other != location]
-    for group in found:
+    (own_group,) = groups_here
+    siblings = [
+        _sibling(elsewhere, own_group, ())
+        for elsewhere in own_group.locations()
+        if elsewhere != location
+    ]
+    for group in groups:
         if (
-            group is not mine
-            and not proofs_against([mine, group])
-            and all(any(_incomplete(g.manifests())) for g in (mine, group))
+            group is not own_group
+            and not proofs_against([own_group, group])
+            and all(any(_explain_incomplete(g.manifests())) for g in (own_group, group))
         ):
-            why = reasons_against([mine, group]) or (
+            why = reasons_against([own_group, group]) or (
                 "other parts of that name, written at the same time, complete it as well",
             )
-            apart += [_sibling(other, group, why) for other in group.locations()]
-    return dict(sorted(apart, key=lambda s: s[0].location))
+            siblings += [_sibling(elsewhere, group, why) for elsewhere in group.locations()]
+    return dict(sorted(siblings, key=lambda s: s[0].location))
 
 
-def proofs_against(found: Sequence[Group]) -> tuple[str, ...]:
-    """Return why groups cannot be parts of one save, whatever a person says; empty if they can."""
-    pairs = [pair for a, b in combinations(found, 2) for pair in product(a.parts, b.parts)]
-    proven = [_difference(a, b) for a, b in pairs if compare(a, b).relation == "two"]
+def proofs_against(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return what proves that groups are not one save, even against a join; empty if nothing."""
+    pairs = [pair for a, b in combinations(groups, 2) for pair in product(a.parts, b.parts)]
+    proven = [_explain_difference(a, b) for a, b in pairs if compare(a, b).relation == "two"]
     shared = [
         (a, b, ranks) for a, b in pairs if (ranks := set(a.manifest.ranks) & set(b.manifest.ranks))
     ]
@@ -228,82 +242,94 @@ def proofs_against(found: Sequence[Group]) -> tuple[str, ...]:
         f"{a.manifest.node} and {b.manifest.node} both have files of rank {min(ranks)}"
         for a, b, ranks in shared
     ]
-    return tuple(dict.fromkeys((*(g.doubt for g in found if g.doubt), *proven, *overlaps)))
+    return tuple(dict.fromkeys((*(g.doubt for g in groups if g.doubt), *proven, *overlaps)))
 
 
-def doubtful_until(part: Manifest, known: Iterable[StoredManifest]) -> int:
-    """Return until when it is too early to add a node's part to a save, ns on the store's clock.
+def doubtful_until(part: Manifest, stored_manifests: Iterable[StoredManifest]) -> int:
+    """Return the time before which ``part`` may not be added to a save; ns on the store's clock.
 
-    It is 0 if proof ties the part to that save.  Without proof, the node must wait: another one
-    that wrote this checkpoint again may not have announced it yet.
+    It is 0 if evidence links the part to that save. Without it the node must wait: another node
+    that wrote this checkpoint again may not have announced its upload yet.
     """
-    mine = replace(part, location="")
-    everyone = [*live_manifests(known), StoredManifest("", mine)]
-    proven, found = (
-        next(g for g in its if g.holds(mine)) for its in (_tied(everyone), group_by_save(everyone))
+    draft = replace(part, location="")
+    candidates = [*live_manifests(stored_manifests), StoredManifest("", draft)]
+    proven, likely = (
+        next(g for g in groups if g.holds(draft))
+        for groups in (_link_manifests(candidates), group_by_save(candidates))
     )
-    return max(p.end for p in found.parts) + QUIET if len(found.parts) > len(proven.parts) else 0
+    return max(p.end for p in likely.parts) + QUIET if len(likely.parts) > len(proven.parts) else 0
 
 
-def _tied(known: Sequence[StoredManifest]) -> tuple[Group, ...]:
-    everyone = parts([k.manifest for k in known])
-    root = list(range(len(everyone)))
+def _link_manifests(stored_manifests: Sequence[StoredManifest]) -> tuple[Group, ...]:
+    """Return groups of manifests that pairs of one save, or a join, link; in the order given.
+
+    A group is in doubt if two of its manifests are proven to be two saves.
+    """
+    evidence = parts([k.manifest for k in stored_manifests])
+    roots = list(range(len(evidence)))
     doubts: dict[int, str] = {}
     pairs = [
-        (a, b, compare(everyone[a], everyone[b])) for a, b in combinations(range(len(everyone)), 2)
+        (a, b, compare(evidence[a], evidence[b])) for a, b in combinations(range(len(evidence)), 2)
     ]
-    for a, b, found in pairs:
-        if found.relation == "one" or (
-            found.relation == "unproven" and known[a].joins & known[b].joins
+    for a, b, sameness in pairs:
+        if sameness.relation == "one" or (
+            sameness.relation == "unproven"
+            and stored_manifests[a].joins & stored_manifests[b].joins
         ):
-            old, new = root[b], root[a]
-            root = [new if r == old else r for r in root]
-    for a, b, found in pairs:
-        if found.relation == "two" and root[a] == root[b]:
-            doubts.setdefault(root[a], _difference(everyone[a], everyone[b]))
+            old, new = roots[b], roots[a]
+            roots = [new if r == old else r for r in roots]
+    for a, b, sameness in pairs:
+        if sameness.relation == "two" and roots[a] == roots[b]:
+            doubts.setdefault(roots[a], _explain_difference(evidence[a], evidence[b]))
     return tuple(
         Group(
-            tuple(p for p, its in zip(everyone, root, strict=True) if its == r), doubts.get(r, "")
+            tuple(p for p, group_root in zip(evidence, roots, strict=True) if group_root == r),
+            doubts.get(r, ""),
         )
-        for r in dict.fromkeys(root)
+        for r in dict.fromkeys(roots)
     )
 
 
-def choose_location(ours: Manifest, known: Iterable[StoredManifest]) -> str:
-    """Return where a node's save belongs.
+def choose_location(ours: Manifest, stored_manifests: Iterable[StoredManifest]) -> str:
+    """Return the location in which a node's save belongs.
 
-    ``ours.location`` is ignored; ``ours.files`` are all of the save, also those already stored.
-
-    The home of the save that it provably belongs to; else a new location.  Where evidence ties it
-    to two saves at once it gets a location of its own, and `explain_conflict` says what is in
-    doubt: bytes are never refused because proof is missing.
+    It is the location that its group of manifests claims, else a new one. If evidence links the
+    part to two saves at once, it gets a location of its own, and `explain_conflict` says what is in
+    doubt: an upload is never refused because proof is missing. ``ours.location`` is ignored;
+    ``ours.files`` are all of the save, also those already stored.
     """
-    everyone = tuple(known)
-    part = replace(ours, location="")
-    found = group_by_save([*live_manifests(everyone), StoredManifest("", part)])
-    mine = next(g for g in found if g.holds(part))
-    if mine.doubt:
-        return _own_location(mine, part) or _opened(mine.only(part), everyone)
-    return _home(mine, found, part.node) or _opened(mine, everyone)
+    all_manifests = tuple(stored_manifests)
+    draft = replace(ours, location="")
+    groups = group_by_save([*live_manifests(all_manifests), StoredManifest("", draft)])
+    own_group = next(g for g in groups if g.holds(draft))
+    if own_group.doubt:
+        return _own_location(own_group, draft) or _new_location(
+            own_group.only(draft), all_manifests
+        )
+    return _claimed_location(own_group, groups, draft.node) or _new_location(
+        own_group, all_manifests
+    )
 
 
-def better_location(node: str, location: str, known: Iterable[StoredManifest]) -> str:
-    """Return where the manifests that ``node`` has in ``location`` belong, by what is known now.
+def better_location(node: str, location: str, stored_manifests: Iterable[StoredManifest]) -> str:
+    """Return where the manifests that ``node`` has in ``location`` belong by now.
 
-    Usually that is ``location`` itself.  Otherwise the node moves there: it sees that the bytes are
-    stored there too, then writes what `moved` gives.
+    Usually that is ``location`` itself; it is also if nothing proves where else they belong.
+    Otherwise the node stores its files there, and writes what `moved_manifest` returns.
     """
-    everyone = tuple(known)
-    found = group_by_save(live_manifests(everyone))
-    mine = [g for g in found if g.has(node, location)]
-    if len(mine) != 1 or mine[0].doubt:
+    all_manifests = tuple(stored_manifests)
+    groups = group_by_save(live_manifests(all_manifests))
+    own_groups = [g for g in groups if g.has(node, location)]
+    if len(own_groups) != 1 or own_groups[0].doubt:
         return location  # nothing proves where else it should be
-    return _home(mine[0], found, node) or _opened(mine[0], everyone)
+    return _claimed_location(own_groups[0], groups, node) or _new_location(
+        own_groups[0], all_manifests
+    )
 
 
-def moved_manifest(mine: Sequence[StoredManifest], location: str, n: int) -> Manifest:
-    """Return manifest ``n`` of a node in ``location``, which replaces ``mine`` elsewhere."""
-    manifests = [k.manifest for k in sorted(mine, key=lambda k: k.manifest.n)]
+def moved_manifest(replaced: Sequence[StoredManifest], location: str, n: int) -> Manifest:
+    """Return manifest ``n`` of a node in ``location``, which supersedes all of ``replaced``."""
+    manifests = [k.manifest for k in sorted(replaced, key=lambda k: k.manifest.n)]
     return replace(
         manifests[-1],
         location=location,
@@ -316,14 +342,15 @@ def moved_manifest(mine: Sequence[StoredManifest], location: str, n: int) -> Man
         ended=max(m.ended for m in manifests),
         demands=merge_demands(manifests),
         sources=tuple(dict.fromkeys(s for m in manifests for s in m.sources)),
-        supersedes=tuple(sorted({k.name for k in mine})),
+        supersedes=tuple(sorted({k.name for k in replaced})),
     )
 
 
 def merge_demands(manifests: Iterable[Manifest]) -> Demands:
-    """Return what all of them demand, with the first size that is known of each file.
+    """Return what all manifests demand together.
 
-    `explain_conflict` compares the sizes.
+    Of each file's size, and of the world size, the first known value counts; `explain_conflict`
+    finds values that differ.
     """
     model: dict[str, int | None] = {}
     resume: dict[str, int | None] = {}
@@ -334,76 +361,79 @@ def merge_demands(manifests: Iterable[Manifest]) -> Demands:
         for whole, part in ((model, m.demands.model), (resume, m.demands.resume)):
             whole.update({path: size for path, size in part.items() if whole.get(path) is None})
         world = m.demands.world if world is None else world
-    lines = tuple(dict.fromkeys(line for its in remarks.values() for line in its))
+    lines = tuple(
+        dict.fromkeys(line for lines_of_node in remarks.values() for line in lines_of_node)
+    )
     return Demands(model, resume, world, lines)
 
 
 def locate_files(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
-    """Return path → where its contents lie, the one under its plain name first.
+    """Return path → its stored copies, the one under the plain name first.
 
-    ``manifests``: those of one save, in one location.
-
-    Nodes may name one stored file.  Where they name it with different digests, the smallest node id
-    counts (see `contested`).
+    ``manifests``: those of one save, in one location. If nodes name one stored file with different
+    digests, the first node by id counts (see `contested_names`).
     """
-    found: dict[str, dict[str, Located]] = {}
+    copies: dict[str, dict[str, Located]] = {}
     for m in sorted(manifests, key=lambda m: (m.node, m.n)):
         for entry in m.files:
-            name, lying = m.stored_name(entry), found.setdefault(entry.path, {})
-            first = lying.get(name)
+            name, copies_by_name = m.stored_name(entry), copies.setdefault(entry.path, {})
+            first = copies_by_name.get(name)
             if first is None:
-                lying[name] = Located(name, entry, (m.node,))
+                copies_by_name[name] = Located(name, entry, (m.node,))
             elif first.entry.digest == entry.digest and m.node not in first.nodes:
-                lying[name] = replace(first, nodes=(*first.nodes, m.node))
+                copies_by_name[name] = replace(first, nodes=(*first.nodes, m.node))
     return {
-        path: tuple(sorted(found[path].values(), key=lambda at: bool(at.entry.stored_as)))
-        for path in sorted(found)
+        path: tuple(sorted(copies[path].values(), key=lambda copy: bool(copy.entry.stored_as)))
+        for path in sorted(copies)
     }
 
 
 def contested_names(manifests: Iterable[Manifest]) -> frozenset[str]:
-    """Return the names of stored files that manifests of one location name with different digests.
+    """Return the stored names that manifests of one location name with different digests.
 
-    That happens where a store cannot create a name exclusively.  Only one of the contents can be
-    there.
+    That happens in a store that cannot create a name exclusively; only one content can be stored.
     """
     digests: dict[str, set[str]] = {}
     for m in manifests:
         for entry in m.files:
             digests.setdefault(m.stored_name(entry), set()).add(entry.digest)
-    return frozenset(name for name, its in digests.items() if len(its) > 1)
+    return frozenset(name for name, contents in digests.items() if len(contents) > 1)
 
 
 def _own_location(group: Group, part: Manifest) -> str:
-    """Return where this node has already stored files of the same save; empty if nowhere."""
-    others = [p for p in group.parts if p.manifest.node == part.node and p.manifest is not part]
-    own = next(p for p in group.parts if p.manifest is part)
+    """Return the first location with files of ``part``'s save of this node, or ""."""
+    other_parts = [
+        p for p in group.parts if p.manifest.node == part.node and p.manifest is not part
+    ]
+    own_part = next(p for p in group.parts if p.manifest is part)
     return min(
-        (p.manifest.location for p in others if compare(p, own).relation == "one"), default=""
+        (p.manifest.location for p in other_parts if compare(p, own_part).relation == "one"),
+        default="",
     )
 
 
-def _home(mine: Group, found: Sequence[Group], node: str) -> str:
-    """Return the first of its locations by name that no other group claims before it, or ``""``.
+def _claimed_location(own_group: Group, groups: Sequence[Group], node: str) -> str:
+    """Return the first location of a group, by name, that no other group claims before it, or "".
 
-    Not one that ``node`` has still to leave with another save of its own: one node's manifests of a
-    location count as one save.
+    A location in which ``node`` also has manifests of another save is not returned: one node's
+    manifests of a location count as one save.
     """
-    for location in mine.locations():
-        others = [g for g in found if g is not mine and location in g.locations()]
-        if all(mine.claim < g.claim and not g.has(node, location) for g in others):
+    for location in own_group.locations():
+        rivals = [g for g in groups if g is not own_group and location in g.locations()]
+        if all(own_group.claim < g.claim and not g.has(node, location) for g in rivals):
             return location
     return ""
 
 
-def _opened(mine: Group, known: Sequence[StoredManifest]) -> str:
-    """Return a location without any manifest: the same for all who have read the same manifests."""
-    first = min(mine.parts, key=lambda p: (p.start, p.manifest.node)).manifest
-    used = {k.manifest.location for k in known}
-    return next(location for location in _names(first) if location not in used)
+def _new_location(own_group: Group, stored_manifests: Sequence[StoredManifest]) -> str:
+    """Return a location without any manifest; all who read the same manifests get the same."""
+    first = min(own_group.parts, key=lambda p: (p.start, p.manifest.node)).manifest
+    used = {k.manifest.location for k in stored_manifests}
+    return next(location for location in _location_names(first) if location not in used)
 
 
-def _names(first: Manifest) -> Iterator[str]:
+def _location_names(first: Manifest) -> Iterator[str]:
+    """Yield names for a location: the plain one, one of the save id, then of the first writer."""
     yield first.checkpoint
     if first.save:
         plain = (
@@ -415,47 +445,53 @@ def _names(first: Manifest) -> Iterator[str]:
         yield f"{first.checkpoint}~{digest(seed.encode())[:8]}"
 
 
-def _written_together(found: Sequence[Group]) -> list[list[Group]]:
-    """Return the groups that were written one soon after the other, several in each list."""
-    near: list[list[Group]] = []
-    for group in sorted(found, key=lambda g: g.claim[1:]):
-        if near and _gap(near[-1], group) <= NEAR_NS:
-            near[-1].append(group)
+def _written_together(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return lists of two or more groups, each written within `NEAR_NS` of the one before."""
+    runs: list[list[Group]] = []
+    for group in sorted(groups, key=lambda g: g.claim[1:]):
+        if runs and _gap_after(runs[-1], group) <= NEAR_NS:
+            runs[-1].append(group)
         else:
-            near.append([group])
-    return [its for its in near if len(its) > 1]
+            runs.append([group])
+    return [run for run in runs if len(run) > 1]
 
 
-def _gap(earlier: Iterable[Group], group: Group) -> int:
+def _gap_after(earlier: Iterable[Group], group: Group) -> int:
+    """Return the ns from the last file of ``earlier`` to the first of ``group``."""
     return min(p.start for p in group.parts) - max(p.end for g in earlier for p in g.parts)
 
 
-def _apart(found: Sequence[Group]) -> Iterator[str]:
-    ordered = sorted(found, key=lambda g: g.claim[1:])
-    gap = max((_gap(ordered[:i], ordered[i]) for i in range(1, len(ordered))), default=0)
+def _explain_gap(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a line if more than `NEAR_NS` lies between the files of two neighbouring groups."""
+    ordered = sorted(groups, key=lambda g: g.claim[1:])
+    gap = max((_gap_after(ordered[:i], ordered[i]) for i in range(1, len(ordered))), default=0)
     if gap > NEAR_NS:
         yield f"their files were written {gap / 1e9:.0f} s apart, more than {NEAR_NS // 10**9}"
 
 
-def _sibling(location: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling, frozenset[str]]:
-    its = [m for m in group.manifests() if m.location == location]
-    nodes = tuple(sorted({m.node for m in its}))
-    return Sibling(location, nodes, why), frozenset(f.path for m in its for f in m.files)
+def _sibling(
+    location: str, group: Group, against: tuple[str, ...]
+) -> tuple[Sibling, frozenset[str]]:
+    manifests = [m for m in group.manifests() if m.location == location]
+    nodes = tuple(sorted({m.node for m in manifests}))
+    return Sibling(location, nodes, against), frozenset(f.path for m in manifests for f in m.files)
 
 
-def _against(a: Group, b: Group) -> Iterator[str]:
+def _contradictions(a: Group, b: Group) -> Iterator[str]:
+    """Yield why a part of ``a`` and a part of ``b`` cannot be of one save."""
     for first, second in product(a.parts, b.parts):
-        what = f"{first.manifest.node} and {second.manifest.node}"
+        nodes = f"{first.manifest.node} and {second.manifest.node}"
         path = two_contents(first.files, second.files)
         if first.manifest.node == second.manifest.node:
             yield f"{first.manifest.node} uploaded both, and a node has only one part of a save"
         elif path:
-            yield f"{what} have two contents of {path}"
+            yield f"{nodes} have two contents of {path}"
         elif bool(first.save) != bool(second.save):
-            yield f"only one of {what} has a save id of the hook"
+            yield f"only one of {nodes} has a save id of the hook"
 
 
-def _incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
+def _explain_incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Yield which ranks, and the first file, the manifests lack together."""
     demands, files = merge_demands(manifests), {f.path: f.size for m in manifests for f in m.files}
     ranks = {rank for m in manifests for rank in m.ranks}
     if demands.world is None:
@@ -475,7 +511,8 @@ def _incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
             return
 
 
-def _difference(a: Evidence, b: Evidence) -> str:
-    found = compare(a, b)
-    what = "are two saves" if found.relation == "two" else "may be two saves"
-    return f"{a.manifest.node} and {b.manifest.node} {what}: {found.reason}"
+def _explain_difference(a: Evidence, b: Evidence) -> str:
+    """Return why two parts are, or may be, two saves."""
+    sameness = compare(a, b)
+    claim = "are two saves" if sameness.relation == "two" else "may be two saves"
+    return f"{a.manifest.node} and {b.manifest.node} {claim}: {sameness.reason}"

@@ -1,8 +1,7 @@
-"""The record of a consolidated model: its sources, and the digest of every file and tensor.
+"""The record of a consolidated model: what it was made of, and the digest of every file and tensor.
 
-It also says how the model was made.
-
-It holds no time, host or version: two heads that consolidate the same sources write the same bytes.
+Two heads may make one model at once. So the record holds no time, host or version: heads that
+consolidate the same sources with the same options write the same bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from ckptsync.typed_json import Count, FormatNumber
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of the consolidated model; path relative to it, BLAKE3 (64 hex).
+    """A file of the consolidated model: its path in the model, its size, and its BLAKE3 (64 hex).
 
-    Its tensors' digests narrow damage, so it has no blocks.
+    It has no blocks: the digests of its tensors tell where damage lies.
     """
 
     path: str
@@ -40,12 +39,11 @@ class ModelTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """``manifests``: names of the records it was made from.
+    """A consolidated model of a location.
 
-    ``options``: dtype, max_shard_size, source, config origin.
-
-    ``left_out``: code in the checkpoint that the model does not have, a file's name or
-    ``config.json: auto_map``.
+    ``manifests``: names of the manifests that it was made from. ``options``: dtype, max_shard_size,
+    source, and where its configuration came from. ``left_out``: code that the checkpoint has and
+    the model has not, as a file's name or ``config.json: auto_map``.
     """
 
     run: str
@@ -61,7 +59,7 @@ class ModelRecord:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Return the directories in it that hold a PEFT adapter, `""` for itself."""
+        """Return the directories of the model that hold a PEFT adapter; `""` is the model's own."""
         paths = (f.path.rpartition("/") for f in self.files)
         return tuple(
             sorted({above for above, _, name in paths if name.startswith("adapter_model")})
@@ -69,9 +67,10 @@ class ModelRecord:
 
 
 def is_same_model(one: ModelRecord, other: ModelRecord) -> bool:
-    """Whether ``one`` has the tensors of ``other``, by name and shape.
+    """Return whether ``one`` has all tensors of ``other``, with the same names and shapes.
 
-    What it has besides must be second copies, as of tied weights.
+    Further tensors of ``one`` must be copies of those by digest, as tied weights are. False if
+    ``other`` has no tensor.
     """
     shapes = {t.name: t.shape for t in other.tensors}
     shared = [t for t in one.tensors if shapes.get(t.name) == t.shape]

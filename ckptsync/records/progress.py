@@ -17,14 +17,14 @@ OF_SAVES: tuple[str, ...] = ("upload", "repair")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One save that the store does not have whole, or one job of a head.
+    """One save that is not wholly stored yet, or one job of a head.
 
-    ``kind`` and ``state`` are a `Kind` and a `State`, or what a later version knows.  ``location``
-    is empty where it is not known yet; so are ``run`` and ``checkpoint`` of a job on all of a run,
-    or store.  ``reason`` and ``hint``: why it waits or failed, and what to do.  ``since``: when it
-    began to be on its way, ``until``: when it goes on by itself, both in seconds on the node's
-    clock.  ``done`` of ``total`` bytes (0: not known); ``rate``: bytes a second over the last
-    minute.  ``name``: which event of a configuration.
+    ``kind`` and ``state`` are a `Kind` and a `State`, or what a later version writes. ``location``
+    is empty if it is not decided yet; ``run`` and ``checkpoint`` are empty for a job on a whole run
+    or store. ``reason`` and ``hint``: why it waits or failed, and what to do. ``since``: when the
+    work began, ``until``: when it continues by itself, both in seconds on the node's clock.
+    ``done`` of ``total`` bytes (0: not known); ``rate``: bytes a second over the last minute.
+    ``name``: which event of a configuration.
     """
 
     kind: str
@@ -43,11 +43,11 @@ class Progress:
 
     @property
     def subject(self) -> str:
-        """Return what messages call it."""
+        """Return what messages call its object: `RUN/LOCATION`, a run, or `every run`."""
         name = self.location or self.checkpoint
         return f"{self.run}/{name}" if name else self.run or "every run"
 
     @property
     def is_moving(self) -> bool:
-        """Return whether bytes move."""
+        """Return whether bytes move now, by its state."""
         return self.state in MOVING

@@ -1,6 +1,7 @@
-"""A verifier's report: findings, worst first.
+"""A verifier's report about a location: what was read, and its findings, the worst first.
 
-A report that says DAMAGED is the request for repair.
+A verifier changes none of a store's files. Its report is the request for repair: a location with an
+unanswered DAMAGED report has the status DAMAGED until a later report finds the damage gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ damage before it was stored.
 
 
 def checked_level(value: object) -> Level:
-    """Return the level that somebody asks for.  Raises ValueError, with what to do instead."""
+    """Return ``value`` as a level; raise ValueError, with what to do instead, if it is none."""
     for level in LEVELS:
         if value == level:
             return level
@@ -56,12 +57,10 @@ class VerifyFinding:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one level looked at: ``files`` of ``of_files`` and ``size`` of ``of_size`` bytes.
+    """What one level read: ``files`` of ``of_files``, and ``size`` of ``of_size`` bytes.
 
-    Fewer where only a sample was read.
-
-    ``tensors``: those that were parsed, loaded, or found in the model; 0 at the levels that know of
-    none.
+    They are fewer if a sample was read. ``tensors``: how many were parsed or loaded; 0 at levels
+    that count none.
     """
 
     level: Level
@@ -74,12 +73,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Numbered: highest seen plus one; on a tie the worse one counts.
+    """One verification of a location; its number is 1 + the highest at its time.
 
-    A report without damage has its number from before its reading, a damaged one from after it.
-
-    ``level``: the highest that was reached for all of it.  ``read`` counts the bytes that were
-    really read, ``readings`` says what each level looked at, also beyond ``level``.  ``when`` is
+    A report without damage takes its number before it reads, a damaged one after; under one number
+    the worse one counts. ``level``: the highest that was reached for all files. ``read`` counts the
+    bytes that were read, ``readings`` says what each level read, also above ``level``. ``when`` is
     seconds since the epoch on the head's clock, for people only.
     """
 
@@ -98,6 +96,6 @@ class Report:
     format: FormatNumber = FORMAT
 
     def __post_init__(self) -> None:
-        """Count level model of an old report as the one below it."""
+        """Count level `model`, of reports of older programs, as `load`."""
         if self.level == "model":
             object.__setattr__(self, "level", LEVELS[-1])

@@ -1,7 +1,8 @@
 """Whether two manifests are of one save, by the evidence of their files.
 
-Two manifests are proven to be of one save, or of two, or neither (`compare`). The evidence,
-strongest first:
+Several nodes each write a part of one save, and the same checkpoint name can be saved twice; no id
+says which parts belong together unless a hook agreed on one. So `compare` judges two manifests by
+their files, ranks and times: one save, two saves, or unproven. The evidence, strongest first:
 
 1. One node, one path, two contents: two saves (or a file edited later, which nobody can tell from
    one).
@@ -17,9 +18,9 @@ strongest first:
    complete each other (`manifest_groups.reasons_against`).
 
 A file that a node had already named in an earlier save, with this digest and this mtime, was not
-written in this one: it does not stretch the span.  So a checkpoint that is written over, or edited
-the day after, does not reach back to the nodes of the first save.  The same holds of a file that
-another node had named in an earlier save: it was pulled, or copied from that node.
+written in this one, so it does not stretch the span. A checkpoint that is written over, or edited
+the day after, therefore does not reach back to the nodes of the first save. The same holds of a
+file that another node had named in an earlier save: it was pulled, or copied from that node.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ Item = tuple[str, tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Sameness:
-    """``reason`` is for people, and names no node: the caller knows which two were compared."""
+    """Whether two manifests are one save.
+
+    ``reason`` is for people, and names no node: the caller knows which manifests were compared.
+    """
 
     relation: Relation
     reason: str
@@ -56,9 +60,10 @@ class Sameness:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A manifest as evidence: ``start`` and ``end`` are ns on the store's clock.
+    """A manifest as evidence.
 
-    ``save`` is empty where an id proves nothing.
+    ``start`` and ``end``: when the files of this save were written, ns on the store's clock.
+    ``save`` is the hook's id, empty if there is none or if it proves nothing.
     """
 
     manifest: Manifest
@@ -69,10 +74,9 @@ class Evidence:
 
 
 def parts(manifests: Sequence[Manifest]) -> tuple[Evidence, ...]:
-    """Return the evidence in each manifest, in the order given.
+    """Return the evidence of each manifest, in their order.
 
-    ``manifests``: all that are known of this checkpoint name. They show which files are of earlier
-    saves and prove nothing.
+    ``manifests`` are all of one checkpoint name: they show which files an earlier save had already.
     """
     plain = []
     naming: dict[Item, list[Evidence]] = {}
@@ -86,20 +90,20 @@ def parts(manifests: Sequence[Manifest]) -> tuple[Evidence, ...]:
 
 
 def _without_earlier(
-    part: Evidence, others: Sequence[Evidence], naming: Mapping[Item, Sequence[Evidence]]
+    part: Evidence, all_parts: Sequence[Evidence], naming: Mapping[Item, Sequence[Evidence]]
 ) -> Evidence:
-    """Return a part with the span of what was written in this save.
+    """Return ``part`` with the time span of only those files that were written in this save.
 
-    Files that are still those of an earlier save, of this node or copied from another, say nothing
-    about when this one was written; nor does a repeated save id.  An earlier save is all of a
-    location in which a file had another content.
+    Files of an earlier save, of this node or copied from another one, do not count, and neither
+    does a save id that an earlier save had. An earlier save is every manifest of a location in
+    which some file of ``part`` had another content. ``naming``: which parts name a file.
     """
     node = part.manifest.node
-    before = [o for o in others if o.end < part.end and o is not part]
-    mine = [o for o in before if o.manifest.node == node]
-    locations = {o.manifest.location for o in mine if two_contents(o.files, part.files)}
-    earlier = [o for o in mine if o.manifest.location in locations]
-    old = {item for e in earlier for item in e.files.items()}
+    ended_before = [o for o in all_parts if o.end < part.end and o is not part]
+    own_before = [o for o in ended_before if o.manifest.node == node]
+    locations = {o.manifest.location for o in own_before if two_contents(o.files, part.files)}
+    earlier = [o for o in own_before if o.manifest.location in locations]
+    old_files = {item for e in earlier for item in e.files.items()}
     copied = {
         item: {
             o.manifest.location
@@ -110,20 +114,23 @@ def _without_earlier(
         if len(naming[item]) > 1
     }
     if any(copied.values()):
-        changed = {o.manifest.location for o in before if two_contents(o.files, part.files)}
-        old |= {item for item, named in copied.items() if named & changed}
+        changed = {o.manifest.location for o in ended_before if two_contents(o.files, part.files)}
+        old_files |= {item for item, copied_from in copied.items() if copied_from & changed}
     first, last, offset = part.manifest.started, part.manifest.ended, part.manifest.clock_offset
-    new = (f for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old)
+    written = (f for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old_files)
     # what was added to the save is older, or came later
-    times = [f.mtime for f in new if first <= f.mtime <= last]
-    if not old or not times:
+    times = [f.mtime for f in written if first <= f.mtime <= last]
+    if not old_files or not times:
         return part
     save = "" if part.save in {e.save for e in earlier} else part.save
     return replace(part, save=save, start=min(times) - offset, end=max(times) - offset)
 
 
 def compare(a: Evidence, b: Evidence) -> Sameness:
-    """Return what two manifests prove, in the light that `parts` had.  Symmetric."""
+    """Return whether two parts are one save; symmetric.
+
+    The module's docstring has the order of evidence.
+    """
     is_one_node = a.manifest.node == b.manifest.node
     if is_one_node and (path := two_contents(a.files, b.files)):
         return Sameness("two", f"{path} has two contents")
@@ -149,7 +156,7 @@ def compare(a: Evidence, b: Evidence) -> Sameness:
 
 
 def demands_differ(a: Demands, b: Demands) -> str:
-    """Return how two demands of one checkpoint contradict each other; empty if they do not."""
+    """Return how two demands contradict each other: world size, or a file's size; empty if not."""
     if a.world is not None and b.world is not None and a.world != b.world:
         return f"{min(a.world, b.world)} and {max(a.world, b.world)} ranks"
     for first, second in (
@@ -166,12 +173,12 @@ def demands_differ(a: Demands, b: Demands) -> str:
 
 
 def two_contents(a: FileDigests, b: FileDigests) -> str:
-    """Return the first path under which both have files, with different digests; or ``""``."""
+    """Return the first path of both with two digests, or an empty string."""
     return min((path for path in a.keys() & b.keys() if a[path][0] != b[path][0]), default="")
 
 
 def _rank_in_both(a: Evidence, b: Evidence) -> str:
-    """Return a contradiction if two nodes have different files of the same rank."""
+    """Return the first rank of which two nodes have different files, as text; empty if none."""
     for rank in sorted(set(a.manifest.ranks) & set(b.manifest.ranks)):
         shared = [
             path for path in a.files.keys() & b.files.keys() if rank in file_names.ranks([path])
@@ -182,11 +189,11 @@ def _rank_in_both(a: Evidence, b: Evidence) -> str:
 
 
 def _two_weights(a: Evidence, b: Evidence) -> str:
-    """Return how the whole weights of two manifests contradict each other, or ``""``.
+    """Return which file of whole weights has two contents, as text; empty if none.
 
     Replicas write the same bytes of whole weights, since safetensors is a function of its tensors.
     """
     weights = a.manifest.demands.model.keys() & b.manifest.demands.model.keys()
-    both = {p for p in weights if p.endswith(".safetensors")} & a.files.keys() & b.files.keys()
-    path = min((p for p in both if a.files[p][0] != b.files[p][0]), default="")
+    shared = {p for p in weights if p.endswith(".safetensors")} & a.files.keys() & b.files.keys()
+    path = min((p for p in shared if a.files[p][0] != b.files[p][0]), default="")
     return f"{path} has two contents" if path else ""

@@ -1,8 +1,9 @@
-"""Decisions about saves: tombstones of heads, and keeps and joins of people.
+"""Records that decide about a save: tombstones of heads, keeps and joins of people.
 
-No worker sends a save again that a tombstone names.  A location is marked first, and deleted a
-grace period later; until that has begun the mark can be withdrawn.  What tombstones say is a
-function of their set, so that all who have read the same agree; so is what keeps and joins say.
+Heads delete and people protect without locks. So each writes a record, and what the records decide
+is a function of their set: all who have read the same agree. No worker sends a save again that a
+tombstone names. A location is marked first, and deleted a grace period later; until deletion begins
+a later tombstone can withdraw the mark.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ Stage = Literal["marked", "begun", "done", "withdrawn"]
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """``manifests``: the records of the save that is given up; ``reason`` is for people.
+    """A stage in the deletion of a save.
 
-    ``scope``: all of it, or the trainer's own files (``shards``) while the consolidated model
-    stays.  ``stage``: ``begun`` before the first file is deleted, ``done`` when no shard is left;
-    ``withdrawn`` withdraws what lower numbers say of these manifests.  ``ended``: node → mtime of
-    its last file, ns on its own clock, by which it knows its save again when its manifest is gone.
-    ``metrics``: of shards, what `trainer_state.json` said, so that the best are still known.
-    ``by``: of ``begun``, random: so two heads that begin at once write two records, and each sees
-    the other's.
+    ``manifests``: the records of the save that is given up; ``reason`` is for people. ``scope``:
+    the whole location, or the trainer's own files (``shards``) while the consolidated model stays.
+    ``stage``: ``begun`` before the first file is deleted, ``done`` when no shard is left;
+    ``withdrawn`` withdraws what lower numbers say of these manifests. ``ended``: node → mtime of
+    its last file, ns on its own clock, by which it recognises its save when its manifest is
+    deleted. ``metrics``: of shards, what `trainer_state.json` said, so that the best checkpoints
+    are still known. ``by``: of ``begun``, random, so that two heads that begin at once write two
+    records and each sees the other's.
     """
 
     run: str
@@ -48,13 +50,11 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Reasons why a location, or its trainer's own files, were given up.
+    """What tombstones decide about a save.
 
-    ``retired`` is of the location, ``shards`` of the files; each is empty where it was not given
-    up.
-
-    ``stones``: names of the tombstones in force.  ``is_begun``: files may be deleted already, so
-    that nothing can be withdrawn; ``is_done``: no shard is left.
+    ``retired``: why all of it is given up; ``shards``: why its trainer's own files are; each is
+    empty if they are not. ``stones``: names of the tombstones in force. ``is_begun``: files may be
+    deleted already, so nothing can be withdrawn; ``is_done``: no shard is left.
     """
 
     retired: str = ""
@@ -65,12 +65,13 @@ class Fate:
 
 
 def tombstones_in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
-    """Return the tombstones of a location that were not withdrawn.
+    """Return the tombstones of a location that no later withdrawal withdraws, by name.
 
-    Under the same number a withdrawal came too late.
+    A withdrawal with the same number does not count: it came too late.
     """
 
     def is_withdrawn(stone: Tombstone) -> bool:
+        """Return whether a withdrawal with a higher number names one of its manifests."""
         later = (w for w in withdrawals if w.n > stone.n and w.scope == stone.scope)
         return any(not set(stone.manifests).isdisjoint(w.manifests) for w in later)
 
@@ -83,30 +84,39 @@ def tombstones_in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]
 
 
 def fate(stones: Mapping[str, Tombstone], manifests: Collection[str]) -> Fate:
-    """Return what tombstones say of a save.  ``manifests``: the names of those that count."""
+    """Return what the tombstones in force decide about the save of these manifests.
+
+    ``manifests``: the names of those that count. A tombstone that names none of them is ignored.
+    """
     names = set(manifests)
-    force = {
-        name: t
-        for name, t in tombstones_in_force(stones).items()
-        if not names.isdisjoint(t.manifests)
+    in_force = {
+        name: tombstone
+        for name, tombstone in tombstones_in_force(stones).items()
+        if not names.isdisjoint(tombstone.manifests)
     }
-    whole = {name: t for name, t in force.items() if t.scope == "location"}
-    counting = whole or force
+    whole = {
+        name: tombstone for name, tombstone in in_force.items() if tombstone.scope == "location"
+    }
+    counting = whole or in_force
     return Fate(
-        retired=next((t.reason or name for name, t in whole.items()), ""),
-        shards=next((t.reason or name for name, t in force.items() if t.scope == "shards"), ""),
+        retired=next((tombstone.reason or name for name, tombstone in whole.items()), ""),
+        shards=next(
+            (
+                tombstone.reason or name
+                for name, tombstone in in_force.items()
+                if tombstone.scope == "shards"
+            ),
+            "",
+        ),
         stones=tuple(counting),
-        is_begun=any(t.stage != "marked" for t in counting.values()),
-        is_done=not whole and any(t.stage == "done" for t in force.values()),
+        is_begun=any(tombstone.stage != "marked" for tombstone in counting.values()),
+        is_done=not whole and any(tombstone.stage == "done" for tombstone in in_force.values()),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A person keeps a location, or releases it where ``keeps`` is false.
-
-    ``reason`` is for people.
-    """
+    """A person keeps a location, or releases it if ``keeps`` is false; ``reason`` is for people."""
 
     run: str
     checkpoint: str
@@ -118,20 +128,19 @@ class Keep:
 
 
 def keep_reason(keeps: Mapping[str, Keep]) -> str:
-    """Return why a location is kept, or "".
+    """Return why a location is kept, or an empty string if it is not.
 
     The highest number counts; on a tie, keep wins over release.
     """
-    last = max(((k.n, k.keeps, name) for name, k in keeps.items()), default=(0, False, ""))
-    return (keeps[last[2]].reason or "kept by hand") if last[1] else ""
+    newest = max(((k.n, k.keeps, name) for name, k in keeps.items()), default=(0, False, ""))
+    return (keeps[newest[2]].reason or "kept by hand") if newest[1] else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A user's declaration that these manifests belong to one save, though nothing proves it.
+    """A person's declaration that these manifests are one save, though nothing proves it.
 
-    ``manifests``: names of those that are parts of one save, in whatever locations of the
-    checkpoint's name.
+    ``manifests``: their names, in whatever locations of the checkpoint's name.
     """
 
     run: str
@@ -145,25 +154,24 @@ class Join:
 def joins_by_manifest(
     manifests: Mapping[str, Manifest], joins: Mapping[str, Join]
 ) -> dict[str, frozenset[str]]:
-    """Return the names of the joins that hold for each manifest.
+    """Return, for each manifest's name, the names of the joins that hold for it.
 
-    They name the manifest, or one that its node has moved from.
-
-    ``manifests``: all of a checkpoint's name, also those superseded.
+    A join holds for the manifests that it names, and for those by which their own nodes have
+    superseded them. ``manifests``: all of a checkpoint's name, also superseded ones.
     """
-    found: dict[str, set[str]] = {name: set() for name in manifests}
+    joins_of_name: dict[str, set[str]] = {name: set() for name in manifests}
     for join_name, join in joins.items():
         members = {
             name: parsed.node for name in join.manifests if (parsed := parse_record_name(name))
         }
-        new = members
-        while new:  # manifests by which their own nodes have replaced them
-            new = {
+        successors = members
+        while successors:  # manifests by which their own nodes have replaced them
+            successors = {
                 name: m.node
                 for name, m in manifests.items()
                 if name not in members and any(members.get(old) == m.node for old in m.supersedes)
             }
-            members |= new
-        for name in members.keys() & found.keys():
-            found[name].add(join_name)
-    return {name: frozenset(its) for name, its in found.items()}
+            members |= successors
+        for name in members.keys() & joins_of_name.keys():
+            joins_of_name[name].add(join_name)
+    return {name: frozenset(join_names) for name, join_names in joins_of_name.items()}

@@ -1,9 +1,9 @@
-"""The order in which the saves of a run were written, where any one of the evidences may be wrong.
+"""The order in which the saves of a run were written, although any single evidence may be wrong.
 
-File times, arrivals in a store, and steps in names each tell an order.  File times are wrong where
-a clock was; saves can arrive in another order than they were written; a training that is started
-again counts its steps from 0.  So within one training the steps decide, and what tells two
-trainings apart is what no single wrong clock can feign (`_Training.is_over`).  Pure.
+File times, arrivals in a store, and steps in names each tell an order. File times are wrong where a
+clock was; saves can arrive in another order than they were written; a training that is started
+again counts its steps from 0. So within one training the steps decide, and a new training begins
+only where no single wrong clock can explain what is seen (`_Training.is_over`). Pure.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SaveDates:
-    """What tells when a save was written, in seconds of one clock.
+    """When a save was written, in seconds of one clock.
 
-    ``written``: the time of its newest file, at most that of its arrival.  ``arrived``: when the
-    first of it was in the store, or seen by a worker.  ``is_ahead``: its files are dated later than
-    that, so that ``written`` is no time at which anything was written.  ``again``: counts saves of
-    one name where that is known.
+    ``written``: the time of its newest file, at most that of its arrival. ``arrived``: when its
+    first part was in the store, or seen by a worker. ``is_ahead``: its files are dated later than
+    its arrival, so ``written`` is not the time at which anything was written. ``again``: counts
+    saves of one name, if that is known.
     """
 
     checkpoint: str
@@ -39,6 +39,8 @@ class SaveDates:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
+    """A save with its place in the caller's sequence and the step of its name."""
+
     number: int
     step: int
     dates: SaveDates
@@ -48,8 +50,8 @@ class _Save:
 class _Training:
     """The saves of one training, in the order in which they arrived.
 
-    ``top``: of those whose dates may be right, the one with the greatest step; ``is_sure``: the one
-    before it agrees with it in step, date and arrival.  ``latest``: the latest date.
+    ``_top``: of the saves that are not ahead, the one with the greatest step; ``_is_sure``: the
+    save before it agrees with it in step, date and arrival. ``_latest``: the latest date.
     """
 
     saves: list[_Save] = field(default_factory=list)
@@ -61,6 +63,7 @@ class _Training:
     _latest: float = 0.0
 
     def add(self, save: _Save) -> None:
+        """Append a save, which arrived after all others, and update what `is_over` compares."""
         self.saves.append(save)
         self._arrivals.append(save.dates.arrived)
         self._steps.append(max(save.step, *self._steps[-1:]) if self._steps else save.step)
@@ -71,12 +74,13 @@ class _Training:
         self._last, self._latest = save, max(self._latest, save.dates.written)
 
     def is_over(self, save: _Save, then: _Save | None) -> bool:
-        """Return whether ``save``, which arrived after all of it, is of a training begun later.
+        """Return whether ``save``, which arrived after this training, belongs to a later training.
 
-        It has no greater step than some of this training, and it was written after that had
-        arrived; or its dates are later than all here, and two saves that agree in step, date and
-        arrival show that it is not one date that is wrong: the two before it, or it and ``then``,
-        which arrived next.
+        It does if its step is not greater than some step of this training, and it was written after
+        that one had arrived. Or if its dates are later than all of this training, and two saves
+        that agree in step, date and arrival show that it is not one date that is wrong: the two
+        before it, or it and ``then``, which arrived next. A save that is ahead never begins a
+        training.
         """
         dates, top = save.dates, self._top
         if dates.is_ahead or not self.saves:
@@ -93,49 +97,58 @@ class _Training:
 def oldest_first(saves: Iterable[T], dates: Callable[[T], SaveDates]) -> tuple[T, ...]:
     """Return the saves of a run, the newest last.
 
-    Saves whose names have no step, or differ in more than their steps, are ordered by their dates;
-    where steps show that a date is too early, by that of the save before it.
+    Saves whose names have no step, or differ in more than their steps, are ordered by their dates.
+    Where steps show that a date is too early, the date of the save before it counts.
     """
-    every = list(saves)
-    all_dates = [dates(one) for one in every]
+    all_saves = list(saves)
+    all_dates = [dates(save) for save in all_saves]
     keys: dict[int, tuple[float, str, float]] = {
-        at: (its.written, its.checkpoint, its.arrived) for at, its in enumerate(all_dates)
+        index: (save_dates.written, save_dates.checkpoint, save_dates.arrived)
+        for index, save_dates in enumerate(all_dates)
     }
     for name, trainings in _series(all_dates):
         latest = -inf
-        for at, save in enumerate(chain.from_iterable(trainings)):
-            latest = max(latest, save.dates.written)
-            keys[save.number] = (latest, name, at)
-    return tuple(every[number] for number in sorted(keys, key=keys.__getitem__))
+        for index, training_save in enumerate(chain.from_iterable(trainings)):
+            latest = max(latest, training_save.dates.written)
+            keys[training_save.number] = (latest, name, index)
+    return tuple(all_saves[number] for number in sorted(keys, key=keys.__getitem__))
 
 
 def contradictions(
     saves: Iterable[T], dates: Callable[[T], SaveDates], tolerance: float
 ) -> Iterator[tuple[T, T, float]]:
-    """Yield saves whose dates contradict their steps: the save, another one, and the seconds.
+    """Yield each save whose date contradicts its step, with a save that shows it, and the seconds.
 
-    Negative where its date is too early: the other one has a smaller step, and was not written
-    later.  As few as possible are yielded.  Saves that are ``is_ahead`` are left out.
+    The seconds are negative if its date is too early: the other save has a smaller step, and was
+    not written later. As few saves as possible are yielded; saves that are ``is_ahead`` are left
+    out. Differences up to ``tolerance`` seconds are ignored.
     """
-    every = list(saves)
-    for _, trainings in _series([dates(one) for one in every]):
+    all_saves = list(saves)
+    for _, trainings in _series([dates(each) for each in all_saves]):
         for training in trainings:
-            its = [save for save in training if not save.dates.is_ahead]
-            right = _most_in_order(its)
-            for at, save in enumerate(its):
-                if at in right:
+            dated = [save for save in training if not save.dates.is_ahead]
+            in_order = _most_in_order(dated)
+            for index, save in enumerate(dated):
+                if index in in_order:
                     continue
-                before = max((n for n in right if n < at), default=None)
-                after = min((n for n in right if n > at), default=None)
-                for other, sign in ((before, 1), (after, -1)):
-                    if other is not None:
-                        apart = save.dates.written - its[other].dates.written
-                        if apart * sign < -tolerance:
-                            yield every[save.number], every[its[other].number], apart
+                before = max((n for n in in_order if n < index), default=None)
+                after = min((n for n in in_order if n > index), default=None)
+                for neighbour, sign in ((before, 1), (after, -1)):
+                    if neighbour is not None:
+                        seconds = save.dates.written - dated[neighbour].dates.written
+                        if seconds * sign < -tolerance:
+                            yield (
+                                all_saves[save.number],
+                                all_saves[dated[neighbour].number],
+                                seconds,
+                            )
 
 
 def _most_in_order(saves: Sequence[_Save]) -> set[int]:
-    """Return most places whose dates do not fall: of two that contradict, the smaller step's."""
+    """Return the indexes of a longest subsequence whose dates do not fall.
+
+    Of two saves that contradict each other, the smaller step's stays.
+    """
     ends: list[float] = []  # from the end on: of sequences by length, the best first date, negated
     places: list[int] = []
     follows: dict[int, int] = {}
@@ -145,37 +158,41 @@ def _most_in_order(saves: Sequence[_Save]) -> set[int]:
         ends[length : length + 1] = [date]
         places[length : length + 1] = [place]
         follows[place] = places[length - 1] if length else -1
-    found: set[int] = set()
+    in_order: set[int] = set()
     place = places[-1] if places else -1
     while place >= 0:
-        found.add(place)
+        in_order.add(place)
         place = follows[place]
-    return found
+    return in_order
 
 
-def _series(known: Sequence[SaveDates]) -> Iterator[tuple[str, list[list[_Save]]]]:
-    """Yield each series of names, and its trainings: the oldest training, and its step 0, first."""
+def _series(all_dates: Sequence[SaveDates]) -> Iterator[tuple[str, list[list[_Save]]]]:
+    """Yield each series of names with its trainings, the oldest first; saves are sorted by step.
+
+    Names without a step are left out.
+    """
     series: dict[str, list[_Save]] = {}
-    for number, dates in enumerate(known):
+    for number, dates in enumerate(all_dates):
         name, step = series_and_step(dates.checkpoint)
         if step is not None:
             series.setdefault(name, []).append(_Save(number, step, dates))
     for name, saves in series.items():
         saves.sort(key=lambda s: (s.dates.arrived, s.step, s.dates.again, s.dates.written))
         trainings = [_Training()]
-        for at, save in enumerate(saves):
-            if trainings[-1].is_over(save, next(iter(saves[at + 1 : at + 2]), None)):
+        for index, save in enumerate(saves):
+            if trainings[-1].is_over(save, next(iter(saves[index + 1 : index + 2]), None)):
                 trainings.append(_Training())
             trainings[-1].add(save)
         yield name, [sorted(training.saves, key=_age) for training in trainings]
 
 
 def _agree(first: _Save, second: _Save) -> bool:
-    """Return whether two that arrived in this order are also by step and date in this order."""
+    """Return whether two saves that arrived in this order also have it by step and date."""
     is_known = not (first.dates.is_ahead or second.dates.is_ahead)
     is_later = first.dates.written < second.dates.written
     return is_known and is_later and first.step < second.step
 
 
 def _age(save: _Save) -> tuple[int, int, float, float]:
+    """Return a key that sorts the saves of one training by step, then by date."""
     return save.step, save.dates.again, save.dates.written, save.dates.arrived

@@ -1,4 +1,7 @@
-"""Names in a store: where things lie, and which names are safe to use there.
+"""Names in a store: where files lie, and which names are safe to use there.
+
+Names come from records, and so from whoever can write to the store. So every name that is read,
+written or deleted is made, taken apart and checked by these functions alone. Pure.
 
     <run>/checkpoint-500/…               the trainer's own files
     <run>/consolidated/checkpoint-500/…  the consolidated model
@@ -52,7 +55,7 @@ _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 def checked_node(node: str) -> str:
-    """Return ``node`` if it can be part of a record's name; raise Corrupt otherwise."""
+    """Return ``node``; raise Corrupt if it cannot be part of a record's name."""
     if not _NODE.fullmatch(node) or node in (".", ".."):
         raise Corrupt(f"{node!r}: not a node id (letters, digits, '_', '.', '-', at most 100)")
     return node
@@ -60,9 +63,9 @@ def checked_node(node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordName:
-    """A record's name, taken apart.
+    """The parts of a record's name.
 
-    ``node`` is empty but for manifests; ``digest`` is the first 16 hex digits.
+    ``node`` is empty for all kinds but manifests; ``digest`` is 16 hex digits of the record's.
     """
 
     run: str
@@ -80,10 +83,10 @@ class RecordName:
 
 @lru_cache(1024)
 def own_prefixes(run: str, location: str) -> tuple[str, str, str]:
-    """Return where the files of a location lie: its own, its records, its consolidated model.
+    """Return where a location's own files, its records, and its consolidated model lie.
 
-    Each ends in a slash.  Raises Corrupt for names of runs and locations that a store itself uses,
-    or that lead elsewhere: so nothing of one location lies in another, or among the records.
+    Each prefix ends in a slash. Raise Corrupt for a run or location whose name a store itself uses,
+    or that leads elsewhere, so that nothing of one location lies in another, or among the records.
     """
     try:
         checked_run_name(run)
@@ -96,10 +99,9 @@ def own_prefixes(run: str, location: str) -> tuple[str, str, str]:
 
 
 def checked_own(name: str, prefixes: Iterable[str]) -> str:
-    """Return ``name`` if it lies below one of `own_prefixes`; raise Corrupt if not.
+    """Return ``name``; raise Corrupt if it lies below none of ``prefixes``, or among records.
 
-    Whoever writes or deletes a file of a location, or a record about it, asks here first: names
-    come from records, and so from whoever can write to the store.
+    Called before each write or deletion of a file of a location; ``prefixes``: see `own_prefixes`.
     """
     prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
     path = name[len(prefix) :]
@@ -109,7 +111,7 @@ def checked_own(name: str, prefixes: Iterable[str]) -> str:
 
 
 def has_records(path: str) -> bool:
-    """Return whether files at a path would lie among the records of a run."""
+    """Return whether a component of a path is the directory of records, in any case of letters."""
     return RECORDS in path.casefold() and RECORDS in path.casefold().split("/")
 
 
@@ -119,19 +121,19 @@ def records_prefix(run: str, location: str) -> str:
 
 
 def parse_record_name(name: str) -> RecordName | None:
-    """Return the parts of a record's name, or ``None`` for any other name.
+    """Return the parts of a record's name, or None for any other name.
 
     ``str(parse_record_name(s)) == s``.
     """
     head, _, base = name.rpartition("/")
     run, _, location = head.partition(f"/{RECORDS}/")
-    found = _RECORD.fullmatch(base)
-    if not found or not run or not location or "/" in location:
+    match = _RECORD.fullmatch(base)
+    if not match or not run or not location or "/" in location:
         return None
-    if found[1]:
-        return RecordName(run, location, "manifest", found[2], int(found[3]), found[4])
-    kind = next(kind for kind in _SINGLE if kind == found[5])
-    return RecordName(run, location, kind, "", int(found[6]), found[7])
+    if match[1]:
+        return RecordName(run, location, "manifest", match[2], int(match[3]), match[4])
+    kind = next(kind for kind in _SINGLE if kind == match[5])
+    return RecordName(run, location, kind, "", int(match[6]), match[7])
 
 
 def file_name(run: str, location: str, path: str) -> str:
@@ -140,7 +142,7 @@ def file_name(run: str, location: str, path: str) -> str:
 
 
 def node_file_name(run: str, location: str, node: str, path: str) -> str:
-    """Return where a node stores a file whose plain name has other bytes."""
+    """Return where a node stores a file if another node's bytes have the plain name."""
     return f"{records_prefix(run, location)}files/{node}/{path}"
 
 
@@ -150,7 +152,7 @@ def consolidated_prefix(run: str, location: str) -> str:
 
 
 def logs_prefix(run: str, node: str = "") -> str:
-    """Return where the logs of a run lie, or those of one of its nodes; ends in a slash."""
+    """Return where the logs of a run lie, or those of one node; ends in a slash."""
     return f"{run}/{LOGS}/{node}/" if node else f"{run}/{LOGS}/"
 
 
@@ -160,10 +162,7 @@ def sending_prefix(run: str, checkpoint: str) -> str:
 
 
 def checkpoint_of(location: str) -> str:
-    """Return the trainer's name of the checkpoint in a location.
-
-    It is ``checkpoint-5`` for ``checkpoint-5~1a2b3c4d``.
-    """
+    """Return the trainer's name of the checkpoint in a location: all before the first ``~``."""
     return location.partition("~")[0]
 
 
@@ -174,20 +173,20 @@ stopped: it says so every minute.
 
 
 def senders(entries: Iterable[Entry], now: float) -> dict[tuple[str, str], dict[str, float]]:
-    """Return who is sending files: (run, checkpoint) → node → when it last said so.
+    """Return which nodes are sending: (run, checkpoint) → node → when it last announced it.
 
-    ``entries``: a listing with the files below `sending_prefix`. ``now``, and the times: seconds on
-    the store's clock.
+    ``entries``: a listing with the files below `sending_prefix`. Announcements that are empty, or
+    older than `SENDING` at ``now``, do not count. Times are seconds on the store's clock.
     """
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    nodes_by_checkpoint: dict[tuple[str, str], dict[str, float]] = {}
     for entry in entries:
         if not entry.size or "/sending/" not in entry.name:
             continue
-        place, _, node = entry.name.rpartition("/sending/")
-        run, _, checkpoint = place.partition(f"/{RECORDS}/")
+        prefix, _, node = entry.name.rpartition("/sending/")
+        run, _, checkpoint = prefix.partition(f"/{RECORDS}/")
         if checkpoint and "/" not in node + checkpoint and now - entry.mtime < SENDING:
-            found.setdefault((run, checkpoint), {})[node] = entry.mtime
-    return found
+            nodes_by_checkpoint.setdefault((run, checkpoint), {})[node] = entry.mtime
+    return nodes_by_checkpoint
 
 
 def clock_name(node: str) -> str:
@@ -201,9 +200,9 @@ def node_facts_name(node: str) -> str:
 
 
 def resume_prefix(run: str, attempt: str = "") -> str:
-    """Return where the nodes of an attempt agree on what a training begins with; ends in a slash.
+    """Return where the nodes of one attempt agree on what a training begins with; ends in a slash.
 
-    Without ``attempt``: where all attempts of a run lie.  Raises Corrupt for names that lead
+    Without ``attempt``: where all attempts of a run lie. Raise Corrupt for names that lead
     elsewhere.
     """
     above = f"{RECORDS}/resume/{checked_run_name(run)}/"

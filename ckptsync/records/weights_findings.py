@@ -1,7 +1,9 @@
-"""What looks wrong in the weights of a model, alone and beside the models before it.  Pure.
+"""What looks wrong in the weights of a model, by itself and compared with the models before it.
 
-Digests tell what has changed, and the counted values how.  Each rule is one that healthy trainings
-do not break (docs/head.md has all of them): so a finding is worth a look at the training.
+A training can go wrong without an error: weights that are NaN, that no longer change, or that jump.
+A merge counts the values of each tensor and digests it, so digests tell what has changed and the
+counts how. Each rule is one that healthy trainings do not break (docs/head.md lists them), so a
+finding is worth a look at the training. Pure.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ _FACTOR_B = re.compile(r"\blora_(embedding_)?B\b")
 
 @dataclass(frozen=True, slots=True)
 class CountedTensor:
-    """A tensor's digest, and what was counted of it; ``values``: None where nothing was.
+    """A tensor's digest, and what a merge counted of its values; None if nothing was counted.
 
-    ``size``: its elements; ``is_matrix``: several axes are longer than 1.
+    ``size``: its elements; ``is_matrix``: two or more axes are longer than 1.
     """
 
     dtype: str
@@ -53,19 +55,22 @@ class CountedTensor:
 
     @property
     def norm(self) -> float:
-        """L2; 0 if it has none, also of a record with a number that is no norm."""
+        """Return the L2 norm; 0 if there is none, or if the record's number is negative."""
         return max(0.0, (self.values[5] if self.values else None) or 0.0)
 
     @property
     def is_zero(self) -> bool:
-        """Whether all of several values of a floating type are zero."""
+        """Return whether all values are zero, of a floating type and more than one."""
         values = self.values
         return values is not None and values[5] is not None and values[2] == self.size > 1
 
 
 @dataclass(frozen=True, slots=True)
 class CountedModel:
-    """A model's tensors by name; ``step``: infinite of what a training leaves at its end."""
+    """A model's tensors by name.
+
+    ``step`` is infinite for the model that a training leaves at its end.
+    """
 
     location: str
     step: float
@@ -78,7 +83,7 @@ def counted_model(
     tensors: Sequence[ModelTensor],
     records: Iterable[WeightsRecord],
 ) -> CountedModel | None:
-    """Return a model with what the first of its records counted; None if none did."""
+    """Return a model with the values of the first of its records that has any; None if none has."""
     values = first_values(tensors, records)
     return None if values is None else with_values(location, step, tensors, values)
 
@@ -89,12 +94,12 @@ def with_values(
     tensors: Sequence[ModelTensor],
     values: Sequence[TensorValues | None],
 ) -> CountedModel:
-    """Return a model with the values of its tensors, in their order."""
+    """Return a model with ``values``, which are in the order of ``tensors``."""
     counted = {
         t.name: CountedTensor(
-            t.dtype, t.digest, elements(t), sum(length > 1 for length in t.shape) > 1, its
+            t.dtype, t.digest, elements(t), sum(length > 1 for length in t.shape) > 1, tensor_values
         )
-        for t, its in zip(tensors, values, strict=True)
+        for t, tensor_values in zip(tensors, values, strict=True)
     }
     return CountedModel(location, step, counted)
 
@@ -105,13 +110,13 @@ def find_weights(
     first: Callable[[], CountedModel | None],
     norm_jump: float = NORM_JUMP,
 ) -> tuple[WeightsFinding, ...]:
-    """Return what looks wrong in a model.
+    """Return what looks wrong in a model; only `same` if its weights equal the last model's.
 
-    ``earlier``: at most `EARLIER` models before it in its run, the last one first.  ``first``
-    returns the run's first model, if that is another one; it is called where it matters.
-    ``norm_jump``: by which factor a norm must change to be a finding; 0 for never.
+    ``earlier``: at most `EARLIER` models before it in its run, the last one first. ``first``
+    returns the run's first model, or None if ``own`` is it; it is called only if the answer depends
+    on it. ``norm_jump``: the factor by which a norm must change to be a finding; 0 for never.
     """
-    found = [*_nonfinite(own, first), *_without_effect(own)]
+    findings = [*_find_nonfinite(own, first), *_find_idle_adapter(own)]
     if earlier:
         last = earlier[0]
         if own.step < inf and _digests(own) == _digests(last):
@@ -119,38 +124,43 @@ def find_weights(
                 f"its weights are bit-identical to those of {last.location}: the same state was"
                 " saved twice, or no step between changed them, as with a learning rate near 0"
             )
-            return (*found, WeightsFinding("same", text))
-        found += [*_unchanged(own, earlier), *_emptied(own, last)]
-        found += _jumps(own, earlier, norm_jump) if norm_jump else ()
-    return tuple(found)
+            return (*findings, WeightsFinding("same", text))
+        findings += [*_find_unchanged(own, earlier), *_find_emptied(own, last)]
+        findings += _find_jumps(own, earlier, norm_jump) if norm_jump else ()
+    return tuple(findings)
 
 
 def _digests(model: CountedModel) -> dict[str, str]:
     return {name: tensor.digest for name, tensor in model.tensors.items()}
 
 
-def _nonfinite(
+def _find_nonfinite(
     own: CountedModel, first: Callable[[], CountedModel | None]
 ) -> Iterator[WeightsFinding]:
-    """Yield NaN and infinity that is not there on purpose.
+    """Yield one finding for all tensors with NaN or infinity that may be unwanted.
 
-    A buffer may hold infinity from the run's first model on, without NaN, and never change.
+    A tensor without NaN that has not changed since the run's first model is not named: a buffer may
+    hold infinity on purpose.
     """
-    odd = [n for n, t in own.tensors.items() if t.values and holds_nonfinite(n, t.values)]
-    if any(not its[0] for n in odd if (its := own.tensors[n].values)) and (start := first()):
-        odd = [n for n in odd if not _is_constant(own.tensors[n], start.tensors.get(n))]
-    if odd:
-        yield nonfinite_finding(odd)
+    nonfinite = [n for n, t in own.tensors.items() if t.values and holds_nonfinite(n, t.values)]
+    if any(not values[0] for n in nonfinite if (values := own.tensors[n].values)) and (
+        first_model := first()
+    ):
+        nonfinite = [
+            n for n in nonfinite if not _is_constant(own.tensors[n], first_model.tensors.get(n))
+        ]
+    if nonfinite:
+        yield nonfinite_finding(nonfinite)
 
 
 def _is_constant(tensor: CountedTensor, at_first: CountedTensor | None) -> bool:
-    """Whether a tensor without NaN is what it was in the run's first model."""
+    """Return whether a tensor has no NaN, and the digest that it had in the run's first model."""
     has_nan = tensor.values is not None and tensor.values[0] > 0
     return not has_nan and at_first is not None and at_first.digest == tensor.digest
 
 
-def _without_effect(own: CountedModel) -> Iterator[WeightsFinding]:
-    """Yield that each pair of LoRA's factors has one that is zero, after the first step."""
+def _find_idle_adapter(own: CountedModel) -> Iterator[WeightsFinding]:
+    """Yield a finding if, after step 1, in every pair of LoRA's factors one is zero."""
     pairs = [
         (tensor, own.tensors.get(_FACTOR_B.sub(r"lora_\1A", name)))
         for name, tensor in own.tensors.items()
@@ -161,75 +171,78 @@ def _without_effect(own: CountedModel) -> Iterator[WeightsFinding]:
         yield WeightsFinding("lora", text, len(pairs))
 
 
-def _unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[WeightsFinding]:
-    """Yield tensors that stay as they were, and changed from each model to the next before.
+def _find_unchanged(own: CountedModel, earlier: Sequence[CountedModel]) -> Iterator[WeightsFinding]:
+    """Yield one finding for tensors that did not change, and changed between all models before.
 
-    In types of few digits a small tensor may stay through small steps, and an end is no step.  An
-    expert may stay that no token came to, if others of its layer change.
+    Nothing is yielded with fewer than `EARLIER` earlier models, or for the model at the end. Small
+    tensors of types with few digits do not count, since a small step may leave them; nor an expert
+    that no token reached, if others of its layer changed.
     """
     if len(earlier) < EARLIER or own.step == inf:
         return
-    moving = {
+    changing = {
         name: tensor
         for name, tensor in own.tensors.items()
         if (tensor.dtype in _FINE or tensor.size >= _MANY) and _is_moving(name, earlier)
     }
-    same = [n for n, t in moving.items() if t.digest == earlier[0].tensors[n].digest]
-    before = _digests(earlier[0])
-    changed = {_of_layer(n) for n, t in own.tensors.items() if t.digest != before.get(n)}
-    still = [name for name in same if _of_layer(name) not in changed]
-    size = sum(moving[name].size for name in still)
-    if still and size >= _SHARE * sum(t.size for t in moving.values()):
-        counts = Counter[LayerGroup](map(layer_group, still))
+    equal = [n for n, t in changing.items() if t.digest == earlier[0].tensors[n].digest]
+    digests_before = _digests(earlier[0])
+    changed = {_of_layer(n) for n, t in own.tensors.items() if t.digest != digests_before.get(n)}
+    unchanged = [name for name in equal if _of_layer(name) not in changed]
+    size = sum(changing[name].size for name in unchanged)
+    if unchanged and size >= _SHARE * sum(t.size for t in changing.values()):
+        counts = Counter[LayerGroup](map(layer_group, unchanged))
         groups = ", ".join(group for group in LAYER_GROUPS if group in counts)
         text = (
-            f"{_tensors(still)} bit-identical to those of {earlier[0].location} ({groups}), and"
+            f"{_tensors(unchanged)} bit-identical to those of {earlier[0].location} ({groups}), and"
             " changed from save to save before"
         )
-        yield WeightsFinding("unchanged", text, len(still), tuple(still[:MOST_NAMES]))
+        yield WeightsFinding("unchanged", text, len(unchanged), tuple(unchanged[:MOST_NAMES]))
 
 
 def _of_layer(name: str) -> str:
-    """Return a tensor's name, of an expert's one for all experts of its layer."""
+    """Return a tensor's name with `experts` instead of an expert's number."""
     return _EXPERT.sub("experts", name)
 
 
 def _is_moving(name: str, earlier: Sequence[CountedModel]) -> bool:
-    """Whether a tensor of a floating type, without NaN, changed from each model to the next."""
-    its = [model.tensors.get(name) for model in earlier]
-    digests = [tensor.digest if tensor else "" for tensor in its]
-    are_numbers = all(t and t.values and t.values[5] is not None and not t.values[0] for t in its)
+    """Return whether a tensor without NaN, of a floating type, changed between all these models."""
+    tensors = [model.tensors.get(name) for model in earlier]
+    digests = [tensor.digest if tensor else "" for tensor in tensors]
+    are_numbers = all(
+        t and t.values and t.values[5] is not None and not t.values[0] for t in tensors
+    )
     return are_numbers and all(a != b for a, b in pairwise(digests))
 
 
-def _emptied(own: CountedModel, last: CountedModel) -> Iterator[WeightsFinding]:
-    """Yield tensors that are all zero, or have no elements, and had other values."""
-    both = [(n, t, last.tensors[n]) for n, t in own.tensors.items() if n in last.tensors]
-    zero = [n for n, t, before in both if t.is_zero and before.values and not before.is_zero]
-    empty = [n for n, t, before in both if t.size == 0 < before.size]
-    for names, what in ((zero, "all zero"), (empty, "empty, without values")):
+def _find_emptied(own: CountedModel, last: CountedModel) -> Iterator[WeightsFinding]:
+    """Yield findings for tensors that had values in ``last`` and are all zero, or empty, now."""
+    pairs = [(n, t, last.tensors[n]) for n, t in own.tensors.items() if n in last.tensors]
+    zero = [n for n, t, before in pairs if t.is_zero and before.values and not before.is_zero]
+    empty = [n for n, t, before in pairs if t.size == 0 < before.size]
+    for names, state in ((zero, "all zero"), (empty, "empty, without values")):
         if names:
-            text = f"{_tensors(names)} {what}, and had other values in {last.location}"
+            text = f"{_tensors(names)} {state}, and had other values in {last.location}"
             yield WeightsFinding("zero", text, len(names), tuple(names[:MOST_NAMES]))
 
 
-def _jumps(
+def _find_jumps(
     own: CountedModel, earlier: Sequence[CountedModel], factor: float
 ) -> Iterator[WeightsFinding]:
-    """Yield tensors whose norm moved by more than a factor, and by far more than is usual for them.
+    """Yield one finding for tensors whose norm changed by far more than is usual for them.
 
-    A bias may be next to nothing, and grow by any factor: only matrices count, and what has a part
-    in the model's norm.
+    Only matrices, and tensors with a part of the model's norm, count: a bias may be nearly 0 and
+    grow by any factor. ``factor``: the least change of a norm that counts.
     """
     least = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
     for name, tensor in own.tensors.items():
         if not (tensor.is_matrix or tensor.norm >= least):
             continue
-        its = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
-        if len(its) > 1 and all(norm for _, norm in its):
-            move = abs(log(its[0][1]) - log(its[1][1]))
-            if move > _usual_move(name, its, factor):
+        norms = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
+        if len(norms) > 1 and all(norm for _, norm in norms):
+            move = abs(log(norms[0][1]) - log(norms[1][1]))
+            if move > _usual_move(name, norms, factor):
                 moves[name] = move
     if moves:
         names = sorted(moves, key=lambda name: -moves[name])
@@ -242,22 +255,24 @@ def _jumps(
         yield WeightsFinding("jump", text, len(names), tuple(names[:MOST_NAMES]))
 
 
-def _usual_move(name: str, its: Sequence[tuple[float, float]], factor: float) -> float:
-    """Return how far the logarithm of a tensor's norm may move to the first of these norms.
+def _usual_move(name: str, norms: Sequence[tuple[float, float]], factor: float) -> float:
+    """Return how far the logarithm of a tensor's norm may move to the first of ``norms``.
 
-    ``its``: steps and norms, the last first.  What grows from zero, as LoRA's B does, or is saved
-    more rarely now, moves further.
+    ``norms``: (step, norm) pairs, the last first. A change that takes more steps may be larger.
+    Without earlier changes more than ``factor`` is allowed, and for LoRA's B, which grows from
+    zero, everything.
     """
-    steps = its[0][0] - its[1][0]
-    usual = [
+    steps = norms[0][0] - norms[1][0]
+    moves = [
         abs(log(norm) - log(older)) * (max(1.0, steps / (step - before)) if before < step else 1.0)
-        for (step, norm), (before, older) in pairwise(its[1:])
+        for (step, norm), (before, older) in pairwise(norms[1:])
         if step < inf
     ]
-    if not usual:
+    if not moves:
         return inf if layer_group(name) == "lora_b" else log(factor * _AT_FIRST)
-    return max(log(factor), _TIMES_USUAL * max(usual))
+    return max(log(factor), _TIMES_USUAL * max(moves))
 
 
 def _tensors(names: Sequence[str]) -> str:
+    """Return a count of tensors as the subject of a sentence."""
     return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"

@@ -1,8 +1,9 @@
-"""The record of the values of a consolidated model: what its merge counted of each tensor.
+"""The record of a model's values: what its merge counted of each tensor, and what looks wrong.
 
-It lies beside the model record and not within it: sums of floating-point numbers differ in their
-last digits between processors, and model records of two heads must be equal.  It is of every model
-record that has the same tensors, also of one that only adds configuration.
+Sums of floating-point numbers differ in their last digits between processors, and the model records
+of two heads must be equal. So the values lie beside the model record, in a record of their own. It
+belongs to every model record that has the same tensors (`tensors_digest`), also to one that only
+adds configuration.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class WeightsFinding:
     """Something that looks wrong in the weights of a model, see `weights_findings`.
 
     ``kind``: ``same``, ``unchanged``, ``nonfinite``, ``zero``, ``jump``, ``lora`` or ``smaller``.
-    ``text``: a sentence; ``tensors``: of how many it speaks, ``first``: names of some of them.
+    ``text``: a sentence; ``tensors``: how many it is about, ``first``: names of some of them.
     """
 
     kind: str
@@ -44,20 +45,19 @@ class WeightsFinding:
 
     @property
     def line(self) -> str:
-        """Return the sentence with the names."""
+        """Return the sentence, with the names in parentheses."""
         more = ", …" if self.tensors > len(self.first) else ""
         return f"{self.text} ({', '.join(self.first)}{more})" if self.first else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsRecord:
-    """``of``: `tensors_digest` of the model; ``values``: of each of its tensors, in their order.
+    """The values of a model's tensors, and the findings about them.
 
-    None of a tensor whose type has no statistics.
-
-    ``findings``: what looks wrong, beside the models before it in its run; ``compared``: their
-    locations, the last first; None in a record of ckptsync 1.0, which looks for nothing.  A further
-    record of a model, which is written when a model before it is made later, has no ``values``.
+    ``of``: `tensors_digest` of the model; ``values``: one for each of its tensors, in their order;
+    None for a tensor whose type has no statistics. ``compared``: the locations of the models that
+    it was compared with, the last first; None in a record of ckptsync 1.0, which finds nothing. A
+    further record of a model, written when a model before it is made later, has no ``values``.
     """
 
     run: str
@@ -73,9 +73,9 @@ class WeightsRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupValues:
-    """What is known of the tensors of a group of layers; ``size``: their elements.
+    """The values of the tensors of one group of layers; ``size``: how many elements they have.
 
-    ``norm``: None if none of them has one.
+    ``norm`` is None if no tensor has one.
     """
 
     group: LayerGroup
@@ -91,10 +91,10 @@ class GroupValues:
 
 @dataclass(frozen=True, slots=True)
 class ModelValues:
-    """The values of a model by group, in the order of `LAYER_GROUPS`.
+    """The values of a model by group of layers, in the order of `LAYER_GROUPS`.
 
     ``nonfinite``: how many tensors hold NaN or infinity, ``first``: names of some of them;
-    ``uncounted``: tensors of which nothing is known; ``findings``: what looks wrong.
+    ``uncounted``: how many tensors have no values; ``findings``: what looks wrong.
     """
 
     groups: tuple[GroupValues, ...]
@@ -105,13 +105,13 @@ class ModelValues:
 
 
 def tensors_digest(tensors: Iterable[ModelTensor]) -> str:
-    """Return the digest of a model's tensors: of their names, types, shapes and digests."""
+    """Return one digest of the names, types, shapes and digests of a model's tensors."""
     lines = (f"{t.name!r} {t.dtype} {list(t.shape)} {t.digest}\n" for t in tensors)
     return digest("".join(lines).encode())
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a value to six digits; None of what JSON has no number for."""
+    """Return a value to six digits; None if JSON has no number for it."""
     if value is None or not -_MOST <= value <= _MOST:
         return None
     return float(f"{value:.6g}")
@@ -124,28 +124,28 @@ _LARGEST = 2**63 - 1  # of a whole number in a record, and in what is made of it
 def find_values(
     tensors: Sequence[ModelTensor], records: Mapping[str, WeightsRecord]
 ) -> ModelValues | None:
-    """Return the values of a model by the first of these records that is of its tensors.
+    """Return a model's values and findings by its records; None if no record has its values.
 
-    A record that counts more values than a tensor has is none: whoever may write to a store may
-    write one.
+    A record with more values than a tensor has elements is ignored: whoever may write to a store
+    may write one.
     """
-    its = records_of(tensors, records)
-    values = first_values(tensors, its)
+    own_records = records_of(tensors, records)
+    values = first_values(tensors, own_records)
     if values is None:
         return None
     grouped = group_values(tensors, values)
-    findings = last_findings(its)
+    findings = last_findings(own_records)
     if findings is None:  # nobody has looked
         pairs = zip(tensors, values, strict=True)
-        odd = [t.name for t, v in pairs if v and holds_nonfinite(t.name, v)]
-        findings = (nonfinite_finding(odd),) if odd else ()
+        nonfinite = [t.name for t, v in pairs if v and holds_nonfinite(t.name, v)]
+        findings = (nonfinite_finding(nonfinite),) if nonfinite else ()
     return replace(grouped, findings=findings) if findings else grouped
 
 
 def records_of(
     tensors: Sequence[ModelTensor], records: Mapping[str, WeightsRecord]
 ) -> tuple[WeightsRecord, ...]:
-    """Return those of these records that are of a model's tensors, by name."""
+    """Return the records that are of a model with these tensors, sorted by name."""
     own = tensors_digest(tensors) if records else ""
     return tuple(record for _, record in sorted(records.items()) if record.of == own)
 
@@ -153,28 +153,35 @@ def records_of(
 def first_values(
     tensors: Sequence[ModelTensor], records: Iterable[WeightsRecord]
 ) -> tuple[TensorValues | None, ...] | None:
-    """Return the values in the first of a model's records that can have them."""
-    return next((record.values for record in records if _can_be(tensors, record.values)), None)
+    """Return the values of the first record whose values may be of these tensors; None if none."""
+    return next(
+        (record.values for record in records if _may_be_values_of(tensors, record.values)), None
+    )
 
 
 def last_findings(records: Iterable[WeightsRecord]) -> tuple[WeightsFinding, ...] | None:
-    """Return what the last of a model's records has found; None if none has looked."""
-    looked = [record for record in records if record.compared is not None]
-    if not looked:
+    """Return the findings of the record with the highest number; None if no record compared.
+
+    At most `MOST_FINDINGS` are returned, each shortened.
+    """
+    with_findings = [record for record in records if record.compared is not None]
+    if not with_findings:
         return None
-    return tuple(_shortened(f) for f in max(looked, key=lambda r: r.n).findings[:MOST_FINDINGS])
+    return tuple(
+        _shorten(f) for f in max(with_findings, key=lambda r: r.n).findings[:MOST_FINDINGS]
+    )
 
 
-def _shortened(finding: WeightsFinding) -> WeightsFinding:
-    """Return a finding of a length that can be shown, whoever has written it."""
+def _shorten(finding: WeightsFinding) -> WeightsFinding:
+    """Return a finding with a text and names of limited length, whoever wrote it."""
     first = tuple(name[:MOST_TEXT] for name in finding.first[:MOST_NAMES])
     return replace(finding, text=finding.text[:MOST_TEXT], first=first)
 
 
 def holds_nonfinite(name: str, values: TensorValues) -> bool:
-    """Return whether a tensor holds NaN or infinity, and is no mask.
+    """Return whether a tensor holds NaN, or infinity without being a mask.
 
-    A mask has no NaN; it is called one, or is added to numbers: its values are zero and infinity.
+    A tensor is a mask if its name says so, or if its finite values are all zero.
     """
     nans, infinities, zeros, low, high, _ = values
     is_mask = bool(zeros and low == high == 0) or "mask" in name.rpartition(".")[2].lower()
@@ -188,8 +195,10 @@ def nonfinite_finding(names: Sequence[str]) -> WeightsFinding:
     return WeightsFinding("nonfinite", f"{who} NaN or infinity", len(names), first)
 
 
-def _can_be(tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]) -> bool:
-    """Return whether these may be the values of these tensors, by their counts."""
+def _may_be_values_of(
+    tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]
+) -> bool:
+    """Return whether ``values`` may be of ``tensors``, by their number and counts."""
     if len(values) != len(tensors):
         return False
     sizes = [elements(tensor) for tensor in tensors]
@@ -199,7 +208,7 @@ def _can_be(tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None
 
 
 def elements(tensor: ModelTensor) -> int:
-    """Return how many elements a tensor has, at most what a record's number may be."""
+    """Return how many elements a tensor has, at most `_LARGEST`."""
     count = 1
     for length in tensor.shape:
         count = min(count * length, _LARGEST)
@@ -209,33 +218,36 @@ def elements(tensor: ModelTensor) -> int:
 def group_values(
     tensors: Sequence[ModelTensor], values: Sequence[TensorValues | None]
 ) -> ModelValues:
-    """Return the values of tensors by group."""
+    """Return the values of a model's tensors by group of layers, without findings."""
     groups: dict[LayerGroup, list[tuple[ModelTensor, TensorValues]]] = {}
     nonfinite = []
-    for tensor, its in zip(tensors, values, strict=True):
-        if its is None:
+    for tensor, tensor_values in zip(tensors, values, strict=True):
+        if tensor_values is None:
             continue
-        groups.setdefault(layer_group(tensor.name), []).append((tensor, its))
-        if its[0] or its[1]:
+        groups.setdefault(layer_group(tensor.name), []).append((tensor, tensor_values))
+        if tensor_values[0] or tensor_values[1]:
             nonfinite.append(tensor.name)
-    counted = [_combined(group, groups[group]) for group in LAYER_GROUPS if group in groups]
+    group_list = [_combine_group(group, groups[group]) for group in LAYER_GROUPS if group in groups]
     first = tuple(nonfinite[:MOST_NAMES])
-    uncounted = sum(its is None for its in values)
-    return ModelValues(tuple(counted), len(nonfinite), first, uncounted)
+    uncounted = sum(tensor_values is None for tensor_values in values)
+    return ModelValues(tuple(group_list), len(nonfinite), first, uncounted)
 
 
-def _combined(group: LayerGroup, its: Sequence[tuple[ModelTensor, TensorValues]]) -> GroupValues:
-    lows = [low for _, (_, _, _, low, _, _) in its if low is not None]
-    highs = [high for _, (_, _, _, _, high, _) in its if high is not None]
-    norms = [norm for _, (*_, norm) in its if norm is not None]
+def _combine_group(
+    group: LayerGroup, pairs: Sequence[tuple[ModelTensor, TensorValues]]
+) -> GroupValues:
+    """Return the sums, extremes and norm of a group's tensors."""
+    lows = [low for _, (_, _, _, low, _, _) in pairs if low is not None]
+    highs = [high for _, (_, _, _, _, high, _) in pairs if high is not None]
+    norms = [norm for _, (*_, norm) in pairs if norm is not None]
     return GroupValues(
         group=group,
-        tensors=len(its),
-        size=sum(elements(tensor) for tensor, _ in its),
+        tensors=len(pairs),
+        size=sum(elements(tensor) for tensor, _ in pairs),
         norm=rounded(hypot(*norms)) if norms else None,
         low=rounded(min(lows, default=None)),
         high=rounded(max(highs, default=None)),
-        zeros=sum(zeros for _, (_, _, zeros, _, _, _) in its),
-        nans=sum(nans for _, (nans, _, _, _, _, _) in its),
-        infinities=sum(infinities for _, (_, infinities, _, _, _, _) in its),
+        zeros=sum(zeros for _, (_, _, zeros, _, _, _) in pairs),
+        nans=sum(nans for _, (nans, _, _, _, _, _) in pairs),
+        infinities=sum(infinities for _, (_, infinities, _, _, _, _) in pairs),
     )

@@ -15,7 +15,7 @@ from ckptsync.catalogue.cached import (
     group_by_checkpoint,
     listing_key,
     read_catalogue,
-    waits,
+    awaits_files,
 )
 from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.catalogue.uncached import read_state
@@ -445,7 +445,7 @@ class Catalogues(RuleBasedStateMachine):
             self.disturb(there[pick % len(there)])
             self.store.write(there[pick % len(there)], [body])
 
-    @precondition(lambda self: any(map(waits, read_state(self.store).readable)))
+    @precondition(lambda self: any(map(awaits_files, read_state(self.store).readable)))
     @rule(pick=picks)
     def a_file_that_is_waited_for_comes(self, pick: int) -> None:
         lacking = [

@@ -18,7 +18,7 @@ from ckptsync.head.retention import (
     RetentionVerdict,
     RunEvidence,
     decide,
-    is_going,
+    is_being_deleted,
     is_resumable,
     is_verified,
     last_protection,
@@ -259,13 +259,13 @@ def test_the_last_verified_checkpoint_of_a_run_never_goes(
     left = stays(decide(locations, rules, evidence, NOW))
     for of_a_kind in (is_verified, is_resumable):
         for there in (
-            [s for s in locations if not is_going(s)],
+            [s for s in locations if not is_being_deleted(s)],
             [s for s in locations if not s.retired],
         ):
             if any(map(of_a_kind, there)):
                 assert any(of_a_kind(s) for s in there if s.location in left)
     assert {
-        s.location for s in locations if (s.kept or s.status == "CONFLICT") and not is_going(s)
+        s.location for s in locations if (s.kept or s.status == "CONFLICT") and not is_being_deleted(s)
     } <= left
 
 
