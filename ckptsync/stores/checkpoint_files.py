@@ -35,6 +35,13 @@ _ODD: Mapping[Odd, str] = {
 }
 
 
+Stamp = tuple[int, float, int]
+"""Size, mtime in ns and inode of a file: they differ if it was changed.
+
+Of a stored file: size, mtime in seconds, and 0.
+"""
+
+
 def is_no_content(part: str) -> bool:
     """Return whether a file or directory with this last name is no part of a checkpoint.
 
@@ -59,7 +66,7 @@ class FileTree:
         """List the place; raise as the class says."""
         self.root = root
         self._ignored: dict[Odd, list[str]] = {}
-        self._stamps: Mapping[str, tuple[int, float, int]] = self._list_files()
+        self._stamps: Mapping[str, Stamp] = self._list_files()
         self._sizes = {name: size for name, (size, _, _) in self._stamps.items()}
         if not self._stamps and "link" in self._ignored:
             hint = "links may lead anywhere: give a copy with the files themselves"
@@ -126,7 +133,7 @@ class FileTree:
             lines.append(f"{clean(min(names))}{more}: ignored: {_ODD[odd]}")
         return tuple(lines)
 
-    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
+    def _list_files(self) -> Mapping[str, Stamp]:
         """Return each file's size, time and inode by name, and call `_ignore` for other entries.
 
         Raise ConfigError if the place is missing or has nothing in it, StoreError if it cannot be
@@ -152,7 +159,10 @@ class DirectoryFiles(FileTree):
         super().__init__(str(Path(root).absolute()))
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `FileTree.read_into`; the file stays open for the next read."""
+        """Fill ``out`` from byte ``start``; raise as `FileTree.read_into`.
+
+        The file stays open for the next read.
+        """
         if name not in self._sizes:
             raise Incomplete(f"{name}: not in {self.root}")
         try:
@@ -182,8 +192,8 @@ class DirectoryFiles(FileTree):
     def holds(self, name: str) -> bool:
         return os.path.lexists(f"{self.root}/{name}")
 
-    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
-        """See `FileTree._list_files`; the error names the directory, and what is wrong with it."""
+    def _list_files(self) -> Mapping[str, Stamp]:
+        """Return stamps by name; raise ConfigError if there is no such directory, or StoreError."""
         try:
             files = list(safe_open.files_below(self.root, "", is_no_content, self._ignore))
         except OSError as e:
@@ -201,7 +211,7 @@ class DirectoryFiles(FileTree):
             ) from e
         return {name: _stamp(stat) for name, stat in files}
 
-    def _current_stamp(self, name: str) -> tuple[int, float, int] | None:
+    def _current_stamp(self, name: str) -> Stamp | None:
         """Return a file's size, time and inode now, or None if it is gone; raise StoreError."""
         try:
             return _stamp(safe_open.stat_file(*self.base_and_name(name)))
@@ -232,8 +242,8 @@ class SnapshotFiles(DirectoryFiles):
         self._blobs: dict[str, str] = {}
         super().__init__(root)
 
-    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
-        """Return the stamps of regular files, and of blobs that links lead to."""
+    def _list_files(self) -> Mapping[str, Stamp]:
+        """Return stamps of regular files and linked blobs; raise ConfigError or StoreError."""
         stamps = dict(super()._list_files())
         for name in self._ignored.pop("link", ()):
             try:
@@ -279,8 +289,8 @@ def directory_files(root: str) -> DirectoryFiles:
     return DirectoryFiles(root)
 
 
-def _stamp(stat: os.stat_result) -> tuple[int, float, int]:
-    """Return size, mtime in ns and inode, which tell whether a file was changed."""
+def _stamp(stat: os.stat_result) -> Stamp:
+    """Return the `Stamp` of what ``os.stat`` says."""
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
@@ -303,7 +313,7 @@ class ListedFiles(FileTree):
         super().__init__(store.url)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `FileTree.read_into`."""
+        """Fill ``out`` from byte ``start``; raise as `FileTree.read_into`."""
         if name not in self._sizes:
             raise Incomplete(f"{name}: not in {self.root}")
         try:
@@ -325,8 +335,11 @@ class ListedFiles(FileTree):
     def holds(self, name: str) -> bool:
         return name in self._listed_names
 
-    def _list_files(self) -> Mapping[str, tuple[int, float, int]]:
-        """See `FileTree._list_files`; inodes are 0. Also sets what `holds` looks in."""
+    def _list_files(self) -> Mapping[str, Stamp]:
+        """Return stamps by name; raise ConfigError if nothing is listed, or StoreError.
+
+        Also sets the names that `holds` knows.
+        """
         store = self._store
         if not has_root(store):
             raise ConfigError(
@@ -444,7 +457,7 @@ class TopFiles:
             name for name, stamp in self.stamps.items() if stamp != self._current_stamp(name)
         )
 
-    def _current_stamp(self, name: str) -> tuple[int, float, int] | None:
+    def _current_stamp(self, name: str) -> Stamp | None:
         """Return a file's size, time and inode now, or None if it is gone."""
         try:
             return _stamp(os.lstat(self._paths[name]))
