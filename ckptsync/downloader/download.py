@@ -192,7 +192,7 @@ class Download:
             _lock(at, self._hidden)
             self._open = safe_open.path_of_open(at, str(self._hidden))
             # who owns the directory above may put another in its place
-            yield PosixStore(str(self._hidden), at=at)
+            yield PosixStore(str(self._hidden), root_fd=at)
         finally:
             self._open = str(self._hidden)
             safe_open.close_quietly(at)

@@ -136,7 +136,7 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
         work.mkdir()
         try:
             with _opened(work, os.O_NOFOLLOW) as at:
-                store = PosixStore(str(work), at=at)
+                store = PosixStore(str(work), root_fd=at)
                 yield work, write
             work.rename(destination)
         except BaseException:

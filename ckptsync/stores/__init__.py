@@ -1,14 +1,17 @@
-"""Stores: somewhere to keep write-once files.
+"""Stores: the one place where all nodes and heads meet, and where checkpoints lie.
 
-``contract``: what every store promises, what only some can do, and the base class of wrappers.
-``urls``, ``opening``: from a URL to a store.  ``limits``: threads, memory, and one bandwidth for
-all transfers.  ``retry``: the one place that tries again.  ``progress_signs``: whether transfers
-move, and whether the process ends.  ``clock``: the store's own.  ``oserrors``: the system's errors
-as ours.
+Every kind of store (a directory, S3, SFTP, what fsspec knows) keeps one small contract: files are
+written once, appear whole or not at all, and are listed by name. All other packages know the
+contract alone; what differs between kinds stays in the module of the kind.
 
-``posix``, ``s3``, ``sftp``, ``fsspec`` (any other URL), ``memory``: the stores.  ``part_upload``:
-files that are sent in parts.
+Read `contract` first. `urls` and `opening` lead from a URL to a store, `path_or_url` to whatever
+files are there (`checkpoint_files`).
 
-``stream``, ``parallel_download``, ``prefetch``: reading, compared with digests, and ahead.
-``checkpoint_files``, ``path_or_url``: the files of a checkpoint, wherever it is.
+* The stores: `posix`, `s3`, `sftp`, `fsspec` (any other URL), `memory`.
+* Uploading: `part_upload` sends a file in parts, several at once.
+* Reading: `stream` compares with digests, `parallel_download` fetches files to a directory,
+  `prefetch` combines small reads.
+* Transfers: `limits` (threads, memory, one bandwidth for the process), `retry` (the one place that
+  tries again), `progress_signs` (whether transfers move, and whether the process ends).
+* Details: `clock` (the store's own), `oserrors` (the system's errors as ours).
 """

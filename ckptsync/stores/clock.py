@@ -1,6 +1,8 @@
-"""The store's own clock, learnt from the times that it gives to files.
+"""The store's own clock, learnt from the times that it gives to files, and compared with ours.
 
-And how late it shows what others wrote.
+Machines' clocks differ, so ages of stored files are counted on the clock that dated them: a small
+file is written, and its time in the listing is the store's time. How late a listing shows what
+others wrote is here, too.
 """
 
 from __future__ import annotations
@@ -12,44 +14,51 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import About, Store
 
 DAY = 86400.0
-_CLOCK = f"{RECORDS}/clocks/~gc"  # no node's id holds a ~
+# no node's id contains a ~
+_CLOCK = f"{RECORDS}/clocks/~gc"
 
 
 def wait_until_visible(store: Store, wait: Callable[[float], object] = time.sleep) -> None:
-    """Wait until everything that other machines have written by now is seen here (`Store.late`)."""
+    """Wait `Store.late` seconds: then listings show all that others have written by now."""
     wait(store.late)
 
 
 def store_now(store: Store) -> float:
-    """Return seconds on the store's clock since the epoch.  Writes a small file, whose mtime tells.
+    """Write a small file; return its time: seconds since 1970 on the store's clock.
 
-    Raises StoreError.
+    0.0 if the listing does not show the file. Raise StoreError.
     """
     store.write(_CLOCK, [b"now\n"])
     return _time_of(store, _CLOCK) or 0.0
 
 
 def measure_offset(store: Store, name: str, farthest: float = DAY) -> int:
-    """Write a small file; return this machine's clock minus the store's in ns. Raises StoreError.
+    """Write a small file; return this machine's clock minus the store's in ns.
 
-    0 where that is within the error of measuring it, or cannot be told now: where a listing still
-    shows the time of the last measurement, it is late (or that was within the same second). One
-    ``name`` for each node, written over each time: nothing needs to be deleted.
+    0 if the clocks agree within the error of measuring, or if the listing still shows the file's
+    last time: then it is late, or the last measurement was within the same second. Each node has
+    one ``name`` and writes it over each time, so nothing needs to be deleted. Raise StoreError.
     """
-    last = _time_of(store, name)
+    previous = _time_of(store, name)
     before = time.time()
     store.write(name, [b"?"], About(1))
     after = time.time()
     mtime = _time_of(store, name)
-    return 0 if mtime is None or mtime == last else offset_of(before, after, mtime, farthest)
+    return 0 if mtime is None or mtime == previous else offset_of(before, after, mtime, farthest)
 
 
 def offset_of(before: float, after: float, mtime: float, farthest: float = DAY) -> int:
     """Return this machine's clock minus the store's in ns, by the time of one file.
 
-    ``before``, ``after``: our clock before and after the file was written, in seconds.
-    ``mtime``: its time in the store; one without a fraction was cut to the second. A store that is
-    ``farthest`` off has no clock.
+    0 if they agree within the error of measuring, or differ by more than ``farthest`` seconds: such
+    a store has no clock.
+
+    Args:
+        before: our clock before the file was written, in seconds.
+        after: our clock after it was written.
+        mtime: its time in the store; one without a fraction was cut to the second.
+        farthest: the largest difference that is believed, in seconds.
+
     """
     grain = 1.0 if mtime == int(mtime) else 0.0
     offset = (before + after) / 2 - (mtime + grain / 2)
@@ -58,6 +67,7 @@ def offset_of(before: float, after: float, mtime: float, farthest: float = DAY) 
 
 
 def _time_of(store: Store, name: str) -> float | None:
+    """Return the time of a file as its directory's listing shows it, or None if it does not."""
     return next(
         (e.mtime for e in store.names(f"{name.rpartition('/')[0]}/") if e.name == name), None
     )

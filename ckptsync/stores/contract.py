@@ -1,6 +1,9 @@
 """What every store promises, what only some stores can do, and the base class of wrappers.
 
-The conformance suite is ``tests/support/store_contract.py``.
+All packages write and read checkpoints through the seven methods of `Store`, so a kind of store is
+a class with these methods. What a kind can do beyond them is a small Protocol of its own (`Rooted`,
+`KeepsDrafts`, `Sliced`), with a function that works for stores without it, too. The tests that
+every store passes are in ``tests/support/store_contract.py``.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ class Entry(msgspec.Struct, frozen=True, order=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a content before its first byte.
+    """What is known of a content before its first byte is sent.
 
-    ``size``: bytes in all; the store refuses chunks that are more or fewer, and nothing appears.
-    ``origin``: says where the bytes come from, in words that are the same for the same bytes only
-    (a node, a file, its size and mtime). The next write of the same name and origin continues one
-    that was killed: it sends what is missing. Without an origin nothing is continued.
+    ``size``: bytes in all; a write of more or fewer fails, and nothing appears. ``origin``: names
+    where the bytes come from (a node, a file, its size and mtime); the same origin means the same
+    bytes. The next write of the same name and origin continues one that was killed: it sends what
+    is missing. Without an origin nothing is continued.
 
-    ``share``: gives a new and empty file of this machine the content without writing a byte, where
-    the file system can, and reads the chunks from it afterwards. So they are what is committed, and
-    a store compares them all the same.
+    ``share``: a function that gives a new and empty file, by its descriptor, the content without
+    writing a byte, where the file system can. The chunks are then read from that file, and compared
+    with it.
     """
 
     size: int | None = None
@@ -58,8 +61,8 @@ class Store(Protocol):
 
     ``late``: seconds for which a name that another machine has written, or its length, may not be
     seen here yet (attribute caches of NFS). Only after so long is a file that should be there
-    missing. ``is_exclusive``: whether `create` holds against writers elsewhere, too; no correctness
-    may rest on it.
+    missing. ``is_exclusive``: whether `create` excludes writers on other machines, too; no
+    correctness may depend on it.
     """
 
     url: str
@@ -69,23 +72,22 @@ class Store(Protocol):
     def names(self, prefix: str) -> Iterator[Entry]:
         """Yield every file whose name starts with ``prefix``, sorted by name.
 
-        ``prefix`` is whole path components: "", or ending in "/". One that is not there has no
-        names. Unfinished writes are not names. No link is followed.
+        ``prefix`` is whole path components: "", or ending in "/". Without such files nothing is
+        yielded. Unfinished writes are left out. No link is followed.
         """
         ...
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         """Return the names of the directories directly below ``prefix``, sorted.
 
-        They are what stands between ``prefix`` (as in `names`) and the next slash of any name.
-
-        ``start``: only what begins with it. As cheap as one level is, however much lies below.
-        Where there are real directories, one without a file may be among them.
+        A directory is the text between ``prefix`` (as in `names`) and the next slash of any name.
+        Only those that begin with ``start`` are returned. One level is listed, however much lies
+        below. Where the store has real directories, an empty one may be among them.
         """
         ...
 
     def size(self, name: str) -> int:
-        """Return the bytes of a file; raise NotFound."""
+        """Return the size of a file in bytes; raise NotFound."""
         ...
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
@@ -93,27 +95,27 @@ class Store(Protocol):
         ...
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """Store all of it or none of it, durable on return; replace what was there.
+        """Store all of the content or none of it, durable on return; replace what has the name.
 
-        The store uses a chunk before it asks for the next one: callers may reuse its buffer. If
-        ``chunks`` raises, nothing appears, and the error is raised as it is. After an error of the
-        store's own, ``chunks`` that can be iterated over again (no iterator) may be.
+        The store uses a chunk before it asks for the next one, so callers may reuse its buffer. If
+        ``chunks`` raises, nothing appears, and the error is raised unchanged. After an error of the
+        store's own, ``chunks`` may be iterated over again, if they are no iterator.
         """
         ...
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """Store a new file; raise Exists if the name is taken.
 
-        The server sees another writer in between, too, where it can. A name that is taken before
-        the first byte is sent costs no bytes on the wire. The bytes there may be the caller's own:
+        The server refuses another writer in between, too, where it can. A name that is taken before
+        the first byte is sent costs no transfer. The taken name may hold the caller's own bytes:
         the answer to an earlier call may have been lost, or the caller killed. Where the server's
-        own checksum can be made of ``chunks`` here, the store uses them up and says whether they
-        are what is there (``Exists.is_same``); otherwise the caller has to read the file.
+        checksum can be computed from ``chunks``, the store reads them to their end and says whether
+        they are the stored bytes (``Exists.is_same``); otherwise the caller has to read the file.
         """
         ...
 
     def delete(self, name: str) -> None:
-        """Delete a file. Deleting what is not there is not an error."""
+        """Delete a file; do nothing if it is not there."""
         ...
 
 
@@ -159,9 +161,9 @@ def unwrapped(source: object) -> object:
 
 
 def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
-    """Yield the chunks; raise Incomplete if they are more or less than ``about.size`` bytes.
+    """Yield the chunks; raise Incomplete if they are more or fewer bytes than ``about.size``.
 
-    The error comes after the last chunk at the latest.
+    The error comes after the last chunk at the latest. Without a size nothing is checked.
     """
     size = 0
     for chunk in chunks:
@@ -179,15 +181,20 @@ def check_size(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
 def too_short(name: str, end: int, start: int, size: int) -> Corrupt:
     """Return the error for a file that ends before the requested bytes.
 
-    The file ends at byte ``end``; ``size`` bytes from ``start`` are expected.
+    Args:
+        name: the file.
+        end: where the file ends, in bytes.
+        start: the first byte that was requested.
+        size: how many bytes were requested.
+
     """
     return Corrupt(f"{name}: ends at byte {end}, {size} bytes from {start} expected")
 
 
 def checked_prefix(prefix: str) -> str:
-    """``prefix`` itself if it is "" or a plain path and a slash.
+    """Return ``prefix`` itself if it is "" or a plain path and a slash.
 
-    Raises Corrupt, or ValueError, which is our bug.
+    Raise Corrupt if the path is not plain, ValueError without the slash, which is our bug.
     """
     if prefix and not prefix.endswith("/"):
         raise ValueError(f"{prefix!r}: a prefix ends in a slash")
@@ -199,7 +206,7 @@ def checked_prefix(prefix: str) -> str:
 def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
     """Return the bytes of a small file; raise NotFound, or Corrupt above ``limit`` bytes.
 
-    Nothing is read from a file that is too large.
+    A file that is too large is not read.
     """
     size = store.size(name)
     if size > limit:
@@ -211,86 +218,90 @@ def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
 
 @runtime_checkable
 class Rooted(Protocol):
-    """A store in a directory elsewhere, which must be there, as a path must.
+    """A store in a directory of a server, which must exist before it is used.
 
-    As it lists, it meets what is no file.
+    Its listings meet entries that are no files, and can report them.
     """
 
     def has_root(self) -> bool:
-        """Return whether the directory is there."""
+        """Return whether the directory exists."""
         ...
 
     def missing_parent(self) -> str:
-        """Return the directory above it, if that is not there; else an empty string."""
+        """Return the directory above it if that one is missing, else an empty string."""
         ...
 
     def make_root(self) -> None:
-        """Make it, and what is missing above it; raises ConfigError."""
+        """Make the directory, and missing ones above it; raise ConfigError if refused."""
         ...
 
     def names_reporting(self, passed: Callable[[str, Odd], object]) -> Iterator[Entry]:
-        """Yield all `names`; call ``passed`` with what is left out."""
+        """Yield all `names`; call ``passed`` with each entry that is left out, and its kind."""
         ...
 
 
 def has_root(store: Store) -> bool:
-    """Return whether a store's place is there; object stores have none to be missing."""
+    """Return whether a store's directory exists; True for stores without one (buckets)."""
     return not isinstance(store, Rooted) or store.has_root()
 
 
 @runtime_checkable
 class KeepsDrafts(Protocol):
-    """A store in directories, where killed writers leave drafts.
+    """A store in directories, where killed writers leave unfinished files (drafts).
 
-    In a bucket unfinished uploads are the server's.
+    A bucket has unfinished uploads instead, which `s3` removes by itself.
     """
 
     def drafts(self) -> Iterator[Entry]:
-        """Yield unfinished writes, in any order; they may be going on. No link is followed."""
+        """Yield unfinished files, in any order; writers may be at work. No link is followed."""
         ...
 
     def remove_draft(self, name: str) -> bool:
-        """Remove one, unless its writer is seen to be at work; return whether it is gone."""
+        """Remove an unfinished file, unless its writer holds it; return whether it is gone."""
         ...
 
 
 ABANDONED_AFTER = 7 * 24 * 3600.0
-"""s without a byte after which nobody is at work on a draft: as for uploads in a bucket."""
+"""Seconds without a byte after which a draft, or an upload in a bucket, has no writer any more."""
 
 
 def abandoned_drafts(store: object, now: float) -> Iterator[Entry]:
-    """Yield the drafts that nobody goes on with. ``now``: seconds on the store's clock."""
+    """Yield the drafts that were last written to more than `ABANDONED_AFTER` before ``now``.
+
+    ``now`` is in seconds on the store's clock. Stores without drafts have none.
+    """
     inner = unwrapped(store)
     if isinstance(inner, KeepsDrafts):
         yield from (draft for draft in inner.drafts() if now - draft.mtime > ABANDONED_AFTER)
 
 
 def remove_draft(store: object, name: str) -> bool:
-    """Remove a draft, as `KeepsDrafts.remove_draft`."""
+    """Remove a draft as `KeepsDrafts.remove_draft` does; return False where there are no drafts."""
     inner = unwrapped(store)
     return isinstance(inner, KeepsDrafts) and inner.remove_draft(name)
 
 
 @runtime_checkable
 class Sliced(Protocol):
-    """A store that need not list from the beginning."""
+    """A store whose listing can begin after any name."""
 
     def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
-        """Yield the files that follow ``after`` (all, if it is empty), in the server's own order.
+        """Yield the files below ``prefix`` that follow ``after``, in the server's own order.
 
-        ``after`` need not be a file's name. Else as `Store.names`.
+        ``after`` need not be a file's name; if it is empty, all files are yielded.
         """
         ...
 
 
-SLICE = 2000  # names: two pages of S3
+SLICE = 2000  # names of a slice: two pages of S3
 
 
 def slices(store: Store, prefix: str, cuts: Sequence[str]) -> list[Callable[[], list[Entry]]]:
-    """Return calls that list ``prefix`` together, in the server's order, for `join_slices`.
+    """Return functions that list ``prefix`` together, each one slice, for `join_slices`.
 
-    ``cuts`` are those of the last listing (`cuts_of`), or none. A slice ends at the cut that the
-    next one begins behind, or, where that is gone, at the next that is left.
+    ``cuts`` are the names at which the last listing was cut (`cuts_of`), or none. A slice ends at
+    the name after which the next slice begins; if that name was deleted, at the next cut that still
+    exists. A store that is not `Sliced` gets one function for all.
     """
     if not isinstance(store, Sliced):
         return [lambda: list(store.names(prefix))]
@@ -298,6 +309,7 @@ def slices(store: Store, prefix: str, cuts: Sequence[str]) -> list[Callable[[], 
 
 
 def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> list[Entry]:
+    """Return the files after ``after`` up to the first one whose name is in ``ends``."""
     entries = []
     for entry in store.names_after(prefix, after):
         entries.append(entry)
@@ -307,16 +319,13 @@ def _slice(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> lis
 
 
 def join_slices(parts: Iterable[list[Entry]]) -> list[Entry]:
-    """Join the listings of slices, and drop duplicates: where a cut is gone, two slices overlap."""
-    first, *others = parts
-    if not others:
+    """Return the entries of all slices once each: after a deleted cut two slices overlap."""
+    first, *more = parts
+    if not more:
         return first
-    return list({entry.name: entry for part in (first, *others) for entry in part}.values())
+    return list({entry.name: entry for part in (first, *more) for entry in part}.values())
 
 
 def cuts_of(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the names at which to cut the next listing into slices.
-
-    Each slice is then of whole pages, if nothing changes.
-    """
+    """Return each `SLICE`-th name, at which the next listing is cut into slices."""
     return tuple(entry.name for entry in entries[SLICE - 1 : -1 : SLICE])

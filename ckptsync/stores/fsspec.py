@@ -1,16 +1,17 @@
 """A store at any URL that fsspec knows: ``gs://``, ``az://``, ``abfs://``, …
 
-Every scheme gets the contract's minimum: a write is whole or not at all, but one that was killed
-begins again, and `create` looks before it writes, which another writer may do at the same moment.
-Listings are never taken from fsspec's caches.
+fsspec's file systems promise different things, so every scheme gets the contract's minimum: a write
+is whole or not at all, but one that was killed begins again, and `create` looks before it writes,
+so another writer may create the same name in between. Listings are never taken from fsspec's
+caches.
 
 How a file gets its name in one step:
 
 - Google's and Azure's objects appear when the file is closed (read in gcsfs 2026.10 and adlfs
   2026.8: a resumable upload is finalised, a block list committed).
 - Elsewhere the bytes go to a temporary name, which is then moved.
-- Where moving is fsspec's own, which copies and deletes, half a copy could be seen: there nothing
-  is written, unless the server copies objects whole. Schemes that cannot keep the minimum for
+- Where fsspec moves by copying and deleting, readers could see half a copy: such stores are not
+  written to, unless the server copies objects whole. Schemes that cannot keep the minimum for
   another reason are refused by name (`_REFUSED`).
 """
 
@@ -69,9 +70,10 @@ log = logging.getLogger(__name__)
 
 
 class GenericStore:
-    """``options`` go to fsspec's file system.
+    """A store that calls one of fsspec's file systems; it retries nothing (see `Retrying`).
 
-    Raises ConfigError where its package is missing or they are wrong.  Retries nothing.
+    ``options`` go to the file system's class. The constructor raises ConfigError if its package is
+    missing or the options are wrong, Unsupported for schemes that are refused.
     """
 
     late = 0.0
@@ -83,11 +85,14 @@ class GenericStore:
         self.url = remote.url
         self._scheme = remote.scheme
         self._pace = (limits or Limits()).pace
-        self._fs, self._root = _opened(remote, options or {})
+        self._fs, self._root = _open_file_system(remote, options or {})
         self._has_warned = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        infos = self._listed(prefix, "file", lambda fs, at: fs.find(at, detail=True).values())
+        """Yield the stored files below ``prefix`` (see `Store.names`)."""
+        infos = self._list_infos(
+            prefix, "file", lambda fs, path: fs.find(path, detail=True).values()
+        )
         yield from sorted(
             Entry(name, int(info["size"]), mtime_of(info))
             for name, info in infos
@@ -95,7 +100,8 @@ class GenericStore:
         )
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        infos = self._listed(prefix, "directory", lambda fs, at: fs.ls(at, detail=True))
+        """Return the directories directly below ``prefix`` (see `Store.dirs`)."""
+        infos = self._list_infos(prefix, "directory", lambda fs, path: fs.ls(path, detail=True))
         names = {
             name.removeprefix(prefix)
             for name, _ in infos
@@ -104,6 +110,7 @@ class GenericStore:
         return sorted(name for name in names if "/" not in name)
 
     def size(self, name: str) -> int:
+        """Return the size of a file in bytes; raise NotFound, also for a directory or a link."""
         path = self._path(_checked(name))
         info = self._call(name, lambda fs: fs.info(path))
         if info.get("type") != "file" or info.get("islink"):
@@ -111,21 +118,32 @@ class GenericStore:
         return int(info["size"])
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from byte ``start``, within the bandwidth limit.
+
+        Raises:
+            NotFound: there is no such file.
+            Corrupt: the file ends before ``out`` is full.
+            Transient: fewer bytes came than the file has.
+            StoreError: more bytes came than were requested.
+
+        """
         path, count = self._path(_checked(name)), out.nbytes
         if not count:
             self.size(name)
             return
         for _ in limit([out], self._pace):
-            pass  # the answer cannot be had little by little
+            pass  # fsspec returns a range at once, so its bytes are counted before
         try:
             data = self._call(name, lambda fs: fs.cat_file(path, start=start, end=start + count))
         except NotFound:
             raise
         except StoreError:
-            self._check_end(name, start, count)  # some answer a range behind the end with an error
+            self._check_length(
+                name, start, count
+            )  # some answer a range behind the end with an error
             raise
         if len(data) < count:
-            self._check_end(name, start, count)
+            self._check_length(name, start, count)
             raise Transient(f"{self.url}/{name}: {len(data)} of {count} bytes came")
         if len(data) > count:
             raise StoreError(
@@ -135,13 +153,16 @@ class GenericStore:
         out.cast("B")[:] = data
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Store all of the content, or nothing (see `Store.write`)."""
         self._put(_checked(name), chunks, about, replaces=True)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
         self._check_free(_checked(name))
         self._put(name, chunks, about, replaces=False)
 
     def delete(self, name: str) -> None:
+        """Delete a file; do nothing if it is not there."""
         try:
             self.size(name)  # raises NotFound of a directory
             path = self._path(name)
@@ -149,23 +170,32 @@ class GenericStore:
         except NotFound:
             return  # as it should be
 
-    def _listed(
+    def _list_infos(
         self, prefix: str, kind: str, ask: Callable[[Any, str], Iterable[Mapping[str, Any]]]
     ) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return name and facts of what ``ask`` lists: files or directories, and no links."""
-        at = self._path(checked_prefix(prefix).rstrip("/"))
+        """Return name and fsspec's facts of each entry that ``ask`` lists below ``prefix``.
+
+        ``kind``: "file" or "directory"; links are left out. A missing directory has no entries.
+        """
+        path = self._path(checked_prefix(prefix).rstrip("/"))
         try:
-            infos = self._call(prefix or self.url, lambda fs: list(ask(fs, at)))
+            infos = self._call(prefix or self.url, lambda fs: list(ask(fs, path)))
         except NotFound:
             return []
-        named = [
-            (_plain(info, self._root), info)
+        entries = [
+            (_stored_name(info, self._root), info)
             for info in infos
             if info.get("type") == kind and not info.get("islink")
         ]
-        return [(name, info) for name, info in named if name]
+        return [(name, info) for name, info in entries if name]
 
     def _put(self, name: str, chunks: Iterable[Chunk], about: About, *, replaces: bool) -> None:
+        """Write a file, and compare its size afterwards. The first call logs a warning (`NOTE`).
+
+        ``replaces``: false if the name must be free. An error of ``chunks`` is raised unchanged;
+        others become StoreError. Raise Exists if the name is taken, Transient if the file is
+        missing afterwards.
+        """
         if not self._has_warned:
             self._has_warned = True
             log.warning("%s: %s", self.url, NOTE)
@@ -192,6 +222,11 @@ class GenericStore:
             )
 
     def _close_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
+        """Write under the final name; the object appears when the file is closed.
+
+        After an error the file is discarded, and the error is raised. Raise Exists as `_check_free`
+        does.
+        """
         file = fs.open(self._path(name), "wb", block_size=_BLOCK)
         try:
             for piece in pieces:
@@ -206,7 +241,11 @@ class GenericStore:
             raise
 
     def _move_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
-        """Write to a temporary name, which is never listed, and move that."""
+        """Write to a temporary name, which is never listed, and move that to the final name.
+
+        Raise StoreError if the file system moves by copying; Exists as `_check_free` does. After an
+        error the temporary file is removed.
+        """
         path = self._path(name)
         part = f"{self._root}/{_UNFINISHED}{secrets.token_hex(8)}.part"
         if self._scheme not in _WHOLE_COPIES and not _has_own_move(fs):
@@ -217,7 +256,7 @@ class GenericStore:
             )
         fs.makedirs(part.rpartition("/")[0], exist_ok=True)
         try:
-            _fill(fs, part, pieces)
+            _write_pieces(fs, part, pieces)
             if not replaces:
                 self._check_free(name)
             fs.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
@@ -236,25 +275,32 @@ class GenericStore:
             return
         raise Exists(f"{name}: already there")
 
-    def _check_end(self, name: str, start: int, count: int) -> None:
+    def _check_length(self, name: str, start: int, count: int) -> None:
+        """Raise Corrupt if the file ends before byte ``start + count``, NotFound if it is gone."""
         size = self.size(name)
         if start + count > size:
             raise too_short(name, size, start, count)
 
     def _call(self, name: str, ask: Callable[[Any], T]) -> T:
+        """Return what ``ask`` returns for the file system.
+
+        Raise its errors as the StoreError about ``name``.
+        """
         try:
             return ask(self._fs)
         except Exception as e:
             raise error_for(f"{self.url}/{name}" if name != self.url else name, e) from e
 
     def _path(self, name: str) -> str:
+        """Return a name's path in fsspec's file system; "" is the store's root."""
         return f"{self._root}/{name}" if name else self._root or "/"
 
 
 class _Pieces:
-    """The pieces of a file from front to back.
+    """The pieces of a file from front to back, counted as they are taken.
 
-    ``size``: bytes so far.  ``error``: what their source raised.
+    ``size``: bytes so far. ``error``: what their source raised, which is then no error of the
+    store.
     """
 
     def __init__(self, pieces: Iterator[memoryview]) -> None:
@@ -265,6 +311,7 @@ class _Pieces:
         return self
 
     def __next__(self) -> memoryview:
+        """Return the next piece, and count it as sent; note and raise an error of the source."""
         try:
             piece = next(self._pieces)
         except StopIteration:
@@ -277,7 +324,8 @@ class _Pieces:
         return piece
 
 
-def _fill(fs: Any, path: str, pieces: Iterable[memoryview]) -> None:
+def _write_pieces(fs: Any, path: str, pieces: Iterable[memoryview]) -> None:
+    """Write all pieces to a new file, and close it; close it after an error, too."""
     file = fs.open(path, "wb", block_size=_BLOCK)
     try:
         for piece in pieces:
@@ -290,7 +338,7 @@ def _fill(fs: Any, path: str, pieces: Iterable[memoryview]) -> None:
 
 
 def _has_own_move(fs: Any) -> bool:
-    """Return whether the file system moves files itself; fsspec's own move copies and deletes."""
+    """Return whether the file system moves files itself; fsspec's default copies and deletes."""
     from fsspec import AbstractFileSystem  # noqa: PLC0415
     from fsspec.asyn import AsyncFileSystem  # noqa: PLC0415
 
@@ -298,21 +346,32 @@ def _has_own_move(fs: Any) -> bool:
 
 
 def _checked(name: str) -> str:
+    """Return ``name`` if it is a plain path; raise Corrupt otherwise.
+
+    Raise it too for the names of unfinished writes.
+    """
     if checked_path(name).startswith(_UNFINISHED):
         raise Corrupt(f"{name}: the name of an unfinished write")
     return name
 
 
-def _plain(info: Mapping[str, Any], root: str) -> str:
-    """Return the name in the store, or nothing for what nobody could have written here."""
+def _stored_name(info: Mapping[str, Any], root: str) -> str:
+    """Return an entry's name in the store; "" if no store could have such a name."""
     try:
         return checked_path(str(info["name"]).strip("/").removeprefix(root.strip("/")).lstrip("/"))
     except Corrupt:
         return ""
 
 
-def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """The file system, and the path in it that the URL means."""
+def _open_file_system(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return fsspec's file system without its cache, and the path in it that the URL means.
+
+    Raises:
+        Unsupported: the scheme is refused (`_REFUSED`).
+        ConfigError: a package is missing, or the options are wrong.
+        Transient: the server does not answer now.
+
+    """
     if why := _REFUSED.get(remote.scheme):
         raise Unsupported(
             f"{remote.url}: {remote.scheme}:// stores are not supported: {why}",
@@ -348,6 +407,10 @@ def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _class_of(remote: Remote) -> Any:
+    """Return fsspec's class for a URL's scheme.
+
+    Raise ConfigError if fsspec or the scheme's package is missing, or nobody knows the scheme.
+    """
     try:
         from fsspec.registry import get_filesystem_class, known_implementations  # noqa: PLC0415
     except ImportError as e:
@@ -358,8 +421,12 @@ def _class_of(remote: Remote) -> Any:
     try:
         return get_filesystem_class(remote.scheme)
     except ValueError as e:
-        near = near_names(remote.scheme, [*SCHEME_NAMES, "file", *known_implementations], 3)
-        guess = f"did you mean {' or '.join(f'{scheme}://' for scheme in near)}?  " if near else ""
+        similar = near_names(remote.scheme, [*SCHEME_NAMES, "file", *known_implementations], 3)
+        guess = (
+            f"did you mean {' or '.join(f'{scheme}://' for scheme in similar)}?  "
+            if similar
+            else ""
+        )
         ours = ", ".join(f"{name}://" for name in SCHEME_NAMES)
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
@@ -385,7 +452,11 @@ _DENIED = (
 
 
 def error_for(where: str, e: Exception) -> StoreError:
-    """The StoreError for what happened at ``where`` (the store and a name)."""
+    """Return the StoreError for an exception of fsspec or a client library.
+
+    ``where`` is the store and a name, for the message. Transient if the same call may succeed
+    later: the server is busy or fails, the connection broke, or the system's error passes.
+    """
     names = {cls.__name__ for cls in type(e).__mro__}
     codes = (getattr(e, key, None) for key in ("status_code", "status", "code"))
     status = next((code for code in codes if isinstance(code, int) and 100 <= code < 600), None)
@@ -428,7 +499,7 @@ _KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "creat
 
 
 def mtime_of(info: Mapping[str, Any]) -> float:
-    """Return seconds on the server's clock; 0 where nothing is said, or nothing that is a time."""
+    """Return a file's time in seconds on the server's clock; 0.0 if its facts have no time."""
     value = next((info[key] for key in _KEYS if info.get(key) is not None), None)
     if isinstance(value, (int, float)):
         return float(value)

@@ -1,7 +1,9 @@
 """Limits of transfers: threads, memory, time to try again, and one bandwidth for a process.
 
-The bandwidth follows a schedule in rclone's notation (rclone.org/docs, ``--bwlimit``): ``50MB/s``,
-or ``08:00,50M 19:00,off`` every day, or ``Mon-08:00,10M Sat-00:00,off`` every week.
+Training uses the same network, so all transfers of a process share one `RateLimiter`, which lets
+small requests pass large ones. Its bandwidth follows a schedule in rclone's notation
+(rclone.org/docs, ``--bwlimit``): ``50MB/s``, or ``08:00,50M 19:00,off`` every day, or
+``Mon-08:00,10M Sat-00:00,off`` every week.
 """
 
 from __future__ import annotations
@@ -27,29 +29,27 @@ MOST_PIECE = 1 << 20
 # from a training
 GATHER = 0.05
 _LITTLE = progress_signs.LEAST  # bytes: a smaller request goes before larger ones
-_BURST = 0.25  # s of the rate that may be saved up
+_BURST = 0.25  # s: unused bandwidth of this time may be used later
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
 _SHORTEST = 0.001  # s that a small request waits at least, if it has to wait
-_STEP = 0.25  # s between two looks at the schedule, and at whether the process is about to end
+_STEP = 0.25  # s between two checks of the schedule, and of whether the process is about to end
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 DAY = 24 * 60  # minutes
 _SLOT = re.compile(r"(?:([A-Za-z]+)-)?([0-9]{1,2}):([0-9]{2}),(\S+)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]i?)?(B)?(/s)?", re.IGNORECASE)
-_SPACED = re.compile(
-    r"(?<=[0-9])\s+(?=(?:[KMGT]i?B?|B)(?:/s)?(?:\s|$))", re.IGNORECASE
-)  # before a unit, as in 5 MB/s
+# the space before a unit, as in 5 MB/s
+_SPACED = re.compile(r"(?<=[0-9])\s+(?=(?:[KMGT]i?B?|B)(?:/s)?(?:\s|$))", re.IGNORECASE)
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-
-
 _is_urgent: ContextVar[bool] = ContextVar("urgent", default=False)
 
 
 @contextmanager
 def urgent() -> Iterator[None]:
-    """Let small requests of this block go at once: a heartbeat, late by a queue, tells old things.
+    """Let small requests of this block go at once, in this thread.
 
-    Their bytes count, so that others wait longer.
+    A heartbeat that waits in a queue reports what is no longer true. Its bytes count, so that other
+    requests wait longer.
     """
     before = _is_urgent.set(True)
     try:
@@ -61,20 +61,23 @@ def urgent() -> Iterator[None]:
 class RateLimiter(Protocol):
     """Limits the bandwidth that all transfers of a process share.
 
-    Code that moves bytes over a network calls it first.
+    Code that moves bytes over a network calls `take` before.
     """
 
     @property
     def piece(self) -> int:
-        """Return how many bytes to ask for at a time, at most.
+        """The most bytes to request at a time.
 
         They are few, so that a change of the rate takes effect soon, and small requests do not wait
-        for long.
+        long.
         """
         ...
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go."""
+        """Wait until ``count`` bytes may go.
+
+        Raise Transient if the process is about to end before.
+        """
         ...
 
 
@@ -84,18 +87,17 @@ class Unlimited:
     piece = MOST_PIECE
 
     def take(self, count: int) -> None:
-        """Return at once."""
-        _give_sign(count)
+        """Return at once; a large request is a sign of progress."""
+        _sign_if_large(count)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``threads``: parts sent, or ranges read ahead, at once.
+    """What the transfers of a store may use.
 
-    ``memory``: bytes of parts in flight.
-
-    ``patience``: seconds for which what fails transiently is tried again.  ``stall``: seconds
-    without a byte after which a transfer is broken off, and tried again.
+    ``pace``: the bandwidth. ``threads``: parts sent, or ranges read ahead, at once. ``memory``:
+    bytes of parts in flight. ``patience``: seconds for which a transient failure is tried again.
+    ``stall``: seconds without a byte after which a transfer is broken off, and tried again.
     """
 
     pace: RateLimiter = field(default_factory=Unlimited)
@@ -107,16 +109,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``starts``: minutes of the week from Monday 00:00, ascending.
+    """Rates of a week.
 
-    ``rates``: bytes a second from then on; None is no limit.
+    ``starts``: minutes of the week from Monday 00:00, ascending. ``rates``: bytes a second from
+    each start on; None is no limit.
     """
 
     starts: tuple[int, ...]
     rates: tuple[float | None, ...]
 
     def rate(self, weekday: int, hour: int, minute: int) -> float | None:
-        """Return the rate at a local time; Monday is 0.
+        """Return the bytes a second at a local time (Monday is 0), None without a limit.
 
         Before the first start of the week the last rate holds.
         """
@@ -129,7 +132,10 @@ class Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that a text means; raise ValueError."""
+    """Return the schedule that a text in rclone's notation means.
+
+    Raise ValueError, whose text is shown to the user.
+    """
     words = _SPACED.sub("", text).split()
     if not words:
         raise ValueError(
@@ -137,10 +143,10 @@ def parse_schedule(text: str) -> Schedule:
             " 19:00,off', or off"
         )
     if len(words) == 1 and "," not in words[0]:
-        return Schedule((0,), (_rate(words[0]),))
+        return Schedule((0,), (_parse_rate(words[0]),))
     rates: dict[int, float | None] = {}
     for word in words:
-        starts, rate = _slot(word)
+        starts, rate = _parse_entry(word)
         for start in starts:
             if start in rates:
                 raise ValueError(f"{word!r}: this time is given twice")
@@ -148,8 +154,12 @@ def parse_schedule(text: str) -> Schedule:
     return Schedule(tuple(sorted(rates)), tuple(rates[start] for start in sorted(rates)))
 
 
-def _slot(word: str) -> tuple[list[int], float | None]:
-    """Return the minutes of the week at which it begins, one or one of each day, and the rate."""
+def _parse_entry(word: str) -> tuple[list[int], float | None]:
+    """Return the starts of an entry such as ``Mon-08:00,10M``, and its rate.
+
+    Starts are minutes of the week: one, or one of each day where the entry names none. Raise
+    ValueError if there is no such time or day.
+    """
     matched = _SLOT.fullmatch(word)
     if not matched:
         raise ValueError(
@@ -167,11 +177,11 @@ def _slot(word: str) -> tuple[list[int], float | None]:
         raise ValueError(
             f"{word!r}: there is no such day, expected one of Mon Tue Wed Thu Fri Sat Sun"
         )
-    return [n * DAY + hour * 60 + minute for n in days], _rate(matched[4])
+    return [n * DAY + hour * 60 + minute for n in days], _parse_rate(matched[4])
 
 
-def _rate(text: str) -> float | None:
-    """Return bytes a second.
+def _parse_rate(text: str) -> float | None:
+    """Return bytes a second, None for "off"; raise ValueError.
 
     ``K M G T`` are powers of 1024, as rclone's, and so are ``KiB``…; ``KB MB GB TB`` are of 1000.
     """
@@ -195,12 +205,14 @@ def _rate(text: str) -> float | None:
 class TokenBucket:
     """A `RateLimiter` that follows a schedule.
 
-    All that has been asked for lies one behind the other on a line of bytes. The schedule's rate
-    moves along it, and a request may go once its last byte is reached. A small request (a head, a
-    listing) passes the large ones that wait: a small save, or a heartbeat, needs several of them in
-    a row. It waits behind small ones only, twice as long as their bytes take, so that half of the
-    rate is left to large ones. Later requests lie behind it, which makes up for its haste: for a
-    moment the rate can be exceeded, by at most the bytes of the large requests that wait.
+    All bytes that were requested lie one behind the other on a line. `_reached` moves along it with
+    the schedule's rate, and a request may go once `_reached` passes its last byte. A small request
+    (a head, a listing) passes the large ones that wait: a small save, or a heartbeat, needs several
+    of them in a row. It waits behind small ones only, twice as long as their bytes take, so that
+    half of the rate is left to large ones. Later requests lie behind it, which evens this out: for
+    a moment the rate can be exceeded, by at most the bytes of the large requests that wait.
+
+    ``clock`` is monotonic, in seconds; ``wall`` is the local time that the schedule follows.
     """
 
     def __init__(
@@ -213,23 +225,24 @@ class TokenBucket:
     ) -> None:
         self._schedule, self._clock, self._sleep, self._wall = schedule, clock, sleep, wall
         self._lock = threading.Lock()
-        self._reached, self._since = 0.0, clock()  # byte of the line, as of when
-        self._end = self._small_end = 0.0  # of what was asked for last, and of the last small one
+        self._reached, self._moved_at = 0.0, clock()  # byte of the line, and when it was computed
+        # ends on the line of the last request, and of the last small one
+        self._end = self._small_end = 0.0
 
     @property
     def piece(self) -> int:
-        """What goes in `GATHER` seconds: each piece costs some CPU, which a training misses."""
+        """The bytes of `GATHER` seconds, within bounds: each piece costs CPU of a training."""
         rate = self._rate()
         return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
 
     def take(self, count: int) -> None:
         """Wait until ``count`` bytes may go.
 
-        Raise Transient where the process is about to end before.
+        Raise Transient if the process is about to end before.
         """
         is_small = count < _LITTLE
         with self._lock:
-            self._move()
+            self._advance()
             self._end += count
             end = self._end
             if is_small and _is_urgent.get():
@@ -237,27 +250,30 @@ class TokenBucket:
             elif is_small:
                 end = min(end, max(self._small_end, self._reached) + 2 * count)
                 self._small_end = end
-        while (wait := self._seconds_to(end)) > 0:
+        while (wait := self._seconds_until(end)) > 0:
             if progress_signs.is_shutting_down():
                 raise Transient(
                     "the process stopped while a transfer waited for bandwidth",
                     hint="start it again",
                 )
-            _give_sign(count)
+            _sign_if_large(count)
             self._sleep(min(max(wait, _SHORTEST if is_small else GATHER), _STEP))
-        _give_sign(count)
+        _sign_if_large(count)
 
-    def _seconds_to(self, end: float) -> float:
-        """Return the seconds until this byte of the line is reached at the present rate."""
+    def _seconds_until(self, end: float) -> float:
+        """Return the seconds until byte ``end`` of the line is reached at the present rate."""
         with self._lock:
-            rate = self._move()
-            left = end - self._reached
-        return 0.0 if rate is None or left <= _CLOSE else left / rate
+            rate = self._advance()
+            missing = end - self._reached
+        return 0.0 if rate is None or missing <= _CLOSE else missing / rate
 
-    def _move(self) -> float | None:
-        """Move along the line to now, at most `_BURST` beyond its end; return the present rate."""
+    def _advance(self) -> float | None:
+        """Advance `_reached` to now; return the present rate, None without a limit.
+
+        It stops `_BURST` seconds of the rate beyond the last request. The caller holds the lock.
+        """
         now, rate = self._clock(), self._rate()
-        passed, self._since = now - self._since, now
+        passed, self._moved_at = now - self._moved_at, now
         if rate is None:
             self._reached = max(self._reached, self._end)
         else:
@@ -265,25 +281,27 @@ class TokenBucket:
         return rate
 
     def _rate(self) -> float | None:
+        """Return the schedule's rate at this moment, in bytes a second; None without a limit."""
         wall = self._wall()
         return self._schedule.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
 
 
-def _give_sign(count: int) -> None:
-    """Give a sign of life for a request of ``count`` bytes, unless it is a small one.
+def _sign_if_large(count: int) -> None:
+    """Count a sign of progress for a request of ``count`` bytes, unless it is a small one.
 
-    A long wait gives signs too, so that a small bandwidth does not look like a thread that hangs.
+    `take` also counts one for each step of a long wait, so that a small bandwidth does not look
+    like a thread that hangs.
     """
     if count >= progress_signs.LEAST:
         progress_signs.sign()
 
 
 def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]:
-    """Yield chunks in small pieces of single bytes, each when it may go."""
+    """Yield the chunks as small views of bytes, each once the limiter lets it go."""
     for chunk in chunks:
         view = memoryview(chunk)
         flat, piece = view.cast("B") if view.nbytes else memoryview(b""), limiter.piece
-        for at in range(0, len(flat), piece):
-            part = flat[at : at + piece]
+        for start in range(0, len(flat), piece):
+            part = flat[start : start + piece]
             limiter.take(len(part))
             yield part

@@ -1,4 +1,8 @@
-"""A store in memory: what the contract means, without a disk."""
+"""A store in memory: the contract in its simplest form, for tests and for trying things out.
+
+A dictionary under a lock has every property that the contract demands, so tests compare other
+stores with it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,9 @@ from ckptsync.stores.contract import (
 
 
 class MemoryStore:
-    """Lives as long as the object.
+    """A store that lives as long as the object.
 
-    Its clock counts writes, one second each, so that tests can say what comes first.
+    Its clock counts writes, one second each, so that tests can say which file is older.
     """
 
     late = 0.0
@@ -36,6 +40,7 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def names(self, prefix: str) -> Iterator[Entry]:
+        """Yield the stored files below ``prefix``, sorted by name."""
         checked_prefix(prefix)
         with self._lock:
             files = sorted((n, f) for n, f in self._files.items() if n.startswith(prefix))
@@ -43,6 +48,7 @@ class MemoryStore:
             yield Entry(name, len(content), mtime)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """Return the directories directly below ``prefix`` (see `Store.dirs`)."""
         checked_prefix(prefix)
         with self._lock:
             below = [
@@ -53,9 +59,11 @@ class MemoryStore:
         )
 
     def size(self, name: str) -> int:
+        """Return the size of a file in bytes; raise NotFound."""
         return len(self._content(name))
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from byte ``start``; raise NotFound, or Corrupt if the file ends before."""
         piece = memoryview(self._content(name))[start : start + out.nbytes]
         if len(piece) < out.nbytes:
             raise too_short(name, start + len(piece), start, out.nbytes)
@@ -63,29 +71,34 @@ class MemoryStore:
             out.cast("B")[:] = piece
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        content = _joined(name, check_size(chunks, about))
+        """Store the content; replace what has the name."""
+        content = _join(name, check_size(chunks, about))
         with self._lock:
             self._files[name] = (content, next(self._clock))
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        content = _joined(name, check_size(chunks, about))
+        """Store a new file; raise Exists if the name is taken."""
+        content = _join(name, check_size(chunks, about))
         with self._lock:
             if name in self._files:
                 raise Exists(f"{name}: already there")
             self._files[name] = (content, next(self._clock))
 
     def delete(self, name: str) -> None:
+        """Delete a file; do nothing if it is not there."""
         with self._lock:
             self._files.pop(checked_path(name), None)
 
     def _content(self, name: str) -> bytes:
+        """Return the bytes of a file; raise NotFound."""
         try:
             return self._files[checked_path(name)][0]
         except KeyError:
             raise NotFound(f"{name}: not in {self.url}") from None
 
 
-def _joined(name: str, chunks: Iterable[Chunk]) -> bytes:
+def _join(name: str, chunks: Iterable[Chunk]) -> bytes:
+    """Return all chunks as one, counted as sent; raise Corrupt if ``name`` is not plain."""
     checked_path(name)
     content = b"".join(map(bytes, chunks))
     progress_signs.count_sent(len(content))

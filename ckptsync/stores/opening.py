@@ -1,4 +1,9 @@
-"""From a URL to a store: one to read, one to make, or whatever files are there."""
+"""From a URL to a store: to read one, to make one, or to use whatever files are there.
+
+A wrong URL must never look like an empty store, and a directory that was not mounted must never
+become a new one. So opening checks the file that marks a store (`STORE_FILE`), and making one
+checks the parent directory and the mount table first.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class NoParent(ConfigError):
-    """Raised if the parent directory of a new store was not found.
+    """The parent directory of a new store is missing.
 
     The path is mistyped, or a file system is not mounted.
     """
@@ -44,7 +49,7 @@ class NoParent(ConfigError):
 
 
 class NotMounted(NoParent):
-    """Raised if a new store would lie where a file system should be mounted, and none is."""
+    """A new store would lie where a file system should be mounted, and none is."""
 
     def __init__(self, url: str, mount: Unmounted) -> None:
         ConfigError.__init__(
@@ -57,15 +62,15 @@ class NotMounted(NoParent):
 def is_store(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> bool:
-    """Return whether a store is there already.
+    """Return whether there is a store at a URL; False if there is nothing.
 
-    Raises ConfigError for a URL that can be none, StoreError where it cannot be asked.
+    Raise ConfigError for a URL that can be no store, StoreError if it cannot be reached.
     """
     target = located(url)
     if isinstance(target, Path) and not target.is_dir():
         return False
     store = (
-        _local(target, "", limits)
+        _local_store(target, "", limits)
         if isinstance(target, Path)
         else open_any(url, storage_options, limits)
     )
@@ -78,28 +83,38 @@ def is_store(
 def open_store(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> Store:
-    """Open a store that is there, to read.
+    """Return the store at a URL, to read from; its files may be written, too.
 
-    Raises ConfigError if there is none, Unsupported if it is newer than this program.
+    Raises:
+        ConfigError: there is no store.
+        Unsupported: its format is newer than this program.
+        Corrupt: its format cannot be read.
+        StoreError: it cannot be reached.
+
     """
     target = located(url)
     is_path = isinstance(target, Path)
-    absent = f"{_MADE_BY} {'the path, and mount the file system' if is_path else 'the URL'}"
-    is_there = not isinstance(target, Path) or target.is_dir()
-    store = open_any(url, storage_options, limits) if is_there else None
+    hint = f"{_MADE_BY} {'the path, and mount the file system' if is_path else 'the URL'}"
+    is_present = not isinstance(target, Path) or target.is_dir()
+    store = open_any(url, storage_options, limits) if is_present else None
     if store is None or not has_root(store):
-        raise ConfigError(f"{url}: no such directory, a store expected", hint=absent)
-    _check_format(store, absent)
-    return _local(target, STORE_FILE, limits) if isinstance(target, Path) else store
+        raise ConfigError(f"{url}: no such directory, a store expected", hint=hint)
+    _check_format(store, hint)
+    return _local_store(target, STORE_FILE, limits) if isinstance(target, Path) else store
 
 
 def create_store(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> Store:
-    """Open a store to write; make it, with a line in the log, if it is not there yet.
+    """Return the store at a URL, to write to; make it if it is not there, and log that.
 
-    Several may do this at once. Raises NoParent if the directory above it is not there, NotMounted
-    if a file system is not mounted; else as `open_store` does.
+    Several processes may do this at once.
+
+    Raises:
+        NoParent: the directory above it is missing.
+        NotMounted: a file system is not mounted there.
+        ConfigError, Unsupported, Corrupt, StoreError: as `open_store`.
+
     """
     target = located(url)
     if isinstance(target, Path):
@@ -116,25 +131,25 @@ def create_store(
         store.create(STORE_FILE, [b'{"format":%d}\n' % FORMAT])
         log.warning("%s: created a new store", store.url)
     _check_format(store, "")
-    return _local(target, STORE_FILE, limits) if isinstance(target, Path) else store
+    return _local_store(target, STORE_FILE, limits) if isinstance(target, Path) else store
 
 
 def open_any(
     url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None
 ) -> Store:
-    """Return whatever files are at ``url`` as a store, whether it is one of ours or not.
+    """Return the files at ``url`` as a store, whether it is marked as a store or not.
 
-    A path must be a directory that is there. Raises ConfigError, Unsupported.
+    A path must be an existing directory. Raise ConfigError, Unsupported.
     """
     target, options, limits = located(url), dict(storage_options or {}), limits or Limits()
     if isinstance(target, Path):
         if options:
-            given = ", ".join(sorted(options))
+            names = ", ".join(sorted(options))
             raise ConfigError(
-                f"{url}: storage_options given ({given}), a path has none",
+                f"{url}: storage_options given ({names}), a path has none",
                 hint="remove storage_options",
             )
-        return _local(target, "", limits)
+        return _local_store(target, "", limits)
     # imported where used: each kind brings a library of its own
     if target.scheme == "s3":
         from ckptsync.stores.s3.store import S3Store  # noqa: PLC0415
@@ -150,9 +165,9 @@ def open_any(
 
 
 def directory_of(source: object) -> str | None:
-    """Return the directory of this machine in which a store's files lie as they are.
+    """Return the directory of this machine that holds a store's files; None for other stores.
 
-    `None` if there is none.
+    ``source`` may be wrapped.
     """
     store = unwrapped(source)
     return store.root if isinstance(store, PosixStore) else None
@@ -160,39 +175,47 @@ def directory_of(source: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How remote stores are reached; each is opened once."""
+    """Options and limits with which remote stores are opened; each store is opened once."""
 
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     limits: Limits = field(default_factory=Limits)
     _opened: dict[str, Store] = field(default_factory=dict, compare=False)
 
     def store(self, target: Remote) -> Store:
-        """Return whatever files are there as a store; raise ConfigError, StoreError."""
+        """Return the files at a URL as a store, opened at the first call.
+
+        Raise ConfigError, StoreError.
+        """
         if target.url not in self._opened:
             self._opened[target.url] = open_any(target.url, self.options_of(target), self.limits)
         return self._opened[target.url]
 
     def options_of(self, target: Remote) -> Mapping[str, object]:
-        """Return the options for a URL's scheme, or all options if they are not given by scheme.
+        """Return the options for a URL's scheme, or all options if they are not grouped by scheme.
 
-        Options by scheme: ``{"s3": {…}, "sftp": {…}}``.
+        Grouped by scheme: ``{"s3": {…}, "sftp": {…}}``.
         """
         if not any(isinstance(self.options.get(scheme), Mapping) for scheme in SCHEME_NAMES):
             return self.options
-        own = self.options.get(target.scheme)
-        return own if isinstance(own, Mapping) else {}
+        scheme_options = self.options.get(target.scheme)
+        return scheme_options if isinstance(scheme_options, Mapping) else {}
 
     def within(self, memory: int) -> Access:
-        """Return a copy that holds at most ``memory`` bytes of file parts in flight.
+        """Return a copy whose uploads hold at most ``memory`` bytes of parts.
 
-        A lower limit stays.
+        A lower limit that is set already stays.
         """
         return replace(
             self, limits=replace(self.limits, memory=min(memory, self.limits.memory)), _opened={}
         )
 
 
-def _local(target: Path, witness: str, limits: Limits | None) -> Store:
+def _local_store(target: Path, witness: str, limits: Limits | None) -> Store:
+    """Return the store of a directory, with retries.
+
+    ``witness``: a file that proves that the same file system is mounted; "" for none
+    (`PosixStore`).
+    """
     limits = limits or Limits()
     return Retrying(
         PosixStore(str(target), witness, pace=limits.pace), Persistence(limits.patience)
@@ -200,7 +223,10 @@ def _local(target: Path, witness: str, limits: Limits | None) -> Store:
 
 
 def _make_directory(url: str, path: Path) -> None:
-    """Make ``path``, durably, if it is not there."""
+    """Make ``path`` and its name durable; do nothing if it is a directory already.
+
+    Raise NoParent, ConfigError if the path cannot be a directory, StoreError.
+    """
     try:
         if path.is_dir():
             return
@@ -222,6 +248,10 @@ def _make_directory(url: str, path: Path) -> None:
 
 
 def _check_format(store: Store, hint: str) -> None:
+    """Read the file that marks a store, and raise unless its format is known.
+
+    Raise ConfigError without that file (``hint`` says what to check), Corrupt, Unsupported.
+    """
     try:
         number = format_number(read_all(store, STORE_FILE, 1 << 16), STORE_FILE, "a store's format")
     except NotFound:

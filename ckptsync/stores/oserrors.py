@@ -1,4 +1,8 @@
-"""What the operating system says, as errors that the operator can act on."""
+"""The operating system's errors as StoreErrors, each with a hint that the operator can act on.
+
+One table says what to do for each errno, another which errors pass by themselves: those are
+Transient, and are tried again.
+"""
 
 from __future__ import annotations
 
@@ -64,24 +68,24 @@ PASSING = frozenset(
         errno.ENETRESET,
     }
 )
-"""What may be over in a moment.
+"""Codes of errors that may be over in a moment.
 
-EIO is, where a server has the files: soft mounts of NFS say so when it does not answer (nfs(5)).
+So may EIO on a remote file system: soft mounts of NFS return it if the server is silent (nfs(5)).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StoreErrors:
-    """Makes StoreErrors from the operating system's errors.
+    """Makes StoreErrors from the operating system's errors, for the store at ``root``.
 
-    They name ``root``. With ``is_remote``, a server is behind it, which may answer again.
+    ``is_remote``: the files are on a server, which may answer again after EIO.
     """
 
     root: str
     is_remote: bool = False
 
     def error(self, name: str, e: OSError) -> StoreError:
-        """Return the StoreError about ``name``, with what to do."""
+        """Return the StoreError about ``name``: Exists, Transient if it may pass, or StoreError."""
         if e.errno == errno.EEXIST:
             return Exists(f"{name}: already there")
         code = errno.ETIMEDOUT if e.errno == errno.EIO and self.is_remote else e.errno or 0
@@ -93,7 +97,7 @@ class StoreErrors:
 
     @contextlib.contextmanager
     def about(self, name: str) -> Iterator[None]:
-        """Within it an OSError is a StoreError about ``name``; a name that is taken is Exists."""
+        """Raise each OSError of this block as the StoreError about ``name``."""
         try:
             yield
         except OSError as e:

@@ -1,9 +1,9 @@
 """Download stored files to a local directory, several ranges at once, and verify them.
 
-Bytes are verified between the network and the disk.
-
-A file appears whole, durable and verified, or not at all. Blocks of a large file that an earlier
-try has left, and that match their digests, are not downloaded again.
+One connection rarely fills a network, and a large file must not be read twice. So threads fetch
+ranges of whole digest blocks, and each block is compared with its digest between the network and
+the disk. A file appears whole, durable and verified, or not at all. Blocks that an earlier try has
+written, and that match their digests, are not downloaded again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckptsync.threads import ThreadPool
 RANGE = 32 << 20  # bytes of a request: many small ones cost a server more
 BUFFER = 1 << 20  # bytes of memory a thread
 THREADS = 8
-# bytes of a file below which downloading it again is faster than looking for what is left of it
+# bytes of a file below which downloading it again is faster than checking what is there of it
 _RESUMABLE = 256 << 10
 
 OnBytes = Callable[[int], object]
@@ -33,7 +33,7 @@ OnBytes = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The file ``name`` of a store, and its name ``under`` the directory.
+    """The file ``name`` of a store, and its name ``under`` the target directory.
 
     Without a ``digest`` only its size is checked.
     """
@@ -44,21 +44,21 @@ class StoredFile:
     digest: Digests | None
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return ranges of about `RANGE` bytes, each of whole blocks.
+        """Return ranges (start, end) of about `RANGE` bytes, each of whole digest blocks.
 
-        An empty file has one, too.
+        An empty file has one range, too.
         """
         if not self.digest:
             return [
-                (start, min(start + RANGE, self.size))
-                for start in range(0, max(1, self.size), RANGE)
+                (first, min(first + RANGE, self.size))
+                for first in range(0, max(1, self.size), RANGE)
             ]
-        spans, begun = [], 0
+        ranges, start = [], 0
         for _, end, _ in digested_ranges(self.digest, 0, self.size):
-            if end - begun >= RANGE:
-                spans.append((begun, end))
-                begun = end
-        return [*spans, (begun, self.size)] if begun < self.size or not spans else spans
+            if end - start >= RANGE:
+                ranges.append((start, end))
+                start = end
+        return [*ranges, (start, self.size)] if start < self.size or not ranges else ranges
 
 
 def download(
@@ -68,37 +68,44 @@ def download(
     threads: int = THREADS,
     on_bytes: OnBytes = lambda _: None,
 ) -> dict[str, CkptsyncError]:
-    """Download all files, with `BUFFER` bytes of memory a thread.
+    """Download all files, with `BUFFER` bytes of memory a thread; return errors by `under`.
 
-    Return the errors of those that cannot be had, by the name under the directory: Corrupt for
-    bytes that do not match their digest, and NotFound. Any other error stops all threads and is
-    raised; then every file that has its name is whole. An interrupt stops the threads at the next
-    few bytes; the same call continues from there. Any thread calls ``on_bytes``.
+    Only Corrupt (bytes that do not match their digest) and NotFound are returned; the other files
+    are whole then. Any other error stops all threads and is raised; then every file that has its
+    name is whole. An interrupt stops the threads at the next few bytes; the same call continues
+    from there.
+
+    ``on_bytes`` is called by any thread with the number of bytes that have just arrived.
     """
-    begun: list[_Download] = []
+    downloads: list[_Download] = []
     stopped: list[BaseException] = []  # why all threads end; the first counts
     lock = threading.Lock()
     ranges = ((file, span) for file in files for span in file.ranges())
 
-    def next_range() -> tuple[_Download, tuple[int, int]] | None:
+    def take_range() -> tuple[_Download, tuple[int, int]] | None:
+        """Return the next range and its file's download; None at the end, or after an error."""
         with lock:
-            following = None if stopped else next(ranges, None)
-            if following is None:
+            task = None if stopped else next(ranges, None)
+            if task is None:
                 return None
-            if not begun or begun[-1].file is not following[0]:
-                begun.append(_Download(source, target, following[0], count))
-            return begun[-1], following[1]
+            file, span = task
+            if not downloads or downloads[-1].file is not file:
+                downloads.append(_Download(source, target, file, count))
+            return downloads[-1], span
 
     def count(size: int) -> None:
+        """Count bytes that arrived; raise _Stopped after another thread's error."""
         if stopped:
             raise _Stopped
         on_bytes(size)
 
     def work() -> None:
+        """Fetch ranges until none is left; note an error, which stops all threads."""
         buffer = chunk_room(BUFFER)
         try:
-            while task := next_range():
-                task[0].fetch(task[1], buffer)
+            while task := take_range():
+                file_download, span = task
+                file_download.fetch(span, buffer)
         except BaseException as e:  # noqa: BLE001 - `download` raises it
             stopped.append(e)
 
@@ -110,7 +117,7 @@ def download(
             raise
         finally:
             pool.shutdown()
-            for file_download in begun:
+            for file_download in downloads:
                 file_download.give_up(
                     file_download.error or (stopped[0] if stopped else _Stopped())
                 )
@@ -118,7 +125,7 @@ def download(
         raise stopped[0]
     return {
         file_download.file.under: file_download.error
-        for file_download in begun
+        for file_download in downloads
         if file_download.error
     }
 
@@ -135,12 +142,16 @@ class _Download:
         self.file = file
         self.error: CkptsyncError | None = None
         self._source, self._target, self._on_bytes = source, target, on_bytes
-        self._left, self._threads = len(file.ranges()), 0
+        self._ranges_left, self._threads = len(file.ranges()), 0
         self._lock = threading.Lock()
         self._draft: Draft | None = None
 
     def fetch(self, span: tuple[int, int], buffer: memoryview) -> None:
-        """Fetch one of `StoredFile.ranges`; with the last one the file is there."""
+        """Fetch one of `StoredFile.ranges`; publish the file after its last one.
+
+        Nothing is fetched after an error. Corrupt and NotFound become `error`; other errors are
+        raised.
+        """
         file = self.file
         with self._lock:
             if self.error:
@@ -151,11 +162,13 @@ class _Download:
             draft = self._draft
             self._threads += 1
         try:
-            for start, end in _missing(draft, file, span, buffer) if draft.left else (span,):
+            for start, end in (
+                _missing_ranges(draft, file, span, buffer) if draft.initial_size else (span,)
+            ):
                 self._fetch_range(draft, start, end, buffer)
             with self._lock:
-                self._left -= 1
-                is_last = not self._left
+                self._ranges_left -= 1
+                is_last = not self._ranges_left
             if is_last:
                 draft.commit()
                 self._draft = None  # of many small files it would be most of their memory
@@ -169,28 +182,35 @@ class _Download:
                 self.give_up(error)
 
     def give_up(self, error: BaseException) -> None:
-        """Close a file that is not whole; after an error that may pass, the next try continues."""
+        """Close a file that is not whole; after a passing error the next try continues it."""
         if self._draft:
             self._draft.give_up(error)
 
     def _fetch_range(self, draft: Draft, start: int, end: int, buffer: memoryview) -> None:
-        checker, at = Checker(self.file.name, self.file.digest, start, end), start
+        """Fetch the bytes from ``start`` to ``end``, and write those that match their digests.
 
-        def take(view: memoryview) -> None:
-            nonlocal at
+        Raise Corrupt if they do not match.
+        """
+        checker, position = Checker(self.file.name, self.file.digest, start, end), start
+
+        def write(view: memoryview) -> None:
+            nonlocal position
             checker.add(view)
-            draft.write_at(at, view)
-            at += len(view)
+            draft.write_at(position, view)
+            position += len(view)
             self._on_bytes(len(view))
 
-        stream(self._source, Extent(self.file.name, start, end - start), buffer, take)
+        stream(self._source, Extent(self.file.name, start, end - start), buffer, write)
         checker.end()
 
 
-def _missing(
+def _missing_ranges(
     draft: Draft, file: StoredFile, span: tuple[int, int], buffer: memoryview
 ) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a range, of whole blocks, that an earlier try has not left."""
+    """Yield those parts of a range, of whole blocks, that an earlier try has not written.
+
+    A block counts as written if its bytes match its digest; without digests all is missing.
+    """
     if file.digest is None:
         yield span
         return
@@ -198,9 +218,9 @@ def _missing(
     for start, end, _ in digested_ranges(file.digest, *span):
         checker = Checker(file.name, file.digest, start, end)
         try:
-            for at in range(start, end, len(buffer)):
-                piece = buffer[: min(len(buffer), end - at)]
-                draft.read_at(at, piece)
+            for position in range(start, end, len(buffer)):
+                piece = buffer[: min(len(buffer), end - position)]
+                draft.read_at(position, piece)
                 checker.add(piece)
             checker.end()
         except Corrupt:

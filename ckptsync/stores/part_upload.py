@@ -1,8 +1,9 @@
-"""Write a file in parts, and send only those that an earlier try has not left; commit last.
+"""Write a file in parts, several at once; send only parts that are not there; commit last.
 
-Nothing about an unfinished write is kept on this machine. Parts begin where the file's size alone
-says, so a write that was killed finds them again at the server. What they are there (an S3
-multipart upload, ranges of a partial file) is a `PartUpload`'s business.
+A large upload must survive a kill without sending everything again, and without notes on this
+machine. So parts begin where the file's size alone says, and a write that was killed finds its
+parts again at the server, by comparing bytes or checksums. How parts are kept (an S3 multipart
+upload, ranges of a partial file) is in the store's `PartUpload`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ckptsync.threads import ThreadPool
 
 PART = 16 << 20
 MIB = 1 << 20
-UNBUFFERED = 256 << 10  # bytes of a file that needs no room in the buffers
+UNBUFFERED = 256 << 10  # bytes of a file that is sent without one of the buffers
 MOST = 10_000  # parts of a file: S3's limit
 # where the size is not known, parts double after so many: 10,000 of them reach beyond 5 TB
 _STEP = 1000
@@ -31,9 +32,9 @@ _STEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A part of a file: ``data`` are its bytes from ``start``, ``number`` counts from 1.
+    """A part of a file: ``data`` are its bytes from ``start``; ``number`` counts from 1.
 
-    The buffer of ``data`` is used again afterwards.
+    The buffer of ``data`` is used again after the part was sent.
     """
 
     number: int
@@ -44,27 +45,30 @@ class FilePart:
 class PartUpload(Protocol):
     """An unfinished file at the server.
 
-    Every method is safe to call again; several threads call `is_there` and `put`.
+    Every method is safe to call again; several threads call `reuse_part` and `put`.
     """
 
-    def is_there(self, part: FilePart) -> bool:
-        """Return whether an earlier try has left exactly these bytes there.
+    def reuse_part(self, part: FilePart) -> bool:
+        """Count a part as sent if an earlier try has left exactly these bytes; return whether.
 
-        Known without sending them.  Called before `put`: the first call takes up an earlier try's
-        upload, or begins one.
+        Nothing of the part is sent. Called before `put`; the first call also chooses an unfinished
+        upload to continue, or begins one.
         """
         ...
 
     def put(self, part: FilePart) -> None:
-        """Store it."""
+        """Send a part unless it is there, and give its buffer back."""
         ...
 
     def commit(self, size: int) -> None:
-        """Give the file its name; raise Exists if it is to be created and the name is taken."""
+        """Give the file of ``size`` bytes its name.
+
+        Raise Exists if it is to be created and the name is taken.
+        """
         ...
 
     def abandon(self) -> None:
-        """Remove what is there: nobody will continue it."""
+        """Remove the unfinished file: nobody will continue it."""
         ...
 
 
@@ -72,21 +76,22 @@ class PartTarget(Protocol):
     """A name of a store that is about to be written."""
 
     def put_whole(self, data: memoryview) -> None:
-        """Store a content that fits into one part.
-
-        Raise Exists if it is to be created and the name is taken.
-        """
+        """Store a content that fits into one part; raise Exists if a new name is taken."""
         ...
 
     def begin(self) -> PartUpload:
-        """Return an earlier try's unfinished file of the same origin, or a new one."""
+        """Return the unfinished file of an earlier try of the same origin, or a new one."""
         ...
 
 
 def part_size(size: int | None, number: int = 1, least: int = PART) -> int:
-    """Return the bytes of part ``number`` (but the last) of a file of ``size`` bytes.
+    """Return the bytes of a part: whole MiB, and so many that `MOST` parts suffice.
 
-    Whole MiB, and as many that `MOST` parts suffice.
+    Args:
+        size: bytes of the file; None if unknown: then parts double after each thousand.
+        number: of the part, from 1. The last part of a file may be smaller.
+        least: the smallest part size that is returned.
+
     """
     if size is None:
         return least << ((number - 1) // _STEP)
@@ -101,22 +106,23 @@ class UploadPool:
 
     def __init__(self, threads: int, budget: int) -> None:
         self._pool = ThreadPool(threads, thread_name_prefix="ckptsync-part")
-        self._memory = _Memory(budget)
+        self._memory = _Buffers(budget)
 
     def send(
         self, target: PartTarget, chunks: Iterable[Chunk], about: About, least: int = PART
     ) -> None:
-        """Write ``chunks`` to ``target``.
+        """Write ``chunks`` to ``target``, in parts of ``least`` bytes or more.
 
-        Raises what they raise, and Incomplete if they are not ``about.size`` bytes.
+        A file of at most `UNBUFFERED` bytes waits for no buffer: its writer may produce the chunks
+        of a larger file that holds all buffers, and both would wait for ever.
 
-        A file of at most `UNBUFFERED` bytes waits for no buffer: who writes it may be making the
-        chunks of a larger file that holds all buffers, and both would wait for ever.
+        Raise what ``chunks`` raise, Incomplete if they are not ``about.size`` bytes, and the
+        target's errors.
         """
         if about.size is not None and about.size <= min(UNBUFFERED, least):
             target.put_whole(memoryview(b"".join(map(bytes, check_size(chunks, about)))))
             return
-        with contextlib.closing(_cut(chunks, about, least, self._memory)) as parts:
+        with contextlib.closing(_cut_parts(chunks, about, least, self._memory)) as parts:
             first, is_last = next(parts)
             try:
                 upload = None if is_last else target.begin()
@@ -131,9 +137,10 @@ class UploadPool:
                 self._send_parts(upload, chain([first], (part for part, _ in parts)), about)
 
     def _send_parts(self, upload: PartUpload, parts: Iterable[FilePart], about: About) -> None:
-        """Send parts by several threads.
+        """Send parts by several threads, then commit.
 
-        The first error of theirs is raised as soon as the next part is there.
+        The first error of a thread is raised when the next part is there. After an error the upload
+        stays for the next try if that may bring the same bytes; else it is abandoned.
         """
         running: set[Future[None]] = set()
         stopped = threading.Event()
@@ -143,7 +150,7 @@ class UploadPool:
             try:
                 if stopped.is_set():
                     return
-                if upload.is_there(part):
+                if upload.reuse_part(part):
                     progress_signs.count_kept(len(part.data))
                 else:
                     upload.put(part)
@@ -153,14 +160,14 @@ class UploadPool:
         try:
             for part in parts:
                 try:
-                    running = _unfinished(running, 0)
+                    running = _check_running(running, 0)
                 except BaseException:
                     self._memory.give(part.data)
                     raise
                 size = part.start + len(part.data)
                 running.add(self._pool.submit(progress_signs.keep_context(put), part))
             while running:
-                running = _unfinished(running, None)
+                running = _check_running(running, None)
             upload.commit(size)
         except BaseException as e:
             stopped.set()
@@ -168,95 +175,97 @@ class UploadPool:
             wait(running)
             # The next try may bring the same bytes if the store failed, or somebody stopped us; not
             # if the source did, or came too late.
-            may_go_on = (isinstance(e, StoreError) and not isinstance(e, Exists)) or not isinstance(
-                e, Exception
-            )
-            if not (about.origin and may_go_on):
+            may_continue = (
+                isinstance(e, StoreError) and not isinstance(e, Exists)
+            ) or not isinstance(e, Exception)
+            if not (about.origin and may_continue):
                 # the first error is the one to tell; what is left is removed as stale later
                 with contextlib.suppress(StoreError):
                     upload.abandon()
             raise
 
 
-def _unfinished(running: set[Future[None]], timeout: float | None) -> set[Future[None]]:
-    """Wait for one; return those that still run, and raise the error of one that does not."""
-    done, left = wait(running, timeout, FIRST_COMPLETED) if running else (set(), set())
+def _check_running(running: set[Future[None]], timeout: float | None) -> set[Future[None]]:
+    """Wait up to ``timeout`` seconds until a call ends; return those that still run.
+
+    Raise the error of one that failed.
+    """
+    done, unfinished = wait(running, timeout, FIRST_COMPLETED) if running else (set(), set())
     for future in done:
         future.result()
-    return left
+    return unfinished
 
 
-def _cut(
-    chunks: Iterable[Chunk], about: About, least: int, memory: _Memory
+def _cut_parts(
+    chunks: Iterable[Chunk], about: About, least: int, memory: _Buffers
 ) -> Generator[tuple[FilePart, bool], None, None]:
-    """Yield chunks as parts, and whether each is the last one.
+    """Yield the chunks as parts of ``least`` bytes or more, and whether each is the last one.
 
-    The caller gives the parts' buffers back.
+    The caller gives the parts' buffers back to ``memory``. Raise as `check_size`.
     """
 
-    def take(number: int) -> memoryview:
+    def take_buffer(number: int) -> memoryview:
+        """Return the buffer for a part; wait until there is memory."""
         size = part_size(about.size, number, least)
         return memory.take(size if about.size is None else max(1, min(size, about.size)))
 
     number, start, filled = 1, 0, 0
-    room: memoryview | None = take(number)
+    buffer: memoryview | None = take_buffer(number)
     try:
         for chunk in check_size(chunks, about):
             view = memoryview(chunk)
-            rest = view.cast("B") if view.nbytes else memoryview(b"")
-            while len(rest):
-                assert room is not None
-                if filled == len(room):  # given out only now, since more follows
-                    part, room = FilePart(number, start, room), None
+            unread = view.cast("B") if view.nbytes else memoryview(b"")
+            while len(unread):
+                assert buffer is not None
+                # a full part is yielded only now: one more byte shows that it is not the last
+                if filled == len(buffer):
+                    part, buffer = FilePart(number, start, buffer), None
                     yield part, False
                     number, start, filled = number + 1, start + filled, 0
-                    room = take(number)
-                count = min(len(rest), len(room) - filled)
-                room[filled : filled + count] = rest[:count]
-                filled, rest = filled + count, rest[count:]
-        assert room is not None
-        last, room = FilePart(number, start, room[:filled]), None
+                    buffer = take_buffer(number)
+                count = min(len(unread), len(buffer) - filled)
+                buffer[filled : filled + count] = unread[:count]
+                filled, unread = filled + count, unread[count:]
+        assert buffer is not None
+        last, buffer = FilePart(number, start, buffer[:filled]), None
     finally:
-        if room is not None:
-            memory.give(room)
+        if buffer is not None:
+            memory.give(buffer)
     yield last, True
 
 
-class _Memory:
-    """Buffers, of at most ``budget`` bytes together; a single one may be larger."""
+class _Buffers:
+    """Buffers of at most ``budget`` bytes together; a single one may be larger."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._changed = threading.Condition()
-        self._taken: dict[int, bytearray | mmap.mmap] = {}
+        self._used: dict[int, bytearray | mmap.mmap] = {}
         self._free: list[bytearray | mmap.mmap] = []
 
     def take(self, size: int) -> memoryview:
-        """Wait until there is room.
+        """Wait until ``size`` bytes fit into the budget; return a buffer of that size.
 
-        Free buffers of other sizes are let go of, so that memory stays within the budget.
+        Free buffers of other sizes are dropped, so that memory stays within the budget.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    not self._taken or sum(map(len, self._taken.values())) + size <= self._budget
-                )
+                lambda: not self._used or sum(map(len, self._used.values())) + size <= self._budget
             )
             self._free = [buffer for buffer in self._free if len(buffer) == size]
             if self._free:
                 buffer = self._free.pop()
-            elif (
-                size >= MIB
-            ):  # the system's own memory: of what several threads let go of, malloc keeps a lot
+            elif size >= MIB:
+                # not malloc's memory: of what several threads free, malloc keeps a lot
                 buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             else:
                 buffer = bytearray(size)
-            self._taken[id(buffer)] = buffer
+            self._used[id(buffer)] = buffer
             return memoryview(buffer)
 
     def give(self, view: memoryview) -> None:
-        """Take a buffer back, whole or cut short; nobody uses it any more."""
+        """Take back a buffer, or a view of its beginning; nobody uses it any more."""
         with self._changed:
-            buffer = self._taken.pop(id(view.obj))
-            self._free = [*self._free, buffer] if self._taken else []
+            buffer = self._used.pop(id(view.obj))
+            self._free = [*self._free, buffer] if self._used else []
             self._changed.notify_all()

@@ -1,6 +1,9 @@
 """Open what is at a path or URL that an operator named, as files to read.
 
-And what lies around it.
+Commands take a directory of this machine or a URL alike, and a checkpoint's meaning may depend on
+what lies above it: a store, a run, a base model. `PathOrUrl` is the one type for both, and each
+function here answers one question about it. Nothing is listed above the named directory, since a
+run may hold thousands of checkpoints.
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ from ckptsync.tensors import Files
 from ckptsync.threads import ThreadPool
 
 PathOrUrl = Path | Remote
-_AT_ONCE = 8
-_OF_OTHERS = 8 << 20  # bytes kept of what is not merged: configuration, headers of a base model
+_AT_ONCE = 8  # requests
+# bytes that are cached of files that are not merged: configuration, headers of a base model
+_CACHED = 8 << 20
 
 
 def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
-    """Return all files below a directory. Raises ConfigError if there is nothing, StoreError."""
+    """List all files below a directory; raise ConfigError if there is nothing, StoreError."""
     if isinstance(directory, Path):
         return directory_files(str(directory))
     is_dated = directory.kind.keeps_times and store_above(directory, access) is None
@@ -40,31 +44,32 @@ def list_tree(directory: PathOrUrl, access: Access) -> FileTree:
 
 
 def top_files(directory: PathOrUrl, access: Access) -> Files:
-    """Return the files directly in a directory that the operator named.
+    """List the files directly in a directory that the operator named.
 
-    Raise ConfigError, StoreError.
+    Links are followed. Raise ConfigError, StoreError.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=True)
-    return PrefetchedFiles(Within(ListedFiles(access.store(directory)), ""), _OF_OTHERS)
+    return PrefetchedFiles(Within(ListedFiles(access.store(directory)), ""), _CACHED)
 
 
 def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
-    """Return those of ``names`` that lie directly in a directory.
+    """Return those of ``names`` that lie directly in a directory near one that the user named.
 
-    The directory was not named by the user, but lies around one that was.
-
-    Elsewhere than here it is not listed: a run may hold thousands of checkpoints. Raises
+    A remote directory is not listed; each name is looked up. Links are not followed. Raise
     ConfigError, Transient.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=False)
-    store, prefix = _over(directory, access)
-    with ThreadPool(
-        _AT_ONCE if prefix else 1
-    ) as pool:  # as many threads as there shall be connections
+    store, prefix = _store_and_prefix(directory, access)
+    # each thread may open a connection; a store without a prefix was opened for this call alone
+    with ThreadPool(_AT_ONCE if prefix else 1) as pool:
         sizes = dict(
-            zip(names, pool.map(lambda name: _size(store, prefix + name), names), strict=True)
+            zip(
+                names,
+                pool.map(lambda name: _size_or_none(store, prefix + name), names),
+                strict=True,
+            )
         )
     return StoreFiles(
         store, {name: (prefix + name, size) for name, size in sizes.items() if size is not None}
@@ -72,20 +77,27 @@ def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -
 
 
 def store_above(directory: Remote, access: Access) -> Remote | None:
-    """Return the directory at or above this one that is a store of ours; raise Transient."""
+    """Return the nearest directory, at or candidates this one, that is a store; None without one.
 
-    def has_store(above: Remote) -> bool:
-        store, prefix = _over(above, access)
-        return _size(store, prefix + STORE_FILE) is not None
+    Raise ConfigError, Transient.
+    """
 
-    above = [directory, *parents(directory)]
-    _over(directory, access)  # what all of them share is opened once, and not by each thread
+    def has_store(candidate: Remote) -> bool:
+        """Return whether a directory has the file that marks a store."""
+        store, prefix = _store_and_prefix(candidate, access)
+        return _size_or_none(store, prefix + STORE_FILE) is not None
+
+    candidates = [directory, *parents(directory)]
+    # opens what all candidates share, once and not in each thread
+    _store_and_prefix(directory, access)
     with ThreadPool(_AT_ONCE // 2) as pool:
         return next(
             (
-                place
-                for place, is_one in zip(above, pool.map(has_store, above), strict=True)
-                if is_one
+                candidate
+                for candidate, is_marked in zip(
+                    candidates, pool.map(has_store, candidates), strict=True
+                )
+                if is_marked
             ),
             None,
         )
@@ -94,7 +106,7 @@ def store_above(directory: Remote, access: Access) -> Remote | None:
 def enclosing_store(directory: PathOrUrl, access: Access) -> tuple[Store, tuple[str, ...]] | None:
     """Return the store at or above a directory, opened, and the directory's path below its root.
 
-    None if there is none.  Raises ConfigError, StoreError.
+    None if there is no store. Raise ConfigError, StoreError.
     """
     if isinstance(directory, Remote):
         above = store_above(directory, access)
@@ -108,12 +120,11 @@ def enclosing_store(directory: PathOrUrl, access: Access) -> tuple[Store, tuple[
     return None
 
 
-def _over(directory: Remote, access: Access) -> tuple[Store, str]:
+def _store_and_prefix(directory: Remote, access: Access) -> tuple[Store, str]:
     """Return a store that has the directory, and the prefix of the directory's names in it.
 
-    There is one store for a whole bucket; elsewhere a new store for each call.
-
-    What is below a directory is reached over no link; what is above it may be one.
+    There is one store for a whole bucket; elsewhere the directory becomes a store, opened anew by
+    each call: links below a store's root are not followed, but its root may be reached over links.
     """
     if directory.kind.has_buckets:
         bucket, _, key = directory.rest.partition("/")
@@ -121,10 +132,10 @@ def _over(directory: Remote, access: Access) -> tuple[Store, str]:
     return open_any(directory.url, access.options_of(directory), access.limits), ""
 
 
-def _size(store: Store, name: str) -> int | None:
-    """Return the size; None if it is absent, or access is denied.
+def _size_or_none(store: Store, name: str) -> int | None:
+    """Return the size; None if the file is absent, or access is denied. Raise Transient.
 
-    Whoever may read a checkpoint may not be allowed to look around it.
+    Whoever may read a checkpoint may not be allowed to read around it.
     """
     try:
         return store.size(name)
@@ -135,7 +146,7 @@ def _size(store: Store, name: str) -> int | None:
 
 
 def parents(directory: Remote) -> Iterator[Remote]:
-    """Yield the directories around it, up to its bucket, or the top of its host."""
+    """Yield the directories above a URL, nearest first, up to its bucket or its host's top."""
     parts = directory.rest.split("/")
     for count in range(len(parts) - 1, 0, -1):
         if count > 1 or directory.kind.has_buckets:
@@ -143,34 +154,34 @@ def parents(directory: Remote) -> Iterator[Remote]:
 
 
 def parent(directory: PathOrUrl) -> PathOrUrl | None:
-    """Return the directory around it, if there is one."""
+    """Return the directory above, or None at the top."""
     if isinstance(directory, Path):
         return directory.parent if directory.parent != directory else None
     return next(parents(directory), None)
 
 
 def pure_path(directory: PathOrUrl) -> PurePath:
-    """Return its name taken apart, for whoever asks what it is called."""
+    """Return the path, or the URL's text after its scheme, as a path to take apart."""
     return directory if isinstance(directory, Path) else PurePosixPath(directory.rest)
 
 
 def without_links(directory: PathOrUrl) -> PathOrUrl:
-    """Return the directory without links.
+    """Return the directory with its links resolved; a URL unchanged.
 
-    `Path.resolve` raises RuntimeError on a link to itself before Python 3.13; whoever opens it says
-    it better.
+    `Path.resolve` raises RuntimeError on a link to itself before Python 3.13; opening the directory
+    gives a better error.
     """
     return Path(os.path.realpath(directory)) if isinstance(directory, Path) else directory
 
 
-def is_inside(directory: PathOrUrl, other: PathOrUrl) -> bool:
-    """Return whether a directory is another one, or below it, as far as their names tell."""
-    if isinstance(directory, Path) or isinstance(other, Path):
+def is_inside(directory: PathOrUrl, container: PathOrUrl) -> bool:
+    """Return whether a directory is ``container`` or below it, judged by their names alone."""
+    if isinstance(directory, Path) or isinstance(container, Path):
         return (
             isinstance(directory, Path)
-            and isinstance(other, Path)
-            and directory.is_relative_to(other)
+            and isinstance(container, Path)
+            and directory.is_relative_to(container)
         )
-    return directory.scheme == other.scheme and pure_path(directory).is_relative_to(
-        pure_path(other)
+    return directory.scheme == container.scheme and pure_path(directory).is_relative_to(
+        pure_path(container)
     )

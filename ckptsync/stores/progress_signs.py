@@ -1,9 +1,9 @@
 """Signs that the transfers of this process move, and that the process is about to end.
 
-Signs of life tell a slow network, or a store that is tried again, from a thread that hangs for
-ever: the kernel counts no bytes of sockets for a process, and under a small bandwidth few move.
-Once a shutdown was announced, nothing is tried again, so that threads which wait for a store end
-soon.
+A watchdog has to tell a slow network, or a store that is tried again, from a thread that hangs for
+ever, and the kernel counts no bytes of sockets for a process. So whatever moves bytes counts a sign
+here, for the thread's owner (`attributed_to`). After `announce_shutdown` nothing is tried again, so
+that threads which wait for a store end soon.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from ckptsync.errors import Transient
 
 R = TypeVar("R")
 
-LEAST = (
-    64 << 10
-    # bytes of a request that is a sign: a heartbeat's few hundred are none, as it beats while all
-    # else hangs
-)
+# bytes of a request that is a sign: a heartbeat's few hundred are none, since it is sent even while
+# everything else hangs
+LEAST = 64 << 10
 _lock = threading.Lock()
 _signs: dict[str, int] = {}
 _owner: ContextVar[str] = ContextVar("owner", default="")
@@ -33,27 +31,28 @@ _is_shutting_down = False  # a plain flag, since signal handlers may take no loc
 
 
 def sign() -> None:
-    """Say that something moved, or failed and is tried again."""
+    """Count a sign: something moved, or failed and is tried again."""
     with _lock:
         _signs[_owner.get()] = _signs.get(_owner.get(), 0) + 1
 
 
 def signs() -> int:
-    """Return how many signs there have been."""
+    """Return how many signs this process has counted."""
     with _lock:
         return sum(_signs.values())
 
 
 def signs_of(owner: str) -> int:
-    """Return how many signs there have been within `attributed_to`."""
+    """Return how many signs were counted within `attributed_to` this owner."""
     with _lock:
         return _signs.get(owner, 0)
 
 
 def count_sent(count: int) -> None:
-    """Count bytes of files as uploaded: each store does so where they leave for its disk or server.
+    """Count bytes of files as uploaded, and call the block's counter (`counted_by`).
 
-    A store that gathers them in parts first counts none that waits in a part.
+    A store calls this where bytes leave for its disk or server: bytes that wait in a part do not
+    count.
     """
     global _sent  # noqa: PLW0603 - of the whole process
     with _lock:
@@ -62,7 +61,7 @@ def count_sent(count: int) -> None:
 
 
 def count_kept(count: int) -> None:
-    """Count bytes that an earlier try had uploaded: for `counted_by`, and not as sent again."""
+    """Call the block's counter (`counted_by`) for bytes that an earlier try had uploaded."""
     if counter := _counter.get():
         counter(count)
 
@@ -78,14 +77,14 @@ def counted_by(counter: Callable[[int], None]) -> Iterator[None]:
 
 
 def sent_bytes() -> int:
-    """Return how many bytes of files this process has uploaded, failed attempts included."""
+    """Return how many bytes of files this process has uploaded, failed tries included."""
     with _lock:
         return _sent
 
 
 @contextmanager
 def attributed_to(owner: str) -> Iterator[None]:
-    """Attribute progress signs in this block to ``owner``, too."""
+    """Attribute the signs of this block to ``owner``."""
     before = _owner.set(owner)
     try:
         yield
@@ -94,18 +93,18 @@ def attributed_to(owner: str) -> Iterator[None]:
 
 
 def keep_context(work: Callable[..., R]) -> Callable[..., R]:
-    """Wrap ``work`` so that its activity counts for this thread's owner in another thread."""
+    """Return ``work`` bound to this thread's owner and counter, to be run by another thread."""
     return partial(copy_context().run, work)
 
 
 def announce_shutdown() -> None:
-    """Announce that the process ends: stop retries, and stop reading files to their end."""
+    """Announce that the process ends: retries stop, and reads of files stop before their end."""
     global _is_shutting_down  # noqa: PLW0603 - of the whole process
     _is_shutting_down = True
 
 
 def clear_shutdown() -> None:
-    """The process goes on: another command begins."""
+    """Take the announcement back: another command begins in this process."""
     global _is_shutting_down  # noqa: PLW0603 - of the whole process
     _is_shutting_down = False
 
@@ -116,7 +115,7 @@ def is_shutting_down() -> bool:
 
 
 def check_shutdown(name: str) -> None:
-    """Raise Transient if a shutdown was announced; ``name`` is what is not read to its end then."""
+    """Raise Transient if a shutdown was announced; ``name`` is the file that is not read then."""
     if _is_shutting_down:
         raise Transient(
             f"{name}: not read, the process is about to end", hint="the next start continues"

@@ -1,8 +1,12 @@
-"""The only place that tries again: what failed transiently, with growing waits, for a while.
+"""The only place that tries again after a transient failure, with growing waits.
 
-A store that has worked in this process is rightly configured. What refuses it from then on (a key
-that was changed in the server, a certificate that has ended, a bucket that is away) is a failure
-like any other: it passes when somebody changes that, and is no reason to end.
+Networks and servers fail for seconds, and a long upload must not end for that; yet retries in
+several layers multiply. So stores raise Transient, and `Persistence` alone waits and calls again,
+for a limited time.
+
+A store that has worked in this process is configured correctly. If it refuses later (a key that was
+changed in the server, a certificate that has expired, a bucket that is missing), that is a failure
+like any other: it passes when somebody corrects it, and is no reason to end.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 
 T = TypeVar("T")
-FIRST = 0.25  # seconds that the first wait has at most; each next one twice as many
-CAP = 30.0
+FIRST = 0.25  # s: the first wait is at most so long, each next one at most twice the one before
+CAP = 30.0  # s: the longest wait
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +36,12 @@ class Persistence:
 
     It is shared, so that an error that all threads see is logged once.
 
-    Waits are drawn between nothing and a bound that doubles ("full jitter",
+    Waits are random, between 0 and a bound that doubles ("full jitter",
     aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter): workers that failed together
     do not come back together.
+
+    ``patience``: seconds after a call's first failure for which it is tried again. The other
+    parameters are replaced by tests.
     """
 
     def __init__(
@@ -49,25 +56,26 @@ class Persistence:
         self._sleep = sleep or _sleep
         self._lock = threading.Lock()
         self._has_worked = False
-        self._failing = 0  # operations that have failed and are being tried again
-        self._since: float | None = None  # when something failed first since all worked
+        self._failing = 0  # calls that have failed and are being tried again
+        # when the first of them failed, on `clock`
+        self._failing_since: float | None = None
 
     def call(self, fn: Callable[[], T], may_repeat: Callable[[], bool] = lambda: True) -> T:
-        """Return what ``fn`` returns.
+        """Call ``fn`` until it does not raise Transient; return its result.
 
-        Call it again while it raises Transient, for at most ``patience`` seconds.
+        After ``patience`` seconds, or if a shutdown was announced, the last error is raised. No try
+        is made before `Transient.after`: if that is later than patience lasts, the error is raised
+        at once. A ConfigError counts as Transient once any call has worked. Other errors are raised
+        unchanged, and so is one after which ``may_repeat`` returns false.
 
-        Then the last error is raised. No try is made before `Transient.after`: where that is later
-        than patience lasts, it is raised at once. A ConfigError is Transient, too, once anything
-        has worked. Any other error is raised as it is, and so is one after which ``may_repeat``
-        returns false.
+        A failure is logged if no other call is failing; so is the end of all failures.
         """
         tries, first = 0, 0.0
         is_waiting = False
         try:
             while True:
                 try:
-                    result = self._once(fn)
+                    result = self._try_once(fn)
                 except Transient as e:
                     if not may_repeat():
                         raise
@@ -77,13 +85,13 @@ class Persistence:
                 if not tries:
                     first = self._clock()
                 tries += 1
-                wait = self._wait(error, tries, first)
+                wait = self._seconds_to_wait(error, tries, first)
                 if not is_waiting:
                     is_waiting = True
                     self._log_failure(error)
                 self._sleep(wait)
                 if progress_signs.is_shutting_down():
-                    raise _given_up(error, tries, self._clock() - first)
+                    raise _add_tries(error, tries, self._clock() - first)
         finally:
             if is_waiting:
                 with self._lock:
@@ -91,7 +99,8 @@ class Persistence:
         self._log_recovery()
         return result
 
-    def _once(self, fn: Callable[[], T]) -> T:
+    def _try_once(self, fn: Callable[[], T]) -> T:
+        """Return what ``fn`` returns; raise a ConfigError as Transient if a call has worked."""
         try:
             result = fn()
         except ConfigError as e:
@@ -101,41 +110,53 @@ class Persistence:
         self._has_worked = True
         return result
 
-    def _wait(self, error: Transient, tries: int, first: float) -> float:
-        """Return the seconds until the next try; raise ``error`` where none is left."""
+    def _seconds_to_wait(self, error: Transient, tries: int, first_failure: float) -> float:
+        """Return the seconds until the next try, and count a sign of progress.
+
+        Raise ``error`` if no time is remaining, or a shutdown was announced.
+
+        Args:
+            error: of the last try.
+            tries: how many have failed.
+            first_failure: when the first_failure one failed, on the clock.
+
+        """
         progress_signs.sign()
-        spent = self._clock() - first
-        left = self._patience - spent
-        if left <= 0 or error.after > left or progress_signs.is_shutting_down():
-            raise _given_up(error, tries, spent)
-        return min(left, max(error.after, self._chance() * backoff(tries, FIRST, CAP)))
+        spent = self._clock() - first_failure
+        remaining = self._patience - spent
+        if remaining <= 0 or error.after > remaining or progress_signs.is_shutting_down():
+            raise _add_tries(error, tries, spent)
+        return min(remaining, max(error.after, self._chance() * backoff(tries, FIRST, CAP)))
 
     def _log_failure(self, error: Transient) -> None:
+        """Count a failing call; log the error if it is the only one."""
         with self._lock:
             self._failing += 1
-            is_first = self._since is None
+            is_first = self._failing_since is None
             if is_first:
-                self._since = self._clock()
+                self._failing_since = self._clock()
         if is_first:
             log.warning("%s: trying again for up to %.0f s", error, self._patience)
 
     def _log_recovery(self) -> None:
-        if self._since is None or self._failing:
+        """Log that the store works again, if it failed before and no call is failing now."""
+        if self._failing_since is None or self._failing:
             return
         with self._lock:
-            since, self._since = self._since, None
+            since, self._failing_since = self._failing_since, None
         if since is not None:
             log.warning("the store works again after %.1f s", self._clock() - since)
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep, but not into the end of the process."""
-    until = time.monotonic() + seconds
-    while not progress_signs.is_shutting_down() and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, 0.25))
+    """Sleep for some seconds; return early if a shutdown is announced."""
+    end = time.monotonic() + seconds
+    while not progress_signs.is_shutting_down() and (remaining := end - time.monotonic()) > 0:
+        time.sleep(min(remaining, 0.25))
 
 
-def _given_up(error: Transient, tries: int, seconds: float) -> Transient:
+def _add_tries(error: Transient, tries: int, seconds: float) -> Transient:
+    """Return the error with a hint that says how often, and for how long, the call was tried."""
     if tries > 1:
         error.hint = "; ".join(
             filter(None, [error.hint, f"given up after {tries} tries in {seconds:.0f} s"])
@@ -144,11 +165,11 @@ def _given_up(error: Transient, tries: int, seconds: float) -> Transient:
 
 
 class Retrying(StoreWrapper):
-    """Try again what fails transiently in another store.
+    """A store that tries the calls of another store again after transient failures.
 
-    A write is tried again if none of its chunks was taken yet, or if they can be iterated over
-    again (no iterator); not if they were what failed. A listing that breaks goes on behind the last
-    name.
+    A write is tried again if none of its chunks was read yet, or if they can be iterated over again
+    (no iterator); not if the chunks raised the error. A listing that breaks continues after its
+    last name.
     """
 
     def __init__(self, store: Store, persistence: Persistence) -> None:
@@ -156,9 +177,11 @@ class Retrying(StoreWrapper):
         self._persistence = persistence
 
     def names(self, prefix: str) -> Iterator[Entry]:
+        """Yield the files below ``prefix``; after a failure list again, behind the last name."""
         last = ""
 
         def begin() -> tuple[Entry | None, Iterator[Entry]]:
+            """Return the first entry after ``last``, and the listing that follows it."""
             entries = self.inner.names(prefix)
             return next((entry for entry in entries if entry.name > last), None), entries
 
@@ -190,14 +213,15 @@ class Retrying(StoreWrapper):
         self._persistence.call(lambda: self.inner.delete(name))
 
     def _put(self, chunks: Iterable[Chunk], put: Callable[[Iterable[Chunk]], None]) -> None:
-        source = _Repeatable(chunks)
+        """Write ``chunks`` by calling ``put``, again while they can be read again."""
+        source = _RepeatableChunks(chunks)
         self._persistence.call(lambda: put(source), lambda: not source.is_spent)
 
 
-class _Repeatable:
-    """Chunks that know whether they can be read again from the beginning.
+class _RepeatableChunks:
+    """Chunks, and whether they can be read again from the beginning (`is_spent` is false).
 
-    They cannot if an iterator has begun, or if they raised an error.
+    They cannot if they are an iterator that has begun, or if they raised an error.
     """
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:

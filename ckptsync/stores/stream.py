@@ -1,8 +1,10 @@
-"""Read stored files from front to back, and compare what comes with recorded BLAKE3 digests.
+"""Read stored files from front to back, and compare them with recorded BLAKE3 digests.
 
-Readers bound their memory by their buffers, and give views that are valid until the next one. None
-reads on when the process is about to end. `verified`, `has_same_bytes`, `create_same` and
-`StoredCopy` are how every package compares bytes with a digest.
+Files are larger than memory, and stores answer slowly. So threads read some pieces ahead into a few
+buffers, which are used again, and the consumer digests each piece while the next ones arrive. Views
+of pieces are valid until the next one. No read continues after `progress_signs.announce_shutdown`.
+`verified`, `has_same_bytes`, `create_same` and `StoredCopy` are how every package compares bytes
+with a digest.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ from ckptsync.tensors import Extent
 from ckptsync.threads import ThreadPool
 
 C = TypeVar("C", bound=Chunk)
-PIECE = 8 << 20
-DEPTH = 4
+PIECE = 8 << 20  # bytes
+DEPTH = 4  # pieces that are read ahead
 _COMPARED = 4 << 20  # bytes of a piece of a file that is compared with a digest
 
 
 class RangeSource(Protocol):
-    """A store, or the files of a checkpoint."""
+    """A store, or the files of a checkpoint: whatever ranges can be read from."""
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` from byte ``start``."""
+        """Fill ``out`` from byte ``start``; raise NotFound, or Corrupt if the file ends before."""
         ...
 
 
 def chunk_room(size: int) -> memoryview:
-    """Return memory for a chunk of ``size`` bytes, aligned for direct writes to a disk."""
+    """Return new memory of ``size`` bytes, aligned for direct writes to a disk."""
     return memoryview(mmap.mmap(-1, max(1, size)))[:size]
 
 
@@ -52,11 +54,18 @@ def read_ahead(
 ) -> Generator[memoryview, None, None]:
     """Yield ``size`` bytes from byte ``first`` on, in pieces, while threads read ahead.
 
-    The threads read the next ``depth`` pieces.
+    Memory: ``depth + 1`` buffers of ``piece`` bytes. With a ``depth`` of 0, or one piece, no thread
+    is started. An error of a read is raised when its piece would be yielded. If the generator is
+    closed early, it waits for the reads that have begun, and leaves no thread behind.
 
-    Memory: ``depth + 1`` buffers of ``piece`` bytes. With a ``depth`` of 0 no thread is started. An
-    error of a read is raised in its piece's turn. If the generator is closed early, it waits for
-    the reads that have begun, and leaves no thread behind.
+    Args:
+        source: where to read.
+        name: the file.
+        size: bytes in all.
+        piece: bytes of a piece, at most.
+        depth: pieces that threads read in advance.
+        first: the first byte.
+
     """
     count, end = -(-size // piece), first + size
     if depth < 1 or count < 2:
@@ -71,20 +80,21 @@ def read_ahead(
     running: deque[tuple[Future[None], memoryview]] = deque()
     pool = ThreadPool(min(depth, count), thread_name_prefix="ckptsync-ahead")
 
-    def begin(buffer: bytearray, start: int) -> None:
+    def start_read(buffer: bytearray, start: int) -> None:
+        """Have a thread fill a buffer from byte ``start`` on."""
         out = memoryview(buffer)[: min(piece, end - start)]
         running.append((pool.submit(source.read_into, name, start, out), out))
 
     try:
         for _, start in zip(range(depth + 1), starts, strict=False):
-            begin(bytearray(piece), start)
+            start_read(bytearray(piece), start)
         while running:
             progress_signs.check_shutdown(name)
             future, out = running.popleft()
             future.result()
             yield out
             for start in starts:
-                begin(out.obj, start)  # type: ignore[arg-type]  # typeshed does not say that it is what the view was made of
+                start_read(out.obj, start)  # type: ignore[arg-type]  # typeshed does not say that it is what the view was made of
                 break
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -93,20 +103,20 @@ def read_ahead(
 def stream(
     source: RangeSource, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]
 ) -> None:
-    """Call ``sink`` with the bytes of ``extent``, front to back, a ``buffer`` at a time.
+    """Call ``sink`` with the bytes of ``extent``, front to back, a ``buffer`` start a time.
 
     The buffer is small, so that it stays in the processor's cache between receiving, digesting and
-    writing. A store with a method ``stream`` answers a large range in pieces while the rest is on
-    its way; others are read buffer by buffer. Raises as `Store.read_into` does; an error of
-    ``sink`` is raised unchanged. No byte is given twice.
+    writing. A store with a method ``stream`` answers a large range in pieces as they arrive; others
+    are read buffer by buffer. Raise as `Store.read_into`; an error of ``sink`` is raised unchanged.
+    No byte is passed twice.
     """
-    if (own := getattr(source, "stream", None)) is not None:
-        own(extent, buffer, sink)
+    if (stream_extent := getattr(source, "stream", None)) is not None:
+        stream_extent(extent, buffer, sink)
         return
     end = extent.start + extent.size
-    for at in range(extent.start, end, len(buffer)):
-        piece = buffer[: min(len(buffer), end - at)]
-        source.read_into(extent.file, at, piece)
+    for start in range(extent.start, end, len(buffer)):
+        piece = buffer[: min(len(buffer), end - start)]
+        source.read_into(extent.file, start, piece)
         sink(piece)
 
 
@@ -115,7 +125,7 @@ def verified(
 ) -> Iterator[C]:
     """Yield the chunks; after the last one raise Corrupt, or ``error``, if the digest differs.
 
-    So a write of them never succeeds with other bytes.
+    A write of these chunks never succeeds with other bytes.
     """
     hasher = blake3()
     for chunk in chunks:
@@ -131,9 +141,8 @@ def verified(
 class StoredCopy:
     """The chunks of a stored file, to be written under another name.
 
-    A write that failed can read them again.
-
-    Raises Corrupt, or ``error``, after the last one if they are not the bytes of ``digest``.
+    A write that failed can read them again. After the last chunk they raise Corrupt, or ``error``,
+    if they do not have this ``digest``.
     """
 
     source: RangeSource
@@ -169,7 +178,8 @@ def has_same_bytes(
 ) -> bool | None:
     """Return whether ``name`` holds the bytes of this size and digest; None if it was not found.
 
-    It reads the bytes back.
+    The file is read back if its size is right; ``progress`` is called with the bytes of each piece.
+    Errors other than NotFound and Corrupt are raised.
     """
     try:
         if store.size(name) != size:
@@ -186,13 +196,12 @@ def has_same_bytes(
 
 
 def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> bool:
-    """Create a file.
+    """Create a file; return whether the name now has exactly these bytes, new or already there.
 
-    Returns whether the name now has exactly these bytes, new or already there; False: it has
-    others.  Where the name is taken and the store cannot compare, the rest of the chunks is
-    digested, and the file is read back.
+    False: the name has other bytes. Where the name is taken and the store cannot compare, the
+    unread chunks are digested, and the file is read back. Raise StoreError.
     """
-    digested = _Digested(chunks)
+    digested = _DigestedChunks(chunks)
     try:
         store.create(name, iter(digested) if isinstance(chunks, Iterator) else digested, about)
     except Exists as e:
@@ -200,21 +209,24 @@ def create_same(store: Store, name: str, chunks: Iterable[Chunk], about: About =
             return e.is_same
         for _ in digested:
             pass
-        return bool(has_same_bytes(store, name, digested.size, digested.found.hexdigest()))
+        return bool(has_same_bytes(store, name, digested.size, digested.hasher.hexdigest()))
     return True
 
 
-class _Digested:
-    """Chunks, what they are digested to, and their bytes; begun again where the chunks can be."""
+class _DigestedChunks:
+    """Chunks whose digest and size are computed as they are read.
+
+    They begin again if the chunks can be iterated over again.
+    """
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self._chunks = chunks
-        self.found, self.size = blake3(), 0
+        self.hasher, self.size = blake3(), 0
 
     def __iter__(self) -> Iterator[Chunk]:
         if not isinstance(self._chunks, Iterator):
-            self.found, self.size = blake3(), 0
+            self.hasher, self.size = blake3(), 0
         for chunk in self._chunks:
-            self.found.update(chunk)
+            self.hasher.update(chunk)
             self.size += memoryview(chunk).nbytes
             yield chunk

@@ -1,4 +1,9 @@
-"""What a URL means: a path of this machine, or a location that a scheme's own program serves."""
+"""What a URL means: a path of this machine, or a location that a scheme's own program serves.
+
+Users name stores by paths, ``file://`` URLs and URLs of many schemes, and secrets must not get into
+messages. So every text is parsed here once, into a `Path` or a `Remote`, and refused if it is
+neither, or has a password in it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ _ALMOST_URL = re.compile(r"[A-Za-z0-9+.@-]{2,}:(/|$)")  # s3:/bucket, host:/path
 class Scheme:
     """A scheme of URLs that a store of our own serves; fsspec serves the others.
 
-    ``name``: that of several schemes with one meaning. ``has_buckets``: a URL begins with a
+    ``name``: the same for several schemes with one meaning. ``has_buckets``: a URL begins with a
     bucket, else with a host. ``keeps_times``: files can have the times that they had where a
     trainer wrote them, since rsync and scp keep times.
     """
@@ -36,9 +41,9 @@ SCHEME_NAMES = tuple(dict.fromkeys(scheme.name for scheme in SCHEMES.values()))
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A URL that is no path here.
+    """A URL that is no path of this machine.
 
-    ``scheme`` in lower case; ``rest`` is what follows ``://``, without slashes at its end.
+    ``scheme`` is in lower case; ``rest`` is the text after ``://``, without slashes at its end.
     """
 
     scheme: str
@@ -51,20 +56,24 @@ class Remote:
 
     @property
     def kind(self) -> Scheme:
-        """How such URLs are read."""
+        """What is known of its scheme."""
         return SCHEMES.get(self.scheme, Scheme(self.scheme))
 
 
 def located(url: str) -> Path | Remote:
-    """The absolute path that a plain path or a ``file://`` URL means, or a remote URL.
+    """Return the absolute path that a plain path or a ``file://`` URL means, or a remote URL.
 
-    Raises ConfigError.
+    Raise ConfigError if the text is neither.
     """
     if not url or "\0" in url:
         raise ConfigError(f"{url!r}: a path or a URL of a store expected")
     if matched := _SCHEME.fullmatch(url):
-        scheme, rest = matched[1].lower(), matched[2]
-        return _path_of_file_url(url, rest) if scheme == "file" else _remote(url, scheme, rest)
+        scheme, location = matched[1].lower(), matched[2]
+        return (
+            _path_of_file_url(url, location)
+            if scheme == "file"
+            else _parse_remote(url, scheme, location)
+        )
     if _ALMOST_URL.match(url) and not Path(url).exists():
         raise ConfigError(
             f"{url}: neither a path nor a URL",
@@ -77,9 +86,9 @@ def located(url: str) -> Path | Remote:
 
 
 def path_of(url: str) -> str:
-    """The absolute path that a plain path or a ``file://`` URL means.
+    """Return the absolute path that a plain path or a ``file://`` URL means.
 
-    Raises Unsupported for other schemes, ConfigError.
+    Raise Unsupported for other schemes, ConfigError.
     """
     target = located(url)
     if isinstance(target, Remote):
@@ -87,38 +96,43 @@ def path_of(url: str) -> str:
     return str(target)
 
 
-def _remote(url: str, scheme: str, rest: str) -> Remote:
+def _parse_remote(url: str, scheme: str, location: str) -> Remote:
+    """Return the remote URL of a scheme in lower case, and the text after it.
+
+    Raise ConfigError if there is a password in it, or no bucket, host or path.
+    """
     kind = SCHEMES.get(scheme, Scheme(scheme))
-    if _has_password(rest, is_bucket=kind.has_buckets):
+    if _has_password(location, is_bucket=kind.has_buckets):
         hint = (
             "change the password: shell history and process lists may show it; then use a"
             " profile, an agent or storage_options"
         )
         raise ConfigError(f"a {scheme}:// URL with a password in it", hint=hint)
-    if (scheme in SCHEMES and not rest.strip("/")) or any(ord(c) < 32 for c in rest):
+    if (scheme in SCHEMES and not location.strip("/")) or any(ord(c) < 32 for c in location):
         raise ConfigError(
             f"{url!r}: no bucket, host or path in the URL",
             hint="such as s3://bucket/checkpoints or sftp://host/srv/checkpoints",
         )
-    return Remote(kind.name, rest.rstrip("/"))
+    return Remote(kind.name, location.rstrip("/"))
 
 
-def _has_password(rest: str, *, is_bucket: bool) -> bool:
+def _has_password(location: str, *, is_bucket: bool) -> bool:
     """Return whether the text after a URL's scheme has a password in it.
 
     A bucket's name has no colon, except access points; a host has only the one before its port. A
-    password may have a slash, and the first part then ends there.
+    password may contain a slash, so that the host's part ends within it.
     """
-    first = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    authority = re.split(r"[/?#]", location, maxsplit=1)[0]
     if is_bucket:
-        return ":" in first and not first.startswith("arn:")
-    user, _, host = first.rpartition("@")
+        return ":" in authority and not authority.startswith("arn:")
+    user, _, host = authority.rpartition("@")
     return ":" in user or not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?", host)
 
 
-def _path_of_file_url(url: str, rest: str) -> Path:
-    if not rest.startswith("/"):
+def _path_of_file_url(url: str, location: str) -> Path:
+    """Return the path of a ``file://`` URL, unquoted; raise ConfigError if it names a host."""
+    if not location.startswith("/"):
         raise ConfigError(
-            f"{url}: names a host; expected an absolute path", hint=f"write file:///{rest}"
+            f"{url}: names a host; expected an absolute path", hint=f"write file:///{location}"
         )
-    return Path(unquote(rest))
+    return Path(unquote(location))

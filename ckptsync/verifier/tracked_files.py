@@ -117,7 +117,7 @@ def local_place(source: object, name: str) -> tuple[str, str] | None:
     """Return the directory of this machine that a file is opened below, and its name there."""
     source = source.source if isinstance(source, CountedSource) else source
     if isinstance(source, DirectoryFiles):
-        return source.place(name)
+        return source.base_and_name(name)
     root = directory_of(source)
     return None if root is None else (root, name)
 

@@ -33,7 +33,7 @@ class Shelf:
         self.begun += 1
         return self
 
-    def is_there(self, part: FilePart) -> bool:
+    def reuse_part(self, part: FilePart) -> bool:
         return self.parts.get(part.number) == bytes(part.data)
 
     def put(self, part: FilePart) -> None:

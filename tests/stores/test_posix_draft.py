@@ -20,7 +20,7 @@ from ckptsync.errors import Exists, Incomplete, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix import draft, publish
-from ckptsync.stores.posix.draft import BLOCK, WORTH, Draft, is_unfinished, part_of
+from ckptsync.stores.posix.draft import BLOCK, LEAST_DIRECT, Draft, is_unfinished, part_of
 from ckptsync.stores.posix.publish import _MOST, DurableDirectories, replace
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import chunk_room
@@ -49,7 +49,7 @@ def left(at: int, content: bytes) -> Path:
 
 
 def finish(draft: Draft, *chunks: bytes) -> bytes:
-    directory = Path(f"/proc/self/fd/{draft._at}").readlink()
+    directory = Path(f"/proc/self/fd/{draft._directory_fd}").readlink()
     for chunk in chunks:
         draft.append(chunk)
     draft.commit()
@@ -75,7 +75,7 @@ def test_only_what_is_missing_is_written(
 ) -> None:
     left(at, CONTENT[:count])
     draft = begin(at)
-    assert draft.left == count
+    assert draft.initial_size == count
     written = writes(monkeypatch)
     assert (
         finish(draft, CONTENT[:70_000], CONTENT[70_000:2_500_000], CONTENT[2_500_000:]) == CONTENT
@@ -102,7 +102,7 @@ def test_what_is_longer_is_cut(at: int) -> None:
 def test_nobody_else_continues_it(at: int, tmp_path: Path) -> None:
     path = left(at, b"x")
     for other in (begin(at, "node/a/2"), begin(at, name="b"), begin(at, "")):
-        assert (other.left, other.part == path.name) == (0, False)
+        assert (other.initial_size, other.part == path.name) == (0, False)
         other.end(keep=True)
     assert all(is_unfinished(p.name) for p in tmp_path.iterdir())
 
@@ -126,7 +126,7 @@ def test_a_draft_that_is_being_written_is_left_alone_until_it_has_its_name(at: i
 def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) -> None:
     os.link(left(at, CONTENT), tmp_path / "named")
     draft = begin(at)
-    assert draft.left == 0
+    assert draft.initial_size == 0
     assert finish(draft, b"other") == b"other"
     assert (tmp_path / "named").read_bytes() == CONTENT
 
@@ -266,7 +266,7 @@ def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixSto
         assert len(hidden(store)) == left
     assert list(store.names("")) == []
     draft = store.open_draft("a", 10, "origin")
-    assert draft.left == 10
+    assert draft.initial_size == 10
     out = bytearray(10)
     draft.read_at(0, memoryview(out))
     assert out == b"01234" + bytes(5)
@@ -281,7 +281,7 @@ def test_what_another_try_left_beyond_the_end_is_cut_off(store: PosixStore) -> N
     draft.write_at(0, memoryview(b"0123456789"))
     draft.give_up(Transient("busy"))
     draft = store.open_draft("a", 4, "origin")
-    assert draft.left == 4
+    assert draft.initial_size == 4
     draft.commit()
     assert read_all(store, "a") == b"0123"
 
@@ -448,9 +448,9 @@ def test_few_directories_are_kept_open_and_not_for_long(
 
 
 SIZES = [
-    [0], [1], [BLOCK], [WORTH], [WORTH + 1], [WORTH, WORTH], [3, WORTH], [WORTH, 3, WORTH], [WORTH,
-    WORTH - BLOCK, 2 * WORTH + 5, 7],
-    [WORTH + BLOCK, 0, WORTH, 1],
+    [0], [1], [BLOCK], [LEAST_DIRECT], [LEAST_DIRECT + 1], [LEAST_DIRECT, LEAST_DIRECT], [3, LEAST_DIRECT], [LEAST_DIRECT, 3, LEAST_DIRECT], [LEAST_DIRECT,
+    LEAST_DIRECT - BLOCK, 2 * LEAST_DIRECT + 5, 7],
+    [LEAST_DIRECT + BLOCK, 0, LEAST_DIRECT, 1],
 ]  # fmt: skip
 
 
@@ -487,7 +487,7 @@ def test_the_file_is_the_chunks(
 
 
 def test_what_was_written_is_let_go_of_and_stays(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "LET_GO", 1000)
+    monkeypatch.setattr(draft, "DROP_EVERY", 1000)
     write_whole(at, [askew(700) for _ in range(9)])
 
 
@@ -506,7 +506,7 @@ def test_short_writes_and_a_refusal_in_the_midst_lose_and_double_nothing(
 
     monkeypatch.setattr(os, "pwrite", short)
     monkeypatch.setattr(draft, "is_on_disk", lambda _: True)
-    write_whole(at, [aligned(WORTH), aligned(2 * WORTH), aligned(5)])
+    write_whole(at, [aligned(LEAST_DIRECT), aligned(2 * LEAST_DIRECT), aligned(5)])
 
 
 def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
@@ -524,11 +524,11 @@ def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
         pytest.skip("no file system that writes past the cache here")
     monkeypatch.setattr(os, "pwrite", noted)
     monkeypatch.setattr(draft, "is_on_disk", lambda _: True)
-    write_whole(at, [aligned(WORTH), aligned(WORTH + 5), aligned(WORTH)])
-    assert calls == [(True, WORTH), (True, WORTH), (False, 5), (False, WORTH)]
+    write_whole(at, [aligned(LEAST_DIRECT), aligned(LEAST_DIRECT + 5), aligned(LEAST_DIRECT)])
+    assert calls == [(True, LEAST_DIRECT), (True, LEAST_DIRECT), (False, 5), (False, LEAST_DIRECT)]
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK + 1, WORTH])
+@pytest.mark.parametrize("size", [0, 1, BLOCK + 1, LEAST_DIRECT])
 def test_room_for_a_chunk_is_as_large_as_asked_and_begins_with_a_block(size: int) -> None:
     room = chunk_room(size)
     assert len(room) == size

@@ -43,9 +43,9 @@ def test_a_later_writer_goes_on_with_what_is_there_and_believes_none_of_it(tmp_p
     left = unfinished(tmp_path)
     later = target(files_of(tmp_path)).begin()
     assert unfinished(tmp_path) == left == [Path(later.part).name]
-    assert later.is_there(part(1, 0, b"good"))
-    assert not later.is_there(part(1, 0, b"bad!"))
-    assert not later.is_there(part(2, 4, b"more"))
+    assert later.reuse_part(part(1, 0, b"good"))
+    assert not later.reuse_part(part(1, 0, b"bad!"))
+    assert not later.reuse_part(part(2, 4, b"more"))
     later.put(part(2, 4, b"more"))
     later.commit(8)
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
@@ -58,9 +58,9 @@ def test_a_hole_is_not_there_and_large_parts_are_compared_to_their_end(tmp_path:
     first = target(files_of(tmp_path), about).begin()
     first.put(part(2, len(data), data[:-1] + b"\0"))
     later = target(files_of(tmp_path), about).begin()
-    assert not later.is_there(part(1, 0, data))
-    assert not later.is_there(part(2, len(data), data))
-    assert later.is_there(part(2, len(data), data[:-1] + b"\0"))
+    assert not later.reuse_part(part(1, 0, data))
+    assert not later.reuse_part(part(2, len(data), data))
+    assert later.reuse_part(part(2, len(data), data[:-1] + b"\0"))
 
 
 def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_many_writers_of_one_origin_publish_whole_files_alone(tmp_path: Path) ->
 def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
     target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
     for about in (About(8, "node:/a:8:2"), About(8)):
-        assert not target(files_of(tmp_path), about).begin().is_there(part(1, 0, b"good"))
-    assert not target(files_of(tmp_path), name="run/b").begin().is_there(part(1, 0, b"good"))
+        assert not target(files_of(tmp_path), about).begin().reuse_part(part(1, 0, b"good"))
+    assert not target(files_of(tmp_path), name="run/b").begin().reuse_part(part(1, 0, b"good"))
     assert len(unfinished(tmp_path)) == 4
 
 
@@ -176,7 +176,7 @@ def test_files_of_an_earlier_program_are_orphans_and_continue_nothing(tmp_path: 
     for name in old:
         (tmp_path / name).write_bytes(b"good")
     begun = target(store._files).begin()
-    assert not begun.is_there(part(1, 0, b"good"))
+    assert not begun.reuse_part(part(1, 0, b"good"))
     begun.abandon()
     assert list(store.names("")) == []
     assert sorted(entry.name for entry in store.drafts()) == sorted(old)

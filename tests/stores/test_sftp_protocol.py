@@ -66,7 +66,7 @@ CONTENT = random.Random(1).randbytes(3_000_001)
 
 def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
     request = Request(PacketType.OPEN, text(bytes(path)) + struct.pack(">II", flags, 0))
-    return session.ask(request)[0].handle()
+    return session.exchange(request)[0].handle()
 
 
 def written(session: Session, handle: bytes, start: int, content: bytes) -> None:

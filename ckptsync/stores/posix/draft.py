@@ -1,8 +1,8 @@
 """A new file under a temporary name until it is whole.
 
-A later writer of the same content continues it where a killed one left it.  What is found is read
-and compared with what comes, so that it needs no journal and no trust, whatever a power cut or
-another program made of it.
+A writer can be killed after hours, and a later writer of the same content should continue its file.
+No journal tells how far the file is good after a power cut: the later writer reads what is there
+and compares it with what it would write.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from ckptsync.stores.limits import RateLimiter, limit
 from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix.publish import GiveName, sync_directory
 
-# Bytes after which the file is dropped from the page cache: the disk begins with them at once, and
-# memory is left to others.
-LET_GO = 32 << 20
+# bytes after which the file is dropped from the page cache: the disk begins with them at once, and
+# memory is left to others
+DROP_EVERY = 32 << 20
 BLOCK = 4 << 10  # what a disk addresses, at most
-WORTH = 256 << 10  # bytes of a chunk below which waiting for the disk costs more than the cache
+# bytes of a chunk below which waiting for the disk costs more than the cache
+LEAST_DIRECT = 256 << 10
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW = _FLAGS | os.O_CREAT | os.O_EXCL
 _COMPARED = 1 << 20  # bytes at once
@@ -41,36 +42,43 @@ _NO_LOCK = frozenset(
 
 
 def is_unfinished(part: str) -> bool:
-    """Whether a file's last name is that of a write that is going on, or was killed."""
+    """Return whether a file's last name is that of a draft."""
     return part.startswith(".ckptsync-") and part.endswith(".part")
 
 
 def checked_name(name: str) -> str:
-    """Return ``name`` if it is a plain path, and not that of an unfinished write; raise Corrupt."""
+    """Return ``name`` if it is a plain path, and not that of a draft; raise Corrupt otherwise."""
     if is_unfinished(checked_path(name).rpartition("/")[2]):
         raise Corrupt(f"{name}: the name of an unfinished write")
     return name
 
 
 class Draft:
-    """A new file in the open directory ``at`` that `commit` publishes under ``name``.
+    """A new file in an open directory that `commit` publishes under ``name``.
 
-    One thread appends chunks in order; or, after `resize`, several threads write anywhere.  With an
-    ``origin`` it begins with what the last writer of that origin left: ``left`` bytes.  Then it
+    One thread appends chunks in order; or, after `resize`, several threads write anywhere. With an
+    ``origin`` it begins with the ``initial_size`` bytes of the origin's last writer, and
     ``may_stay`` for the next writer.
 
     A large file's bytes go to the disk directly where they can (`O_DIRECT`): copying them into the
-    page cache costs more time than anything else that is done with them, and pushes what the
-    trainer and others read out of memory.  Elsewhere they are dropped from the cache as they are
-    written.
+    page cache costs more time than anything else that is done with them, and displaces what the
+    trainer and others read. Elsewhere they are dropped from the cache as they are written.
 
-    To make one raises OSError; its methods raise StoreError about ``name``.  ``give_name`` is
-    `publish.replace` or `publish.claim`; ``on_named`` is called once the file may have its name.
+    The constructor raises OSError; methods raise StoreError about ``name``.
+
+    Args:
+        directory_fd: the open directory; the draft keeps a descriptor of its own.
+        name: the final path in the store; its last component is the file's name.
+        origin: as `About` has it; "" for a draft that nobody continues.
+        errors: makes the StoreErrors.
+        give_name: `publish.replace` or `publish.claim`.
+        on_named: called once the file may have its name, also if naming it failed.
+
     """
 
     def __init__(
         self,
-        at: int,
+        directory_fd: int,
         name: str,
         origin: str,
         errors: StoreErrors,
@@ -80,19 +88,19 @@ class Draft:
     ) -> None:
         self.name, self._errors = name, errors
         self._give_name, self._on_named = give_name, on_named
-        self._last = name.rpartition("/")[2]
-        self._at = os.dup(at)
+        self._last_name = name.rpartition("/")[2]
+        self._directory_fd = os.dup(directory_fd)
         try:
             handle = None
             if origin:
-                self.part = part_of(self._last, origin)
-                handle = _locked(at, self.part)
+                self.part = part_of(self._last_name, origin)
+                handle = _open_locked(directory_fd, self.part)
             self.may_stay = handle is not None
             if handle is None:
                 self.part = f".ckptsync-{secrets.token_hex(8)}.part"
-                handle = os.open(self.part, _NEW, 0o666, dir_fd=at), 0
+                handle = os.open(self.part, _NEW, 0o666, dir_fd=directory_fd), 0
         except BaseException:
-            safe_open.close_quietly(self._at)
+            safe_open.close_quietly(self._directory_fd)
             raise
         self._fd, size = handle
         # another descriptor of the file, for writing past the page cache; opened when needed
@@ -100,114 +108,127 @@ class Draft:
         self._lock = threading.Lock()
         self._is_named = self._is_over = self._is_download = False
         self._end = self._cached = 0
-        self.left = self._same = 0
+        self.initial_size = self._compared_end = 0
         self._buffer = bytearray()
         self._begin_with(size)
 
     def share(self, share: Callable[[int], None]) -> None:
-        """Let ``share`` give the empty file its content; what it raises is raised as it is."""
+        """Call ``share`` with the descriptor of the empty file, which gives it its content.
+
+        An error of ``share`` is raised unchanged.
+        """
         share(self._fd)
         self._begin_with(os.fstat(self._fd).st_size)
 
     def resize(self, size: int) -> None:
-        """Make the file ``size`` bytes long, with holes; what was ``left`` of them stays."""
+        """Make the file ``size`` bytes long, with holes; bytes of an earlier writer stay."""
         with self._errors.about(self.name):
-            if self.left != size:
+            if self.initial_size != size:
                 os.ftruncate(self._fd, size)
-        self.left, self._end, self._is_download = min(size, self.left), size, True
+        self.initial_size, self._end, self._is_download = min(size, self.initial_size), size, True
 
     def append(self, chunk: Chunk, pace: RateLimiter | None = None) -> None:
-        """Append all of it, at a ``pace``; compare it instead where it was left here before."""
+        """Append a chunk, within the rate limit ``pace``.
+
+        Where an earlier writer has left bytes, the chunk is compared with them, and written from
+        the first difference on.
+        """
         view = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
         with self._errors.about(self.name):
-            while view and self._end < self._same:
-                piece = view[: min(_COMPARED, self._same - self._end)]
+            while view and self._end < self._compared_end:
+                piece = view[: min(_COMPARED, self._compared_end - self._end)]
                 count = safe_open.read_at(
                     self._fd, self._end, memoryview(self._buffer)[: len(piece)]
                 )
                 # of a bytearray: memoryviews are compared byte by byte in Python's own arithmetic,
                 # forty times as slowly
                 if (self._buffer if count == len(self._buffer) else self._buffer[:count]) != piece:
-                    self._same = 0
+                    self._compared_end = 0
                     break
                 self._end += len(piece)
                 progress_signs.count_sent(len(piece))
                 view = view[len(piece) :]
-                self._let_go(len(piece))
+                self._drop_cached(len(piece))
             for piece in [view] if pace is None else limit([view], pace):
                 self._write(self._end, piece)
                 self._end += len(piece)
                 progress_signs.count_sent(len(piece))
 
     def read_at(self, start: int, out: memoryview) -> None:
-        """Read what an earlier writer has left there; holes are zeros."""
+        """Fill ``out`` with the file's bytes from ``start`` on; holes are zeros."""
         with self._errors.about(self.name):
             safe_open.read_at(self._fd, start, out)
-            self._let_go(len(out))
+            self._drop_cached(len(out))
 
     def write_at(self, start: int, view: memoryview) -> None:
-        """Write all of it."""
+        """Write all of ``view`` at ``start``."""
         with self._errors.about(self.name):
             self._write(start, view)
 
     def commit(self) -> None:
-        """Publish the file; on return it is durable, and so is its name.
+        """Publish the file; on return the file and its name are durable.
 
-        After an error `give_up` or `end` has to be called.
+        After an error the caller has to call `give_up` or `end`. Raise Exists if the name is taken
+        and ``give_name`` is `publish.claim`.
         """
         with self._errors.about(self.name):
-            if self.left > self._end:
+            if self.initial_size > self._end:
                 os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
-            if self._is_download or self.left:
+            if self._is_download or self.initial_size:
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)  # others need the memory
-            made = os.fstat(self._fd)
+            status = os.fstat(self._fd)
             # NFS tells with close that bytes are lost; the lock lasts until `end`
             closing, self._fd = self._fd, os.dup(self._fd)
             os.close(closing)
             try:
-                self._give_name(self._at, self.part, self._last, made)
+                self._give_name(self._directory_fd, self.part, self._last_name, status)
                 self._is_named = True
             finally:
                 self._on_named()
-            sync_directory(self._at)
+            sync_directory(self._directory_fd)
         self.end(keep=False)
 
     def give_up(self, error: BaseException) -> None:
-        """Leave what is there for the next try if that may end better, as after an interruption.
+        """Close the file; leave it for the next try unless the error is final.
 
-        May be called again.
+        An error is final if it is a CkptsyncError other than Transient; an interruption is not. May
+        be called again.
         """
         self.end(keep=not isinstance(error, CkptsyncError) or isinstance(error, Transient))
 
     def end(self, *, keep: bool) -> None:
         """Close the file, and remove it if it has no name yet.
 
-        With ``keep`` it stays for the next writer, where that one would find it.  May be called
-        again.
+        With ``keep`` it stays for the next writer, if it has an origin. May be called again.
         """
         with self._lock:
             is_over, self._is_over = self._is_over, True
         if is_over:
             return
         if not self._is_named and not (keep and self.may_stay):
-            # there is a first error to tell; what is left is never listed
+            # the first error is raised; a draft is never listed
             with contextlib.suppress(OSError):
-                os.unlink(self.part, dir_fd=self._at)
-        for fd in (self._direct, self._fd, self._at):
+                os.unlink(self.part, dir_fd=self._directory_fd)
+        for fd in (self._direct, self._fd, self._directory_fd):
             if fd is not None and fd >= 0:
                 safe_open.close_quietly(fd)  # what counts was closed before
 
     def _begin_with(self, size: int) -> None:
-        """Note how many bytes are in the file before the first one is written."""
-        self.left = size
+        """Set how many bytes are in the file before the first one is written."""
+        self.initial_size = size
         # so that what follows begins where the disk expects it
-        self._same = size - size % BLOCK
-        self._buffer = bytearray(min(_COMPARED, self._same))
+        self._compared_end = size - size % BLOCK
+        self._buffer = bytearray(min(_COMPARED, self._compared_end))
 
     def _write(self, start: int, view: memoryview) -> None:
+        """Write all of ``view`` at ``start``, past the page cache where possible; raise OSError."""
         whole = len(view) - len(view) % BLOCK
-        if whole >= WORTH and start % BLOCK == 0 and (direct := self._direct_descriptor()) >= 0:
+        if (
+            whole >= LEAST_DIRECT
+            and start % BLOCK == 0
+            and (direct := self._direct_descriptor()) >= 0
+        ):
             try:
                 _write_all(direct, start, view[:whole])
                 start, view = start + whole, view[whole:]
@@ -216,12 +237,12 @@ class Draft:
                 if e.errno != errno.EINVAL:
                     raise
         _write_all(self._fd, start, view)
-        self._let_go(len(view))
+        self._drop_cached(len(view))
 
-    def _let_go(self, count: int) -> None:
-        """Drop the file from the page cache each time `LET_GO` bytes have come there."""
+    def _drop_cached(self, count: int) -> None:
+        """Drop the file from the page cache each time `DROP_EVERY` bytes have come there."""
         self._cached += count
-        if self._cached >= LET_GO:
+        if self._cached >= DROP_EVERY:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
             self._cached = 0
 
@@ -240,47 +261,47 @@ class Draft:
 
 
 def _write_all(fd: int, start: int, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], start + done)
+    """Write all of ``view`` at ``start``; raise OSError."""
+    written = 0
+    while written < len(view):
+        written += os.pwrite(fd, view[written:], start + written)
 
 
 def is_on_disk(fd: int) -> bool:
     """Return whether a block device of this machine holds the file.
 
-    Network file systems, and those that check what they store, have devices without a number; they
-    do better with a cache in between.
+    Network file systems, and those that check what they store, have devices without a number; with
+    them writing through the page cache is faster.
     """
     return os.major(os.fstat(fd).st_dev) != 0
 
 
 def part_of(name: str, origin: str) -> str:
-    """Return the temporary name for a file's name and origin.
-
-    The next writer of that content looks there for what the last one left.
-    """
+    """Return the temporary name for a file's name and origin, the same for each writer of them."""
     return (
         f".ckptsync-{blake3(os.fsencode(name) + bytes(1) + os.fsencode(origin)).hexdigest(16)}.part"
     )
 
 
-def clear(at: int, last: str, origin: str) -> None:
-    """Remove the temporary name of a file that has its final name ``last`` too.  Raises OSError.
+def remove_leftover_name(directory_fd: int, last: str, origin: str) -> None:
+    """Remove the temporary name of a file that has its final name ``last``, too.
 
-    Its writer was killed between the two steps. Else the temporary name would keep the disk space
-    for ever.
+    Its writer was killed between the two steps; the temporary name would keep the disk space for
+    ever. Raise OSError.
     """
     part = part_of(last, origin)
     with contextlib.suppress(FileNotFoundError):
-        left, named = (os.stat(name, dir_fd=at, follow_symlinks=False) for name in (part, last))
-        if os.path.samestat(left, named):
-            os.unlink(part, dir_fd=at)
+        draft_status, named_status = (
+            os.stat(name, dir_fd=directory_fd, follow_symlinks=False) for name in (part, last)
+        )
+        if os.path.samestat(draft_status, named_status):
+            os.unlink(part, dir_fd=directory_fd)
 
 
-def discard(root: str, name: str) -> bool:
+def remove_unlocked(root: str, name: str) -> bool:
     """Remove a draft whose writer holds no lock on it; return whether it is gone.
 
-    Raises OSError.
+    Raise OSError.
     """
     try:
         fd = safe_open.open_file(root, name)
@@ -290,7 +311,7 @@ def discard(root: str, name: str) -> bool:
             except OSError as e:
                 if e.errno not in _NO_LOCK or e.errno == errno.EWOULDBLOCK:
                     raise
-                # else this file system has no locks, and the draft's age has to do
+                # else this file system has no locks: the caller has checked the draft's age
             safe_open.unlink(root, name)
         finally:
             os.close(fd)
@@ -302,29 +323,28 @@ def discard(root: str, name: str) -> bool:
     return True
 
 
-def _locked(at: int, part: str) -> tuple[int, int] | None:
-    """Return a descriptor of the file ``part``, new or left by the last writer, and its size.
+def _open_locked(directory_fd: int, part: str) -> tuple[int, int] | None:
+    """Return a locked descriptor of the draft ``part``, and its size: 0 if it is new.
 
-    The descriptor holds a lock.  ``None`` where somebody else has it now, or where there are no
-    locks to tell.
+    None if another writer has it, or if there are no locks to tell. Raise OSError.
     """
     is_new = False
     try:
         try:
-            fd = os.open(part, _FLAGS, dir_fd=at)
+            fd = os.open(part, _FLAGS, dir_fd=directory_fd)
         except FileNotFoundError:
-            fd, is_new = os.open(part, _NEW, 0o666, dir_fd=at), True
+            fd, is_new = os.open(part, _NEW, 0o666, dir_fd=directory_fd), True
     except (FileExistsError, PermissionError):
         return None  # made by somebody else in this moment, or another user's
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         status = os.fstat(fd)
-        if _is_free(at, part, status):
+        if _claim_draft(directory_fd, part, status):
             return fd, status.st_size
     except OSError as e:
         if is_new and e.errno != errno.EWOULDBLOCK:
             with contextlib.suppress(OSError):
-                os.unlink(part, dir_fd=at)  # nobody would go on with it
+                os.unlink(part, dir_fd=directory_fd)  # nobody would go on with it
         if e.errno not in _NO_LOCK:
             safe_open.close_quietly(fd)
             raise
@@ -332,21 +352,24 @@ def _locked(at: int, part: str) -> tuple[int, int] | None:
     return None
 
 
-def _is_free(at: int, part: str, of_draft: os.stat_result) -> bool:
+def _claim_draft(directory_fd: int, part: str, draft_status: os.stat_result) -> bool:
     """Return whether the locked file is still a draft, and ours to write to.
 
-    Its writer holds the lock until the file has its name.
+    It is none if it has its final name already: its writer was killed before it removed the
+    temporary name, which is removed here. Raise OSError.
     """
     try:
-        of_name = os.stat(part, dir_fd=at, follow_symlinks=False)
+        named_status = os.stat(part, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     if (
-        not os.path.samestat(of_draft, of_name)
-        or not stat.S_ISREG(of_draft.st_mode)
-        or of_draft.st_uid != os.geteuid()
+        not os.path.samestat(draft_status, named_status)
+        or not stat.S_ISREG(draft_status.st_mode)
+        or draft_status.st_uid != os.geteuid()
     ):
         return False
-    if of_draft.st_nlink > 1:
-        os.unlink(part, dir_fd=at)  # it has its name: its writer was killed a moment later
-    return of_draft.st_nlink == 1
+    if draft_status.st_nlink > 1:
+        os.unlink(
+            part, dir_fd=directory_fd
+        )  # it has its name: its writer was killed a moment later
+    return draft_status.st_nlink == 1

@@ -1,10 +1,9 @@
 """Publish a new file in a directory, so that its name survives a power cut.
 
-The names of the directories above it are durable too.
-
-Giving the name may have succeeded although it fails: the answer of a file server can be lost, and
-the client tries once more and learns that there is nothing to rename, or that the name is taken. So
-the file itself is looked at before such an answer is believed.
+A rename or a link gives the name in one step, and fsync of the directory makes it durable, as those
+of the directories above. On a file server the step may have succeeded although it fails: the answer
+can be lost, and the client tries once more and learns that there is nothing to rename, or that the
+name is taken. So before such an answer is believed, the file under the name is compared.
 """
 
 from __future__ import annotations
@@ -28,40 +27,44 @@ GiveName = Callable[[int, str, str, os.stat_result], None]
 """`replace` or `claim`."""
 
 
-def replace(at: int, part: str, last: str, made: os.stat_result) -> None:
-    """Give the file ``made``, which is ``part`` in the directory ``at``, the name ``last``.
+def replace(directory_fd: int, part: str, last: str, status: os.stat_result) -> None:
+    """Rename the draft ``part`` to ``last`` in an open directory; replace what has that name.
 
-    Raises OSError.
+    ``status``: of the draft, by which it is recognised. Raise OSError.
     """
     try:
-        os.rename(part, last, src_dir_fd=at, dst_dir_fd=at)
+        os.rename(part, last, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except FileNotFoundError:
-        if not _is_named(at, last, made):
+        if not _has_name(directory_fd, last, status):
             raise
 
 
-def claim(at: int, part: str, last: str, made: os.stat_result) -> None:
-    """Give the file ``made`` a new name; raise FileExistsError if the name is another file's."""
+def claim(directory_fd: int, part: str, last: str, status: os.stat_result) -> None:
+    """Give the draft ``part`` the name ``last``; raise FileExistsError if another file has it.
+
+    ``status``: of the draft, by which it is recognised. Raise OSError.
+    """
     try:
-        os.link(part, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+        os.link(part, last, src_dir_fd=directory_fd, dst_dir_fd=directory_fd, follow_symlinks=False)
     except FileExistsError:
-        if not _is_named(at, last, made):
-            sync_directory(at)  # so that what is said to be there is still there after a power cut
+        if not _has_name(directory_fd, last, status):
+            # the caller reports the name as taken, so it has to survive a power cut
+            sync_directory(directory_fd)
             raise
     except OSError as e:
         if e.errno not in _NO_LINKS_HERE:
             raise
-        rename_if_free(at, part, last)
+        rename_if_free(directory_fd, part, last)
         return
-    # who came for the same, and saw that it is there, may have cleared up
+    # another writer of the same file may have removed the temporary name
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(part, dir_fd=at)
+        os.unlink(part, dir_fd=directory_fd)
 
 
-def rename_if_free(at: int, part: str, last: str) -> None:
-    """Give a file a new name where there are no hard links.
+def rename_if_free(directory_fd: int, part: str, last: str) -> None:
+    """Rename ``part`` to ``last`` where there are no hard links.
 
-    Raises OSError, with EEXIST if the name is taken.
+    Raise OSError, with EEXIST if the name is taken.
     """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
@@ -69,29 +72,33 @@ def rename_if_free(at: int, part: str, last: str) -> None:
         raise OSError(
             errno.ENOTSUP, "neither hard links nor renameat2 here: a name cannot be claimed"
         ) from None
-    if rename(at, os.fsencode(part), at, os.fsencode(last), _RENAME_NOREPLACE) == 0:
+    if (
+        rename(directory_fd, os.fsencode(part), directory_fd, os.fsencode(last), _RENAME_NOREPLACE)
+        == 0
+    ):
         return
     code = ctypes.get_errno()
     if code == errno.EEXIST:
-        sync_directory(at)
+        sync_directory(directory_fd)
     raise OSError(code, f"neither hard links nor an exclusive rename here: {os.strerror(code)}")
 
 
-def sync_directory(at: int) -> None:
+def sync_directory(directory_fd: int) -> None:
     """Make the names in an open directory durable; raise OSError."""
     try:
-        os.fsync(at)
+        os.fsync(directory_fd)
     except OSError as e:
         if e.errno != errno.EINVAL:  # the answer of file systems that have no such thing to do
             raise
 
 
-def _is_named(at: int, last: str, made: os.stat_result) -> bool:
+def _has_name(directory_fd: int, last: str, status: os.stat_result) -> bool:
+    """Return whether ``last`` is the name of the file with this status."""
     try:
-        named = os.stat(last, dir_fd=at, follow_symlinks=False)
+        named_status = os.stat(last, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(named, made)
+    return os.path.samestat(named_status, status)
 
 
 _MOST = 64
@@ -99,10 +106,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
 class DurableDirectories:
-    """Directories beneath ``root``, which must exist.  Raises OSError.  Threads may share it.
+    """Directories beneath ``root``, which must exist. Threads may share it.
 
-    Those whose own names are known to be durable are kept open: while one is, no directory that
-    somebody else makes in its place can have its number.
+    Directories whose own names are known to be durable stay open: while one is open, no directory
+    that another process makes in its place can have its inode number. Methods raise OSError.
     """
 
     def __init__(self, root: str) -> None:
@@ -110,16 +117,16 @@ class DurableDirectories:
         self._durable = OpenFiles(_MOST)
 
     @contextlib.contextmanager
-    def opened(self, way: Sequence[str]) -> Iterator[tuple[int, ...]]:
-        """Give descriptors of the root and of every directory on the way, made where missing.
+    def opened(self, parts: Sequence[str]) -> Iterator[tuple[int, ...]]:
+        """Open the root and each directory of a path, made if missing; yield the descriptors.
 
-        Somebody else may delete one as long as it is empty (FileNotFoundError): only with a file in
-        the last one they stay, and may be made durable.
+        Another process may delete a directory as long as it is empty (FileNotFoundError). With a
+        file in the last one they stay, and may be made durable.
         """
         with contextlib.ExitStack() as stack:
             descriptors = [os.open(self._root, _DIRECTORY)]
             stack.callback(safe_open.close_quietly, descriptors[0])
-            for part in way:
+            for part in parts:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=descriptors[-1])
                 descriptors.append(
@@ -128,39 +135,38 @@ class DurableDirectories:
                 stack.callback(safe_open.close_quietly, descriptors[-1])
             yield tuple(descriptors)
 
-    def make_durable(self, way: Sequence[str], made: Sequence[int]) -> None:
-        """Make the names of all directories on the way durable.
+    def make_durable(self, parts: Sequence[str], descriptors: Sequence[int]) -> None:
+        """Make the names of all directories of a path durable, by descriptors that `opened` yields.
 
-        That includes directories that another writer made, since it may be killed before it syncs
-        them.
+        Another writer may have descriptors them, and be killed before it syncs them.
         """
-        for n, (above, at) in enumerate(itertools.pairwise(made), start=1):
-            path = "/".join(way[:n])
+        for n, (parent_fd, directory_fd) in enumerate(itertools.pairwise(descriptors), start=1):
+            path = "/".join(parts[:n])
             durable = self._durable.get(path)
-            if durable is None or not durable.is_same(at):
-                sync_directory(above)
-                self._durable.put(path, os.dup(at))
+            if durable is None or not durable.is_same(directory_fd):
+                sync_directory(parent_fd)
+                self._durable.put(path, os.dup(directory_fd))
 
-    def remove_empty(self, way: Sequence[str]) -> None:
-        """Remove a directory, and those above it, as far as nothing is in them."""
-        while way:
+    def remove_empty(self, parts: Sequence[str]) -> None:
+        """Remove a directory, and those above it, up to the first that is not empty."""
+        while parts:
             try:
-                with safe_open.parent_of(self._root, "/".join(way)) as (at, last):
-                    os.rmdir(last, dir_fd=at)
+                with safe_open.parent_of(self._root, "/".join(parts)) as (parent_fd, last):
+                    os.rmdir(last, dir_fd=parent_fd)
             except FileNotFoundError:
-                pass  # somebody else has, and may have died over the one above
+                pass  # another process removed it, and may have been killed before the one above
             except OSError:
                 return  # not empty, or not ours to delete: an empty directory does no harm
-            way = way[:-1]
+            parts = parts[:-1]
 
-    def sync(self, way: Sequence[str]) -> None:
-        """Make durable what was done to the names in a directory, whoever did it."""
-        at = safe_open.open_below(self._root, way, _DIRECTORY)
+    def sync(self, parts: Sequence[str]) -> None:
+        """Make the names in a directory durable, whoever changed them."""
+        directory_fd = safe_open.open_below(self._root, parts, _DIRECTORY)
         try:
-            sync_directory(at)
+            sync_directory(directory_fd)
         finally:
-            safe_open.close_quietly(at)
+            safe_open.close_quietly(directory_fd)
 
     def forget_older(self, seconds: float) -> None:
-        """Let go of directories opened longer ago: what is kept open cannot be unmounted."""
+        """Close directories that were opened longer ago: an open directory cannot be unmounted."""
         self._durable.forget_older(seconds)

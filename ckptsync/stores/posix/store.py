@@ -1,15 +1,15 @@
 """A store in a directory: a local disk, or NFS.
 
-Writing: a new file under a temporary name in the same directory (`posix.draft`), its bytes,
-fsync, close, then one step that gives it its name (`posix.publish`: rename replaces, link refuses),
-then fsync of the directory; those above are durable before.  Killed anywhere, there is the old file
-or the new one, and at most a temporary one, which is never listed.  Recommended reading:
-sqlite.org/atomiccommit.html; tests/campaigns/crash_states.py takes each fsync away and sees what is
-lost.
+Writing must survive a kill and a power cut: a new file under a temporary name in the same directory
+(`draft`), its bytes, fsync, close, then one step that gives it its name (`publish`: rename
+replaces, link refuses), then fsync of the directory; those above are durable before. Killed
+anywhere, there is the old file or the new one, and at most a temporary one, which is never listed.
+Recommended reading: sqlite.org/atomiccommit.html; tests/campaigns/crash_states.py takes each fsync
+away and sees what is lost.
 
 NFS (nfs(5), "Data and metadata coherence"): errors of earlier writes come with fsync and close, so
-both count.  What other machines have written is seen late, but opening asks the server: a directory
-is opened before a name is said not to be in it, and a file before it is said to end.
+both are checked. Names and sizes that other machines wrote are seen late, but opening asks the
+server: a directory is opened before a name is reported as missing, and a file before its end is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ from ckptsync.stores.contract import (
 )
 from ckptsync.stores.limits import RateLimiter, Unlimited, limit
 from ckptsync.stores.oserrors import HINTS, StoreErrors
-from ckptsync.stores.posix.draft import Draft, checked_name, clear, discard, is_unfinished
+from ckptsync.stores.posix.draft import (
+    Draft,
+    checked_name,
+    is_unfinished,
+    remove_leftover_name,
+    remove_unlocked,
+)
 from ckptsync.stores.posix.publish import DurableDirectories, GiveName, claim, replace
 
 T = TypeVar("T")
@@ -52,19 +58,20 @@ _TRIES = 8  # each lost to another process that deleted the same empty directory
 class PosixStore:
     """A store of the files beneath ``root``, which must exist.
 
-    A file system that is not mounted is not an empty store.
+    A file system that is not mounted is not an empty store, and the directory that it is mounted on
+    does exist. So a ``witness`` may be named: a file that is in the store for ever. If the one that
+    was there at the beginning is missing, every method raises StoreError.
 
-    The directory that a file system was mounted on does exist, so a ``witness`` may be named: a
-    file that is in the store for ever. Without the one that was there at the beginning nothing is
-    listed, written or said to be missing.  ``mount``: what the root is on, where the caller knows
-    better than the system says.
+    Args:
+        root: the directory.
+        witness: the file that proves that the same file system is mounted; "" for none.
+        mount: what the root is on, if the caller knows better than the mount table.
+        pace: limits bytes that are read or written. Bytes that are compared with those of a killed
+            writer are not limited: else a writer that is restarted again and again would never
+            finish.
+        root_fd: the open root, which the caller closes after the last use: where others may give
+            another directory the root's name.
 
-    ``pace``: asked before bytes are read for others, or written.  What an earlier writer has left
-    is compared without: else a writer that is restarted again and again would be late for ever with
-    what it has long written.
-
-    ``at``: the root, open, for the caller to close after the last use: where others may give
-    another directory the root's name meanwhile.
     """
 
     is_exclusive = True
@@ -76,10 +83,11 @@ class PosixStore:
         mount: Mount | None = None,
         pace: RateLimiter | None = None,
         *,
-        at: int | None = None,
+        root_fd: int | None = None,
     ) -> None:
+        """Raise StoreError if the witness is missing."""
         self.root = str(Path(root).absolute())
-        self._root = self.root if at is None else safe_open.path_of_open(at, self.root)
+        self._root = self.root if root_fd is None else safe_open.path_of_open(root_fd, self.root)
         self._pace = None if isinstance(pace, Unlimited) else pace
         self.url = self.root
         mount = mount or mount_of(self.root)
@@ -87,11 +95,12 @@ class PosixStore:
         self._errors = StoreErrors(self.root, mount.is_remote)
         self._files = OpenFiles()
         self._directories = DurableDirectories(self._root)
-        self._witness, self._time = witness, 0
+        self._witness, self._witness_mtime = witness, 0
         if witness:
             self._check_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
+        """Yield the stored files below ``prefix``; close those that are open for long."""
         self._files.forget_older(TRUSTED_S)
         with self._listing():
             for name, status in safe_open.files_below(
@@ -100,6 +109,7 @@ class PosixStore:
                 yield Entry(name, status.st_size, status.st_mtime)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """Return the directories directly below ``prefix`` (see `Store.dirs`)."""
         with self._listing():
             directories = safe_open.directories_below(
                 self._root, checked_prefix(prefix), is_unfinished
@@ -107,11 +117,16 @@ class PosixStore:
         return sorted(name for name in directories if name.startswith(start))
 
     def size(self, name: str) -> int:
+        """Return the size of a file in bytes; raise NotFound."""
         with self._reading(checked_name(name)):
-            look = safe_open.stat_opened if self._is_remote else safe_open.stat_file
-            return self._retry_stale(name, lambda: look(self._root, name).st_size)
+            stat = safe_open.stat_opened if self._is_remote else safe_open.stat_file
+            return self._retry_stale(name, lambda: stat(self._root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from byte ``start``, within the rate limit.
+
+        Raise NotFound, or Corrupt if the file ends before.
+        """
         if self._pace is None or not out.nbytes:
             self._read_into(name, start, out)
             return
@@ -120,31 +135,37 @@ class PosixStore:
             start += len(piece)
 
     def _read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` at once; before Corrupt is raised, the file is opened again."""
         with self._reading(checked_name(name)):
             count = self._retry_stale(name, lambda: self._opened(name).read_at(start, out))
-            # what is remembered of a file's length may be older than what was written elsewhere
+            # on NFS a cached length may be older than what another machine has written
             if count < out.nbytes:
                 count = self._reopened(name).read_at(start, out)
         if count < out.nbytes:
             raise too_short(name, start + count, start, out.nbytes)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Store all of the content, or nothing; replace what has the name (see `Store.write`)."""
         self._publish(checked_name(name), chunks, about, replace)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
         with contextlib.suppress(NotFound), self._reading(checked_name(name)):
-            # no more than a look, as nothing is believed of an absence here
+            # no refresh of NFS's cache: if the name is taken after all, `claim` finds out
             safe_open.stat_file(self._root, name)
-            # its writer may be dead: else a power cut could take what we say is there
+            # its writer may have been killed before: a name that is reported has to be durable
             self._directories.sync(name.split("/")[:-1])
             if about.origin:
-                with safe_open.parent_of(self._root, name) as (at, last):
-                    clear(at, last, about.origin)
+                with safe_open.parent_of(self._root, name) as (parent_fd, last):
+                    remove_leftover_name(parent_fd, last, about.origin)
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
 
     def open_draft(self, name: str, size: int, origin: str = "") -> Draft:
-        """Return a new file to be written in any order; ``origin`` as `About` has it."""
+        """Return a new file of ``size`` bytes to be written in any order, then committed.
+
+        ``origin``: as `About` has it. Raise StoreError.
+        """
         draft = self._begin(checked_name(name), origin, replace)
         try:
             draft.resize(size)
@@ -154,42 +175,51 @@ class PosixStore:
         return draft
 
     def delete(self, name: str) -> None:
-        """Delete a file, and the directories that become empty.
+        """Delete a file if it is there, and the directories that become empty.
 
         Directories that a killed process left empty go too: trainers take a directory for a
         checkpoint.
         """
-        way = name.split("/")[:-1]
+        directories = name.split("/")[:-1]
         try:
             with self._reading(checked_name(name)):
                 self._retry_stale(name, lambda: safe_open.unlink(self._root, name))
         except NotFound:
-            self._directories.remove_empty(way)
+            self._directories.remove_empty(directories)
             return
         self._files.forget(name)
         with self._errors.about(name):
             with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
-                self._directories.sync(way)
-            self._directories.remove_empty(way)
+                self._directories.sync(directories)
+            self._directories.remove_empty(directories)
 
     def drafts(self) -> Iterator[Entry]:
+        """Yield the unfinished files of live and killed writers."""
         with self._errors.about(self.root):
             for name, status in safe_open.files_below(self._root, "", lambda _: False):
                 if is_unfinished(name.rpartition("/")[2]):
                     yield Entry(name, status.st_size, status.st_mtime)
 
     def remove_draft(self, name: str) -> bool:
+        """Remove a draft that no writer has locked; return whether it is gone.
+
+        False for a name that is no draft's.
+        """
         with self._errors.about(name):
-            return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(
+            return is_unfinished(checked_path(name).rpartition("/")[2]) and remove_unlocked(
                 self._root, name
             )
 
     def _publish(
         self, name: str, chunks: Iterable[Chunk], about: About, give_name: GiveName
     ) -> None:
+        """Write ``chunks`` to a draft, and give it the name by ``give_name``.
+
+        After an error that may pass the draft stays for the next try.
+        """
         draft = self._begin(name, about.origin, give_name)
         try:
-            if about.share and not draft.left and (about.size or 0) >= SHARED:
+            if about.share and not draft.initial_size and (about.size or 0) >= SHARED:
                 # where the file system lets files share bytes (XFS, btrfs, NFS 4.2)
                 draft.share(about.share)
             for chunk in check_size(chunks, about):
@@ -201,27 +231,37 @@ class PosixStore:
             raise
 
     def _begin(self, name: str, origin: str, give_name: GiveName) -> Draft:
+        """Return a draft in the file's directory, which is descriptors, durably, if it is missing.
+
+        Raise Transient if other processes delete the directory each time while it is empty;
+        StoreError.
+        """
         self._check_root()
-        way, forget = name.split("/")[:-1], partial(self._files.forget, name)
+        directories, forget = name.split("/")[:-1], partial(self._files.forget, name)
         for _ in range(_TRIES):
-            # until nobody deletes what is still empty
+            # another process may delete a directory that is still empty
             with (
                 self._errors.about(name),
                 contextlib.suppress(FileNotFoundError),
-                self._directories.opened(way) as made,
+                self._directories.opened(directories) as descriptors,
             ):
                 draft = Draft(
-                    made[-1], name, origin, self._errors, give_name=give_name, on_named=forget
+                    descriptors[-1],
+                    name,
+                    origin,
+                    self._errors,
+                    give_name=give_name,
+                    on_named=forget,
                 )
                 try:
-                    self._directories.make_durable(way, made)
+                    self._directories.make_durable(directories, descriptors)
                 except BaseException:
                     draft.end(keep=False)
                     raise
                 return draft
         raise Transient(
-            f"{'/'.join(way)}: deleted by somebody else {_TRIES} times while it was made, in the"
-            f" store {self.root}"
+            f"{'/'.join(directories)}: deleted by somebody else {_TRIES} times while it was"
+            f" made, in the store {self.root}"
         )
 
     def _check_root(self) -> None:
@@ -231,7 +271,7 @@ class PosixStore:
         """
         try:
             safe_open.close_quietly(os.open(self._root, safe_open.PASS))
-            time_ = (
+            mtime = (
                 safe_open.stat_file(self._root, self._witness).st_mtime_ns if self._witness else 0
             )
         except OSError as e:
@@ -245,8 +285,8 @@ class PosixStore:
                 f"{self.root}: {(e.strerror or str(e)).lower()}, a store's directory expected",
                 hint=hint,
             ) from e
-        self._time = self._time or time_
-        if time_ != self._time:
+        self._witness_mtime = self._witness_mtime or mtime
+        if mtime != self._witness_mtime:
             raise StoreError(
                 f"{self.root}: not the store that was opened",
                 hint="mount the file system, then start again",
@@ -255,7 +295,8 @@ class PosixStore:
     def _retry_stale(self, name: str, call: Callable[[], T]) -> T:
         """Return what ``call`` returns; call it again, once, if it may have seen stale data.
 
-        Stale are a handle that the server forgot, and an absence that is only remembered here.
+        Stale are a file handle that the NFS server has forgotten, and an absence that is only
+        cached.
         """
         try:
             return call()
@@ -267,21 +308,20 @@ class PosixStore:
         return call()
 
     def _opened(self, name: str) -> OpenFile:
-        """Return the file under this name.
-
-        An open one may have been replaced or deleted, or has been open for long.
-        """
+        """Return the open file of a name; open it again if it was replaced, or is open for long."""
         file = self._files.get(name)
         if file and time.monotonic() - file.since <= TRUSTED_S and file.links() > 0:
             return file
         return self._reopened(name)
 
     def _reopened(self, name: str) -> OpenFile:
+        """Open a file by its name; later reads use the same descriptor. Raise OSError."""
         self._files.forget(name)
         return self._files.put(name, safe_open.open_file(self._root, name))
 
     @contextlib.contextmanager
     def _listing(self) -> Iterator[None]:
+        """Check the root before a listing; raise each OSError of the block as StoreError."""
         self._directories.forget_older(TRUSTED_S)
         self._check_root()
         try:
@@ -291,6 +331,10 @@ class PosixStore:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
+        """Raise each OSError of the block as StoreError: NotFound for an absent file.
+
+        An absent root is a StoreError.
+        """
         try:
             yield
         except OSError as e:

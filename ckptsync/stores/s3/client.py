@@ -1,7 +1,8 @@
 """Make botocore's client from a URL and s3fs's options, anew when credentials change.
 
-botocore finds endpoints, profiles, credentials, certificates and proxies, in the same places as for
-s3fs and boto3.
+Users have configured S3 for other programs already, so botocore finds endpoints, profiles,
+credentials, certificates and proxies, in the same places as for s3fs and boto3. What the store does
+itself (retries, checksums, bandwidth) is switched off in botocore here.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ except ImportError as e:
     ) from e
 
 SEARCH_EVERY = 5.0  # seconds between two searches for credentials
-CONNECTIONS = 64  # idle connections that are kept
-_CREDENTIALS = {  # the later ones count
+CONNECTIONS = 64  # idle connections that stay open
+# options and botocore's names for them; if both of a pair are set, the later one counts
+_CREDENTIALS = {
     "username": "aws_access_key_id",
     "password": "aws_secret_access_key",
     "key": "aws_access_key_id",
@@ -63,21 +65,25 @@ class BucketAccess:
 
     ``prefix`` is "" or ends in a slash. ``takes_crc``: the options do not switch off the newer
     checksums. ``signs_payload``: a request's SHA-256 protects its body.
+
+    The constructor raises ConfigError if options, endpoint or credentials are wrong, Unsupported
+    for a directory bucket.
     """
 
     def __init__(
         self, remote: Remote, options: Mapping[str, Any], limits: Limits | None = None
     ) -> None:
+        """Make the client; raise ConfigError or Unsupported."""
         self.url = remote.url
         self.bucket, self.prefix = _split(remote)
         self._options = {name: value for name, value in options.items() if value is not None}
         _check_options(self.url, self._options)
         self._limits = limits or Limits()
         self._lock = threading.Lock()
-        self._search_at = 0.0
-        self._additional: dict[str, dict[str, Any]] = {}
+        self._next_search = 0.0
+        self._extra_parameters: dict[str, dict[str, Any]] = {}
         with self.configuring():
-            self.client, self._credentials = self._made()
+            self.client, self._credentials = self._make_client()
         config = self.client.meta.config
         self.takes_crc: bool = config.request_checksum_calculation != "when_required"
         endpoint = urlsplit(self.client.meta.endpoint_url)
@@ -92,7 +98,7 @@ class BucketAccess:
         signs = (config.s3 or {}).get("payload_signing_enabled")
         signs = endpoint.scheme != "https" if signs is None else bool(signs)
         self.signs_payload: bool = signs and not self._options.get("anon")
-        self._leave_checksums(self.client)
+        self._disable_checksums(self.client)
 
     def keys(self) -> Any:
         """Return the credentials of this moment, renewed if they were about to expire.
@@ -102,28 +108,29 @@ class BucketAccess:
         return None if self._options.get("anon") else self._credentials.get_frozen_credentials()
 
     def renew(self, refused: Any) -> bool:
-        """Look for credentials anew, since these were refused; return whether there are others.
+        """Look for credentials anew after a refusal; return whether they differ from ``refused``.
 
-        At most every few seconds: some servers answer 403 for a missing file, and each look reads
-        files or asks another server.
+        New ones replace the client. The search is made every `SEARCH_EVERY` seconds at most: some
+        servers answer 403 for a missing file, and each search reads files or sends requests.
         """
         if self._options.get("anon"):
             return False
         with self._lock, self.configuring():
-            if self.keys() == refused and time.monotonic() >= self._search_at:
-                self._search_at = time.monotonic() + SEARCH_EVERY
-                client, credentials = self._made()
+            if self.keys() == refused and time.monotonic() >= self._next_search:
+                self._next_search = time.monotonic() + SEARCH_EVERY
+                client, credentials = self._make_client()
                 if credentials.get_frozen_credentials() != refused:
-                    self._leave_checksums(client)
+                    self._disable_checksums(client)
                     self.client, self._credentials = client, credentials
             return bool(self.keys() != refused)
 
-    def additional(self, method: str) -> dict[str, Any]:
-        """Return what `s3_additional_kwargs` and `requester_pays` add to a request.
+    def extra_parameters(self, method: str) -> dict[str, Any]:
+        """Return the parameters that `s3_additional_kwargs` and `requester_pays` add to a request.
 
-        As in s3fs, only what its operation knows.
+        As in s3fs, only those that the request's operation has. Raise ConfigError if one is
+        invalid.
         """
-        if method not in self._additional:
+        if method not in self._extra_parameters:
             meta = self.client.meta
             operation = meta.service_model.operation_model(meta.method_to_api_mapping[method])
             shape = operation.input_shape
@@ -138,14 +145,14 @@ class BucketAccess:
             fillers = {name: 1 if name == "PartNumber" else "x" for name in shape.required_members}
             with self.configuring():
                 botocore.validate.validate_parameters({**fillers, **extra}, shape)
-            self._additional[method] = extra
-        return self._additional[method]
+            self._extra_parameters[method] = extra
+        return self._extra_parameters[method]
 
     @contextlib.contextmanager
     def configuring(self) -> Iterator[None]:
-        """Raise ConfigError for botocore's configuration errors.
+        """Raise botocore's configuration errors in this block as ConfigError.
 
-        They name variables and profiles, but not their values.
+        Messages name variables and profiles, but not their values.
         """
         try:
             yield
@@ -162,10 +169,11 @@ class BucketAccess:
                 f"{self.url}: {text}", hint="see storage_options, AWS_PROFILE and ~/.aws/config"
             ) from e
 
-    def _made(self) -> tuple[Any, Any]:
-        """Return a client, which sends by `transport` and tries once, and its credentials.
+    def _make_client(self) -> tuple[Any, Any]:
+        """Return a client that tries once and sends through `transport`, and its credentials.
 
-        It is made as s3fs would make it (`S3FileSystem.set_session`).
+        It is configured as s3fs would configure it (`S3FileSystem.set_session`). Raise
+        NoCredentialsError and other errors of botocore.
         """
         options = self._options
         is_anonymous = bool(options.get("anon"))
@@ -189,11 +197,11 @@ class BucketAccess:
         transport.attach(client, _http_session(session, client, arguments), self._limits)
         return client, credentials
 
-    def _leave_checksums(self, client: Any) -> None:
-        """Have checksums made by us.
+    def _disable_checksums(self, client: Any) -> None:
+        """Set the client to leave checksums to this package.
 
-        With TLS and a checksum a body need not be signed; botocore leaves that out only where it
-        made the checksum.
+        With TLS and a checksum a body need not be signed; botocore omits the signature only where
+        it computed the checksum.
         """
         config = client.meta.config
         config.request_checksum_calculation = config.response_checksum_validation = "when_required"
@@ -201,6 +209,7 @@ class BucketAccess:
 
 
 def _check_options(url: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for unknown options, and for options that should be mappings."""
     if unknown := sorted(set(options) - OPTIONS):
         hint = f"remove them; known are {', '.join(sorted(OPTIONS))}"
         raise ConfigError(f"{url}: unknown storage_options: {', '.join(unknown)}", hint=hint)
@@ -211,6 +220,10 @@ def _check_options(url: str, options: Mapping[str, Any]) -> None:
 
 
 def _split(remote: Remote) -> tuple[str, str]:
+    """Return the bucket, or the access point's ARN, and the prefix of a URL.
+
+    Raise ConfigError if the path is not plain, Unsupported for a directory bucket.
+    """
     arn = _ARN.fullmatch(remote.rest)
     bucket, _, path = (arn[1], "", arn[2] or "") if arn else remote.rest.partition("/")
     if bucket.endswith("--x-s3"):
@@ -226,14 +239,24 @@ def _split(remote: Remote) -> tuple[str, str]:
         ) from e
 
 
-def _config(options: Mapping[str, Any], given: Any, stall: float) -> Any:
+def _config(options: Mapping[str, Any], client_config: Any, stall: float) -> Any:
+    """Return botocore's configuration: the user's options, then ours, which count.
+
+    Args:
+        options: the storage_options.
+        client_config: a botocore Config among the client's arguments, or None.
+        stall: seconds without a byte after which a request fails.
+
+    Raise ConfigError for signature version 2.
+
+    """
     kwargs = {"max_pool_connections": CONNECTIONS, **(options.get("config_kwargs") or {})}
     config = botocore.config.Config(**kwargs)
-    config = given.merge(config) if given is not None else config
+    config = client_config.merge(config) if client_config is not None else config
     if config.signature_version in ("s3", "s3-query"):
         hint = "remove it: version 4 is used"
         raise ConfigError("signature_version s3 is no longer supported", hint=hint)
-    ours = botocore.config.Config(
+    our_config = botocore.config.Config(
         # else some regions would be given URLs of version 2
         signature_version=(UNSIGNED if options.get("anon") else "s3v4"),
         # our own retries know how often a request may have been done
@@ -243,7 +266,7 @@ def _config(options: Mapping[str, Any], given: Any, stall: float) -> Any:
         parameter_validation=False,  # it takes no memoryview; bytes would wait for "100 Continue"
         user_agent_extra=f"ckptsync/{__version__}",
     )
-    return config.merge(ours)
+    return config.merge(our_config)
 
 
 class _DescriptionReader(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
@@ -262,7 +285,7 @@ class _DescriptionReader(botocore.loaders.JSONFileLoader):  # type: ignore[misc]
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Return the loader of API descriptions, whose reading is most of making a client."""
+    """Return botocore's loader of API descriptions, which keeps them: reading them takes long."""
     loader = botocore.loaders.create_loader(data_path)
     loader.file_loader = _DescriptionReader()
     loader.list_available_services = lambda _: ["s3"]  # else it opens the directories of 400
@@ -270,7 +293,7 @@ def _loader(data_path: str | None) -> Any:
 
 
 def _http_session(session: Any, client: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return connections with the certificates, proxies and timeouts that botocore would take."""
+    """Return connections with the certificates, proxies and timeouts that botocore would use."""
     config, verify = client.meta.config, arguments.get("verify")
     if verify is None:
         verify = session.get_config_variable("ca_bundle")

@@ -1,8 +1,9 @@
-"""Make our errors of S3's, and of the network's.
+"""Turn S3's error codes, and the network's errors, into StoreErrors.
 
-Source of the codes: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; of those of
-others, their own documents. Messages name the location, the status and what the server says;
-nothing of a request's query or signature is among them.
+Callers need to know one thing of a failure: try again, change the configuration, or give up; users
+need a hint. A table maps codes (docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and
+other servers' documents) to error types and hints. Messages name the location, the status and the
+server's text, and never a request's query or signature.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from ckptsync.stores.s3.transport import Lost
 
 
 class UploadGone(StoreError):
-    """The multipart upload is not there: completed or removed, perhaps by a request of ours."""
+    """The multipart upload does not exist: completed or removed, perhaps by a request of ours."""
 
 
 class Mismatch(StoreError):
-    """The server's parts are not those to be completed."""
+    """The server's parts are not those that should be completed."""
 
 
 class NoSuchRange(StoreError):
-    """A file ends before the range that was asked for."""
+    """A file ends before the requested range."""
 
 
 class Denied(StoreError):
-    """Permission denied to these credentials."""
+    """The credentials do not permit the request."""
 
 
 class Unable(StoreError):
-    """The server does not know what it was asked for."""
+    """The server does not implement the request."""
 
 
 _ELSEWHERE = "credentials are sent to no other host: correct endpoint_url, or the region"
@@ -46,7 +47,7 @@ _TEMPORARY = (
     " RequestLimitExceeded OperationAborted ConditionalRequestConflict IncompleteBody BadDigest"
     " XAmzContentSHA256Mismatch XAmzContentChecksumMismatch"
 )
-# codes, then the status that decides where the code is another, or none, then its hundred
+# codes and statuses; an answer's code is looked up first, then its status, then 4xx and the like
 _ROWS: tuple[tuple[str, type[CkptsyncError], str], ...] = (
     ("NoSuchUpload", UploadGone, ""),
     ("InvalidPart InvalidPartOrder", Mismatch, "another writer uses the same name: try again"),
@@ -70,7 +71,8 @@ _ROWS: tuple[tuple[str, type[CkptsyncError], str], ...] = (
 _ERRORS = {code: (kind, hint) for codes, kind, hint in _ROWS for code in codes.split()}
 _NO_CERTIFICATES = ("NO_CERTIFICATE_OR_CRL_FOUND", "PEM_LIB", "NO_START_LINE")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-_PERMISSIONS = {  # of operations that need another than their own name
+# permissions of operations whose permission has another name
+_PERMISSIONS = {
     "CreateMultipartUpload": "PutObject",
     "UploadPart": "PutObject",
     "CompleteMultipartUpload": "PutObject",
@@ -81,63 +83,68 @@ _PERMISSIONS = {  # of operations that need another than their own name
 }
 
 
-def of_answer(what: str, operation: str, answer: Mapping[str, Any]) -> CkptsyncError:
-    """Return the error for an answer of botocore's that is none: ``what`` is the thing's URL."""
+def error_of_answer(url: str, operation: str, answer: Mapping[str, Any]) -> CkptsyncError:
+    """Return the error for an answer that refuses ``operation`` on ``url``.
+
+    Exists and NotFound for an object's own state, Denied, or what the table says; a Transient error
+    waits as the answer's Retry-After says.
+    """
     meta, error = answer["ResponseMetadata"], answer.get("Error") or {}
     status, code = meta["HTTPStatusCode"], str(error.get("Code") or "")[:100]
     code = "" if code.isdigit() else code
     if code in ("NoSuchKey", "NoSuchVersion") or (status == 404 and not code):
-        return NotFound(f"{what}: not found")
+        return NotFound(f"{url}: not found")
     if code == "PreconditionFailed" or (status == 412 and not code):
-        return Exists(f"{what}: already there")
+        return Exists(f"{url}: already there")
     message = " ".join(str(error.get("Message") or "").split())[:200].rstrip(".")
     reason = f"the server says {status} {code}".rstrip() + (f": {message}" if message else "")
     if status == 403 and code not in _ERRORS:
         permission = _PERMISSIONS.get(operation, operation)
         hint = f"the credentials need s3:{permission} here"
-        return Denied(f"{what}: permission denied: {reason}", hint=hint)
+        return Denied(f"{url}: permission denied: {reason}", hint=hint)
     keys = (code, str(status), f"{status // 100}xx")
     kind, hint = next((_ERRORS[key] for key in keys if key in _ERRORS), (StoreError, ""))
-    made = kind(f"{what}: {reason}", hint=hint)
+    store_error = kind(f"{url}: {reason}", hint=hint)
     after = meta["HTTPHeaders"].get("retry-after", "").strip()
-    if isinstance(made, Transient) and re.fullmatch("[0-9]{1,6}", after):
-        made.after = float(after)
-    return made
+    if isinstance(store_error, Transient) and re.fullmatch("[0-9]{1,6}", after):
+        store_error.after = float(after)
+    return store_error
 
 
-def not_s3(what: str, why: object) -> Transient:
-    """Return the error for an answer that cannot be read."""
-    text = " ".join(str(why).split())[:200]
+def malformed_answer(url: str, reason: object) -> Transient:
+    """Return the error for an answer that is not S3's, with the reason."""
+    text = " ".join(str(reason).split())[:200]
     return Transient(
-        f"{what}: the server's answer is not S3's: {text}",
+        f"{url}: the server's answer is not S3's: {text}",
         hint="check that endpoint_url names an S3 server and that no proxy answers instead",
     )
 
 
-def of_connection(what: str, lost: Lost, *, has_answered: bool) -> CkptsyncError:
-    """Return the error for a lost connection.
+def error_of_connection(url: str, lost: Lost, *, has_answered: bool) -> CkptsyncError:
+    """Return the error for a connection to ``url`` that was not made, or broke.
 
-    ``has_answered``: the server was there before, in this process.
+    ``has_answered``: the server has answered before, in this process. Then only certificates are a
+    ConfigError; other errors are Transient.
     """
     e, host = lost.error, lost.host
     why = str(getattr(e, "reason", "")) if isinstance(e, ssl.SSLError) else ""  # OpenSSL's name
     hint = "AWS_CA_BUNDLE, or client_kwargs: verify, names the certificates to trust"
     if isinstance(e, FileNotFoundError) or why in _NO_CERTIFICATES:
-        return ConfigError(f"{what}: certificates cannot be read: {e}", hint=hint)
+        return ConfigError(f"{url}: certificates cannot be read: {e}", hint=hint)
     if isinstance(e, ssl.SSLCertVerificationError):
-        return ConfigError(f"{what}: {host} is not trusted: {e.verify_message}", hint=hint)
+        return ConfigError(f"{url}: {host} is not trusted: {e.verify_message}", hint=hint)
     if not has_answered:
         hint = "correct endpoint_url: its scheme, host or port, or the region"
         if why in _NO_TLS:
-            return ConfigError(f"{what}: {host} does not speak TLS", hint=hint)
+            return ConfigError(f"{url}: {host} does not speak TLS", hint=hint)
         if isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME:
-            return ConfigError(f"{what}: no host is called {host}", hint=hint)
+            return ConfigError(f"{url}: no host is called {host}", hint=hint)
         if isinstance(e, ConnectionRefusedError):
             hint = "check that the server runs, and endpoint_url"
-            return Transient(f"{what}: {host} refuses connections", hint=hint)
+            return Transient(f"{url}: {host} refuses connections", hint=hint)
     hint = "the network or the server failed"
     if isinstance(e, TimeoutError):
-        return Transient(f"{what}: {host} was silent for too long", hint=hint)
+        return Transient(f"{url}: {host} was silent for too long", hint=hint)
     reason = (e.strerror if isinstance(e, OSError) else None) or str(e) or type(e).__name__
     kind = "ended early" if isinstance(e, http.client.HTTPException) else "broke"
-    return Transient(f"{what}: the connection to {host} {kind}: {reason.lower()}", hint=hint)
+    return Transient(f"{url}: the connection to {host} {kind}: {reason.lower()}", hint=hint)

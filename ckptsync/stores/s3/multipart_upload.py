@@ -1,31 +1,34 @@
 """Write a key of S3, whole or in parts: replace it, or create it and never replace it.
 
-Whether a server keeps to ``If-None-Match: *``
-    cannot be asked, and some ignore what they do not know. AWS does (since 2024); of another it is
-    seen when it refuses the first time, or when the same bytes are sent twice after the first small
-    file: the second time must be refused. Until then, and where it does not, a name is looked at
-    before it is written, which leaves a moment for somebody else.
+An upload can be killed after hours, other writers may use the same key, and any answer may be lost.
+So a later process recognises an unfinished upload by the checksums of its parts, and the server
+itself compares tags when an upload is completed.
+
+Whether a server supports ``If-None-Match: *``
+    Servers do not say, and some ignore conditions. AWS supports it (since 2024); of another server
+    it is known when it refuses the first time, or when the same bytes are sent twice after the
+    first small file: the second time must be refused. Until then, and on servers without it, a name
+    is looked up before it is written, so another writer may create it in between.
 
 Which upload is continued
-    S3 keeps no word of ours with an unfinished upload that a later process could read: its metadata
-    is not listed, and a part that is not completed makes some servers refuse. So an upload is known
-    by what it has. The first of our parts that is looked for decides: an upload that has other
-    bytes under that number is another file's, or another save's, and is left alone; one that has
-    the same bytes is taken; one that has not got so far, lost just that part, or has no part yet,
-    is taken if nothing speaks against it: an upload that was killed before its first part is
-    not left behind.
+    S3 keeps no data of ours with an unfinished upload that a later process could read: its metadata
+    is not listed, and a part that is not completed makes some servers refuse. So an upload is
+    recognised by its parts. The first of our parts that is looked up decides. An upload with other
+    bytes under that number belongs to another file or save, and is not touched. One with the same
+    bytes is continued. One that lacks just that part, or has no part yet, is continued if nothing
+    contradicts: so an upload that was killed before its first part is not left behind.
 
-Why two writers under one key never make a mixture
-    Both may take the same upload, and each may send parts that replace the other's. But each
-    completes with the tags that it was given for its own bytes, or that it has compared with its
-    own bytes: the server completes exactly those parts, or refuses (`InvalidPart`) because another
-    part is there now. Who is refused tries again later, finds parts that differ, and sends these.
-    Where both had the same bytes, the first one completes; the other is told that the upload is
-    gone, looks, and sees by the tag that his bytes are there.
+Why two writers of one key never make a mixture
+    Both may continue the same upload, and each may send parts that replace the other's. But each
+    completes with the tags of its own bytes: the server completes exactly those parts, or refuses
+    (`InvalidPart`) because another part has replaced one. The refused writer tries again later,
+    finds parts that differ, and sends its own. If both had the same bytes, the first one completes;
+    the other is told that the upload is gone, looks up the key, and sees its bytes there by the
+    tag.
 
 When the answer to CompleteMultipartUpload is lost
-    the next try is told that the upload is gone (or, by some, success), or that the name is taken.
-    What is under the key is compared: tag, checksum, size.
+    The next try is told that the upload is gone (or, by some servers, success), or that the name is
+    taken. The object under the key is compared: tag, checksum, size.
 """
 
 from __future__ import annotations
@@ -53,20 +56,20 @@ from ckptsync.stores.s3.requests import (
     base64_of,
     is_md5,
     md5,
-    plain,
     seconds,
     server_time,
     size_of,
     sum_of,
+    sum_parts,
     text,
-    whole,
+    unquoted,
 )
 from ckptsync.stores.s3.transport import NotS3
 
 NEW = {"IfNoneMatch": "*"}
 DAY = 24 * 3600.0
 _BYTES = {"ContentType": "application/octet-stream"}
-_CHEAP = 64 << 10  # bytes that are sent sooner than it is asked whether they are there
+_CHEAP = 64 << 10  # bytes: a smaller file is sent without looking the name up before
 
 log = logging.getLogger(__name__)
 
@@ -75,43 +78,59 @@ log = logging.getLogger(__name__)
 class KeyTarget:
     """A `PartTarget`: a key that is written.
 
-    ``most``: parts that the file has, at most. ``left``: returns the unfinished uploads that may be
-    continued. ``is_new``: it must not be there yet.
+    ``most``: parts that the file has, at most. ``list_unfinished``: returns the unfinished uploads
+    that may be continued. ``is_new``: the key must not exist yet.
     """
 
     bucket: Bucket
     key: str
     most: int
-    left: Callable[[], Sequence[Unfinished]]
+    list_unfinished: Callable[[], Sequence[Unfinished]]
     is_new: bool
 
     def put_whole(self, data: memoryview) -> None:
+        """Store a small file by one request.
+
+        Raise Exists if the key is to be new and exists, with whether it has the same bytes. The
+        first file also tests the server (`_probe_conditional_writes`).
+        """
         bucket = self.bucket
         if self.is_new:
-            is_looked_at = not bucket.keeps_conditions or len(data) > _CHEAP
-            if is_looked_at and (stored := bucket.found(self.key)):
+            is_looked_up = not bucket.keeps_conditions or len(data) > _CHEAP
+            if is_looked_up and (stored := bucket.find(self.key)):
                 raise _taken(bucket.url(self.key), stored, sum_of(data))
             if bucket.keeps_conditions is not False:
                 try:
                     self._put_new(data)
                 except Unable:
-                    self._note(keeps=False)
+                    self._set_keeps_conditions(keeps=False)
                 else:
                     self._probe_conditional_writes(data)
                     return
         bucket.persistence.call(lambda: self._put(data))
 
     def begin(self) -> Multipart:
-        stored = self.bucket.found(self.key) if self.is_new else None
-        return Multipart(self, [] if stored else self.left(), stored)
+        """Return an upload in parts; nothing was sent yet.
+
+        If the key is to be new and exists, the upload only compares.
+        """
+        stored = self.bucket.find(self.key) if self.is_new else None
+        return Multipart(self, [] if stored else self.list_unfinished(), stored)
 
     def _put(self, data: memoryview, **condition: str) -> PartSum:
+        """Send the whole file once, under a condition or none; return its sums."""
         return self.bucket.send("put_object", self.key, data, **_BYTES, **condition)
 
     def _put_new(self, data: memoryview) -> None:
+        """Send the whole file if the key does not exist; raise Exists if it does.
+
+        It is no error if an earlier try of this call has stored these bytes, and its answer was
+        lost.
+        """
         tries = 0
 
         def once() -> PartSum:
+            """Send the file, and count the try."""
             nonlocal tries
             tries += 1
             return self._put(data, **NEW)
@@ -119,25 +138,30 @@ class KeyTarget:
         try:
             self.bucket.persistence.call(once)
         except Exists as e:
-            self._note(keeps=True)
-            error = _taken(self.bucket.url(self.key), self.bucket.found(self.key), sum_of(data))
+            self._set_keeps_conditions(keeps=True)
+            error = _taken(self.bucket.url(self.key), self.bucket.find(self.key), sum_of(data))
             if tries > 1 and error.is_same:
                 return  # the answer to an earlier try was lost
             raise error from e
 
     def _probe_conditional_writes(self, data: memoryview) -> None:
-        """Find out whether the server supports conditional writes."""
+        """Send a small file again, to test whether the server supports conditional writes.
+
+        Only if that is not known. If the server refuses, it supports them; another error tells
+        nothing.
+        """
         if self.bucket.keeps_conditions is None and len(data) <= _CHEAP:
             try:
                 self._put(data, **NEW)
             except Exists:
-                self._note(keeps=True)
+                self._set_keeps_conditions(keeps=True)
             except StoreError:
                 return  # not learnt: the file is written all the same
             else:
-                self._note(keeps=False)
+                self._set_keeps_conditions(keeps=False)
 
-    def _note(self, *, keeps: bool) -> None:
+    def _set_keeps_conditions(self, *, keeps: bool) -> None:
+        """Set whether the server supports conditional writes; warn once if it does not."""
         if self.bucket.keeps_conditions is None and not keeps:
             log.warning(
                 "%s: this server does not support conditional writes: two nodes that write the"
@@ -148,38 +172,45 @@ class KeyTarget:
 
 
 class Multipart:
-    """A `PartUpload`, which may continue what earlier tries have ``left``.
+    """A `PartUpload`, which may continue one of the ``list_unfinished`` uploads of earlier tries.
 
-    ``found``: what is under a key that must be new. Then nothing is sent, and `commit` tells
-    whether the parts are the same bytes.
+    ``stored``: the object under a key that must be new. Then nothing is sent, and `commit` raises
+    Exists with whether the parts are the same bytes.
     """
 
     def __init__(
-        self, target: KeyTarget, left: Sequence[Unfinished], found: StoredObject | None
+        self, target: KeyTarget, list_unfinished: Sequence[Unfinished], stored: StoredObject | None
     ) -> None:
         self._bucket, self._key, self._most = target.bucket, target.key, target.most
         is_conditional = target.is_new and target.bucket.keeps_conditions is not False
         self._is_new, self._condition = is_conditional, NEW if is_conditional else {}
-        self._left = sorted(left, key=lambda upload: len(upload.parts), reverse=True)
-        self._found = found
+        self._unfinished = sorted(
+            list_unfinished, key=lambda upload: len(upload.parts), reverse=True
+        )
+        self._stored = stored
         self._lock = threading.Lock()
         self._id = ""
         self._is_ours, self._has_crc = False, False
-        self._there: Sequence[SentPart] = ()
+        self._sent_parts: Sequence[SentPart] = ()
         self._sums: dict[int, PartSum] = {}
 
-    def is_there(self, part: FilePart) -> bool:
-        if self._found:
+    def reuse_part(self, part: FilePart) -> bool:
+        """Count a part as sent if the upload has it, by its checksum; return whether.
+
+        The first call chooses an unfinished upload to continue, or begins one.
+        """
+        if self._stored:
             self._sums[part.number] = sum_of(part.data)
             return True
-        self._choose(part)
-        for sent in self._there:
-            if sent.number == part.number and is_same(sent, part):
-                self._sums[part.number] = PartSum(sent.size, crc32(part.data), sent.tag)
+        self._choose_upload(part)
+        for sent_part in self._sent_parts:
+            if sent_part.number == part.number and is_same(sent_part, part):
+                self._sums[part.number] = PartSum(sent_part.size, crc32(part.data), sent_part.tag)
                 return True
         return False
 
     def put(self, part: FilePart) -> None:
+        """Send a part; raise Transient if the upload was removed or completed by another writer."""
         about = {"PartNumber": part.number, "UploadId": self._id}
         try:
             self._sums[part.number] = self._bucket.persistence.call(
@@ -189,11 +220,20 @@ class Multipart:
             raise _removed(e) from e
 
     def commit(self, size: int) -> None:
+        """Complete the upload, so that the key has these bytes.
+
+        Raises:
+            Exists: the key must be new, and exists.
+            Transient: another writer has replaced a part, or ended the upload; the next try may
+                succeed.
+            StoreError: the server assembled other bytes.
+
+        """
         parts = [self._sums[number] for number in range(1, len(self._sums) + 1)]
-        sums, tries = whole(parts), 0
+        sums, tries = sum_parts(parts), 0
         assert sums.size == size
-        if self._found:
-            raise _taken(self._bucket.url(self._key), self._found, sums)
+        if self._stored:
+            raise _taken(self._bucket.url(self._key), self._stored, sums)
         parameters: dict[str, Any] = {"UploadId": self._id, "MpuObjectSize": size}
         if self._has_crc:
             parameters |= {"ChecksumCRC32": base64_of(sums.crc), "ChecksumType": "FULL_OBJECT"}
@@ -221,7 +261,7 @@ class Multipart:
             # A server that knows no conditions: nobody else's file is replaced but one that appears
             # in this very moment.
             self._condition = {}
-            if stored := self._bucket.found(self._key):
+            if stored := self._bucket.find(self._key):
                 raise self._taken_by(stored, sums) from None
             self.commit(size)
             return
@@ -233,25 +273,29 @@ class Multipart:
             )
 
     def abandon(self) -> None:
-        """Remove the upload, unless another process has begun it: it may still be at work."""
+        """Remove the upload if this process began it; another one's writer may still be at work."""
         if self._id and self._is_ours:
             _remove(self._bucket, self._key, self._id)
 
-    def _choose(self, part: FilePart) -> None:
-        """Decide once which unfinished upload is continued, or begin one."""
+    def _choose_upload(self, part: FilePart) -> None:
+        """Set once which unfinished upload is continued, or begin a new one.
+
+        One that has ``part`` is preferred to one that may belong to the file (`Unfinished.agrees`).
+        """
         with self._lock:
             if self._id:
                 return
-            agreeing = [(upload, upload.agrees(part, self._most)) for upload in self._left]
-            same = [upload for upload, agrees in agreeing if agrees]
-            maybe = [upload for upload, agrees in agreeing if agrees is None]
-            for upload in [*same, *maybe]:
-                self._id, self._there = upload.id, upload.parts
+            candidates = [(upload, upload.agrees(part, self._most)) for upload in self._unfinished]
+            matching = [upload for upload, agrees in candidates if agrees]
+            possible = [upload for upload, agrees in candidates if agrees is None]
+            for upload in [*matching, *possible]:
+                self._id, self._sent_parts = upload.id, upload.parts
                 self._has_crc = upload.algorithm == "CRC32"
                 return
-            self._begin()
+            self._create_upload()
 
-    def _begin(self) -> None:
+    def _create_upload(self) -> None:
+        """Begin a new upload, with CRC32s where the server knows them."""
         parameters = dict(_BYTES)
         if self._bucket.takes_crc:
             parameters |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
@@ -266,10 +310,10 @@ class Multipart:
     def _check_stored(self, e: StoreError, sums: PartSum, *, is_repeated: bool) -> None:
         """Return if these bytes are stored already; raise StoreError otherwise.
 
-        The upload is gone, or the name is taken: by an earlier try of ours whose answer was lost,
-        or by another writer.
+        The upload is gone, or the name is taken: by an earlier try of this process whose answer was
+        lost, or by another writer. ``is_repeated``: completing was tried before.
         """
-        stored = self._bucket.found(self._key)
+        stored = self._bucket.find(self._key)
         if stored and stored.may_be(sums) and (is_repeated or not self._is_new):
             return
         if stored and self._is_new:
@@ -277,6 +321,7 @@ class Multipart:
         raise _removed(e) from e
 
     def _taken_by(self, stored: StoredObject, sums: PartSum) -> Exists:
+        """Return the error for an existing key; `abandon` will remove the upload."""
         self._is_ours = True  # whoever began the upload: nobody can complete it any more
         return _taken(self._bucket.url(self._key), stored, sums)
 
@@ -300,7 +345,7 @@ class Unfinished:
     """An upload that is not completed.
 
     ``age``: seconds since it was begun, by the server's clock; 0 if unknown. ``algorithm`` and
-    ``kind`` of its checksums may be unknown.
+    ``kind`` of its checksums are "" if unknown.
     """
 
     key: str
@@ -312,47 +357,47 @@ class Unfinished:
 
     @property
     def idle(self) -> float:
-        """Seconds since something happened to it."""
+        """Seconds since it was begun, or since a part was sent."""
         return min([self.age, *(part.age for part in self.parts)])
 
     def agrees(self, part: FilePart, most: int) -> bool | None:
-        """Return whether it has this part, these bytes.
+        """Return whether it has this part with these bytes.
 
-        None if it has no part of this number, and nothing else speaks against it.
-
-        ``most``: parts that the file has; with others beyond them it is another file's.
+        None if it has no part of this number, and nothing else contradicts. ``most``: parts that
+        the file has; an upload with parts beyond them is another file's.
         """
-        # whose completion needs what we do not keep
+        # to complete such an upload, the checksum of each part would be needed
         is_composite = self.algorithm == "CRC32" and self.kind != "FULL_OBJECT"
         if is_composite or any(each.number > most for each in self.parts):
             return False
-        sent = [each for each in self.parts if each.number == part.number]
-        return any(is_same(each, part) for each in sent) if sent else None
+        same_number = [each for each in self.parts if each.number == part.number]
+        return any(is_same(each, part) for each in same_number) if same_number else None
 
 
-def is_same(sent: SentPart, part: FilePart) -> bool:
-    """Return whether the server has these bytes, by its checksum or its tag.
+def is_same(sent_part: SentPart, part: FilePart) -> bool:
+    """Return whether the server has these bytes, by its checksum, or else its tag.
 
-    The tag is compared only if there is no checksum, and the tag can be an MD5.
+    A tag that is no MD5 is never the same.
     """
-    if sent.size != len(part.data):
+    if sent_part.size != len(part.data):
         return False
-    if sent.crc:
-        return sent.crc == base64_of(crc32(part.data))
-    return is_md5(sent.tag) and plain(sent.tag) == md5(part.data).hex()
+    if sent_part.crc:
+        return sent_part.crc == base64_of(crc32(part.data))
+    return is_md5(sent_part.tag) and unquoted(sent_part.tag) == md5(part.data).hex()
 
 
-def unfinished(bucket: Bucket, key: str) -> list[Unfinished]:
-    """Return the unfinished uploads of a key.
+def list_unfinished(bucket: Bucket, key: str) -> list[Unfinished]:
+    """Return the unfinished uploads of a key, with their parts.
 
-    None, and a warning, if nobody may list them: then nothing is continued.
+    Empty, and a warning is logged, if they may not be listed: then nothing is continued. Raise
+    Transient.
     """
-    # the latter is AWS's own, where none was asked for
+    # CRC64NVME is AWS's choice for uploads that name none
     algorithms = ("", "CRC32" if bucket.takes_crc else "CRC64NVME")
     try:
-        begun = [each for each in _begun(bucket, key) if each.key == key]
-        listed = (_with_parts(bucket, each) for each in begun if each.algorithm in algorithms)
-        return [upload for upload in listed if upload]
+        uploads = [each for each in _list_uploads(bucket, key) if each.key == key]
+        with_parts = (_with_parts(bucket, each) for each in uploads if each.algorithm in algorithms)
+        return [upload for upload in with_parts if upload]
     except Transient:
         raise
     except StoreError as e:
@@ -363,17 +408,18 @@ def unfinished(bucket: Bucket, key: str) -> list[Unfinished]:
 
 
 def remove_stale(bucket: Bucket, prefix: str) -> None:
-    """Remove abandoned uploads below ``prefix``, if it is one of our stores.
+    """Remove the uploads below ``prefix`` that are idle for `ABANDONED_AFTER`.
 
-    Every upload that was begun there is then ours.
+    Only if a store lies there: then every upload was begun by ckptsync. An error is logged, not
+    raised.
     """
     try:
-        if bucket.found(f"{prefix}{STORE_FILE}") is None:
+        if bucket.find(f"{prefix}{STORE_FILE}") is None:
             return
-        for begun in _begun(bucket, prefix):
-            if begun.age <= ABANDONED_AFTER:
+        for listed in _list_uploads(bucket, prefix):
+            if listed.age <= ABANDONED_AFTER:
                 continue
-            upload = _with_parts(bucket, begun)
+            upload = _with_parts(bucket, listed)
             if upload and upload.idle > ABANDONED_AFTER:
                 log.info(
                     "%s: removing an upload that was given up %.0f days ago",
@@ -385,10 +431,11 @@ def remove_stale(bucket: Bucket, prefix: str) -> None:
         log.warning("%s: uploads that were given up cannot be removed: %s", bucket.url(prefix), e)
 
 
-def _begun(bucket: Bucket, prefix: str) -> Iterator[Unfinished]:
+def _list_uploads(bucket: Bucket, prefix: str) -> Iterator[Unfinished]:
     """Yield the uploads of keys that start with ``prefix``, without their parts."""
 
-    def read(answer: Answer) -> list[Unfinished]:
+    def parse(answer: Answer) -> list[Unfinished]:
+        """Return the uploads in one answer."""
         unquote = unquote_plus if answer.get("EncodingType") == "url" else str
         return [
             Unfinished(
@@ -401,13 +448,15 @@ def _begun(bucket: Bucket, prefix: str) -> Iterator[Unfinished]:
             for each in answer.get("Uploads", ())
         ]
 
-    return bucket.listed("list_multipart_uploads", "", read, Prefix=prefix, EncodingType="url")
+    return bucket.list_entries(
+        "list_multipart_uploads", "", parse, Prefix=prefix, EncodingType="url"
+    )
 
 
-def _with_parts(bucket: Bucket, begun: Unfinished) -> Unfinished | None:
+def _with_parts(bucket: Bucket, upload: Unfinished) -> Unfinished | None:
     """Return an upload with its parts; None if it is gone meanwhile."""
 
-    def read(answer: Answer) -> list[SentPart]:
+    def parse(answer: Answer) -> list[SentPart]:
         return [
             SentPart(
                 size_of(each["PartNumber"]),
@@ -420,22 +469,27 @@ def _with_parts(bucket: Bucket, begun: Unfinished) -> Unfinished | None:
         ]
 
     try:
-        parts = tuple(bucket.listed("list_parts", begun.key, read, MOST, UploadId=begun.id))
+        parts = tuple(
+            bucket.list_entries("list_parts", upload.key, parse, MOST, UploadId=upload.id)
+        )
     except (UploadGone, NotFound):
         return None
-    return replace(begun, parts=parts)
+    return replace(upload, parts=parts)
 
 
 def _age(answer: Answer, each: Answer, name: str, *, unknown: float) -> float:
-    """Return how long ago a moment was when the server answered, in seconds."""
+    """Return how long before the answer a moment in it was, in seconds of the server's clock.
+
+    ``unknown``: returned if the answer does not have ``name``.
+    """
     moment = seconds(text(each, name))
     return server_time(answer) - moment if moment else unknown
 
 
 def _upload_id(answer: Answer) -> str:
-    """Return an upload's identity.
+    """Return an upload's id.
 
-    Raise NotS3 if there is none: a request without it would be about the file itself.
+    Raise NotS3 without one: a request without it would act on the object itself.
     """
     if upload := text(answer, "UploadId"):
         return upload
@@ -443,17 +497,18 @@ def _upload_id(answer: Answer) -> str:
 
 
 def _remove(bucket: Bucket, key: str, upload: str) -> None:
-    """Remove an upload and its parts. Removing what is not there is no error."""
+    """Remove an upload and its parts; do nothing if it is gone."""
     with contextlib.suppress(UploadGone, NotFound):
         bucket.ask("abort_multipart_upload", key, UploadId=upload)
 
 
 def _taken(url: str, stored: StoredObject | None, sums: PartSum) -> Exists:
-    """Return the error for a name that is taken, which says whether these bytes are there."""
+    """Return the error for an existing key, which says whether it has these bytes."""
     return Exists(f"{url}: already there", is_same=stored.is_same(sums) if stored else None)
 
 
 def _removed(e: StoreError) -> StoreError:
+    """Return the error for an upload that another writer has ended."""
     return Transient(
         str(e),
         hint=(

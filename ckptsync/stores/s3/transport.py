@@ -1,8 +1,9 @@
-"""Send botocore's requests within the bandwidth limit; those that stand still fail.
+"""Send botocore's requests within the bandwidth limit; end those that stand still.
 
-botocore asks ("before-send") whether somebody else sends a request; here we do, with a body that is
-read in small pieces. What comes back is read in small pieces, too, and no more of it than S3 would
-send is ever given to botocore's XML parser.
+botocore reads and writes whole bodies, without a limit and as slowly as a server likes. Its public
+event "before-send" lets us send each request ourselves: bodies pass in small pieces, each counted
+against the bandwidth and against `Limits.stall`. Answers that are not S3's, or too large, never
+reach botocore's XML parser.
 """
 
 from __future__ import annotations
@@ -20,13 +21,10 @@ from ckptsync.stores import progress_signs
 from ckptsync.stores.limits import Limits, RateLimiter, limit
 
 STEP = 64 << 10
-"""Bytes that are sent at once.
-
-Fewer than these in `Limits.stall` seconds, in either direction, are no transfer.
-"""
-# bytes of an answer that is not a file: a page of 1,000 names takes 4 MiB at the very most
+"""Bytes that are sent at once; a transfer of fewer in `Limits.stall` seconds stands still."""
+# bytes of an answer that is not a file, at most: a page of 1,000 names takes up to 4 MiB
 MOST = 8 << 20
-_TAGS = 400_000  # of an answer in XML: a page of 1,000 names has 20,000
+_TAGS = 400_000  # tags of an answer in XML, at most: a page of 1,000 names has 20,000
 _RESULT = re.compile(rb"\s*(?:<\?[^>]*\?>\s*)?<(?:\w+:)?(?:\w+Result|Error)\b")
 
 
@@ -39,16 +37,16 @@ class Lost(Exception):
 
 
 class NotS3(Exception):
-    """An answer that no S3 server gives: it says what is wrong with it."""
+    """An answer that no S3 server gives; the text says what is wrong with it."""
 
 
 def attach(client: Any, http: Any, limits: Limits) -> None:
-    """Have all requests of a client of botocore's go through here, over the session ``http``."""
+    """Send all requests of a botocore client through this module, over the session ``http``."""
 
     def send(request: Any, event_name: str, **_: Any) -> Any:
-        """Return the answer, of which a file is not read yet.
+        """Return the answer to a request; the body of a file is not read yet.
 
-        Raises Lost, NotS3, and Transient where the process is about to end.
+        Raise Lost, NotS3, and Transient if the process is about to end.
         """
         operation = event_name.rpartition(".")[2]
         if request.body:
@@ -62,11 +60,11 @@ def attach(client: Any, http: Any, limits: Limits) -> None:
             answer = http.send(request)
         except Exception as e:
             raise _lost(host, e) from e
-        received = _Received(answer.raw, host, limits)
+        body = _Received(answer.raw, host, limits)
         if is_file and answer.status_code in (200, 206):
-            answer.raw = received
+            answer.raw = body
             return answer
-        data = received.read_all()
+        data = body.read_all()
         answer.raw = SimpleNamespace(stream=lambda **_: iter((data,)))
         if answer.status_code < 300:
             if operation.startswith(("List", "Create", "Complete")) and not _RESULT.match(data):
@@ -82,37 +80,41 @@ def attach(client: Any, http: Any, limits: Limits) -> None:
 class _Sending:
     """A request's body for urllib3, within the bandwidth limit.
 
-    Each time it is sent from its first byte: botocore follows a bucket to its region.
+    Each iteration sends it from its first byte: botocore sends again to the bucket's region.
     """
 
     def __init__(self, data: Any, pace: RateLimiter) -> None:
         self._data, self._pace = data, pace
 
     def __iter__(self) -> Iterator[memoryview]:
+        """Yield the body in pieces, each when the bandwidth allows it."""
         for part in limit([self._data], self._pace):
-            for at in range(0, len(part), STEP):
-                piece = part[at : at + STEP]
+            for start in range(0, len(part), STEP):
+                piece = part[start : start + STEP]
                 progress_signs.count_sent(len(piece))
                 yield piece
 
-    def seek(self, at: int) -> None:
+    def seek(self, position: int) -> None:
         """Do nothing: botocore calls this before it sends the body again."""
 
 
 class _Received:
-    """The body of an answer; a transfer that stands still raises Lost.
+    """The body of an answer; reading raises Lost if the transfer stands still.
 
     Time that it waits for the bandwidth limit does not count.
     """
 
     def __init__(self, raw: Any, host: str, limits: Limits) -> None:
         self._raw, self._host, self._limits = raw, host, limits
-        # urllib3 before 2.2 waits for all that is asked for
+        # `read` of urllib3 before 2.2 waits for all requested bytes
         self._read_some: Any = getattr(raw, "read1", raw.read)
-        self._spent, self._moved = 0.0, 0
+        self._spent, self._new_bytes = 0.0, 0
 
     def read(self, most: int) -> bytes:
-        """Return the bytes that have come, one at least and ``most`` at most; none at the end."""
+        """Return the next bytes: at least one and at most ``most``; none at the end.
+
+        Wait afterwards as the bandwidth limit says. Raise Lost.
+        """
         start = time.monotonic()
         try:
             if self._spent > self._limits.stall:
@@ -123,16 +125,16 @@ class _Received:
         except Exception as e:
             self.close()
             raise _lost(self._host, e) from e
-        self._moved += len(data)
+        self._new_bytes += len(data)
         self._spent += time.monotonic() - start
-        if self._moved >= STEP:
-            self._spent, self._moved = 0.0, 0
-        # what is not taken from the socket is not sent to it: the window closes
+        if self._new_bytes >= STEP:
+            self._spent, self._new_bytes = 0.0, 0
+        # bytes stay in the socket meanwhile, so TCP's window closes, and the server waits
         self._limits.pace.take(len(data))
         return data
 
     def read_all(self) -> bytes:
-        """Return all of it; raises Lost if it has no end."""
+        """Return the whole body; raise Lost if it is larger than `MOST`."""
         whole = bytearray()
         while data := self.read(STEP):
             whole += data
@@ -142,12 +144,15 @@ class _Received:
         return bytes(whole)
 
     def close(self) -> None:
-        """The connection is not used again, unless all was read."""
+        """Close the body; the connection is used again only if all was read."""
         self._raw.close()
 
 
 def _lost(host: str, e: BaseException) -> CkptsyncError | Lost:
-    """The error beneath those that botocore and urllib3 wrap around it."""
+    """Return the error inside those that botocore and urllib3 wrap around it.
+
+    A CkptsyncError as it is, any other as Lost.
+    """
     while not isinstance(e, CkptsyncError):
         causes = [getattr(e, "kwargs", {}).get("error"), *e.args, e.__cause__]
         inner = next((each for each in causes if isinstance(each, BaseException)), None)

@@ -1,7 +1,9 @@
 """Connect to an SFTP server with the system's ``ssh``: command line, pipes, reasons of failure.
 
-OpenSSH's client knows keys, agents, jump hosts, certificates and ciphers, and reads the user's
-~/.ssh/config.  A few options are always set, whatever that file says (see `ALWAYS`).
+Keys, agents, jump hosts and certificates are configured for OpenSSH, so its client makes the
+connection, and reads the user's ~/.ssh/config. A few options are always set, whatever that file
+says (`ALWAYS`). Why a connection failed is in the messages that ssh prints, which become errors
+with hints.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _AUTHORITY = re.compile(  # user, host and port
 )
 _EXAMPLE = "write sftp://user@host/srv/checkpoints or sftp://user@host:2222/srv/checkpoints"
 
-# See ssh_config(5): check the host's key, forward nothing, ask nobody, share no connection of
-# others, notice a dead network within a minute.
+# See ssh_config(5): check the host's key, forward nothing, never prompt, share no connection with
+# other programs, notice a dead network within a minute.
 ALWAYS = (
     "StrictHostKeyChecking=yes",
     "NoHostAuthenticationForLocalhost=no",
@@ -54,16 +56,16 @@ ALWAYS = (
     "LogLevel=INFO",
 )
 
-# bytes: larger pipes mean fewer turns between ssh and us; Linux grants this size to any user
+# bytes: larger pipes mean fewer context switches; Linux grants this size to any user
 _PIPE = 1 << 20
-# bytes that one system call reads beyond what was asked for: many small answers at once
+# bytes that one system call reads beyond the requested ones: many small answers at once
 _AHEAD = 64 << 10
 _VECTOR = 512  # buffers of one system call; Linux takes 1024
-_MESSAGES = 8 << 10  # bytes of ssh's messages that are kept
+_MESSAGES = 8 << 10  # bytes of ssh's messages that are remembered
 _SHOWN = 300  # characters of them in an error
-_EXIT_S = 2.0
+_EXIT_S = 2.0  # seconds that ssh has to end, after it closed its pipe
 
-# what ssh says where trying again does not help, and what the operator has to do
+# patterns of ssh's messages after which trying again does not help, and hints for the operator
 _REFUSALS = {
     "host key verification failed": (
         "ssh-keyscan {port}{host} >> ~/.ssh/known_hosts (or what UserKnownHostsFile names), and"
@@ -89,7 +91,7 @@ _REFUSALS = {
 class Address:
     """Where a store is: an absolute ``path`` on ``host``.
 
-    ``command``: a program that speaks SFTP with it on standard input and output.
+    ``command``: the program that speaks SFTP with it on standard input and output.
     """
 
     url: str
@@ -103,9 +105,9 @@ class Address:
 def parse_address(
     remote: Remote, options: Mapping[str, object], command: Sequence[str] = ()
 ) -> Address:
-    """Return what an sftp:// URL and its storage_options mean.
+    """Return the address that an sftp:// URL and its storage_options mean.
 
-    Raise ConfigError, without any password in it.
+    ``command`` replaces ssh, for tests. Raise ConfigError, without any password in its text.
     """
     authority, _, path = remote.rest.partition("/")
     server = _AUTHORITY.fullmatch(authority)
@@ -136,9 +138,10 @@ def parse_address(
 
 
 def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
-    """Return the words of ssh's command line for the storage_options: ``config`` is all there is.
+    """Return the words of ssh's command line for the only storage_option, ``config``.
 
-    The value of another option is not shown: it may be a password.
+    Raise ConfigError for other options, whose values are not shown (they may be passwords), and for
+    a file that does not exist. ``where``: the store, for messages.
     """
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise ConfigError(
@@ -160,8 +163,9 @@ def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
 class Connection:
     """The pipes to and from one ``ssh`` process, for one thread at a time.
 
-    ``stall``: seconds without a byte after which a transfer fails.  Errors of `send` and `receive`
-    are `connection_error`s, or Transient.
+    ``stall``: seconds without a byte after which a transfer fails. The constructor starts ssh, and
+    raises ConfigError or Transient if it cannot be started. `send` and `receive` raise Transient
+    after a stall, and what `connection_error` returns if ssh has ended.
     """
 
     def __init__(self, address: Address, stall: float) -> None:
@@ -169,8 +173,8 @@ class Connection:
         self._is_broken = self._has_answered = False
         self._messages = b""
         self._ahead = memoryview(bytearray(_AHEAD))
-        self._next = self._end = 0  # of the unread bytes in it
-        self._process = _start(address.command)
+        self._next = self._end = 0  # where its unread bytes begin and end
+        self._process = _start_program(address.command)
         self._pipes = [
             p for p in (self._process.stdin, self._process.stdout, self._process.stderr) if p
         ]
@@ -184,11 +188,11 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether it can be used no more."""
+        """Whether no request can be sent any more."""
         return self._is_broken or self._process.poll() is not None
 
     def send(self, *buffers: bytes | memoryview) -> None:
-        """Send all bytes of all buffers."""
+        """Send all bytes of all buffers; raise Transient after a stall, or ssh's error."""
         views = [memoryview(b) for b in buffers]
         while views:
             try:
@@ -197,31 +201,34 @@ class Connection:
                 self._wait(self._stdin, select.POLLOUT, self.stall)
                 continue
             except OSError as e:
-                raise self._ended() from e
+                raise self._end_error() from e
             while views and count >= len(views[0]):
                 count -= len(views.pop(0))
             if views:
                 views[0] = views[0][count:]
 
     def receive(self, out: memoryview, patience: float = 0.0) -> None:
-        """Fill ``out``; wait ``patience`` seconds longer than usual for each byte."""
-        done = min(len(out), self._end - self._next)
-        out[:done] = self._ahead[self._next : self._next + done]
-        self._next += done
-        while done < len(out):
+        """Fill ``out``; wait ``patience`` seconds longer than usual for each byte.
+
+        Raise Transient after a stall, or ssh's error.
+        """
+        filled = min(len(out), self._end - self._next)
+        out[:filled] = self._ahead[self._next : self._next + filled]
+        self._next += filled
+        while filled < len(out):
             try:
-                count = os.readv(self._stdout, [out[done:], self._ahead])
+                count = os.readv(self._stdout, [out[filled:], self._ahead])
             except BlockingIOError:
                 self._wait(self._stdout, select.POLLIN, self.stall + patience)
                 continue
             if not count:
-                raise self._ended()
-            self._next, self._end = 0, max(0, count - (len(out) - done))
-            done += count
+                raise self._end_error()
+            self._next, self._end = 0, max(0, count - (len(out) - filled))
+            filled += count
         self._has_answered = True
 
     def receive_bytes(self, size: int, patience: float = 0.0) -> bytes:
-        """Return the next bytes: as `receive`, for few of them."""
+        """Return the next ``size`` bytes, which should be few; see `receive`."""
         start, end = self._next, self._next + size
         if end <= self._end:
             self._next = end
@@ -231,7 +238,7 @@ class Connection:
         return bytes(out)
 
     def close(self) -> None:
-        """Kill ssh, and wait for its end."""
+        """Kill ssh, and wait until it has ended."""
         self._is_broken = True
         self._process.kill()
         self._process.wait()
@@ -239,9 +246,9 @@ class Connection:
             pipe.close()
 
     def _wait(self, fd: int, event: int, seconds: float) -> None:
-        """Wait until ``fd`` is ready.
+        """Wait until ``fd`` is ready; raise Transient after so many seconds.
 
-        Read ssh's messages meanwhile: ssh stops while that pipe is full.
+        Messages of ssh are read meanwhile: ssh stops while that pipe is full.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
@@ -251,7 +258,7 @@ class Connection:
             ready = [
                 number for number, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             ]
-            # a message is no answer
+            # messages alone do not prolong the wait
             if not ready or (fd not in ready and time.monotonic() > deadline):
                 self._is_broken = True
                 raise Transient(f"{self.address.url}: not a byte came for {seconds:.0f} s")
@@ -261,7 +268,7 @@ class Connection:
                 return
 
     def _read_messages(self) -> bool:
-        """Read what ssh says; return whether there was anything."""
+        """Add what ssh has printed to its messages; return whether there was anything."""
         try:
             data = os.read(self._stderr, 4096)
         except BlockingIOError:
@@ -269,10 +276,11 @@ class Connection:
         self._messages = (self._messages + data)[-_MESSAGES:]
         return bool(data)
 
-    def _ended(self) -> ConfigError | StoreError:
+    def _end_error(self) -> ConfigError | StoreError:
+        """Return the error of an ssh that has ended, from its last messages."""
         self._is_broken = True
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_S)  # else it may have more to say
+            self._process.wait(_EXIT_S)  # later messages may follow
         for _ in range(_MESSAGES):  # bounded: a server may talk for ever
             if not self._read_messages():
                 break
@@ -282,13 +290,15 @@ class Connection:
 def connection_error(
     address: Address, messages: bytes, *, has_answered: bool
 ) -> ConfigError | StoreError:
-    """Return why there is no connection, in ssh's own words: ``messages`` is its standard error.
+    """Return why there is no connection, in ssh's own words.
 
-    ConfigError: the operator has to change something.  Transient: trying again may help.
+    ConfigError if the operator has to change something, Transient if trying again may help,
+    StoreError for an unknown host. ``messages`` is ssh's standard error; ``has_answered``: the
+    server has served before, so the error is Transient.
     """
     text = messages.decode("utf-8", "replace")
     reason = last_lines(text) or "ssh gives no reason"
-    if has_answered:  # the server was serving: it has no say about keys any more
+    if has_answered:  # keys and host were accepted before
         return Transient(f"{address.url}: the connection is gone: {reason}")
     error = f"{address.url}: no connection: {reason}"
     is_usual = address.port in (None, 22)
@@ -309,13 +319,17 @@ def connection_error(
 def last_lines(text: str) -> str:
     """Return the last two lines of a text as one line, without control characters.
 
-    A stranger may have written the text, and a terminal obeys such characters.
+    A server may have written the text, and a terminal obeys such characters.
     """
     lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
     return "; ".join([line for line in lines if line][-2:])[-_SHOWN:]
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_program(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program with pipes, and no terminal to prompt at.
+
+    Raise ConfigError if there is no such program, Transient if the system is out of something.
+    """
     try:
         return subprocess.Popen(  # noqa: S603 (`parse_address` makes every word of it)
             command,

@@ -1,11 +1,13 @@
 """SFTP version 3: packets as bytes, and sessions that have many requests in flight.
 
-Sources: draft-ietf-secsh-filexfer-02 (packets, attributes, statuses) and OpenSSH's file PROTOCOL
-(extensions).  A server may lie: every length is checked against its packet before anything is made
-of it, and after an answer that makes no sense the session is used no more.
+A round trip takes milliseconds, so a session sends many requests before it reads their answers, and
+file bytes go straight from and to the caller's memory. A server may lie: every length is checked
+against its packet before it is used, and after an answer that makes no sense the session is closed.
 
-One thread uses a session at a time.  Requests to read are small, and answers to writes are small:
-so the pipes in both directions can never be full at once, with both sides waiting for the other.
+Sources: draft-ietf-secsh-filexfer-02 (packets, attributes, statuses) and OpenSSH's file PROTOCOL
+(extensions). One thread uses a session at a time. Requests to read are small, and answers to writes
+are small: so the pipes in both directions can never be full at once, with both sides waiting for
+each other.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from ckptsync.stores.sftp.connection import Address, Connection
 VERSION = 3
 FSYNC = "fsync@openssh.com"
 RENAME_OVER = "posix-rename@openssh.com"
-PIECE = 255 << 10  # bytes of a READ or WRITE, where the server takes so many: OpenSSH's limit
-_LEAST_PIECE = 32 << 10  # what every server takes (filexfer-02, 3)
+PIECE = 255 << 10  # bytes of a READ or WRITE, if the server accepts so many: OpenSSH's limit
+_LEAST_PIECE = 32 << 10  # bytes that every server accepts (filexfer-02, 3)
 _MOST_PACKET = 256 << 10  # bytes of any packet; OpenSSH's limit
-_MOST_HANDLE = 256  # bytes (filexfer-02, 6.3)
+_MOST_HANDLE = 256  # bytes of a handle (filexfer-02, 6.3)
 _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
-# s of further patience with a server that may bring a file to its disk (an extension): ssh itself
-# notices a dead network
+# s to wait longer for an answer if the server may bring a file to its disk: ssh itself notices a
+# dead network
 _FSYNC_S = 540.0
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 _HEAD = struct.Struct(">IBI")
@@ -65,7 +67,7 @@ class PacketType(IntEnum):
 
 
 class Code(IntEnum):
-    """What a STATUS packet says; servers may have further codes."""
+    """Codes of a STATUS packet; servers may have further ones."""
 
     OK = 0
     EOF = 1
@@ -86,11 +88,11 @@ class Flag(IntEnum):
 
 
 class Malformed(Exception):
-    """The server does not speak SFTP, or not as it should."""
+    """The server does not speak SFTP, or not correctly."""
 
 
 class StatusError(Exception):
-    """The server answered no, and goes on serving."""
+    """The server refused a request, and goes on serving."""
 
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(f"status {code}: {text}")
@@ -99,7 +101,7 @@ class StatusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a server says of a file.  ``mtime``: whole seconds on the server's clock."""
+    """A file's attributes from the server. ``mtime``: whole seconds on the server's clock."""
 
     size: int
     mode: int
@@ -122,40 +124,37 @@ class Attributes:
 
 
 class Fields:
-    """The body of a packet, read from front to back.
-
-    Raises Malformed where it ends inside a field.
-    """
+    """The body of a packet, read from front to back; reading beyond its end raises Malformed."""
 
     def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
+        self._body, self._position = body, 0
 
     @property
     def is_over(self) -> bool:
         """Whether all of it was read."""
-        return self._at >= len(self._body)
+        return self._position >= len(self._body)
 
     def u32(self) -> int:
         """Read a number of four bytes."""
-        return int.from_bytes(self._take(4), "big")
+        return int.from_bytes(self._read_bytes(4), "big")
 
     def u64(self) -> int:
         """Read a number of eight bytes."""
-        return int.from_bytes(self._take(8), "big")
+        return int.from_bytes(self._read_bytes(8), "big")
 
     def text(self) -> bytes:
-        """Read what the protocol calls a string."""
-        return self._take(self.u32())
+        """Read a string of the protocol: its length, then its bytes."""
+        return self._read_bytes(self.u32())
 
     def attributes(self) -> Attributes:
-        """Return a file's attributes; raise Malformed if they lack its type.
+        """Read a file's attributes.
 
-        Raise it too if a regular file's size is missing.
+        Raise Malformed if its type is missing, or a regular file's size.
         """
         flags = self.u32()
         size = self.u64() if flags & _SIZE else None
         if flags & _OWNER:
-            self._take(8)
+            self._read_bytes(8)
         mode = self.u32() if flags & _MODE else None
         mtime = (self.u32(), self.u32())[1] if flags & _TIMES else 0
         if flags & _EXTENDED:
@@ -167,18 +166,19 @@ class Fields:
             raise Malformed(f"a file of {size} bytes")
         return Attributes(size or 0, mode, mtime)
 
-    def _take(self, count: int) -> bytes:
-        end = self._at + count
+    def _read_bytes(self, count: int) -> bytes:
+        """Read ``count`` bytes; raise Malformed if the body ends before."""
+        end = self._position + count
         if end > len(self._body):
             raise Malformed(
                 f"a packet ends at byte {len(self._body)}, its fields at {end} or later"
             )
-        self._at, data = end, self._body[self._at : end]
+        self._position, data = end, self._body[self._position : end]
         return data
 
 
 def text(value: bytes) -> bytes:
-    """Return what the protocol calls a string: its length, and its bytes."""
+    """Return a string of the protocol: its length, and its bytes."""
     return struct.pack(">I", len(value)) + value
 
 
@@ -186,8 +186,8 @@ def text(value: bytes) -> bytes:
 class Request:
     """A packet to send.
 
-    ``data``: the bytes that follow the fields of a WRITE.  ``out``: where the bytes go that answer
-    a READ.
+    ``data``: the bytes that follow the fields of a WRITE. ``out``: the memory that the bytes of an
+    answer to a READ are received into.
     """
 
     kind: PacketType
@@ -198,36 +198,37 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer.  ``count``: bytes of a file that came with it, and were put where they belong."""
+    """An answer. ``count``: bytes of a file that came with it, received into `Request.out`."""
 
     kind: int
     body: bytes
     count: int = 0
 
-    def fields(self, wanted: PacketType = PacketType.STATUS) -> Fields:
+    def fields(self, kind: PacketType = PacketType.STATUS) -> Fields:
         """Return the fields of an answer of this kind.
 
-        Raise StatusError if the server said no, Malformed if it said anything else.
+        Raise StatusError if the server refused the request, Malformed for an answer of another
+        kind.
         """
         fields = Fields(self.body)
         if self.kind == PacketType.STATUS:
             code = fields.u32()
-            words = "" if fields.is_over else fields.text().decode("utf-8", "replace")
-            if code != Code.OK or wanted != PacketType.STATUS:
-                raise StatusError(code, words)
-        elif self.kind != wanted:
-            raise Malformed(f"a packet of type {self.kind} came, {wanted} was expected")
+            message = "" if fields.is_over else fields.text().decode("utf-8", "replace")
+            if code != Code.OK or kind != PacketType.STATUS:
+                raise StatusError(code, message)
+        elif self.kind != kind:
+            raise Malformed(f"a packet of type {self.kind} came, {kind} was expected")
         return fields
 
     def handle(self) -> bytes:
-        """Return the server's name for what it has opened; else raise, as `fields`."""
+        """Return the server's handle of an opened file; raise as `fields`."""
         name = self.fields(PacketType.HANDLE).text()
         if not 0 < len(name) <= _MOST_HANDLE:
             raise Malformed(f"a handle of {len(name)} bytes")
         return name
 
     def attributes(self) -> Attributes | None:
-        """Return a file's attributes, None where there is no such file; else raise, as `fields`."""
+        """Return a file's attributes, None if there is no such file; else raise as `fields`."""
         try:
             return self.fields(PacketType.ATTRS).attributes()
         except StatusError as e:
@@ -239,8 +240,8 @@ class Reply:
 class Session:
     """An SFTP session on a connection of its own.
 
-    ``extensions``: what the server offers beyond the protocol.  Raises Malformed, and StatusError
-    where the server refuses a request.
+    ``extensions``: names of what the server offers beyond the protocol. The constructor connects.
+    Methods raise Malformed, StatusError if the server refuses a request, and as `Connection`.
     """
 
     def __init__(self, address: Address, limits: Limits) -> None:
@@ -250,16 +251,16 @@ class Session:
         self._pending: dict[int, Request] = {}  # requests whose answers have not come
         self._connection = Connection(address, limits.stall)
         try:
-            self.extensions = self._greet()
+            self.extensions = self._negotiate_version()
             if "limits@openssh.com" in self.extensions:
-                self._ask_limits()
+                self._set_request_sizes()
         except BaseException:
             self.close()
             raise
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be used again: nothing is waited for, and nothing broke."""
+        """Whether another step can use it: no answer is missing, and the connection is open."""
         is_waited_for = any(request.kind != PacketType.CLOSE for request in self._pending.values())
         return not (is_waited_for or self._connection.is_over)
 
@@ -267,7 +268,7 @@ class Session:
         """End the connection."""
         self._connection.close()
 
-    def ask(self, *requests: Request) -> list[Reply]:
+    def exchange(self, *requests: Request) -> list[Reply]:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
         patience = _FSYNC_S if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
@@ -278,8 +279,8 @@ class Session:
         return [replies[number] for number in numbers]
 
     def do(self, *requests: Request) -> None:
-        """Send all requests, and see that each is done."""
-        for reply in self.ask(*requests):
+        """Send all requests; raise StatusError if one of them is refused."""
+        for reply in self.exchange(*requests):
             reply.fields()
 
     def stat_paths(
@@ -288,37 +289,40 @@ class Session:
         kind: PacketType = PacketType.LSTAT,
         before: Sequence[Request] = (),
     ) -> list[Attributes | None]:
-        """Return what each path is, None where there is nothing; see that ``before`` is done.
+        """Return the attributes of each path, None if there is nothing, in one round trip.
 
-        All in one round trip.
+        ``kind``: STAT follows a link at the end of a path, LSTAT does not. ``before``: requests
+        that are sent first; StatusError if one is refused.
         """
-        replies = self.ask(*before, *(Request(kind, text(p)) for p in paths))
+        replies = self.exchange(*before, *(Request(kind, text(p)) for p in paths))
         for reply in replies[: len(before)]:
             reply.fields()
         return [reply.attributes() for reply in replies[len(before) :]]
 
     def make_directory(self, path: bytes) -> Attributes:
-        """Make a directory, unless something has its name; return what has it."""
-        made, seen = self.ask(
+        """Make a directory unless the path exists; return the attributes of what is there.
+
+        Raise StatusError if it was refused.
+        """
+        mkdir_reply, lstat_reply = self.exchange(
             Request(PacketType.MKDIR, text(path) + bytes(4)), Request(PacketType.LSTAT, text(path))
         )
-        if attributes := seen.attributes():
+        if attributes := lstat_reply.attributes():
             return attributes
-        made.fields()
+        mkdir_reply.fields()
         raise StatusError(Code.NO_SUCH_FILE)
 
     @contextlib.contextmanager
     def opened(
         self, path: bytes, flags: int = 0, before: Sequence[Request] = ()
     ) -> Iterator[bytes]:
-        """Open a file, or without flags a directory, give its handle, and close it.
+        """Open a file, or without ``flags`` a directory; yield its handle, and close it afterwards.
 
-        See that ``before`` is done, in the same round trip.
-
-        A new file has the permissions that the server's umask leaves of 0666.  The answer to the
-        closing changes nothing, and is not waited for.
+        ``before``: requests that are sent first, in the same round trip; StatusError if one is
+        refused. A new file has the permissions that the server's umask leaves of 0666. The answer
+        to closing is not waited for: nothing depends on it.
         """
-        *replies, reply = self.ask(*before, _open_request(path, flags))
+        *replies, reply = self.exchange(*before, _open_request(path, flags))
         handle = reply.handle()
         try:
             for each in replies:
@@ -331,50 +335,50 @@ class Session:
     def fsync_requests(self, handle: bytes) -> list[Request]:
         """Return the request that brings a file, or a directory's names, to the server's disk.
 
-        The list is empty where the server has no such request.
+        Empty if the server does not offer it.
         """
         fields = text(FSYNC.encode()) + text(handle)
         is_offered = FSYNC in self.extensions
         return [Request(PacketType.EXTENDED, fields)] if is_offered else []
 
     def write_requests(self, handle: bytes, start: int, data: memoryview) -> Iterator[Request]:
-        """Yield the requests that write ``data``."""
-        for at in range(0, len(data), self.write_size):
-            fields = text(handle) + struct.pack(">Q", start + at)
-            piece = data[at : at + self.write_size]
+        """Yield the requests that write ``data`` at ``start``."""
+        for offset in range(0, len(data), self.write_size):
+            fields = text(handle) + struct.pack(">Q", start + offset)
+            piece = data[offset : offset + self.write_size]
             yield Request(PacketType.WRITE, fields + struct.pack(">I", len(piece)), data=piece)
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
-        """Fill ``out``; return the number of bytes read.
+        """Fill ``out`` from byte ``start``; return the number of bytes read.
 
-        They are fewer than ``out`` holds only if the file ends before.
+        They are fewer than ``out`` holds only if the file ends before. Raise StatusError.
         """
         end, refusal = len(out), None
         size = self.read_size
-        # ranges to ask for: from where to where; and those that were asked for, by request
-        ahead = deque((at, min(at + size, end)) for at in range(0, end, size))
-        asked: dict[int, tuple[int, int]] = {}
+        # ranges of `out` (first byte, end) not requested yet; and those requested, by number
+        ranges = deque((first, min(first + size, end)) for first in range(0, end, size))
+        requested: dict[int, tuple[int, int]] = {}
         while True:
-            while ahead and not refusal and len(asked) < _READS:
-                at, to = ahead.popleft()
-                if at < end:
-                    self._pace.take(to - at)
-                    fields = text(handle) + struct.pack(">QI", start + at, to - at)
-                    request = Request(PacketType.READ, fields, out=out[at:to])
-                    asked[self._send([request])[0]] = at, to
-            if not asked:
+            while ranges and not refusal and len(requested) < _READS:
+                first, last = ranges.popleft()
+                if first < end:
+                    self._pace.take(last - first)
+                    fields = text(handle) + struct.pack(">QI", start + first, last - first)
+                    request = Request(PacketType.READ, fields, out=out[first:last])
+                    requested[self._send([request])[0]] = first, last
+            if not requested:
                 break
             number, reply = self._receive()
-            at, to = asked.pop(number)
+            first, last = requested.pop(number)
             if reply.kind == PacketType.DATA:
-                if at + reply.count < to:  # what a short answer has left out
-                    ahead.appendleft((at + reply.count, to))
+                if first + reply.count < last:  # a short answer: request the missing bytes
+                    ranges.appendleft((first + reply.count, last))
                 continue
             try:
                 reply.fields(PacketType.DATA)
             except StatusError as e:
                 if e.code == Code.EOF:
-                    end = min(end, at)
+                    end = min(end, first)
                 else:
                     refusal = refusal or e
         if refusal:
@@ -384,11 +388,11 @@ class Session:
     def _send(self, requests: Sequence[Request]) -> list[int]:
         """Send requests; return their numbers.
 
-        Bytes of files wait until the rate limit lets them go.
+        Bytes of files wait until the rate limit allows them.
         """
         numbers: list[int] = []
         buffers: list[bytes | memoryview] = []
-        waiting = 0
+        unsent_bytes = 0
         for request in requests:
             self._number = (self._number + 1) & 0xFFFFFFFF
             self._pending[self._number] = request
@@ -400,15 +404,18 @@ class Session:
                 self._pace.take(size)
                 progress_signs.count_sent(size)
                 buffers.append(request.data)
-                waiting += size
-            if waiting >= PIECE:
+                unsent_bytes += size
+            if unsent_bytes >= PIECE:
                 self._connection.send(*buffers)
-                buffers, waiting = [], 0
+                buffers, unsent_bytes = [], 0
         self._connection.send(*buffers)
         return numbers
 
     def _receive(self, patience: float = 0.0) -> tuple[int, Reply]:
-        """Return the number of a request, and its answer: the next one that is waited for."""
+        """Return the number of a request, and its answer: the next one but answers to CLOSE.
+
+        Raise Malformed for an answer to no request, or of an impossible size.
+        """
         while True:
             head = self._connection.receive_bytes(9, patience)
             size, kind, number = _HEAD.unpack(head)
@@ -424,7 +431,10 @@ class Session:
                 return number, Reply(kind, body)
 
     def _receive_data(self, size: int, out: memoryview) -> int:
-        """Receive the bytes of a DATA packet straight into ``out``; return how many they are."""
+        """Receive the bytes of a DATA packet into ``out``; return how many they are.
+
+        Raise Malformed if they are more than ``out`` holds, or differ from the packet's size.
+        """
         count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:
             raise Malformed(
@@ -433,8 +443,11 @@ class Session:
         self._connection.receive(out[:count])
         return count
 
-    def _greet(self) -> set[str]:
-        """Say hello; return the names of the server's extensions."""
+    def _negotiate_version(self) -> set[str]:
+        """Send our version; return the names of the server's extensions.
+
+        Raise Malformed if the server's version is another one.
+        """
         self._connection.send(b"\0\0\0\5" + bytes([PacketType.INIT]) + VERSION.to_bytes(4, "big"))
         head = self._connection.receive_bytes(5)
         size = int.from_bytes(head[:4], "big")
@@ -449,20 +462,21 @@ class Session:
             fields.text()  # its version
         return extensions
 
-    def _ask_limits(self) -> None:
-        """Learn how large requests may be; 0 means that the server does not say."""
+    def _set_request_sizes(self) -> None:
+        """Set how large requests may be, as the server says; 0 means that it does not say."""
         try:
-            (reply,) = self.ask(Request(PacketType.EXTENDED, text(b"limits@openssh.com")))
+            (reply,) = self.exchange(Request(PacketType.EXTENDED, text(b"limits@openssh.com")))
             fields = reply.fields(PacketType.EXTENDED_REPLY)
-            packet, read, write = fields.u64(), fields.u64(), fields.u64()
+            most_packet, most_read, most_write = fields.u64(), fields.u64(), fields.u64()
         except StatusError:
             return  # it offers what it cannot do
-        room = packet - 1024 if packet else PIECE
-        self.read_size = min(PIECE, max(_LEAST_PIECE, min(read, room)))
-        self.write_size = min(PIECE, max(_LEAST_PIECE, min(write, room)))
+        most_piece = most_packet - 1024 if most_packet else PIECE
+        self.read_size = min(PIECE, max(_LEAST_PIECE, min(most_read, most_piece)))
+        self.write_size = min(PIECE, max(_LEAST_PIECE, min(most_write, most_piece)))
 
 
 def _open_request(path: bytes, flags: int) -> Request:
+    """Return the request that opens a file, or without ``flags`` a directory."""
     if not flags:
         return Request(PacketType.OPENDIR, text(path))
     return Request(PacketType.OPEN, text(path) + struct.pack(">II", flags, 0))

@@ -1,8 +1,11 @@
 """Files and directories below a store's directory on an SFTP server, and the sessions.
 
-No link is followed, neither at a name's end nor on the way.  SFTP has no way to open a file so,
-therefore each component is looked at first: that keeps out links that stand there, not somebody who
-puts one there in between, who could write to the store anyway.
+Threads share a few sessions, each for one step at a time, and a step that fails is repeated with a
+new session. So every step here is written to be safe when it runs twice.
+
+No link is followed, neither at a name's end nor on the way. SFTP cannot open a file without
+following links, so each component is looked up first: that excludes links that are there already,
+not a user who makes one in between, who could write to the store anyway.
 """
 
 from __future__ import annotations
@@ -37,25 +40,25 @@ from ckptsync.stores.sftp.protocol import (
 )
 
 T = TypeVar("T")
-SEEN_S = 30.0  # for so long a name that was a regular file is taken for one by readers
-_MOST_SEEN = 10_000
-MOST_FILES = 1_000_000  # of a directory: a server may make them up
-MOST_BYTES = 128 << 20  # of the server's answers about it
-_MOST_IDLE = 500  # pairs of answers in a row that bring nothing new
-_TRIES = 8  # to make a directory that others delete meanwhile
-_LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # what a gateway says of the disks behind it
+CHECKED_S = 30.0  # s for which a name that was a regular file is read without a new check
+_MOST_CHECKED = 10_000
+MOST_FILES = 1_000_000  # files of a directory, at most: a server may invent them
+MOST_BYTES = 128 << 20  # bytes of the answers about a directory, at most
+_MOST_IDLE = 500  # pairs of answers without a new name, in a row, at most
+_TRIES = 8  # tries to make a directory that others delete meanwhile
+_LOST = (Code.NO_CONNECTION, Code.CONNECTION_LOST)  # a gateway's codes for disks that it has lost
 Listing = dict[str, Attributes | Odd | None]
-"""By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose
-name ends in a slash: so names sort as whole paths do.
+"""By name: a file's attributes, the kind of an entry that is ignored, or None for a directory.
+
+A directory's name ends in a slash, so that names sort as whole paths do.
 """
 
 
 class Sessions:
-    """Sessions that threads share, opened when needed and kept.
+    """Sessions that threads share, opened when needed and used again.
 
-    There are at most ``limits.threads`` for uploads, and one more.
-
-    The only place of this store that tries again.
+    There are at most ``limits.threads`` for uploads, and one more. Nothing else of this kind of
+    store tries again after a failure.
     """
 
     def __init__(self, address: Address, limits: Limits) -> None:
@@ -64,18 +67,19 @@ class Sessions:
         self._turns = threading.Semaphore(max(1, limits.threads) + 1)
         self._idle: list[Session] = []
         self._lock = threading.Lock()
-        weakref.finalize(self, _close, self._idle)
+        weakref.finalize(self, _close_all, self._idle)
 
     def on(self, step: Callable[[Session], T]) -> T:
-        """Return what ``step`` returns.
+        """Call ``step`` with a session; return what it returns.
 
-        It is called again, with another session, while it raises Transient: twice must be as good
-        as once.  Raises StatusError as it does, but Transient where the server has lost what it
-        serves from; a Malformed answer is a StoreError, and ends the session.
+        It is called again, with another session, while it raises Transient, so it must be safe to
+        call twice. Raise StatusError as it does, but Transient if the server has lost its disks; a
+        Malformed answer closes the session and becomes a StoreError.
         """
-        return self._persistence.call(lambda: self._once(step))
+        return self._persistence.call(lambda: self._run_once(step))
 
-    def _once(self, step: Callable[[Session], T]) -> T:
+    def _run_once(self, step: Callable[[Session], T]) -> T:
+        """Call ``step`` with an idle session or a new one; raise as `on`."""
         with self._turns:
             session = None
             try:
@@ -95,9 +99,10 @@ class Sessions:
                 ) from e
             finally:
                 if session:
-                    self._put_back(session)
+                    self._return_session(session)
 
     def _idle_session(self) -> Session | None:
+        """Take an idle session that is usable; None if there is none."""
         with self._lock:
             while self._idle:
                 session = self._idle.pop()
@@ -106,7 +111,8 @@ class Sessions:
                 session.close()
         return None
 
-    def _put_back(self, session: Session) -> None:
+    def _return_session(self, session: Session) -> None:
+        """Make a session idle, or close it if it is not usable."""
         with self._lock:
             if session.is_usable:
                 self._idle.append(session)
@@ -114,13 +120,14 @@ class Sessions:
         session.close()
 
 
-def _close(sessions: list[Session]) -> None:
+def _close_all(sessions: list[Session]) -> None:
+    """Close all sessions, and empty the list."""
     while sessions:
         sessions.pop().close()
 
 
 class ServerFiles:
-    """Files below ``address.path``, which must exist.
+    """Files below ``address.path``, which must exist before they are used.
 
     A file system that is not mounted is not an empty store.
     """
@@ -128,13 +135,13 @@ class ServerFiles:
     def __init__(self, sessions: Sessions) -> None:
         self.sessions, self.address = sessions, sessions.address
         self._root = self.address.path.encode("utf-8", "surrogateescape")
-        self._seen: dict[str, float] = {}  # regular files, and when they were seen
-        self._made: set[str] = set()  # directories that are there, with durable names
-        self._store_file = 0
+        self._checked_at: dict[str, float] = {}  # when names were last seen to be regular files
+        self._made: set[str] = set()  # directories that exist, with durable names
+        self._store_file_mtime = 0
         self._syncs_directories: bool | None = None
 
     def path(self, name: str = "") -> bytes:
-        """Return a name's path on the server."""
+        """Return a name's path on the server; without a name the store's."""
         return self._root + (b"/" + name.encode("utf-8", "surrogateescape") if name else b"")
 
     def shown(self, name: str) -> str:
@@ -142,27 +149,27 @@ class ServerFiles:
         return f"{self.address.host}:{self.path(name).decode('utf-8', 'backslashreplace')}"
 
     def on(self, name: str, step: Callable[[Session], T]) -> T:
-        """Return what ``step`` returns, as `Sessions.on`; raise StoreError on a refusal.
+        """Call ``step`` with a session, as `Sessions.on`; a refusal is a StoreError about ``name``.
 
-        The error is about ``name``: NotFound where something is missing.
+        NotFound if something is missing.
         """
         try:
             return self.sessions.on(step)
         except StatusError as e:
             raise self.refusal(name, e) from e
 
-    # Looking
+    # Reading
 
     def find(self, name: str) -> Attributes | None:
         """Return the attributes of a regular file that is reached over no link, else None."""
         paths = [self.path(each) for each in (*_parents(name), name)]
-        *parents, last = self.on(name, lambda s: s.stat_paths(paths))
-        if last is None or not last.is_file or not _are_directories(parents):
+        *parents, attributes = self.on(name, lambda s: s.stat_paths(paths))
+        if attributes is None or not attributes.is_file or not _are_directories(parents):
             return None
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen[name] = time.monotonic()
-        return last
+        if len(self._checked_at) >= _MOST_CHECKED:
+            self._checked_at.clear()
+        self._checked_at[name] = time.monotonic()
+        return attributes
 
     def is_directory(self, prefix: str) -> bool:
         """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
@@ -170,7 +177,7 @@ class ServerFiles:
         return _are_directories(self.on(prefix, lambda s: s.stat_paths(paths)))
 
     def list_directory(self, prefix: str) -> Listing:
-        """Return what is in a directory ("" or ending in "/"); nothing where there is none."""
+        """Return what is in a directory ("" or ending in "/"); empty if there is none."""
         directory = prefix[:-1]
         try:
             return self.on(directory, lambda session: self.listing(session, directory))
@@ -178,15 +185,18 @@ class ServerFiles:
             return {}
 
     def listing(self, session: Session, directory: str) -> Listing:
-        """Return what is in a directory, which must exist."""
+        """Return what is in a directory; raise StatusError if it does not exist.
+
+        Raise StoreError if the server's listing does not end.
+        """
         shown, listing = self.shown(directory), Listing()
         size = idle = 0
         is_over = False
         with session.opened(self.path(directory)) as handle:
             while not is_over:
                 before = len(listing)
-                # the second one brings the end of most directories
-                for reply in session.ask(*[Request(PacketType.READDIR, text(handle))] * 2):
+                # two requests at once: the second answer ends most listings
+                for reply in session.exchange(*[Request(PacketType.READDIR, text(handle))] * 2):
                     size += len(reply.body)
                     is_over = not _add_names(reply, listing) or is_over
                 idle = 0 if len(listing) > before else idle + 1
@@ -198,12 +208,13 @@ class ServerFiles:
         return listing
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
-        """Fill ``out``; return the number of bytes read.  Raises NotFound.
+        """Fill ``out`` from byte ``start``; return the number of bytes read.
 
-        They are fewer than ``out`` holds only if the file ends before.
+        They are fewer than ``out`` holds only if the file ends before. Raise NotFound. A name that
+        was found to be a regular file within `CHECKED_S` is not looked up again.
         """
-        is_seen = time.monotonic() - self._seen.get(name, -SEEN_S) < SEEN_S
-        if not is_seen and self.find(name) is None:
+        is_checked = time.monotonic() - self._checked_at.get(name, -CHECKED_S) < CHECKED_S
+        if not is_checked and self.find(name) is None:
             raise self.not_found(name)
         view = out.cast("B") if out.nbytes else out
 
@@ -218,14 +229,11 @@ class ServerFiles:
             raise (self.not_found(name) if isinstance(e, NotFound) else e) from e
 
     def forget(self, name: str) -> None:
-        """Look at the file again before it is read next."""
-        self._seen.pop(name, None)
+        """Have the next read look the name up again."""
+        self._checked_at.pop(name, None)
 
     def not_found(self, name: str) -> NotFound:
-        """Return the error for a missing name.
-
-        Raise StoreError where the store itself is missing.
-        """
+        """Return the error for a missing name; raise StoreError if the store is missing."""
         self.check_root()
         return NotFound(f"{name}: not in {self.address.url}")
 
@@ -234,33 +242,33 @@ class ServerFiles:
 
         A disk that is not mounted is not an empty store.
         """
-        mounted = f"mount the file system on {self.address.host}"
+        mount_hint = f"mount the file system on {self.address.host}"
         if not self.has_root():
             raise StoreError(
                 f"{self.address.url}: no such directory",
-                hint=f"check the path, and {mounted}; the first worker or push makes a store",
+                hint=f"check the path, and {mount_hint}; the first worker or push makes a store",
             )
         store_file = self.find(STORE_FILE)
-        written = store_file.mtime if store_file else 0
-        if self._store_file and written != self._store_file:
+        mtime = store_file.mtime if store_file else 0
+        if self._store_file_mtime and mtime != self._store_file_mtime:
             raise StoreError(
                 f"{self.address.url}: not the store that was opened",
-                hint=f"{mounted}, then start again",
+                hint=f"{mount_hint}, then start again",
             )
-        self._store_file = written
+        self._store_file_mtime = mtime
 
     def has_root(self) -> bool:
-        """Return whether the store's directory is there."""
+        """Return whether the store's directory exists."""
         return self._is_directory(self.path())
 
     def missing_parent(self) -> str:
-        """Return the directory above the store's if that is missing, else ""."""
+        """Return the directory above the store's, with the host, if it is missing; else ""."""
         parent = self._root.rpartition(b"/")[0] or b"/"
         is_there = self._is_directory(parent)
         return "" if is_there else f"{os.fsdecode(parent)} on {self.address.host}"
 
     def _is_directory(self, path: bytes) -> bool:
-        """Return whether a path is a directory; it may be a link, since the operator named it."""
+        """Return whether a path is a directory, or a link to one: the operator named it."""
         return _are_directories(self.on("", lambda s: s.stat_paths([path], PacketType.STAT)))
 
     # Changing
@@ -268,8 +276,8 @@ class ServerFiles:
     def make_root(self) -> None:
         """Make the store's directory, and those above it that are missing, durably.
 
-        Some servers refuse to sync a directory above; names in it are then not durable.  Raise
-        ConfigError.
+        Some servers refuse to sync a directory above; names in it are then not durable. Raise
+        ConfigError if it cannot be made, Transient.
         """
         parts = self._root.split(b"/")
         paths = [b"/".join(parts[: n + 1]) or b"/" for n in range(len(parts))]
@@ -291,9 +299,10 @@ class ServerFiles:
             raise ConfigError(f"{self.address.url}: no store can be made here: {reason}", hint=hint)
 
     def in_directory(self, directory: str, step: Callable[[Session], T], name: str = "") -> T:
-        """Return what ``step`` returns, in a directory that is made, durably, if it is missing.
+        """Call ``step`` in a directory that is made, durably, if it is missing; return its result.
 
-        So are those above it, but for the root ("").  Raises StoreError, as `on`.
+        Directories above are made, too, except the store's own (""). The step is called again if
+        the directory was deleted meanwhile. Raise StoreError, as `on`.
         """
         for _ in range(_TRIES):
             with contextlib.suppress(NotFound):
@@ -305,7 +314,10 @@ class ServerFiles:
         )
 
     def _make_directories(self, directory: str) -> None:
-        """Raise NotFound where a directory above vanishes meanwhile."""
+        """Make a directory and those above it, with durable names, unless this process has done so.
+
+        Raise NotFound if one above vanishes meanwhile, StoreError if a file or a link has the name.
+        """
         if directory in self._made:
             return
         if not directory:
@@ -314,26 +326,25 @@ class ServerFiles:
             parent = directory.rpartition("/")[0]
             self._make_directories(parent)
 
-            made = self.on(directory, lambda s: s.make_directory(self.path(directory)))
-            if not made.is_directory:
+            attributes = self.on(directory, lambda s: s.make_directory(self.path(directory)))
+            if not attributes.is_directory:
                 raise StoreError(
                     f"{self.shown(directory)}: not a directory",
                     hint="a file or a link stands where a directory should be",
                 )
-            # also where another writer made it a moment ago: it may be killed before that is
-            # durable
+            # another writer may have made it, and be killed before its name is durable
             self.sync_directory(parent)
         self._made.add(directory)
 
     def sync_directory(self, directory: str) -> None:
-        """Make the names in a directory durable, where the server can."""
+        """Make the names in a directory durable, if the server can."""
         self.on(directory, lambda s: self.sync(s, directory))
 
     def sync(self, session: Session, directory: str, *changes: Request) -> None:
-        """Do what changes names in a directory; make them durable, where the server can.
+        """Send requests that change names in a directory, and make the names durable if possible.
 
-        OpenSSH's server opens a directory like a file, and writes it to its disk.  Whether a server
-        can is tried once, on the store's own directory.
+        OpenSSH's server opens a directory like a file, and syncs it. Whether a server can is tested
+        once, on the store's own directory.
         """
         if self._syncs_directories is None:
             can_sync = FSYNC in session.extensions
@@ -352,13 +363,13 @@ class ServerFiles:
             session.do(*session.fsync_requests(handle))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file; do nothing if it is not there."""
         self.forget(name)
         with contextlib.suppress(NotFound):
             self.on(name, lambda s: s.do(Request(PacketType.REMOVE, text(self.path(name)))))
 
     def remove_empty(self, directory: str) -> bool:
-        """Remove a directory; return False where it has to stay: not empty, or not ours."""
+        """Remove a directory; return False if the server refuses: not empty, or not ours."""
         self._made.clear()
         try:
             self.sessions.on(lambda s: s.do(Request(PacketType.RMDIR, text(self.path(directory)))))
@@ -369,7 +380,7 @@ class ServerFiles:
     def refusal(self, name: str, e: StatusError) -> StoreError:
         """Return the StoreError for a refused request, in the server's words.
 
-        Version 3 of the protocol calls a full disk FAILURE, as everything else.
+        Version 3 of the protocol has one code, FAILURE, for a full disk and for everything else.
         """
         host = self.address.host
         if e.code == Code.NO_SUCH_FILE:
@@ -411,9 +422,10 @@ def _add_names(reply: Reply, listing: Listing) -> bool:
 
 
 def _are_directories(all_attributes: Sequence[Attributes | None]) -> bool:
+    """Return whether each of the attributes is a directory's."""
     return all(each and each.is_directory for each in all_attributes)
 
 
 def _parents(name: str) -> list[str]:
-    """Return the directories that a name is in; of a prefix, itself among them."""
-    return [name[:at] for at, c in enumerate(name) if c == "/"]
+    """Return the directories that a name is in, the topmost first; of a prefix, itself included."""
+    return [name[:index] for index, character in enumerate(name) if character == "/"]

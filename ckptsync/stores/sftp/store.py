@@ -1,8 +1,8 @@
 """A store in a directory of another machine, over SSH.
 
-The directory is as a `PosixStore` on that machine sees it: the same names, and the same temporary
-names that are never listed.  So it is one store, for who has it as a local path and for who has it
-as ``sftp://``.
+Names and temporary names are those of a `PosixStore`, which may use the same directory on that
+machine at the same time: it is one store, as a local path and as ``sftp://``. Requests take a round
+trip each, so files are sent in parts over several connections.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from ckptsync.stores.sftp.draft import PART, SftpTarget
 from ckptsync.stores.sftp.server_files import ServerFiles, Sessions
 from ckptsync.stores.urls import Remote
 
-MOST_NAMES = 10_000_000  # files and directories of a store: a server may make them up
-MOST_DEPTH = 200  # directories in directories
+MOST_NAMES = 10_000_000  # files and directories of a store, at most: a server may invent them
+MOST_DEPTH = 200  # nested directories, at most
 
 
 class SftpStore:
-    """Files below the directory that an sftp:// URL names, which must exist.
+    """Files below the directory that an sftp:// URL names; it connects when it is first used.
 
-    Connects when it is first used.
-
-    A file's bytes and its name are durable where the server has ``fsync@openssh.com`` and opens
-    directories, as OpenSSH 6.5 and later do; elsewhere the server's disk decides.  ``command``:
-    another program in place of ssh, for tests.
+    The directory must exist (`has_root`). A file's bytes and its name are durable where the server
+    has ``fsync@openssh.com`` and opens directories, as OpenSSH 6.5 and later do; elsewhere the
+    server's disk decides. ``command``: another program in place of ssh, for tests. The constructor
+    raises ConfigError.
     """
 
     late = 0.0
-    # as OpenSSH's is, and the draft demands (6.5); where a server's rename replaces, `create` only
-    # looks first
+    # OpenSSH's rename refuses a taken name, as filexfer-02 (6.5) demands; where a server's rename
+    # replaces, `create` only looks the name up first
     is_exclusive = True
 
     def __init__(
@@ -51,7 +50,7 @@ class SftpStore:
         address = parse_address(remote, options, command)
         self.url = address.url
         self._files = ServerFiles(Sessions(address, limits))
-        # a part for each connection, and two that are being filled: more would only wait
+        # a part for each connection, and two that are being filled
         memory = min(limits.memory, (limits.threads + 2) * PART)
         self._pool = UploadPool(limits.threads, memory)
 
@@ -71,15 +70,18 @@ class SftpStore:
         self._files.make_root()
 
     def names(self, prefix: str) -> Iterator[Entry]:
+        """Yield the stored files below ``prefix`` (see `Store.names`)."""
         checked_prefix(prefix)
         self._files.check_root()
         yield from walk(self._files, prefix)
 
     def names_reporting(self, passed: Passed) -> Iterator[Entry]:
+        """Yield all files; call ``passed`` with each entry that is no file, and its kind."""
         self._files.check_root()
         yield from walk(self._files, "", passed=passed)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """Return the directories directly below ``prefix`` (see `Store.dirs`)."""
         checked_prefix(prefix)
         self._files.check_root()
         if not self._files.is_directory(prefix):
@@ -89,21 +91,25 @@ class SftpStore:
         return sorted(n for n in names if n.startswith(start) and not is_unfinished(n))
 
     def size(self, name: str) -> int:
+        """Return the size of a file in bytes; raise NotFound."""
         attributes = self._files.find(checked_name(name))
         if attributes is None:
             raise self._files.not_found(name)
         return attributes.size
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from byte ``start``; raise NotFound, or Corrupt if the file ends before."""
         count = self._files.read_into(checked_name(name), start, out)
         if count < out.nbytes:
             raise too_short(name, start + count, start, out.nbytes)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Store all of the content, or nothing; replace what has the name (see `Store.write`)."""
         target = SftpTarget(self._files, checked_name(name), about, replaces=True)
         self._pool.send(target, chunks, about, PART)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Store a new file; raise Exists if the name is taken (see `Store.create`)."""
         target = SftpTarget(self._files, checked_name(name), about, replaces=False)
         if self._files.find(name):
             target.secure_name()
@@ -111,7 +117,10 @@ class SftpStore:
         self._pool.send(target, chunks, about, PART)
 
     def delete(self, name: str) -> None:
-        """Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
+        """Delete a file if it is there, and the directories that become empty.
+
+        Trainers take an empty directory for a checkpoint.
+        """
         if self._files.find(checked_name(name)) is None:
             return
         self._files.remove(name)
@@ -121,6 +130,7 @@ class SftpStore:
             directory = directory.rpartition("/")[0]
 
     def drafts(self) -> Iterator[Entry]:
+        """Yield the unfinished files of live and killed writers."""
         self._files.check_root()
         yield from (
             e
@@ -129,7 +139,10 @@ class SftpStore:
         )
 
     def remove_draft(self, name: str) -> bool:
-        """Remove an unfinished write: nobody holds a lock here, so that its age has to do."""
+        """Remove an unfinished file; return True.
+
+        Writers hold no locks, so its age has to decide.
+        """
         if is_unfinished(checked_path(name).rpartition("/")[2]):
             self._files.remove(name)
         return True
@@ -141,15 +154,15 @@ def walk(
     skips: Callable[[str], bool] = is_unfinished,
     passed: Passed = lambda *_: None,
 ) -> Iterator[Entry]:
-    """Yield every regular file below ``prefix``, except those whose last name is skipped.
+    """Yield every regular file below ``prefix`` ("" or ending in "/"), sorted by name.
 
-    ``prefix`` is empty or ends in "/".
-
-    ``passed`` is called for links, and for all else that is no file of a checkpoint.
+    ``skips``: whether a file of this last name is left out. ``passed``: called for links, and for
+    other entries that are no files. Raise StoreError if the tree is too large or too deep.
     """
     count = 0
 
     def below(prefix: str) -> Iterator[Entry]:
+        """Yield the files below a directory; count what was listed."""
         nonlocal count
         listing = files.list_directory(prefix)
         count += len(listing) + 1

@@ -136,7 +136,7 @@ def test_nonsense_is_a_configuration_error_without_secrets(
     rest: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        access(rest, **options).additional("put_object")
+        access(rest, **options).extra_parameters("put_object")
     assert "verysecret" not in f"{caught.value!r}{caught.value.hint}"
 
 

@@ -16,7 +16,7 @@ from ckptsync.digest import crc32
 from ckptsync.errors import Exists, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.requests import PartSum, StoredObject, base64_of, is_md5, sum_of, whole
+from ckptsync.stores.s3.requests import PartSum, StoredObject, base64_of, is_md5, sum_of, sum_parts
 from ckptsync.stores.s3.requests import md5 as md5_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
@@ -162,7 +162,7 @@ def test_what_is_there_is_compared_by_what_can_be_compared() -> None:
 
 
 def test_a_file_of_parts_is_compared_by_its_tag() -> None:
-    sums = whole([sum_of(memoryview(part)) for part in (b"abc", b"de")])
+    sums = sum_parts([sum_of(memoryview(part)) for part in (b"abc", b"de")])
     assert StoredObject(5, f'"{sums.tag}"', "").is_same(sums) is True
     assert StoredObject(5, '"0-2"', "").is_same(sums) is None, "parts may have been cut otherwise"
     assert StoredObject(6, f'"{sums.tag}"', "").is_same(sums) is False
@@ -267,10 +267,10 @@ def test_a_small_file_is_not_asked_for_once_the_server_is_known_to_keep_conditio
 
 def test_the_sums_of_parts_are_those_of_the_whole() -> None:
     pieces = [b"a" * 1000, b"", b"b" * 77, b"c"]
-    sums = whole([sum_of(memoryview(piece)) for piece in pieces])
+    sums = sum_parts([sum_of(memoryview(piece)) for piece in pieces])
     assert sums.crc == zlib.crc32(b"".join(pieces))
     assert sums.tag == hashlib.md5(b"".join(map(md5_of, pieces))).hexdigest() + "-4"
-    assert whole([PartSum(1, 0, '"opaque"')]).tag == ""
+    assert sum_parts([PartSum(1, 0, '"opaque"')]).tag == ""
     assert base64_of(zlib.crc32(b"x" * 100)) == "Xg5djw=="  # as SeaweedFS and AWS say it
 
 

@@ -16,8 +16,8 @@ from ckptsync.stores.s3.error_codes import (
     NoSuchRange,
     Unable,
     UploadGone,
-    of_answer,
-    of_connection,
+    error_of_answer,
+    error_of_connection,
 )
 from ckptsync.stores.s3.transport import Lost
 
@@ -67,14 +67,14 @@ def answer(status: int, code: str, message: str = "", **headers: str) -> dict[st
     ],
 )
 def test_an_answer_is_of_one_class(status: int, code: str, error: type[CkptsyncError]) -> None:
-    found = of_answer(WHAT, "PutObject", answer(status, code, "Some Words."))
+    found = error_of_answer(WHAT, "PutObject", answer(status, code, "Some Words."))
     assert type(found) is error
     assert WHAT in str(found)
     assert isinstance(found, Transient) or found.hint or not isinstance(found, ConfigError)
 
 
 def test_a_missing_permission_is_named() -> None:
-    found = of_answer(WHAT, "UploadPart", answer(403, "AccessDenied", "User: me is not authorized"))
+    found = error_of_answer(WHAT, "UploadPart", answer(403, "AccessDenied", "User: me is not authorized"))
     assert (
         str(found)
         == "s3://bucket/key: permission denied: the server says 403 AccessDenied: User: me is not"
@@ -89,7 +89,7 @@ def test_a_missing_permission_is_named() -> None:
     [("7", 7, 7), ("", 0, 0), ("nonsense", 0, 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0)],
 )
 def test_a_busy_server_says_how_long(asked: str, least: float, most: float) -> None:
-    found = of_answer(WHAT, "GetObject", answer(503, "SlowDown", retry_after=asked))
+    found = error_of_answer(WHAT, "GetObject", answer(503, "SlowDown", retry_after=asked))
     assert isinstance(found, Transient)
     assert least <= found.after <= most
 
@@ -119,6 +119,6 @@ def test_a_lost_connection_is_of_one_class(
 ) -> None:
     if isinstance(e, ssl.SSLCertVerificationError):
         e.verify_message = "self-signed certificate"
-    found = of_connection(WHAT, Lost("h.example", e), has_answered=has_answered)
+    found = error_of_connection(WHAT, Lost("h.example", e), has_answered=has_answered)
     assert type(found) is error
     assert words in str(found)

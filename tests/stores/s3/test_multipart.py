@@ -21,8 +21,8 @@ from ckptsync.stores.s3.multipart_upload import (
     SentPart,
     Unfinished,
     is_same,
+    list_unfinished,
     remove_stale,
-    unfinished,
 )
 from ckptsync.stores.s3.requests import base64_of, md5
 from ckptsync.stores.s3.store import S3Store
@@ -408,7 +408,7 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
         listed(),
     ]
     with scripted(*pages) as script:
-        found = unfinished(script.store().bucket, "pre/k")
+        found = list_unfinished(script.store().bucket, "pre/k")
         assert [(o.id, [part.number for part in o.parts]) for o in found] == [
             ("u1", [1, 2]),
             ("u2", []),
@@ -421,10 +421,10 @@ def test_uploads_that_cannot_be_listed_are_not_continued_and_the_write_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with scripted(error(403, "AccessDenied")) as script:
-        assert unfinished(script.store().bucket, "pre/k") == []
+        assert list_unfinished(script.store().bucket, "pre/k") == []
     assert "s3:ListBucketMultipartUploads" in caplog.text or "permission denied" in caplog.text
     with scripted(*[error(503, "SlowDown")] * 50) as script, pytest.raises(StoreError):
-        unfinished(script.store(patience=0.1).bucket, "pre/k")
+        list_unfinished(script.store(patience=0.1).bucket, "pre/k")
 
 
 def test_an_upload_agrees_by_what_it_has() -> None:
