@@ -40,9 +40,9 @@ from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
+from ckptsync.status.live_catalogue import ON_ITS_WAY
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
-from ckptsync.status.overlay import ON_ITS_WAY
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store

@@ -21,7 +21,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.polling import PollingObserverVFS
 
 from ckptsync.mounts import chosen, is_blind, read_table
-from ckptsync.service.directory_check import directory_states
+from ckptsync.service.directory_changes import directory_states
 
 Mode = Literal["events", "polling", "waiting", "scanned", "none"]
 MOST = 20  # directories watched at a time: each has three threads, and `systemd/` allows 256 tasks

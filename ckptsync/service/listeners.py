@@ -70,12 +70,12 @@ class Listeners:
         from ckptsync.service.monitor import OverviewReader, patience  # noqa: PLC0415
         from ckptsync.web.app import Guard, Page  # noqa: PLC0415
         from ckptsync.web.documents import Documents  # noqa: PLC0415
-        from ckptsync.web.latest import EVERY, Latest  # noqa: PLC0415
+        from ckptsync.web.overview_cache import EVERY, OverviewCache  # noqa: PLC0415
 
         catalogue = partial(head.catalogues.read, EVERY)
         reader = OverviewReader(self._store, catalogue, patience(self._config))
         guard = Guard(self._config.web.listen, self._config.web.token)
-        return Page(Latest(reader.read), Documents(self._store), guard)
+        return Page(OverviewCache(reader.read), Documents(self._store), guard)
 
     def close(self) -> None:
         """Free the ports."""

@@ -15,8 +15,8 @@ from ckptsync.service.log import Line, pairs
 from ckptsync.service.tasks import Outcome
 from ckptsync.spool.markers import boot
 from ckptsync.status.alarms import Alarm, Patience
+from ckptsync.status.live_catalogue import LiveCatalogue, add_node_progress
 from ckptsync.status.nodes import NodeFiles, list_nodes, read_nodes
-from ckptsync.status.overlay import Overlay, overlay
 from ckptsync.status.overview import Overview, Room, overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.urls import Remote, located
@@ -62,13 +62,13 @@ class OverviewReader:
         self._check(seen.catalogue)
         return seen
 
-    def read_overlay(self) -> tuple[Overlay, float]:
+    def read_live_catalogue(self) -> tuple[LiveCatalogue, float]:
         """Return the catalogue with what nodes do, and the time on the store's clock; see `read`.
 
         It reads less than an overview needs.
         """
         catalogue, now = self._read(with_facts=False)
-        seen = overlay(catalogue, list_nodes(self._files, now), now, self._run)
+        seen = add_node_progress(catalogue, list_nodes(self._files, now), now, self._run)
         self._check(seen.catalogue)
         return seen, now
 

@@ -26,7 +26,7 @@ from ckptsync.config.schema import Config, WorkerConfig
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.quantities import backoff
 from ckptsync.records.progress import Progress
-from ckptsync.service.directory_check import directories_to_check, directory_states
+from ckptsync.service.directory_changes import directories_to_check, directory_states
 from ckptsync.service.fs_events import Watch
 from ckptsync.service.log import Line, moment, pairs, shown
 from ckptsync.service.process_control import Locks

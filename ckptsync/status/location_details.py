@@ -12,7 +12,7 @@ from ckptsync.layouts.file_names import rank
 from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import DAMAGE
 from ckptsync.records.weights_record import ModelValues
-from ckptsync.status.curves import Curve, value_at
+from ckptsync.status.training_curves import Curve, value_at
 from ckptsync.stores.contract import Store
 
 FILES = 1000  # of a location that are shown

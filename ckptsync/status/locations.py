@@ -7,11 +7,11 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.records.store_paths import consolidated_prefix
-from ckptsync.status.overlay import Running, by_location
+from ckptsync.status.live_catalogue import NodeProgress, by_location
 
 
 def describe_locations(
-    url: str, summaries: Sequence[Summary], running: Sequence[Running] = ()
+    url: str, summaries: Sequence[Summary], running: Sequence[NodeProgress] = ()
 ) -> list[dict[str, Any]]:
     """Return locations of the store at ``url``, as ``--json`` has them, with what nodes do."""
     newer, entries = newer_saves(summaries), by_location(running)

@@ -17,8 +17,8 @@ from ckptsync.records.io import Fault
 from ckptsync.records.save_order import contradictions
 from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
 from ckptsync.status.heartbeat import Disk
+from ckptsync.status.live_catalogue import NodeProgress, add_node_progress, describe
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
-from ckptsync.status.overlay import Running, describe, overlay
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 BEHIND = 1.25  # times the period
@@ -40,7 +40,7 @@ class Overview:
     """``at``: when what it says was read. ``checkpoints``: status → locations, of all runs.
 
     ``alarms``: those that hold, the critical ones first, then the oldest.  ``catalogue``: with what
-    nodes do now (see `overlay`); ``running``: that.
+    nodes do now (see `LiveCatalogue`); ``running``: that.
     """
 
     store: str
@@ -53,7 +53,7 @@ class Overview:
     model_size: int
     room: Room | None
     catalogue: Catalogue
-    running: tuple[Running, ...] = ()
+    running: tuple[NodeProgress, ...] = ()
 
     @property
     def alive(self) -> tuple[Node, ...]:
@@ -76,7 +76,7 @@ def overview(
     ``now`` is on its clock; ``room``: if it can tell.
     """
     nodes = list_nodes(files, now)
-    seen_now = overlay(catalogue, nodes, now, run)
+    seen_now = add_node_progress(catalogue, nodes, now, run)
     catalogue = seen_now.catalogue
     runs = list_runs(catalogue.shown, nodes)
     seen = Overview(

@@ -25,7 +25,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, NotFound
 from ckptsync.status.overview import Overview
 from ckptsync.web.documents import Documents
-from ckptsync.web.latest import EVERY, Latest, Picture
+from ckptsync.web.overview_cache import EVERY, CachedOverview, OverviewCache
 from ckptsync.web.server import App, in_thread
 
 FORMAT = 1
@@ -149,7 +149,7 @@ def _text(path: str, make: Callable[[], Text]) -> Endpoint:
 class Page:
     """The page of a store, for one listener."""
 
-    def __init__(self, latest: Latest, documents: Documents, guard: Guard) -> None:
+    def __init__(self, latest: OverviewCache, documents: Documents, guard: Guard) -> None:
         self._latest, self._documents, self._guard = latest, documents, guard
         self._making = self._streams = 0
 
@@ -222,7 +222,7 @@ class Page:
 _JSON = {"Content-Type": "application/json", **_FRESH}
 
 
-def _made(picture: Picture, url: str, make: Made) -> bytes:
+def _made(picture: CachedOverview, url: str, make: Made) -> bytes:
     """Return a document as JSON; it is made once of each picture."""
     if url not in picture.made:
         picture.made[url] = _encoded(make(picture.overview))

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.errors import NotFound
-from ckptsync.status.curves import Curve, read_newest, states_of, thinned, with_metrics
 from ckptsync.status.location_details import commands, describe_progress, read_details
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.overview import Overview, document
+from ckptsync.status.training_curves import Curve, read_newest, states_of, thinned, with_metrics
 from ckptsync.stores.contract import Store
 
 T = TypeVar("T")

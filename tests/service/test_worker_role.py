@@ -23,7 +23,7 @@ from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.records.progress import Progress
-from ckptsync.service.directory_check import directory_states
+from ckptsync.service.directory_changes import directory_states
 from ckptsync.service.log import Line
 from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import ServiceStore

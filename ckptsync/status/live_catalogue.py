@@ -1,7 +1,8 @@
-"""What a store holds, and what its nodes do with it now, as one.  Pure.
+"""A store's catalogue together with what its nodes do now.  Pure.
 
-A catalogue knows what is stored; heartbeats know what is on its way.  `overlay` puts them together,
-for `ls`, `status`, metrics and the page alike.  Times are seconds on the store's clock.
+A catalogue says what is stored; heartbeats say what nodes upload, merge and verify at this moment.
+`add_node_progress` changes the statuses and sizes of the catalogue's locations by the heartbeats,
+so that `ls`, `status`, metrics and the page show the same.  Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ON_ITS_WAY = (*MOVING, "queued", "waiting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running(Progress):
+class NodeProgress(Progress):
     """An entry of progress of ``node``, as it was ``at`` that time.
 
     ``left``: seconds from now until it is done, or until what waits goes on; None if not known.
@@ -44,17 +45,19 @@ class Running(Progress):
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
+class LiveCatalogue:
     """``catalogue``: with the statuses and sizes that the nodes' work gives its locations.
 
     What only nodes know is among `Catalogue.begun`.  ``running``: what moves first.
     """
 
     catalogue: Catalogue
-    running: tuple[Running, ...] = ()
+    running: tuple[NodeProgress, ...] = ()
 
 
-def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = "") -> Overlay:
+def add_node_progress(
+    catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = ""
+) -> LiveCatalogue:
     """Return a catalogue with what its nodes do now, for a ``run`` or for all.
 
     Nodes that are silent or stopped do nothing; what the store shows to be done is left out.
@@ -67,7 +70,7 @@ def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = 
         if not run or progress.run == run
     ]
     if not works:
-        return Overlay(catalogue)
+        return LiveCatalogue(catalogue)
     names = {(progress.run, progress.checkpoint) for progress, _ in works}
     stored: dict[tuple[str, str], list[Summary]] = defaultdict(list)
     for s in (*catalogue.summaries, *catalogue.begun):
@@ -84,12 +87,12 @@ def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = 
         if key not in known:
             begun[key] = _begun(begun.get(key), its)
     catalogue = replace(catalogue, summaries=summaries, begun=tuple(begun.values()))
-    return Overlay(catalogue, tuple(entries))
+    return LiveCatalogue(catalogue, tuple(entries))
 
 
 def _entry(
     progress: Progress, node: Node, stored: dict[tuple[str, str], list[Summary]], now: float
-) -> Running | None:
+) -> NodeProgress | None:
     """Return a node's entry; None if the store shows that it is done."""
     its = stored.get((progress.run, progress.checkpoint), [])
     location = progress.location or _location(progress.checkpoint, its)
@@ -105,7 +108,7 @@ def _entry(
         left = max(0.0, progress.until - now)
     values = {f.name: getattr(progress, f.name) for f in fields(Progress)}
     values["location"] = location
-    return Running(**values, node=node.node, left=left, at=node.beat)
+    return NodeProgress(**values, node=node.node, left=left, at=node.beat)
 
 
 def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
@@ -123,7 +126,7 @@ def _is_over(progress: Progress, node: Node, here: Summary) -> bool:
     return progress.kind == "verify" and here.proof.when > node.beat
 
 
-def _on_its_way(s: Summary, its: Sequence[Running]) -> Summary:
+def _on_its_way(s: Summary, its: Sequence[NodeProgress]) -> Summary:
     """Return a location that has manifests, with what nodes still upload of it."""
     if s.status not in ("INCOMPLETE", "UPLOADING") or not its:
         return s
@@ -141,7 +144,7 @@ def _on_its_way(s: Summary, its: Sequence[Running]) -> Summary:
     )
 
 
-def _begun(s: Summary | None, its: Sequence[Running]) -> Summary:
+def _begun(s: Summary | None, its: Sequence[NodeProgress]) -> Summary:
     """Return a location that no manifest names, as the store and the nodes have it."""
     first = its[0]
     since = min(e.since for e in its)
@@ -172,9 +175,9 @@ def _begun(s: Summary | None, its: Sequence[Running]) -> Summary:
     )
 
 
-def by_location(entries: Iterable[Running]) -> dict[tuple[str, str], list[Running]]:
+def by_location(entries: Iterable[NodeProgress]) -> dict[tuple[str, str], list[NodeProgress]]:
     """Return the entries of each location, by its run and name."""
-    found: dict[tuple[str, str], list[Running]] = {}
+    found: dict[tuple[str, str], list[NodeProgress]] = {}
     for e in entries:
         found.setdefault((e.run, e.location), []).append(e)
     return found
@@ -196,7 +199,7 @@ _STATES = {
 }
 
 
-def describe(entry: Running, now: float) -> str:
+def describe(entry: NodeProgress, now: float) -> str:
     """Return what a node does, in words: how far it is, or why it waits and until when.
 
     What was observed more than `DATED` seconds ago says when, and has no rate.
@@ -218,7 +221,7 @@ def describe(entry: Running, now: float) -> str:
     return f"{text}: {entry.reason}" if entry.reason else text
 
 
-def _amounts(entry: Running, *, is_dated: bool) -> Iterator[str]:
+def _amounts(entry: NodeProgress, *, is_dated: bool) -> Iterator[str]:
     if entry.total:
         yield f"{100 * entry.done // entry.total} % of {show_size(entry.total)}"
     elif entry.done:
@@ -231,7 +234,7 @@ def _amounts(entry: Running, *, is_dated: bool) -> Iterator[str]:
         yield f"{show_duration(round(entry.left))} left"
 
 
-def _clock(entry: Running, now: float) -> str:
+def _clock(entry: NodeProgress, now: float) -> str:
     """Return when it goes on: the time of the day where people are."""
     until = min(entry.until or 0.0, _LAST)
     moment = datetime.fromtimestamp(until, timezone.utc).astimezone()

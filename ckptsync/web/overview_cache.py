@@ -21,7 +21,7 @@ LONG = 15.0  # the same where there is no picture, or an old one
 
 
 @dataclass(frozen=True)
-class Picture:
+class CachedOverview:
     """An overview; ``number`` changes with what it says, except for ages.
 
     ``made``: documents that were made of this very overview, by what they are of.
@@ -32,17 +32,17 @@ class Picture:
     made: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 
-class Latest:
+class OverviewCache:
     """The newest picture of a store. ``read``: reads one, raises StoreError. For one event loop."""
 
     def __init__(self, read: Callable[[], Overview]) -> None:
         self._read = read
-        self._picture: Picture | None = None
+        self._picture: CachedOverview | None = None
         self._error: CkptsyncError | None = None
         self._due = 0.0
         self._refresh: asyncio.Task[None] | None = None
 
-    async def get(self) -> Picture:
+    async def get(self) -> CachedOverview:
         """Return a picture, and begin a refresh where that is due.
 
         A viewer waits for the refresh for a moment, and longer where nobody looked for `OLD`
@@ -73,7 +73,7 @@ class Latest:
             self._due = began + max(EVERY, (1 + SHARE) * took)
             self._refresh = None
 
-    def _next(self) -> Picture:
+    def _next(self) -> CachedOverview:
         before = self._picture
         try:
             overview = self._read()
@@ -82,8 +82,10 @@ class Latest:
                 raise
             overview = _unreachable(before.overview, e)
         if before is None:
-            return Picture(overview, 0)
-        return Picture(overview, before.number + (_ageless(overview) != _ageless(before.overview)))
+            return CachedOverview(overview, 0)
+        return CachedOverview(
+            overview, before.number + (_ageless(overview) != _ageless(before.overview))
+        )
 
 
 def _unreachable(last: Overview, error: CkptsyncError) -> Overview:
