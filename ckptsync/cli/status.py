@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 output.say(f"{args.html}: written, open it in a browser")
                 return code
         if args.check:
-            is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
+            is_damaged = any(alarm.kind in ("damage", "weights") for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
             locations = describe_locations(store.url, seen.catalogue.shown, seen.running)

@@ -28,7 +28,7 @@ _LAST = 253402300799.0  # the last second that a date can name
 
 Severity = Literal["critical", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-AlarmKind = Literal["damage", "stall", "lost-node", "full", "late", "clock"]
+AlarmKind = Literal["damage", "weights", "stall", "lost-node", "full", "late", "clock"]
 KINDS: tuple[AlarmKind, ...] = get_args(AlarmKind)
 MessageStatus = Literal["raised", "repeated", "resolved"]
 CODES: dict[str, AlarmKind] = {
@@ -37,7 +37,7 @@ CODES: dict[str, AlarmKind] = {
     "conflict": "damage",
     "unnamed": "damage",
     "nonfinite": "damage",
-    "weights": "damage",
+    "weights": "weights",
     "stalled": "stall",
     "node-lost": "lost-node",
     "no-head": "lost-node",

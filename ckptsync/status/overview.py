@@ -179,7 +179,7 @@ def _sized(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
-    """Return a location's damage, when it was last repaired, and the nodes that cannot repair it."""
+    """Return a location's damage, its last repair, and the nodes that cannot repair it."""
     return {
         "run": s.run,
         "location": s.location,
