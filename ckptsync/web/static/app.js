@@ -96,7 +96,10 @@ function segments(url) {
   }
 }
 
-/** Return the title of the page, with the number of alarms. @param {string} url @returns {string} */
+/**
+ * Return the title of the page, with the number of alarms.
+ * @param {string} url @returns {string}
+ */
 function titleOf(url) {
   const [page, ...names] = segments(url);
   const name = page === "nodes" ? t("nodes") : names.length ? names.join(" / ") : t("overview");

@@ -56,7 +56,10 @@ function summary(doc) {
     h("div", { class: "fact", "data-key": title }, h("dt", null, title), h("dd", null, value))));
 }
 
-/** Return why a checkpoint is incomplete or damaged; null without reasons. @param {CheckpointDocument} doc @returns {HTMLElement|null} */
+/**
+ * Return why a checkpoint is incomplete or damaged; null without reasons.
+ * @param {CheckpointDocument} doc @returns {HTMLElement|null}
+ */
 function reasons(doc) {
   /** @type {[string, string[]][]} */
   const all = [
@@ -86,7 +89,10 @@ function damageTable(damage) {
   })));
 }
 
-/** Return the first `MOST_RANGES` texts, and how many more there are. @param {string[]} texts @returns {string} */
+/**
+ * Return the first `MOST_RANGES` texts, and how many more there are.
+ * @param {string[]} texts @returns {string}
+ */
 function shortened(texts) {
   const hidden = texts.length - MOST_RANGES;
   return texts.slice(0, MOST_RANGES).join(", ") + (hidden > 0 ? ` (+${hidden})` : "");

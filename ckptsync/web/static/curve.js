@@ -158,7 +158,10 @@ function show(picture, point, place, marks, width) {
   return text;
 }
 
-/** Hide the line and the text. @param {Event} event */
+/**
+ * Hide the line and the text.
+ * @param {Event} event
+ */
 function hide(event) {
   const picture = /** @type {SVGElement} */ (event.currentTarget);
   picture.querySelector(".hover")?.setAttribute("visibility", "hidden");

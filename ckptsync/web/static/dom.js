@@ -88,12 +88,18 @@ function keyOf(node) {
   return node instanceof Element ? node.getAttribute("data-key") : null;
 }
 
-/** Return whether two nodes have the same name and key. @param {Node} a @param {Node} b */
+/**
+ * Return whether two nodes have the same name and key.
+ * @param {Node} a @param {Node} b
+ */
 function canUpdate(a, b) {
   return a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 }
 
-/** Change an old node to be equal to a new one. @param {Node} old @param {Node} node */
+/**
+ * Change an old node to be equal to a new one.
+ * @param {Node} old @param {Node} node
+ */
 function update(old, node) {
   if (!(old instanceof Element && node instanceof Element)) {
     if (old.nodeValue !== node.nodeValue) old.nodeValue = node.nodeValue;

@@ -11,7 +11,10 @@ export function urlOf(path) {
   return `/${path.filter(Boolean).map((part) => part.split("/").map(encodeURIComponent).join("/")).join("/")}`;
 }
 
-/** Return the href of a link to a URL. @param {string} url @returns {string} */
+/**
+ * Return the href of a link to a URL.
+ * @param {string} url @returns {string}
+ */
 export function hrefOf(url) {
   return isFile ? `#${url}` : url;
 }

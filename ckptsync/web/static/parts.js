@@ -36,7 +36,10 @@ export function renewAges() {
   }
 }
 
-/** Return how long ago a time was; "–" without one. @param {number|null|undefined} time @returns {HTMLElement|string} */
+/**
+ * Return how long ago a time was; "–" without one.
+ * @param {number|null|undefined} time @returns {HTMLElement|string}
+ */
 export function age(time) {
   if (!time) return "–";
   const text = t("ago", showDuration(now() - time));
@@ -119,7 +122,10 @@ export function withCommands(text) {
   return text.split("`").map((part, n) => (n % 2 ? h("code", null, part) : part));
 }
 
-/** Return a command with a button that copies it. @param {string} title @param {string} command @returns {HTMLElement} */
+/**
+ * Return a command with a button that copies it.
+ * @param {string} title @param {string} command @returns {HTMLElement}
+ */
 export function commandLine(title, command) {
   const announcement = h("span", { class: "hidden", "aria-live": "polite" });
   const button = h("button", { type: "button", "aria-label": `${t("copy")}: ${title}` }, t("copy"));
@@ -138,7 +144,10 @@ export function commandLine(title, command) {
   return h("div", { class: "command", "data-key": title }, h("span", { class: "title" }, title), h("code", null, command), button, announcement);
 }
 
-/** Copy a text; return whether that worked. @param {string} text @returns {Promise<boolean>} */
+/**
+ * Copy a text; return whether that worked.
+ * @param {string} text @returns {Promise<boolean>}
+ */
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
