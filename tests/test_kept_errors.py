@@ -112,7 +112,7 @@ def by_monitor(filled: MemoryStore, _: Path) -> Callable[[], object]:
 
     def work() -> object:
         process = Process("n", "0", ("head",), is_healthy=True)
-        return monitor.check(), exposition(process, monitor.seen)
+        return monitor.check(), exposition(process, monitor.overview)
 
     return work
 

@@ -210,7 +210,7 @@ def _request(
         publishes=args.publish,
         compares=args.nodes,
         wait=wait,
-        fresh=fresh,
+        max_age=fresh,
     )
 
 

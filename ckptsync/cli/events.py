@@ -140,9 +140,9 @@ def _definition(config: Config, name: str) -> Definition:
 
 def describe(store: Store, s: Summary) -> dict[str, Any]:
     """Return a location as `ls RUN/CHECKPOINT --json` does."""
-    from ckptsync.status.curves import read_newest
     from ckptsync.status.location_details import describe_progress
     from ckptsync.status.locations import describe_locations
+    from ckptsync.status.training_curves import read_newest
 
     [plain] = describe_locations(store.url, [s])
     curves = read_newest(store, [s]) if s.manifests else {}

@@ -45,10 +45,10 @@ from ckptsync.records.location_status import STATUSES
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.service.monitor import OverviewReader
 from ckptsync.status.alarms import Alarm
-from ckptsync.status.curves import Curve, read_newest, states_of
+from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress, by_location
 from ckptsync.status.location_details import read_details
 from ckptsync.status.locations import describe_locations, model_url, newer_saves
-from ckptsync.status.overlay import Overlay, Running, by_location
+from ckptsync.status.training_curves import Curve, read_newest, states_of
 from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
@@ -78,7 +78,7 @@ class Listing:
     ``alarms``: read only to be watched.
     """
 
-    overlay: Overlay
+    overlay: LiveCatalogue
     shown: Sequence[Summary]
     now: float
     rows: Sequence[Row] = ()
@@ -102,9 +102,13 @@ def run(args: argparse.Namespace) -> int:
         alarms: Sequence[Alarm] = ()
         if is_drawn:
             whole = reader.read()
-            seen, now, alarms = Overlay(whole.catalogue, whole.running), whole.at, whole.alarms
+            seen, now, alarms = (
+                LiveCatalogue(whole.catalogue, whole.running),
+                whole.at,
+                whole.alarms,
+            )
         else:
-            seen, now = reader.read_overlay()
+            seen, now = reader.read_live_catalogue()
         if wanted and (its := states_of(seen.catalogue.summaries)) != last[0]:
             last = its, read_newest(store, its)
         seen = replace(seen, catalogue=selected(store, seen.catalogue, wanted, location))
@@ -238,7 +242,10 @@ def exit_code(catalogue: Catalogue) -> int:
 
 
 def list_rows(
-    store: Store, summaries: Sequence[Summary], running: Sequence[Running] = (), now: float = 0.0
+    store: Store,
+    summaries: Sequence[Summary],
+    running: Sequence[NodeProgress] = (),
+    now: float = 0.0,
 ) -> list[list[str]]:
     """Return all checkpoints of a store as rows of a table under `HEADING`."""
     newer, entries, found = newer_saves(summaries), by_location(running), []

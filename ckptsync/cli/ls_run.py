@@ -14,10 +14,10 @@ from ckptsync.cli.screen import MOST, more
 from ckptsync.quantities import show_duration, show_size
 from ckptsync.records.location_status import STATUSES
 from ckptsync.records.manifest_groups import Sibling
-from ckptsync.status.curves import Curve
+from ckptsync.status.live_catalogue import NodeProgress, by_location, describe
 from ckptsync.status.location_details import describe_progress
 from ckptsync.status.locations import model_url, newer_saves
-from ckptsync.status.overlay import Running, by_location, describe
+from ckptsync.status.training_curves import Curve
 
 METRICS = 3  # columns of metrics that events measured
 CELLS = 60  # columns of a sparkline
@@ -38,7 +38,7 @@ class Row:
 def read_rows(
     url: str,
     summaries: Sequence[Summary],
-    running: Sequence[Running],
+    running: Sequence[NodeProgress],
     curves: Mapping[str, Curve],
     now: float,
 ) -> list[Row]:
@@ -58,7 +58,7 @@ def read_rows(
 def reasons(
     url: str,
     s: Summary,
-    its: Sequence[Running],
+    its: Sequence[NodeProgress],
     newer: str,
     *,
     now: float,

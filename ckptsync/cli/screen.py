@@ -17,7 +17,7 @@ from ckptsync.cli import output
 from ckptsync.errors import CkptsyncError
 from ckptsync.quantities import clean, show_duration
 from ckptsync.status.alarms import Alarm
-from ckptsync.status.overlay import Running, describe
+from ckptsync.status.live_catalogue import NodeProgress, describe
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -160,7 +160,7 @@ def alarms_of(alarms: Sequence[Alarm], now: float, width: int, most: int = MOST)
 
 
 def running_lines(
-    entries: Sequence[Running], now: float, width: int, most: int = MOST
+    entries: Sequence[NodeProgress], now: float, width: int, most: int = MOST
 ) -> Iterator[str]:
     """Yield a line for each thing that nodes do, or wait to do."""
     for entry in entries[:most]:

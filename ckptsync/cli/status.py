@@ -40,9 +40,9 @@ from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.quantities import clean, show_duration, show_size
 from ckptsync.service.monitor import OverviewReader, patience
 from ckptsync.status.alarms import Patience
+from ckptsync.status.live_catalogue import ON_ITS_WAY
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.nodes import STATES, Node
-from ckptsync.status.overlay import ON_ITS_WAY
 from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 output.say(f"{args.html}: written, open it in a browser")
                 return code
         if args.check:
-            is_damaged = any(alarm.kind == "damage" for alarm in seen.alarms)
+            is_damaged = any(alarm.kind in ("damage", "weights") for alarm in seen.alarms)
             code = 10 if is_damaged else int(bool(seen.alarms))
         if args.json:
             locations = describe_locations(store.url, seen.catalogue.shown, seen.running)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from ckptsync.status.alarms import Patience
     from ckptsync.web.app import Guard, Page, make_app
     from ckptsync.web.documents import Documents
-    from ckptsync.web.latest import Latest
+    from ckptsync.web.overview_cache import OverviewCache
     from ckptsync.web.server import HttpServer
 
     config = configuration(args)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--listen: {problem}", hint=f"${TOKEN} or web.token of -c FILE")
     store = named_store(args)
     waits = patience(config) if config else Patience()
-    latest = Latest(OverviewReader(store, catalogues(store, ""), waits).read)
+    latest = OverviewCache(OverviewReader(store, catalogues(store, ""), waits).read)
     page = Page(latest, Documents(store), Guard(listen, token))
     server = HttpServer(listen, make_app({}, page), "--listen")
     try:

@@ -1,9 +1,10 @@
-"""Tables of checks, and the checks of machines: GPUs, versions, clocks, identities, disks, limits.
+"""The tables of checks, and the checks of machines: GPUs, versions, clocks, disks, limits.
 
-`compare` runs the tables over the facts of the nodes that train together, `check_node` over those
-of one node.  A new check is a function that yields findings, its name in the table at the end of
-this module, and a row in docs/doctor.md.  Needs the standard library alone: Ray's workers and its
-driver may have nothing of what ckptsync depends on.
+A check is a pure function from facts to findings, so one table of checks serves facts from this
+machine, from the store and from Ray.  `compare` runs the tables over the facts of the nodes that
+train together, `check_node` over those of one node.  A new check is a function, its name in the
+table at the end of this module, and a row in docs/doctor.md.  Imports the standard library alone:
+Ray's workers and its driver may lack what ckptsync depends on.
 """
 
 from __future__ import annotations
@@ -42,36 +43,37 @@ _RAY_CPUS = 10  # that LLaMA-Factory 0.9.5 asks of Ray for each GPU
 
 
 def compare(facts: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:
-    """Return what is wrong with nodes that are to train together, failures first.
+    """Return the findings of all checks over nodes that will train together, failures first.
 
-    ``facts``: of one node or more, as `ckptsync.doctor.probe.gather` gives them.  Of several
+    ``facts``: of one node or more, as `ckptsync.doctor.probe.gather` returns them.  Of several
     processes on a node (one id, one boot) the first counts.
     """
     distinct: dict[tuple[str, str], NodeFacts] = {}
     for node in map(read_facts, facts):
         distinct.setdefault((node.name, node.boot), node)
     nodes = list(distinct.values())
-    found = [finding for node in nodes for finding in _check(node, nodes)]
-    found += launch_checks.compare_counts(nodes)  # also of one node: the others may be missing
+    findings = [finding for node in nodes for finding in _check(node, nodes)]
+    findings += launch_checks.compare_counts(nodes)  # also of one node: the others may be missing
     if len(nodes) > 1:
-        found += [finding for check in BETWEEN_NODES for finding in check(nodes)]
-    return in_order(found)
+        findings += [finding for check in BETWEEN_NODES for finding in check(nodes)]
+    return in_order(findings)
 
 
 def check_node(facts: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Return what is wrong with a node whoever trains with it."""
+    """Return the findings of the checks that need no other node, failures first."""
     node = read_facts(facts)
     return in_order(_check(node, [node]))
 
 
-def _check(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _check(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Yield the findings of one node; ``nodes``: all nodes with facts, this one among them."""
     for check in OF_ONE_NODE:
         yield from (finding.on(node.name) for finding in check(node))
-    yield from (finding.on(node.name) for finding in launch_checks.check_launch(node, known))
+    yield from (finding.on(node.name) for finding in launch_checks.check_launch(node, nodes))
 
 
 def check_clock(node: NodeFacts) -> Iterator[Finding]:
-    """Check a node's clock against the store's."""
+    """Check that a node's clock is at most `SKEW_WARN` from the store's."""
     if node.clock is not None and abs(node.clock) > SKEW_WARN:
         direction = "ahead of" if node.clock > 0 else "behind"
         what = f"{show_duration(abs(node.clock))} {direction} the store's"
@@ -79,15 +81,16 @@ def check_clock(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check the two clocks that are farthest from each other."""
-    known = sorted((node.clock, node.name) for node in nodes if node.clock is not None)
-    if known and (apart := known[-1][0] - known[0][0]) > SKEW_WARN:
-        behind, ahead = known[0][1], known[-1][1]
+    """Check that the two clocks farthest from each other are at most `SKEW_WARN` apart."""
+    clocks = sorted((node.clock, node.name) for node in nodes if node.clock is not None)
+    if clocks and (apart := clocks[-1][0] - clocks[0][0]) > SKEW_WARN:
+        behind, ahead = clocks[0][1], clocks[-1][1]
         what = f"{show_duration(apart)} apart, {behind} behind {ahead}"
         yield _skew(apart, what, tuple(sorted((behind, ahead))))
 
 
 def _skew(seconds: float, what: str, nodes: tuple[str, ...] = ()) -> Finding:
+    """Return the finding of a wrong clock: a failure above `SKEW_FAIL`."""
     why = (
         "times of one save are compared between nodes, and S3 refuses requests that are signed a"
         " quarter of an hour off"
@@ -98,7 +101,7 @@ def _skew(seconds: float, what: str, nodes: tuple[str, ...] = ()) -> Finding:
 
 
 def check_open_files(node: NodeFacts) -> Iterator[Finding]:
-    """Check how many files a process may open; below 0 there is no limit."""
+    """Check that a process may open `_NOFILE` files; a limit below 0 is none."""
     limit = node.limits.get("nofile", _NOFILE)
     if 0 <= limit < _NOFILE:
         why = "ranks, data loaders and NCCL need more: a save fails with `Too many open files`"
@@ -108,7 +111,7 @@ def check_open_files(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_shared_memory(node: NodeFacts) -> Iterator[Finding]:
-    """Check the room in /dev/shm."""
+    """Check that /dev/shm has `_SHM` bytes free."""
     free = node.limits.get("shm", _SHM)
     if free < _SHM:
         why = "data loaders and NCCL share memory there: `Bus error`, or a hang"
@@ -128,73 +131,76 @@ def check_locked_memory(node: NodeFacts) -> Iterator[Finding]:
 
 
 def count_visible(node: NodeFacts) -> int | None:
-    """Return how many GPUs a process sees that starts there; ``None`` where nobody knows.
+    """Return how many GPUs a process would see on a node; None if its GPUs are unknown.
 
     As CUDA reads CUDA_VISIBLE_DEVICES: entries up to the first that is no device count (CUDA C++
-    Programming Guide, "CUDA Environment Variables").  Where no GPU is known of, it is how many the
-    variable names.
+    Programming Guide, "CUDA Environment Variables").  If the driver shows no GPU, it is how many
+    the variable names.
     """
     if node.gpus is None:
         return None
-    known = len(node.gpus) or 1 << 30
-    given = [node.variables[name] for name in _VISIBLE if name in node.variables]
-    counts = [len(_devices(text, known)) for text in given]
+    gpu_count = len(node.gpus) or 1 << 30
+    lists = [node.variables[name] for name in _VISIBLE if name in node.variables]
+    counts = [len(_devices(text, gpu_count)) for text in lists]
     return min([*counts, len(node.gpus)] if node.gpus else counts, default=0)
 
 
-def _devices(text: str, known: int) -> list[str]:
+def _devices(text: str, gpu_count: int) -> list[str]:
     """Return the entries that name devices, up to the first that does not."""
-    found: list[str] = []
+    devices: list[str] = []
     for entry in (part.strip() for part in text.split(",")):
-        is_index = bool(_NUMBER.fullmatch(entry)) and int(entry) < known
-        if entry in found or not (is_index or entry.startswith(("GPU-", "MIG-"))):
+        is_index = bool(_NUMBER.fullmatch(entry)) and int(entry) < gpu_count
+        if entry in devices or not (is_index or entry.startswith(("GPU-", "MIG-"))):
             break
-        found.append(entry)
-    return found
+        devices.append(entry)
+    return devices
 
 
 def _names_devices(node: NodeFacts, name: str) -> bool:
+    """Return whether a variable is set to something else than "no devices"."""
     return node.variable(name).strip(" ,").lower() not in _NO_DEVICES
 
 
 def check_gpu_count(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a node sees as many GPUs as ranks are to start."""
-    seen, processes = count_visible(node), node.variable("NPROC_PER_NODE")
-    if seen is None or node.within or not _NUMBER.fullmatch(processes):
+    """Check that a node sees at least as many GPUs as NPROC_PER_NODE."""
+    visible, processes = count_visible(node), node.variable("NPROC_PER_NODE")
+    if visible is None or node.within or not _NUMBER.fullmatch(processes):
         return
-    if seen < int(processes) and (node.gpus or any(_names_devices(node, v) for v in _VISIBLE)):
-        what = f"{processes} processes start, {seen} of {len(node.gpus or ())} GPUs are visible"
+    if visible < int(processes) and (node.gpus or any(_names_devices(node, v) for v in _VISIBLE)):
+        what = f"{processes} processes start, {visible} of {len(node.gpus or ())} GPUs are visible"
         why = "ranks without a GPU of their own fail or share one, and the others wait for them"
         hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES so that both count the same GPUs"
         yield fail("gpus-too-few", "NPROC_PER_NODE", what, why=why, hint=hint)
 
 
 def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
-    """Check that the GPUs exist that a variable names."""
-    known = len(node.gpus or ())
+    """Check that every GPU in CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES exists, once."""
+    gpu_count = len(node.gpus or ())
     for name in _VISIBLE[:2] if node.gpus is not None and not node.within else ():
         entries = [part for part in node.variable(name).split(",") if part.strip()]
-        if _names_devices(node, name) and len(_devices(",".join(entries), known)) < len(entries):
-            what = f"{node.variables[name]}; the node has {known} GPUs"
+        if _names_devices(node, name) and len(_devices(",".join(entries), gpu_count)) < len(
+            entries
+        ):
+            what = f"{node.variables[name]}; the node has {gpu_count} GPUs"
             why = "CUDA ignores all entries from the first that is no device"
-            hint = f"name devices from 0 to {known - 1}, each once"
-            if not known:
+            hint = f"name devices from 0 to {gpu_count - 1}, each once"
+            if not gpu_count:
                 hint = "check the driver: nvidia-smi, or rocm-smi"
             yield fail("gpus-not-there", name, what, why=why, hint=hint)
 
 
 def check_driver(node: NodeFacts) -> Iterator[Finding]:
-    """Check that the driver knows the CUDA that torch is built for."""
-    build, known = node.builds.get("cuda", ""), node.driver_cuda
-    if build and known and parse_version(known)[:1] < parse_version(build)[:1]:
-        what = f"knows CUDA {known}, torch is built for {build}"
+    """Check that the driver supports the major version of CUDA that torch is built for."""
+    build, driver_cuda = node.builds.get("cuda", ""), node.driver_cuda
+    if build and driver_cuda and parse_version(driver_cuda)[:1] < parse_version(build)[:1]:
+        what = f"knows CUDA {driver_cuda}, torch is built for {build}"
         why = "torch finds no GPU, or the first kernel fails"
         hint = "install a newer driver, or a torch of an older CUDA"
         yield fail("driver-too-old", "the driver", what, why=why, hint=hint)
 
 
 def check_torch_build(node: NodeFacts) -> Iterator[Finding]:
-    """Check that torch is built for the GPUs of the node."""
+    """Check that torch is not a build for CPUs where the node has GPUs."""
     torch = node.versions.get("torch", "")
     if node.gpus and torch.endswith("+cpu"):
         what = f"{torch}; the node has {len(node.gpus)} GPUs"
@@ -207,15 +213,16 @@ def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that all nodes see GPUs, or none does."""
 
     def show_visible(node: NodeFacts) -> str:
+        """Return the number of visible GPUs; "" for none."""
         visible = count_visible(node) if node.gpus else 0
         return f"{visible} GPUs" if visible else ""
 
-    known = [node for node in nodes if node.gpus is not None and not node.within]
-    if not all(map(show_visible, known)):
+    judged = [node for node in nodes if node.gpus is not None and not node.within]
+    if not all(map(show_visible, judged)):
         why = "ranks without GPUs train on the CPU, or fail, and the others wait for them"
         hint = "check the driver (nvidia-smi, or rocm-smi), and give the container its GPUs"
         yield from find_difference(
-            fail, "gpus-on-some", "GPUs", known, show_visible, why=why, hint=hint
+            fail, "gpus-on-some", "GPUs", judged, show_visible, why=why, hint=hint
         )
 
 
@@ -230,10 +237,11 @@ def compare_gpu_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that all nodes would start as many ranks.
+    """Check that all nodes would start the same number of ranks.
 
-    torchrun trains with different numbers.  LLaMA-Factory calls torchrun only where a node sees
-    several GPUs, or is forced to.
+    A difference is a warning, since torchrun trains with different numbers; it is a failure if
+    LLaMA-Factory would train alone on a node, since it calls torchrun only where a node sees
+    several GPUs or FORCE_TORCHRUN is set.
     """
     judged = [n for n in nodes if n.gpus is not None and not n.within and not n.is_on("USE_RAY")]
     if len({_processes(node) for node in judged}) < 2:
@@ -263,15 +271,16 @@ def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _processes(node: NodeFacts) -> int | None:
-    """Return how many ranks a launcher starts on a node.
+    """Return how many ranks a launcher starts on a node; None if that is unknown.
 
-    NPROC_PER_NODE, else one for each GPU that is visible (LLaMA-Factory, launcher.py).
+    NPROC_PER_NODE, else one for each visible GPU (LLaMA-Factory, launcher.py).
     """
-    given = node.variable("NPROC_PER_NODE")
-    return int(given) if _NUMBER.fullmatch(given) else count_visible(node)
+    configured = node.variable("NPROC_PER_NODE")
+    return int(configured) if _NUMBER.fullmatch(configured) else count_visible(node)
 
 
 def _reached_at(node: NodeFacts) -> str:
+    """Return the addresses of the host's name beyond loopback."""
     return ", ".join(
         address for address in node.addresses if not launch_checks.is_loopback(address)
     )
@@ -301,19 +310,16 @@ _IDENTITIES: tuple[tuple[str, Callable[[NodeFacts], str], str, str], ...] = (
 
 
 def compare_identities(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that no two machines share a name, an id or an address.
-
-    Containers and namespaces of one machine may.
-    """
-    for what, value, why, hint in _IDENTITIES:
+    """Check that no two machines share a name, an id or an address; one machine's nodes may."""
+    for subject, value, why, hint in _IDENTITIES:
         for shared, names in group_by((n for n in nodes if value(n)), value).items():
             if len({node.boot for node in nodes if node.name in names and node.boot}) > 1:
                 same = f"{shared} on each of them"
-                yield warn("identity-shared", what, same, why=why, hint=hint, nodes=names)
+                yield warn("identity-shared", subject, same, why=why, hint=hint, nodes=names)
 
 
 def compare_output_dirs(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that output directories are the same strings on all machines."""
+    """Check that output directories have the same paths on all machines."""
     if not share_a_network(nodes):
         yield from find_difference(
             warn,
@@ -327,13 +333,18 @@ def compare_output_dirs(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_disks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that a path is one disk for all nodes, or a disk of its own for each."""
+    """Check that each output path is one disk for all nodes, or a disk of its own for each."""
     for path in sorted({path for node in nodes for path in node.output_dirs}):
         having = [n for n in nodes if path in n.output_dirs and n.output_dirs[path].nonce]
         yield from _compare_disk(path, sorted(having, key=lambda n: n.name))
 
 
 def _compare_disk(path: str, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Yield what is wrong with one output path, by the tokens that nodes wrote and saw there.
+
+    That is: some nodes share a disk and others do not; only some have a server's file system;
+    different users write to a shared one; every node saves there (save_on_each_node).
+    """
     names, shared, is_apart = tuple(node.name for node in nodes), set[str](), False
     for a, b in combinations(nodes, 2):
         first, second = a.output_dirs[path], b.output_dirs[path]
@@ -345,8 +356,8 @@ def _compare_disk(path: str, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     remount = "mount the same file system on all nodes, or on none"
     servers = {node.output_dirs[path].server for node in nodes}
     if shared and is_apart:
-        others = ", ".join(sorted({*names} - shared)) or "some of them"
-        what = f"one disk for {', '.join(sorted(shared))}, another for {others}"
+        elsewhere = ", ".join(sorted({*names} - shared)) or "some of them"
+        what = f"one disk for {', '.join(sorted(shared))}, another for {elsewhere}"
         why = "a trainer leaves some files to other nodes: on another disk they are missing"
         yield fail("disk-differs", path, what, why=why, hint=remount, nodes=names, code=STORAGE)
     elif is_apart and "" in servers and len(servers) > 1:
@@ -379,14 +390,14 @@ def compare_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return ``(5, 15, 0)`` for ``5.15.0.dev0``; empty for what is none."""
-    found = re.match(r"[0-9]{1,6}(\.[0-9]{1,6})*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    """Return ``(5, 15, 0)`` for ``5.15.0.dev0``; () for text that is no version."""
+    match = re.match(r"[0-9]{1,6}(\.[0-9]{1,6})*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _overrides(node: NodeFacts) -> str:
-    """Return the versions of libnccl that go before torch's own, or their paths."""
-    return ", ".join(found[1] if (found := _NCCL.search(path)) else path for path in node.overrides)
+    """Return the versions, else the paths, of the libnccl that replace torch's own."""
+    return ", ".join(match[1] if (match := _NCCL.search(path)) else path for path in node.overrides)
 
 
 _HANGS = "ranks of different builds hang in the first collective, or fail in it"
@@ -419,18 +430,19 @@ _BUILDS: tuple[tuple[str, Callable[[NodeFacts], str], str], ...] = (
 
 
 def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that libraries are the same on all nodes whose training's Python is known."""
+    """Check that libraries are the same on all nodes whose training's Python was probed."""
 
     def of(name: str) -> Callable[[NodeFacts], str]:
+        """Return a function from a node to its version of a library."""
         return lambda node: node.versions.get(name, "")
 
-    known = [node for node in nodes if node.versions or node.builds]
+    probed = [node for node in nodes if node.versions or node.builds]
     compared = [
-        *((fail, name, known, value, why) for name, value, why in _BUILDS),
-        *((fail, name, known, of(name), why) for name, why in _FAILING.items()),
-        *((warn, name, known, of(name), why) for name, why in _WARNING.items()),
+        *((fail, name, probed, value, why) for name, value, why in _BUILDS),
+        *((fail, name, probed, of(name), why) for name, why in _FAILING.items()),
+        *((warn, name, probed, of(name), why) for name, why in _WARNING.items()),
     ]
-    having, why = [node for node in known if node.driver], "a feature may be missing on a node"
+    having, why = [node for node in probed if node.driver], "a feature may be missing on a node"
     compared.append((warn, "the driver", having, lambda node: node.driver, why))
     for level, name, judged, value, why in compared:
         hint = f"install the same {name} on all nodes"
@@ -440,7 +452,7 @@ def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def check_transformers(node: NodeFacts) -> Iterator[Finding]:
-    """Check for versions of transformers that leave files out."""
+    """Check for versions of transformers that leave files out of checkpoints on other nodes."""
     text = node.versions.get("transformers", "")
     if parse_version(text) >= (5, 15) and is_true(node.training.get("save_on_each_node", "")):
         what = f"true, with transformers {text}"
@@ -478,7 +490,7 @@ def check_llamafactory_ray(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_final_model(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a training with ZeRO-3 saves a model."""
+    """Check that a training with ZeRO-3 gathers the weights for its final model."""
     gathers = node.training.get("gather_16bit")
     if node.training.get("zero_stage") == "3" and gathers and not is_true(gathers):
         subject = "stage3_gather_16bit_weights_on_model_save"
@@ -488,7 +500,7 @@ def check_final_model(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_relative_output(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a training under Ray writes to an absolute path."""
+    """Check that a training under Ray has an absolute output_dir."""
     output = node.training.get("output_dir", "")
     uses_ray = node.is_on("USE_RAY") or any(key.startswith("ray_") for key in node.training)
     if output and not output.startswith(("/", "~", "$", "`")) and uses_ray:

@@ -1,4 +1,8 @@
-"""Examine this node (`examine`), or compare the nodes of a store (`compare_published`)."""
+"""`ckptsync doctor`: examine this node (`examine`), or compare nodes (`compare_published`).
+
+Runs every check that the request has the information for, and says which were left out and which
+option enables them.  Nodes meet through the store: each publishes its facts and findings there.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +31,12 @@ _SHOWN = 5  # output directories that are named as checked
 
 @dataclass(frozen=True, slots=True)
 class DoctorRequest:
-    """What to look at, by the command line and the configuration.
+    """What doctor checks, from the command line and the configuration.
 
-    ``training``: what the training's own file says.  ``environment``: this command's own, without
-    the service's keys, for the Python that trains.  ``wait``: seconds to wait for ``nnodes`` nodes,
-    0 to compare nothing.  ``fresh``: seconds after which a node's facts are not compared.
+    ``training``: the values in the training's own file.  ``environment``: this command's own,
+    without the service's keys, for the Python that trains.  ``wait``: seconds to wait for
+    ``nnodes`` nodes; 0 to wait for none.  ``max_age``: seconds after which a node's facts are not
+    compared.
     """
 
     node: str
@@ -47,15 +52,15 @@ class DoctorRequest:
     compares: bool = False
     wait: float = 0.0
     nnodes: int = 0
-    fresh: float = published_facts.FRESH_WITHIN
+    max_age: float = published_facts.FRESH_WITHIN
 
     @property
     def has_worker(self) -> bool:
-        """Whether the configuration's service serves output directories."""
+        """Return whether a configuration with the role worker is given."""
         return self.config is not None and "worker" in self.config.roles
 
     def named_store(self) -> StoreTarget:
-        """Return the store that is named.  Raises ConfigError."""
+        """Return the configured store; raise ConfigError if none is given."""
         if self.target is None:
             hint = "give its URL, a configuration with -c, or set CKPTSYNC_STORE"
             raise ConfigError("no store is named", hint=hint)
@@ -64,11 +69,11 @@ class DoctorRequest:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, on which nodes.
+    """The findings of doctor, and the nodes that it checked or compared.
 
     ``published``: the name of this node's facts in the store.  ``facts``: those of the Python that
-    trains.  ``checked``: what was looked at on this node; ``unchecked``: what was not, and how it
-    is.
+    trains.  ``checked``: what was checked on this node; ``unchecked``: what was not, each with the
+    option that would check it.
     """
 
     store: str
@@ -83,44 +88,47 @@ class Diagnosis:
 def examine(
     request: DoctorRequest, progress: Callable[[published_facts.Arrived], object]
 ) -> Diagnosis:
-    """Check this node.
+    """Run all checks on this node, and return the diagnosis.
 
-    With ``publishes`` its facts are written to the store; with ``wait`` or ``compares`` it is
-    compared with the others then.
+    With ``publishes``, if the store can be used, writes its facts and findings there; with ``wait``
+    or ``compares`` it is then compared with other nodes.  ``progress`` is called when a node
+    arrives.
     """
     config, target = request.config, request.target
-    found = list(check_runs(config, request.output_dirs)) if config and request.has_worker else []
+    local_findings = (
+        list(check_runs(config, request.output_dirs)) if config and request.has_worker else []
+    )
     expected = directory_checks.expected_size(request.model, request.training)
-    found += directory_checks.check_output_dirs(request.output_dirs, expected)
+    local_findings += directory_checks.check_output_dirs(request.output_dirs, expected)
     checked = store_checks.Checked(())
     if target:
         checked = store_checks.check_store(
             target, request.node, request.output_dirs, creates=request.publishes
         )
     facts, unknown = _facts(request, checked.clock)
-    own = [finding.on(request.node) for finding in (*found, *checked.findings, *unknown)]
+    own = [finding.on(request.node) for finding in (*local_findings, *checked.findings, *unknown)]
     findings = in_order([*own, *check_node(facts)])
     url = target.url if target else ""
-    skipped = {finding.subject for finding in found if finding.kind == "asked-as-root"}
+    skipped = {finding.subject for finding in local_findings if finding.kind == "asked-as-root"}
     checked_here, unchecked = _coverage(request, facts, skipped)
     diagnosis = Diagnosis(
         url, (request.node,), findings, facts=facts, checked=checked_here, unchecked=unchecked
     )
     if request.publishes and checked.store:
-        told = {**facts, "findings": [asdict(finding) for finding in in_order(own)]}
-        return _publish(request, diagnosis, checked.store, told, progress)
+        own_facts = {**facts, "findings": [asdict(finding) for finding in in_order(own)]}
+        return _publish(request, diagnosis, checked.store, own_facts, progress)
     return diagnosis
 
 
 def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Finding]:
-    """Check that the worker can serve what its configuration names, and where trainings will write.
+    """Check that the worker can serve what `worker.runs` matches, and all of ``output_dirs``.
 
-    ``output_dirs``: those that exist or will.  Root asks for the users whose they are.
+    ``output_dirs``: directories that exist, or that trainings will make.
     """
     runs, why = config.worker.runs, "its checkpoints are not uploaded"
     is_root = os.geteuid() == 0
-    found = output_directories(runs, config.store.url, output_dirs, as_owner=is_root)
-    hints = dict.fromkeys(found.problems, "change worker.runs") | dict(found.unsafe)
+    outputs = output_directories(runs, config.store.url, output_dirs, as_owner=is_root)
+    hints = dict.fromkeys(outputs.problems, "change worker.runs") | dict(outputs.unsafe)
     for problem, hint in hints.items():
         yield fail("run-left-out", "worker.runs", problem, why=why, hint=hint)
     for path in (path for path in output_dirs if not is_matched(runs, path)):
@@ -141,7 +149,7 @@ def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Fin
 def _coverage(
     request: DoctorRequest, facts: Mapping[str, Any], skipped: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what was checked on this node, and what was not, each with how it is.
+    """Return what was checked on this node, and what was not, with the option that would check it.
 
     ``skipped``: output directories in which root tried nothing.
     """
@@ -176,14 +184,15 @@ def _coverage(
                 "--publish --wait 2m on each node",
             ),
         ]
-    checked = tuple(what for is_done, what, _ in parts if is_done)
-    return checked, tuple(f"{what} ({how})" for is_done, what, how in parts if not is_done)
+    checked = tuple(subject for is_done, subject, _ in parts if is_done)
+    return checked, tuple(f"{subject} ({how})" for is_done, subject, how in parts if not is_done)
 
 
 def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any], list[Finding]]:
-    """Return this node's facts, and what keeps them from being those of the training.
+    """Return this node's facts, and a finding if they are not those of the training's Python.
 
-    Where only heads and verifiers work nobody trains.
+    On a machine without the role worker, which does not train, only its name and clock are
+    returned, unless they are published.  ``clock``: seconds by which it is ahead of the store.
     """
     if request.config and "worker" not in request.config.roles and not request.publishes:
         return {"node": request.node, "clock": clock}, []
@@ -193,18 +202,18 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
     )
     # else it is a name in a hub
     is_path = request.model.startswith("/") or (request.model and is_directory(Path(request.model)))
-    wanted = {
+    probe_arguments = {
         "output_dirs": [str(path) for path in request.output_dirs] if request.publishes else [],
         "node": request.node,
         "model": str(Path(request.model).absolute()) if is_path else "",
     }
     try:
-        facts = training_facts.ask_first(pythons, request.environment, **wanted)
+        facts = training_facts.ask_first(pythons, request.environment, **probe_arguments)
     except ConfigError as e:
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
         why = "doctor cannot check the libraries and the GPUs of the training"
-        found = refusal(e, "python", request.python or "--python", why)
-        return {**probe.gather(node=request.node), **unknown, **more}, [found]
+        finding = refusal(e, "python", request.python or "--python", why)
+        return {**probe.gather(node=request.node), **unknown, **more}, [finding]
     for path, about in facts["output_dirs"].items():
         mount = mount_of(path)
         about["server"] = mount.kind if mount.is_remote else ""
@@ -212,8 +221,8 @@ def _facts(request: DoctorRequest, clock: float | None) -> tuple[dict[str, Any],
         return {**facts, **more}, []
     why = "doctor compares the versions of this Python, and another one trains"
     hint = "activate the training's environment, or name its Python with --python"
-    found = warn("no-torch", facts["prefix"], "no torch is installed there", why=why, hint=hint)
-    return {**facts, **more}, [found]
+    finding = warn("no-torch", facts["prefix"], "no torch is installed there", why=why, hint=hint)
+    return {**facts, **more}, [finding]
 
 
 def _publish(
@@ -223,7 +232,10 @@ def _publish(
     own: Mapping[str, Any],
     progress: Callable[[published_facts.Arrived], object],
 ) -> Diagnosis:
-    """Publish this node's facts, and compare them with the others' if requested."""
+    """Publish this node's facts, compare them with others' if requested; return the new diagnosis.
+
+    An error is a finding in it.
+    """
     name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
     findings = diagnosis.findings
     try:
@@ -243,30 +255,33 @@ def _publish(
 
 
 def _compare_launch(arrived: published_facts.Arrived, wait: float) -> tuple[Finding, ...]:
-    """Return what is wrong with the nodes of a launch, the same on each of them."""
-    found = [*compare(arrived.nodes), *published_facts.repeat_findings(arrived.nodes)]
+    """Return the findings about the nodes of a launch, the same on each of them.
+
+    Nodes that did not arrive are one failure, with their ranks if these are known.
+    """
+    findings = [*compare(arrived.nodes), *published_facts.repeat_findings(arrived.nodes)]
     if arrived.is_complete:
-        return in_order(found)
-    here, lacking = names(arrived.nodes), arrived.expected - len(arrived.nodes)
-    ranks = {str(one.get("variables", {}).get("NODE_RANK", "")) for one in arrived.nodes}
+        return in_order(findings)
+    published, lacking = names(arrived.nodes), arrived.expected - len(arrived.nodes)
+    ranks = {str(node.get("variables", {}).get("NODE_RANK", "")) for node in arrived.nodes}
     missing = [str(rank) for rank in range(arrived.expected) if str(rank) not in ranks]
-    which = f" (NODE_RANK {', '.join(missing)})" if len(missing) == lacking else ""
+    ranks_hint = f" (NODE_RANK {', '.join(missing)})" if len(missing) == lacking else ""
     what = (
         f"{lacking} of {arrived.expected} nodes did not publish within"
-        f" {show_duration(wait)}{which}; {', '.join(here)} did"
+        f" {show_duration(wait)}{ranks_hint}; {', '.join(published)} did"
     )
     why = "the launch would wait for the missing nodes until the rendezvous times out"
     hint = "run `ckptsync doctor --publish --wait 2m` on every node at once, one store and --job"
-    if arrived.others:
-        hint += f"; {', '.join(names(arrived.others))} published before, and does not wait now"
-    absent = fail("nodes-missing", "NNODES", what, why=why, hint=hint, nodes=here)
-    return in_order([*(f for f in found if f.kind != "nodes-missing"), absent])
+    if arrived.earlier:
+        hint += f"; {', '.join(names(arrived.earlier))} published before, and does not wait now"
+    absent = fail("nodes-missing", "NNODES", what, why=why, hint=hint, nodes=published)
+    return in_order([*(f for f in findings if f.kind != "nodes-missing"), absent])
 
 
 def compare_published(request: DoctorRequest) -> Diagnosis:
     """Compare the nodes that have published in a store, and those that train now.
 
-    Raises ConfigError where there are none.
+    Raises ConfigError if the store is missing, or has no facts younger than ``max_age``.
     """
     target = request.named_store()
     store = store_checks.open_unchecked(target)
@@ -279,7 +294,7 @@ def compare_published(request: DoctorRequest) -> Diagnosis:
         clock = store_checks.measure_clock(store, request.node)
     nodes, findings = _compare_all(request, store, clock)
     if not nodes:
-        what = f"no node has published within {show_duration(request.fresh)}"
+        what = f"no node has published within {show_duration(request.max_age)}"
         hint = "run `ckptsync doctor --publish` on each node, or start the training with the hook"
         raise ConfigError(f"{store.url}: {what}", hint=hint)
     return Diagnosis(store.url, nodes, in_order(findings))
@@ -288,34 +303,37 @@ def compare_published(request: DoctorRequest) -> Diagnosis:
 def _compare_all(
     request: DoctorRequest, store: Store, clock: float
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    """Compare the nodes that published a short while ago, and those of each run that trains now.
+    """Compare the nodes of each job that published lately, and those of each run that trains now.
 
-    ``clock``: seconds that this node's is ahead of the store's.
+    Return the nodes' names and the findings.  ``clock``: seconds by which this node's clock is
+    ahead of the store's.
     """
     now = time.time() - clock
-    facts, odd = published_facts.read_published(store, now, request.fresh)
-    asked = [one for one in facts if not request.job or one.get("job") == request.job]
+    facts, odd = published_facts.read_published(store, now, request.max_age)
+    job_facts = [node for node in facts if not request.job or node.get("job") == request.job]
     running = published_facts.group_trainings(
-        published_facts.read_living(store, now, request.fresh)
+        published_facts.read_living(store, now, request.max_age)
     )
-    groups = [*published_facts.group_jobs(asked), *running.values()]
-    found = [finding for group in groups for finding in compare(group)]
-    found += published_facts.repeat_findings(asked)
-    known = [one for group in groups for one in group]
-    is_missed = any(finding.kind == "nodes-missing" for finding in found)
-    if not is_missed and len(known) == 1 and not published_facts.is_alone(known[0]):
+    groups = [*published_facts.group_jobs(job_facts), *running.values()]
+    findings = [finding for group in groups for finding in compare(group)]
+    findings += published_facts.repeat_findings(job_facts)
+    compared = [node for group in groups for node in group]
+    is_missed = any(finding.kind == "nodes-missing" for finding in findings)
+    if not is_missed and len(compared) == 1 and not published_facts.is_alone(compared[0]):
         what = "no other node has published"
         why = (
             "differences are found between nodes; a node with another disk at the store's path"
             " never appears here"
         )
         hint = "run `ckptsync doctor --publish` on each node, then compare again"
-        found.append(warn("one-node", store.url, what, why=why, hint=hint, nodes=names(known)))
+        findings.append(
+            warn("one-node", store.url, what, why=why, hint=hint, nodes=names(compared))
+        )
     why = "that node is not compared"
-    found += [refusal(e, "unreadable-facts", store.url, why) for e in odd]
-    return names(known), found
+    findings += [refusal(e, "unreadable-facts", store.url, why) for e in odd]
+    return names(compared), findings
 
 
 def names(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names of nodes, in order."""
-    return tuple(sorted({str(one["node"]) for one in facts}))
+    """Return the sorted names of nodes."""
+    return tuple(sorted({str(node["node"]) for node in facts}))

@@ -1,7 +1,8 @@
-"""Checks of directories on this node: rights to pin and read, room, mounts.
+"""Checks of directories on this node: rights to pin and read, free space, mounts.
 
-Rights are tried with small files, which are removed again.  Root tries nothing in another user's
-directory: what root may do says nothing of what the worker may.
+Modes and ACLs do not say what a user may do, so doctor does what the worker does: it makes, links
+and opens small files, and removes them again.  Root tries nothing in another user's directory,
+since root has rights that the worker does not have.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 
 
 def check_answers(*paths: object) -> None:
-    """Raise StoreError where the file system of a path does not answer within `PATIENCE`.
+    """Raise StoreError if the file system of a path does not answer within `PATIENCE`.
 
-    A hard NFS mount whose server is dead never does.  A child process asks for each path: a process
-    that asks waits for ever, and cannot always be killed.  A path counts up to its first wildcard;
-    other things than paths are left alone.
+    A hard NFS mount never answers once its server is dead, and a process that calls it cannot
+    always be killed; so a child process calls statvfs(2) for each path.  A path counts up to its
+    first wildcard; arguments that are no paths are ignored.
     """
-    named = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
+    fixed_paths = [fixed_part(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))]
     until, null = time.monotonic() + PATIENCE, subprocess.DEVNULL
     children = {
         path: subprocess.Popen(  # noqa: S603
@@ -57,7 +58,7 @@ def check_answers(*paths: object) -> None:
             stdout=null,
             stderr=null,
         )
-        for path in dict.fromkeys(named)
+        for path in dict.fromkeys(fixed_paths)
     }
     silent = []
     for path, child in children.items():
@@ -90,9 +91,9 @@ def is_directory(path: Path) -> bool:
 
 
 def check_root(path: Path) -> Iterator[Finding]:
-    """Check that root does not ask about another user's directory.
+    """Warn if this is root and a directory is another user's; then it must not be tried.
 
-    Where the directory does not exist, the nearest one above it counts.
+    If the directory does not exist, the nearest one above it counts.
     """
     nearest = next((each for each in (path, *path.parents) if is_directory(each)), None)
     owner = nearest.stat().st_uid if nearest and os.geteuid() == 0 else 0
@@ -104,7 +105,7 @@ def check_root(path: Path) -> Iterator[Finding]:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the number where there is none."""
+    """Return a user's name, or ``uid N`` if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -112,14 +113,14 @@ def user_name(uid: int) -> str:
 
 
 def reason(e: OSError) -> str:
-    """Return the system's own words for an error."""
+    """Return the system's text for an error, in lower case."""
     return (e.strerror or str(e)).lower()
 
 
 def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Finding]:
     """Check output directories, whether they exist yet or not.
 
-    ``expected``: bytes of a checkpoint, where none was saved yet.
+    ``expected``: bytes of a checkpoint, used while none is saved; 0 if unknown.
     """
     for path in paths:
         try:
@@ -134,7 +135,7 @@ def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Find
 
 
 def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
-    """Check an output directory that exists."""
+    """Check an output directory that exists; if root may not try it, say only that."""
     try:
         path.stat()
     except OSError as e:
@@ -159,13 +160,13 @@ def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
 
 
 def newest_checkpoint(path: Path) -> ListedCheckpoint | None:
-    """Return the newest checkpoint that has files."""
+    """Return the newest checkpoint that has files; None if there is none or it cannot be listed."""
     try:
-        listed = [list_checkpoint(found) for found in find_checkpoint_dirs(path)]
+        listed = [list_checkpoint(directory) for directory in find_checkpoint_dirs(path)]
     except CkptsyncError:
         return None  # `_check_readable` says what cannot be read
-    having = [one for one in listed if one.files]
-    return max(having, key=lambda one: max(f.mtime for f in one.files), default=None)
+    having = [checkpoint for checkpoint in listed if checkpoint.files]
+    return max(having, key=lambda checkpoint: max(f.mtime for f in checkpoint.files), default=None)
 
 
 def size_of(checkpoint: ListedCheckpoint) -> int:
@@ -173,15 +174,15 @@ def size_of(checkpoint: ListedCheckpoint) -> int:
     return sum(file.size for file in checkpoint.files)
 
 
-def expected_size(model: str, given: Mapping[str, str]) -> int:
-    """Return the bytes of a checkpoint of the whole model with its optimizer.
+def expected_size(model: str, training: Mapping[str, str]) -> int:
+    """Return the bytes of a checkpoint of the whole model with its optimizer; 0 if unknown.
 
-    ``given``: what the training's file says.  0 where only a part of the model is trained, nobody
-    says, or its directory has no safetensors.
+    Unknown if only a part of the model is trained, or its directory has no safetensors.
+    ``training``: the values in the training's file.
     """
     # LLaMA-Factory's default is lora
-    default = "full" if "model_name_or_path" not in given else "lora"
-    if not model or given.get("finetuning_type", default) != "full":
+    default = "full" if "model_name_or_path" not in training else "lora"
+    if not model or training.get("finetuning_type", default) != "full":
         return 0
     try:
         return _STATES * sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
@@ -191,9 +192,9 @@ def expected_size(model: str, given: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
-    """Open an output directory and its spool; a spool that did not exist is removed again.
+    """Open an output directory and its spool, and close both at the end of the block.
 
-    Raises OSError.
+    A spool that did not exist is made, and removed again.  Raises OSError or UnsafeSpool.
     """
     home = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     is_made = False
@@ -216,18 +217,18 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
-    """Link a new file of the output directory into its spool, as a pin is made."""
+    """Check that a new file of the output directory can be linked into its spool, as a pin is."""
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with _opened_spool(path) as (home, spool):
-            made = os.open(trial, flags, 0o600, dir_fd=home)
+            file = os.open(trial, flags, 0o600, dir_fd=home)
             try:
-                made_by = os.fstat(made).st_uid
+                made_by = os.fstat(file).st_uid
                 os.link(trial, trial, src_dir_fd=home, dst_dir_fd=spool, follow_symlinks=False)
                 os.unlink(trial, dir_fd=spool)
             finally:
-                os.close(made)
+                os.close(file)
                 with contextlib.suppress(OSError):  # another user who may write there removed it
                     os.unlink(trial, dir_fd=home)
     except UnsafeSpool as e:
@@ -238,6 +239,7 @@ def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding
 
 
 def _pin_refused(path: Path, e: OSError, *, is_linked: bool) -> Finding:
+    """Return the finding of a failed trial; ``is_linked``: the file was made, the link failed."""
     if is_linked and e.errno == errno.EXDEV:
         what = f"{SPOOL} is another file system, or another mount of it"
         hint = (
@@ -259,9 +261,10 @@ def _pin_refused(path: Path, e: OSError, *, is_linked: bool) -> Finding:
 def _check_owner(
     path: Path, newest: ListedCheckpoint | None, made_by: int | None
 ) -> Iterator[Finding]:
-    """Check, before the first save, that this user trains there.
+    """Check, before the first save, that this user owns the output directory.
 
-    ``made_by``: the owner of a file made there, which servers and mounts may decide.
+    ``made_by``: the owner of the trial file, which a server or a mount may decide; None if none
+    could be made.
     """
     owner, uid = path.stat().st_uid, os.geteuid()
     # root's, where all may write, is anybody's
@@ -273,25 +276,28 @@ def _check_owner(
 
 
 def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
-    """Open the files of the newest checkpoint; without one, list the directory."""
+    """Check that the newest checkpoint's files can be opened; without one, that the path is listed.
+
+    Ends at the first file that cannot be opened.
+    """
     if newest is None and not os.access(path, os.R_OK):
         yield fail("output-unreadable", path, "cannot be listed", why=_UNSEEN, hint=_AS_TRAINER)
     checkpoint, files = (newest.path, newest.files) if newest else (path, ())
     for file in files[:_MOST_FILES]:
-        one = checkpoint / file.path
+        full_path = checkpoint / file.path
         try:
-            os.close(os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+            os.close(os.open(full_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
         except FileNotFoundError:
             continue  # rotated meanwhile
         except OSError as e:
-            info = one.lstat()
+            info = full_path.lstat()
             what = f"{reason(e)}: mode {info.st_mode & 0o777:04o}, of {user_name(info.st_uid)}"
-            yield fail("unreadable", one, what, why="it cannot be uploaded", hint=_AS_TRAINER)
+            yield fail("unreadable", full_path, what, why="it cannot be uploaded", hint=_AS_TRAINER)
             return
 
 
 def _check_linkable(path: Path, newest: ListedCheckpoint) -> Iterator[Finding]:
-    """Link a file of the newest checkpoint into the spool."""
+    """Check that a file of the newest checkpoint can be linked into the spool."""
     file, trial = newest.files[0].path, f"{_TRIAL}{secrets.token_hex(8)}"
     try:
         with _opened_spool(path) as (_, spool), opened_parent(newest.path, file) as (above, name):
@@ -305,7 +311,7 @@ def _check_linkable(path: Path, newest: ListedCheckpoint) -> Iterator[Finding]:
 
 
 def check_mount(path: Path) -> Iterator[Finding]:
-    """Check that a directory's file system is mounted, and how; also for a store's directory."""
+    """Check that a directory's file system is mounted, hard, and with short attribute caching."""
     yield from _check_mounted(path)
     mount = mount_of(str(path))
     for option in {"soft", "softerr"} & set(mount.options):
@@ -321,11 +327,11 @@ def check_mount(path: Path) -> Iterator[Finding]:
 
 def _check_mounted(path: Path) -> Iterator[Finding]:
     """Check that every mount point of fstab(5) or a unit on the way to a path is mounted."""
-    for one in unmounted_on_way(path):
+    for mount in unmounted_on_way(path):
         why = "files go to this machine's own disk, and the mount will hide them"
-        level = warn if "noauto" in one.options else fail
-        hint = f"mount {one.point}"
-        yield level("not-mounted", path, str(one), why=why, hint=hint, code=STORAGE)
+        level = warn if "noauto" in mount.options else fail
+        hint = f"mount {mount.point}"
+        yield level("not-mounted", path, str(mount), why=why, hint=hint, code=STORAGE)
 
 
 def check_space(
@@ -354,6 +360,7 @@ def check_space(
 
 
 def _full(path: Path, what: str, *, is_certain: bool = True) -> Finding:
+    """Return the finding of a full disk; a warning if the size of a save is only estimated."""
     why = "a save that does not fit is torn, and the trainer ends; rotation makes room only later"
     hint = "make room, lower save_total_limit, or save elsewhere"
     level = fail if is_certain else warn

@@ -1,7 +1,8 @@
-"""What a node says of itself (`NodeFacts`), and how checks group nodes by what they say.
+"""The facts of one node, parsed (`NodeFacts`), and how checks group nodes by a fact.
 
-Anybody who can write to the store may have written the facts that doctor reads there: a value of
-the wrong type counts as missing.  Needs the standard library alone.
+Facts come from a store, where anybody who can write may have written them.  So they are parsed once
+into typed fields, in which a value of the wrong type counts as missing, and checks need no care.
+Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class OutputDir:
     """An output directory on one node.
 
     ``nonce``: the random token that this node wrote beside it.  ``seen``: the tokens of all nodes
-    that lay there.  ``server``: the file system's type (``nfs4``) where a server has the files.
+    that it saw there.  ``server``: the file system's type (``nfs4``) if a server has the files.
     """
 
     nonce: str = ""
@@ -33,13 +34,12 @@ class OutputDir:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts of one node, under the names that `ckptsync.doctor.probe.gather` gives them.
+    """The facts of one node, under the names that `ckptsync.doctor.probe.gather` uses.
 
-    ``within``: ``ray`` for a process of Ray's, which no variables tell how many ranks, nodes and
+    ``within``: ``ray`` for a process of Ray's, whose variables do not say how many ranks, nodes and
     GPUs there are; ``run`` for a training that has begun.  ``clock``: seconds by which the node's
-    clock is ahead of the store's, ``None`` where nobody measured it.  ``gpus`` is ``None`` where
-    nobody knows.  ``training``: what the training's own file says, of the keys in
-    `ckptsync.doctor.training_facts`.
+    clock is ahead of the store's, None if not measured.  ``gpus``: None if unknown.  ``training``:
+    the values in the training's own file, by the keys in `ckptsync.doctor.training_facts`.
     """
 
     name: str
@@ -72,22 +72,23 @@ class NodeFacts:
     clock: float | None = None
 
     def variable(self, name: str) -> str:
-        """Return a variable of the environment; empty where it is not set."""
+        """Return a variable of the environment; "" if it is not set."""
         return self.variables.get(name, "")
 
     def is_on(self, switch: str) -> bool:
-        """Return whether a variable of the environment switches something on."""
+        """Return whether a variable of the environment is a switch that is on."""
         return is_true(self.variable(switch))
 
 
 def read_facts(raw: Mapping[str, Any]) -> NodeFacts:
-    """Return a node's facts; what is missing or of the wrong type is left at its default."""
+    """Return a node's facts; a missing value, or one of a wrong type, is the field's default."""
     fields = raw if isinstance(raw, Mapping) else {}
     name = _read(str, fields.get("node")) or _read(str, fields.get("host")) or "?"
     return _read_fields(NodeFacts, {**fields, "name": name})
 
 
 def _read_fields(kind: type[_T], raw: object) -> _T:
+    """Return a dataclass whose fields are read from a mapping by `_read`."""
     fields = raw if isinstance(raw, Mapping) else {}
     return kind(**{name: _read(type_, fields.get(name)) for name, type_ in _types(kind).items()})
 
@@ -96,7 +97,7 @@ _types: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 
 
 def _read(kind: Any, raw: object) -> Any:
-    """Return ``raw`` as a field's type has it; None, 0 or empty where it is of another type."""
+    """Return ``raw`` as a value of the type ``kind``; None, 0 or empty if it is none."""
     if kind is str:
         return raw[:_LONGEST] if isinstance(raw, str) else ""
     if kind is int:
@@ -113,17 +114,17 @@ def _read(kind: Any, raw: object) -> Any:
     if get_origin(kind) is Mapping:
         _, value = get_args(kind)
         fields = raw if isinstance(raw, Mapping) else {}
-        pairs = ((key, one) for key, one in fields.items() if isinstance(key, str))
+        pairs = ((key, item) for key, item in fields.items() if isinstance(key, str))
         if value is int:  # what is no number is not 0
-            pairs = ((key, one) for key, one in pairs if _read(int | None, one) is not None)
-        return {key: _read(value, one) for key, one in pairs}
+            pairs = ((key, item) for key, item in pairs if _read(int | None, item) is not None)
+        return {key: _read(value, item) for key, item in pairs}
     if isinstance(raw, (list, tuple)):
-        return tuple(_read(str, one) for one in raw if isinstance(one, str))
+        return tuple(_read(str, item) for item in raw if isinstance(item, str))
     return None if NoneType in get_args(kind) else ()
 
 
 def read_number(raw: object) -> float | None:
-    """Return a number that is finite and small enough for any clock; ``None`` for anything else."""
+    """Return a number that is finite and small enough for any clock; None for anything else."""
     is_number = isinstance(raw, (int, float)) and not isinstance(raw, bool)
     return float(raw) if is_number and -1e19 < raw < 1e19 else None  # type: ignore[operator,arg-type]
 
@@ -134,9 +135,9 @@ def is_true(text: str) -> bool:
 
 
 def share_a_network(nodes: Sequence[NodeFacts]) -> bool:
-    """Return whether all nodes are one machine with one network.
+    """Return whether all nodes run on one machine with one network namespace.
 
-    Names, paths and loopback are the same for all of them then.
+    If so, names, paths and loopback are the same for all of them.
     """
     machines = {(node.boot, node.network) for node in nodes}
     return len(machines) == 1 and all(machines.pop())
@@ -145,11 +146,11 @@ def share_a_network(nodes: Sequence[NodeFacts]) -> bool:
 def group_by(
     nodes: Iterable[NodeFacts], value: Callable[[NodeFacts], str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the nodes by what they say, in the order of their names."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the sorted names of the nodes that have each value."""
+    names: dict[str, tuple[str, ...]] = {}
     for node in sorted(nodes, key=lambda n: n.name):
-        found[value(node)] = (*found.get(value(node), ()), node.name)
-    return found
+        names[value(node)] = (*names.get(value(node), ()), node.name)
+    return names
 
 
 def names_of(groups: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -161,6 +162,7 @@ def show_groups(groups: Mapping[str, tuple[str, ...]]) -> str:
     """Return ``2.6.0 on n0, n1; 2.7.1 on n2``; of many nodes the first three, and how many more."""
 
     def some(names: tuple[str, ...]) -> str:
+        """Return the first three names, and how many more there are."""
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     return "; ".join(f"{value or 'none'} on {some(names)}" for value, names in groups.items())
@@ -176,7 +178,7 @@ def find_difference(
     why: str,
     hint: str,
 ) -> Iterator[Finding]:
-    """Find that nodes do not all say the same; ``level`` is `fail` or `warn`."""
+    """Yield one finding if ``value`` differs between nodes; ``level`` is `fail` or `warn`."""
     groups = group_by(nodes, value)
     if len(groups) > 1:
         yield level(kind, subject, show_groups(groups), why=why, hint=hint, nodes=names_of(groups))

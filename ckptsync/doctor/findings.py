@@ -1,6 +1,7 @@
-"""What doctor finds wrong (`Finding`), as failures (`fail`) and warnings (`warn`).
+"""One finding of doctor (`Finding`): made by `fail` or `warn`, read from a store, and sorted.
 
-Needs the standard library alone.
+Every check yields findings, so that the command, the store and Ray's callback show all of them
+alike.  Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _LONGEST = 2000  # characters of a text
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong, where, why it matters, and what to do.
+    """A fault: ``what`` was observed, why it matters, and a hint what to do.
 
     ``kind`` is one of docs/doctor.md and does not change.  ``nodes``: the nodes that have the
-    fault, or between which it is.  ``subject``: a path, a variable, a library.  ``exit_code``: what
-    the command ends with if this is a failure.
+    fault, or between which it is.  ``subject``: a path, a variable, a library.  ``exit_code``: of
+    the command, if this is a failure.
     """
 
     level: Level
@@ -41,11 +42,11 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """The nodes and the subject, as people read them."""
+        """Return the nodes and the subject, for people."""
         return ": ".join(part for part in (", ".join(self.nodes), self.subject) if part)
 
     def on(self, node: str) -> Finding:
-        """Return the finding of a check that looks at one node only, with that node's name."""
+        """Return this finding with one node's name."""
         return replace(self, nodes=(node,))
 
 
@@ -60,6 +61,7 @@ def _finding(
     nodes: tuple[str, ...] = (),
     code: int = SETUP,
 ) -> Finding:
+    """Return a finding; ``code`` is its exit code."""
     return Finding(level, kind, nodes, str(subject), what, why, hint, code)
 
 
@@ -68,14 +70,14 @@ warn = partial(_finding, "warn")  # the training may hang, end or lose files
 
 
 def refusal(e: CkptsyncError, kind: str, subject: object, why: str) -> Finding:
-    """Return an error as a failure."""
+    """Return an error as a failure of this kind; a StoreError has the exit code `STORAGE`."""
     what, hint = str(e).removeprefix(f"{subject}: "), e.hint or "see the error message"
     code = STORAGE if isinstance(e, StoreError) else SETUP
     return fail(kind, subject, what, why=why, hint=hint, code=code)
 
 
 def read_finding(raw: object, node: str) -> Finding | None:
-    """Return the finding that a node published about itself; ``None`` for anything else."""
+    """Return the finding that a node published about itself; None if ``raw`` is no finding."""
     if not isinstance(raw, dict):
         return None
     kind, level, code = raw.get("kind"), raw.get("level"), raw.get("exit_code")
@@ -91,10 +93,10 @@ def read_finding(raw: object, node: str) -> Finding | None:
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return each finding once, failures first, in the same order every time."""
+    """Return each finding once, failures first, then by kind, nodes, subject and text."""
     return tuple(sorted(set(findings), key=lambda f: (f.level, f.kind, f.nodes, f.subject, f.what)))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return the greatest exit code of the failures; 0 where there are warnings alone."""
+    """Return the greatest exit code of the failures; 0 if there are only warnings."""
     return max((f.exit_code for f in findings if f.level == "fail"), default=0)

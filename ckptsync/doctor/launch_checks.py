@@ -1,7 +1,8 @@
-"""Checks of launch variables, MASTER_ADDR, and the interfaces of NCCL and Gloo.
+"""Checks of the launch: its variables, MASTER_ADDR, and the interfaces of NCCL and Gloo.
 
-Each check takes the facts of one node or of several, and yields findings.  Needs the standard
-library alone.
+A launch whose nodes disagree does not fail but waits until the rendezvous times out; these checks
+say before which variable is wrong.  Each takes the facts of one node or of several, and yields
+findings.  Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ _RANK_HINT = "number the nodes from 0 on, each once"
 
 
 def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that as many nodes are known as NNODES says.
+    """Check that facts of as many nodes were published as NNODES says.
 
-    Under Ray, and in a training that has begun, there is nothing to judge.
+    Yields nothing under Ray or in a training that has begun.
     """
     if any(node.within for node in nodes):
         return
@@ -90,7 +91,10 @@ def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that launch variables are the same on all nodes, and that each has its own rank."""
+    """Check that launch variables are the same on all nodes, and that each has its own rank.
+
+    Yields nothing under Ray or in a training that has begun.
+    """
     if any(node.within for node in nodes):
         return
     for name in (*_EQUAL, *_SWITCHES):
@@ -108,6 +112,7 @@ def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check that WORLD_SIZE is the sum of NPROC_PER_NODE, if all nodes published both."""
     worlds = {world for n in nodes if (world := n.variable("WORLD_SIZE")).isdecimal()}
     each = [n.variable("NPROC_PER_NODE") for n in nodes]
     if len(worlds) != 1 or not all(e.isdecimal() for e in each) or len(nodes) != _count(nodes[0]):
@@ -119,7 +124,7 @@ def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
-    """Return whether different texts mean the same.
+    """Return whether a variable means the same on all nodes, even if its texts differ.
 
     A switch may be written in two ways, and a host as its name or its address.
     """
@@ -128,43 +133,44 @@ def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
     return name == "MASTER_ADDR" and bool(set.intersection(*(set(node.master) for node in nodes)))
 
 
-def check_launch(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check the launch variables of one node against those of the others.
+def check_launch(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check the launch variables of one node, unless it trains alone or under Ray.
 
-    ``known``: all nodes whose facts are known, this one among them.
+    ``nodes``: all nodes with facts, this one among them.
     """
-    is_one = len(known) < 2 and _count(node) < 2
-    if is_one or any(other.within for other in known):
+    is_one = len(nodes) < 2 and _count(node) < 2
+    if is_one or any(each.within for each in nodes):
         return
     # Ray gives its workers a NODE_RANK, too, but with their WORLD_SIZE
     rank = node.variable("NODE_RANK")
     is_numbered = node.variable("NNODES") or (rank and not node.variable("WORLD_SIZE"))
     if is_numbered and not _is_elastic(node):
-        yield from _check_missing(node, known)
+        yield from _check_missing(node, nodes)
         if rank and (not rank.isdecimal() or 0 < _count(node) <= int(rank)):
             what = f"{rank}, 0 to {_count(node) - 1} expected"
             yield fail("node-rank", "NODE_RANK", what, why=_WAITS, hint=_RANK_HINT)
     if node.variable("MASTER_ADDR"):
-        yield from _check_master(node, known)
+        yield from _check_master(node, nodes)
 
 
-def _check_missing(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that a node has the variables of a launch.
 
-    A variable that no node has may be given on torchrun's command line.  LLaMA-Factory reads
-    variables alone.
+    A variable that no node has is only a warning, since it may be on torchrun's command line;
+    LLaMA-Factory reads variables alone.
     """
     for name, why in _NEEDED.items():
         if not node.variable(name):
-            is_read = "llamafactory" in node.versions or any(n.variable(name) for n in known)
+            is_read = "llamafactory" in node.versions or any(n.variable(name) for n in nodes)
             level, where = (fail, "") if is_read else (warn, ", or give it on the command line")
             hint = f"export {name} before the launch{where}"
             yield level("launch-missing", name, "not set", why=f"{why}: {_WAITS}", hint=hint)
 
 
-def _check_master(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _check_master(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Check that MASTER_ADDR is node 0's own address, and that its port can be used."""
     address, port = node.variable("MASTER_ADDR"), node.variable("MASTER_PORT")
-    addresses, is_one_machine = ", ".join(node.master), len(known) > 1 and share_a_network(known)
+    addresses, is_one_machine = ", ".join(node.master), len(nodes) > 1 and share_a_network(nodes)
     is_loop = node.master and all(map(is_loopback, node.master))
     subject = "MASTER_ADDR"
     if not node.master:
@@ -192,11 +198,13 @@ def _check_master(node: NodeFacts, known: Sequence[NodeFacts]) -> Iterator[Findi
 
 
 def _count(node: NodeFacts) -> int:
+    """Return NNODES, its upper end for an elastic launch; 0 if it is not set."""
     text = node.variable("NNODES").rpartition(":")[2]  # 1:4 where the launch is elastic
     return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
 def _is_elastic(node: NodeFacts) -> bool:
+    """Return whether the launch may begin with fewer nodes."""
     is_named = any(node.variable(name) for name in ("RDZV_ID", "MIN_NNODES", "MAX_NNODES"))
     return is_named or ":" in node.variable("NNODES")
 
@@ -207,18 +215,18 @@ def _is_own_name(address: str, node: NodeFacts) -> bool:
     Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there, and each other node
     looks the name up for itself.
     """
-    own, given = (name.partition(".")[0].lower() for name in (node.host, address))
+    host, master = (name.partition(".")[0].lower() for name in (node.host, address))
     is_first = node.variables.get("NODE_RANK", "0") == "0"
-    return own == given and own not in ("", "localhost") and is_first
+    return host == master and host not in ("", "localhost") and is_first
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is of the machine itself alone; 0.0.0.0 leads there, too."""
+    """Return whether an address reaches only the machine itself, as 127.0.0.1 or 0.0.0.0."""
     try:
-        found = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    return found.is_loopback or found.is_unspecified
+    return ip.is_loopback or ip.is_unspecified
 
 
 def _names(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
@@ -226,35 +234,45 @@ def _names(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 
 def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
-    """Check the interfaces that variables name: each exists, is up and has an address."""
+    """Check that the interfaces in variables exist, are up and have an address."""
     show = "name the interface that `ip -br addr` shows with this node's address"
     for name in _INTERFACES if node.interfaces else ():
         if not (text := node.variable(name)):
             continue
         chosen = _chosen(name, node)
-        outer = [one for one in chosen if one != "lo"]
+        outer = [interface for interface in chosen if interface != "lo"]
         # Gloo and TensorPipe need each interface that is named, NCCL any of them
-        each = [] if name.startswith("NCCL_") else [one for one in text.split(",") if one]
-        absent = [one for one in each if one not in node.interfaces]
+        each = (
+            []
+            if name.startswith("NCCL_")
+            else [interface for interface in text.split(",") if interface]
+        )
+        absent = [interface for interface in each if interface not in node.interfaces]
         if not chosen or absent:
-            there = ", ".join(sorted(node.interfaces))
-            what = f"{', '.join(absent) or text}: not found among {there}"
+            existing = ", ".join(sorted(node.interfaces))
+            what = f"{', '.join(absent) or text}: not found among {existing}"
             yield fail("interface-missing", name, what, why=_NO_REACH, hint=show)
-        elif all(node.interfaces[one].get("state") in _DOWN for one in chosen):
+        elif all(node.interfaces[interface].get("state") in _DOWN for interface in chosen):
             what, hint = f"{', '.join(chosen)}: the link is down", "bring it up, or name another"
             yield fail("interface-down", name, what, why=_NO_REACH, hint=hint)
-        elif outer and all(node.interfaces[one].get("address") == "no" for one in outer):
+        elif outer and all(
+            node.interfaces[interface].get("address") == "no" for interface in outer
+        ):
             what, hint = f"{', '.join(chosen)}: it has no address", f"give it one, or {show}"
             yield fail("interface-bare", name, what, why=_NO_REACH, hint=hint)
 
 
 def compare_reachable(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that no node gives the others an address that only it can reach."""
+    """Check that no node gives the others an address that only it can reach.
+
+    Yields nothing if all nodes are one machine.
+    """
     for node in () if share_a_network(nodes) else nodes:
         yield from (finding.on(node.name) for finding in _check_reachable(node))
 
 
 def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
+    """Check that neither the chosen interfaces nor the host's name are loopback."""
     for name in _INTERFACES:
         text = node.variable(name)
         chosen = _chosen(name, node) if text else []
@@ -277,8 +295,8 @@ def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
 
 def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that the variables of NCCL, Gloo and OpenMP are the same on all nodes."""
-    named = {name for node in nodes for name in node.variables if name.startswith(_COMPARED)}
-    for name in sorted(named):
+    variables = {name for node in nodes for name in node.variables if name.startswith(_COMPARED)}
+    for name in sorted(variables):
         is_set = all(node.variable(name) for node in nodes)
         if name.startswith(_MAY_DIFFER) or (name in _PER_NODE and is_set):
             continue
@@ -293,8 +311,8 @@ def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Check that the chosen interfaces have one MTU and one speed."""
     hint = "use like interfaces, with one MTU"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        for what, why in _LINKS.items():
-            value, subject = partial(_link, name, what), f"{name}: {what}"
+        for link_property, why in _LINKS.items():
+            value, subject = partial(_link, name, link_property), f"{name}: {link_property}"
             having = filter(value, nodes)
             yield from find_difference(
                 warn, "links-differ", subject, having, value, why=why, hint=hint
@@ -302,26 +320,27 @@ def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _variable(name: str, default: str = "") -> Callable[[NodeFacts], str]:
+    """Return a function from a node to a variable of its environment."""
     return lambda node: node.variable(name) or default
 
 
-def _link(variable: str, what: str, node: NodeFacts) -> str:
-    """Return the MTU or the speed of the interfaces that are named and up.
+def _link(variable: str, key: str, node: NodeFacts) -> str:
+    """Return the MTU or the speed of the interfaces that a variable names and that are up.
 
-    Nobody knows which of those that ``^`` leaves is used.
+    "" for a variable with ``^``, since it is unknown which of the others is used.
     """
     text = node.variable(variable)
     chosen = _chosen(variable, node) if text and not text.startswith("^") else []
-    links = [node.interfaces[one] for one in chosen if one != "lo"]
-    values = {link.get(what, "") for link in links if link.get("state") != "down"}
+    links = [node.interfaces[interface] for interface in chosen if interface != "lo"]
+    values = {link.get(key, "") for link in links if link.get("state") != "down"}
     return ", ".join(sorted(values - {"", "-1", "0", "4294967295"}))
 
 
 def _chosen(variable: str, node: NodeFacts) -> list[str]:
-    """Return the interfaces that a variable chooses.
+    """Return the existing interfaces that a variable chooses.
 
-    NCCL takes names for prefixes, unless ``=`` stands before them, and ``^`` for all but these;
-    others take names.
+    NCCL takes names as prefixes, unless ``=`` precedes them, and all but these after ``^``; Gloo
+    and TensorPipe take names.
     """
     text, is_nccl = node.variables[variable], variable.startswith("NCCL_")
     names = tuple(part for part in text.lstrip("^=").split(",") if part)

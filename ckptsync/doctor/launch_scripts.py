@@ -1,7 +1,8 @@
-"""What a shell script that launches a training says: options of the training, and files it names.
+"""Read a training's options and configuration files from the shell script that launches it.
 
-Nothing is run.  Variables that the script sets, or that the environment has, are put in; of others,
-and of commands in ``$(…)``, the ``$`` stays, so that a reader knows that a shell decides.
+Nothing is run: the script is split into words, and variables that it sets, or that the environment
+has, are replaced by their values.  Other variables, and commands in ``$(…)``, keep their ``$``, by
+which a reader sees that only a shell knows the value.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OUTPUT_DIR = {
 
 @dataclass(slots=True)
 class LaunchScript:
-    """``options``: the last value of each; ``files``: configurations that it names, in order."""
+    """A script's ``options``, with their last values, and its configuration ``files``, in order."""
 
     options: dict[str, str] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
@@ -45,36 +46,40 @@ def is_script(name: str, text: str) -> bool:
 
 
 def read_script(text: str, environment: Mapping[str, str]) -> LaunchScript:
-    """Return what a script says; of a command in several lines all."""
-    found, variables, home = LaunchScript(), dict(environment), ""
+    """Return the options and configuration files in all commands of a script.
+
+    An option is ``name=value``, ``--name=value``, ``++name=value`` or ``--name value``.
+    """
+    script, variables, home = LaunchScript(), dict(environment), ""
     words = _words(text, variables)
     word, following = next(words, None), next(words, None)
     while word is not None:
         has_value = following is not None and not following.startswith("-")
-        if given := _OPTION.fullmatch(word):
-            _note(found, given[1], given[2], home)
+        if option := _OPTION.fullmatch(word):
+            _add_option(script, option[1], option[2], home)
         elif word.startswith("--") and has_value:
-            _note(found, word[2:], following or "", home)
+            _add_option(script, word[2:], following or "", home)
         elif word == "cd" and has_value:
             home = os.path.join(home, os.path.expanduser(following or ""))  # noqa: PTH111, PTH118 - texts, which name nothing yet
         if word.endswith(_CONFIGURATION):
-            found.files[_below(home, word)] = None
+            script.files[_below(home, word)] = None
         word, following = following, next(words, None)
-    return found
+    return script
 
 
-def _note(found: LaunchScript, option: str, value: str, home: str) -> None:
+def _add_option(script: LaunchScript, option: str, value: str, home: str) -> None:
+    """Add an option, and a configuration that is its value; ``home``: where `cd` has led."""
     name = option.replace("-", "_")
     name = "output_dir" if name in _OUTPUT_DIR else name
     if name == "output_dir":
         value = _below(home, value)
-    found.options[name] = value
+    script.options[name] = value
     if value.endswith(_CONFIGURATION):
-        found.files[_below(home, value)] = None
+        script.files[_below(home, value)] = None
 
 
 def _below(home: str, path: str) -> str:
-    """Return a path as the script means it where it has gone to a directory."""
+    """Return a path relative to the directory ``home``; as it is if a shell variable begins it."""
     return path if path.startswith("$") else os.path.join(home, os.path.expanduser(path))  # noqa: PTH111, PTH118 - texts
 
 
@@ -85,6 +90,7 @@ def _words(text: str, variables: dict[str, str]) -> Iterator[str]:
 
 
 def _words_of(line: str, variables: dict[str, str], depth: int) -> Iterator[str]:
+    """Yield the words of one line; at depth 0 also those in a word such as ``bash -c '…'``."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()<>")
     lexer.whitespace_split = True
     try:
@@ -93,20 +99,23 @@ def _words_of(line: str, variables: dict[str, str], depth: int) -> Iterator[str]
         words = line.replace('"', " ").replace("'", " ").split()
     for word in words:
         value = _expanded(word, variables)
-        given = _ASSIGNED.fullmatch(value)
-        if given and value.endswith("$"):  # of a command, which the lexer has cut off
-            variables.pop(given[1], None)
-        elif given:
-            variables[given[1]] = given[2]
+        assignment = _ASSIGNED.fullmatch(value)
+        if assignment and value.endswith("$"):  # of a command, which the lexer has cut off
+            variables.pop(assignment[1], None)
+        elif assignment:
+            variables[assignment[1]] = assignment[2]
         # several words in a variable, or in `bash -c '…'`
-        if depth == 0 and " " in value and " --" in f" {value}" and not given:
+        if depth == 0 and " " in value and " --" in f" {value}" and not assignment:
             yield from _words_of(value, variables, depth=1)
         else:
             yield value
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    """Return a word with variables replaced; unknown ones without a default stay as they are."""
+
     def value(match: re.Match[str]) -> str:
+        """Return the value of one variable."""
         name, default = match[1] or match[2], match[3]
         return variables.get(name, match[0] if default is None else default)
 

@@ -1,9 +1,9 @@
 """Gather the facts of a machine and of the Python that trains on it, as a dict that JSON can hold.
 
-Needs the standard library of Python 3.8 and nothing of ckptsync: `ckptsync doctor --python` runs
-this very file in another interpreter, and Ray hands `gather` to its workers.  No library is
-imported to learn its version.  Of the environment only what `read_variables` returns is included:
-nothing secret.
+The training's Python may be another one, without ckptsync.  So this file uses the standard library
+of Python 3.8 alone: `ckptsync doctor --python` runs it as a script there, and Ray sends `gather` to
+its workers.  No library is imported to learn its version.  A value that cannot be read is left out
+or empty.  Of the environment only what `read_variables` returns is included: nothing secret.
 """
 
 from __future__ import annotations
@@ -70,18 +70,20 @@ def gather(
     output_dirs: Sequence[str] = (),
     node: str = "",
     model: str = "",
-    left: Mapping[str, str] | None = None,
+    tokens: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the facts of now.
+    """Return the facts of this machine and this Python.
 
-    ``output_dirs``: output directories, there or not.  ``model``: the directory of the model that
-    is trained.
+    Args:
+        output_dirs: output directories, whether they exist or not.
+        node: the node's id; the host name by default.
+        model: the directory of the model that is trained.
+        tokens: what `leave` returned.  Without it `leave` is called now, and only nodes that gather
+            later see the tokens.
 
-    ``left``: what `leave` returned.  Without it `leave` is called now, and only nodes that gather
-    later see the tokens.
     """
     node = node or socket.gethostname()
-    nonces = leave(output_dirs, node) if left is None else left
+    nonces = leave(output_dirs, node) if tokens is None else tokens
     passed, uptime = read_variables(os.environ), _text("/proc/uptime").split(" ")[0]
     affinity = getattr(os, "sched_getaffinity", None)
     return {
@@ -124,31 +126,31 @@ def gather(
 
 
 def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which nodes find each other; nothing that could be a secret.
+    """Return the variables by which nodes find each other; none that could be a secret.
 
-    Those of NCCL's own files count where the environment has none.
+    Variables in NCCL's own files count unless the environment has them.
     """
-    wanted, found = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}, {}
+    names, variables = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}, {}
     for name, value in sorted({**_nccl_files(environment), **environment}.items()):
         is_secret = _SECRET.search(name) or "://" in value or "@" in value
-        if (name in wanted or name.startswith(PREFIXES)) and not is_secret:
-            found[name] = value[:_LONGEST]
-    return found
+        if (name in names or name.startswith(PREFIXES)) and not is_secret:
+            variables[name] = value[:_LONGEST]
+    return variables
 
 
 def find_overrides(environment: Mapping[str, str]) -> list[str]:
-    """Return the libnccl that LD_PRELOAD or LD_LIBRARY_PATH puts before torch's own."""
+    """Return the paths of the libnccl that LD_PRELOAD or LD_LIBRARY_PATH puts before torch's."""
     preloaded = re.split(r"[: ]+", environment.get("LD_PRELOAD", ""))
-    found = [Path(path) for path in preloaded if "nccl" in path]
+    paths = [Path(path) for path in preloaded if "nccl" in path]
     for folder in environment.get("LD_LIBRARY_PATH", "").split(":"):
-        found += sorted(Path(folder).glob("libnccl.so.[0-9]")) if folder.startswith("/") else []
-    return [os.path.realpath(path) for path in dict.fromkeys(found)]
+        paths += sorted(Path(folder).glob("libnccl.so.[0-9]")) if folder.startswith("/") else []
+    return [os.path.realpath(path) for path in dict.fromkeys(paths)]
 
 
 def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
-    """Write a random token beside each directory: nodes that see it share the directory.
+    """Write a random token beside each directory; return the tokens that were written, by path.
 
-    Return the tokens by path, without those where nothing can be written.
+    Nodes that see a token share the directory.
     """
     name, tokens = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
     for path in output_dirs:
@@ -161,36 +163,39 @@ def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
 
 
 def _write_token(output_dir: str, name: str, token: str) -> None:
+    """Replace a node's token beside an output directory.  Raises OSError."""
     flags, draft = os.O_WRONLY | os.O_CREAT | os.O_EXCL, f".{name}.{token}"
     with _opened(output_dir, is_made=True) as fd:
-        made = os.open(draft, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+        file = os.open(draft, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
         try:
-            os.write(made, token.encode())
+            os.write(file, token.encode())
         finally:
-            os.close(made)
+            os.close(file)
         os.replace(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
 
 
 def _seen(output_dir: str) -> list[str]:
-    """Return the tokens beside an output directory that can be read."""
-    found, flags = [], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Return the readable tokens beside an output directory, sorted."""
+    tokens, flags = [], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError), _opened(output_dir) as fd:
         names = os.listdir(fd)  # noqa: PTH208 - of an open directory
         for name in [name for name in names if not name.startswith(".")]:
             with contextlib.suppress(OSError):  # no file, or another user's
                 file = os.open(name, flags, dir_fd=fd)
                 try:
-                    found.append(os.read(file, 64).decode("ascii", "replace"))
+                    tokens.append(os.read(file, 64).decode("ascii", "replace"))
                 finally:
                     os.close(file)
-    return sorted(found)
+    return sorted(tokens)
 
 
 @contextlib.contextmanager
 def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
-    """Open the directory of tokens: in the spool, or beside an output directory to come.
+    """Open the directory of tokens, and close it at the end of the block.
 
-    Opened step by step, through no link; root goes into no other user's directory.  Raises OSError.
+    It lies in the spool of an output directory, or above one that does not exist yet; ``is_made``
+    makes it.  It is opened step by step, through no link, and root enters no other user's
+    directory.  Raises OSError.
     """
     path = Path(output_dir).absolute()
     above = next(str(each) for each in [path, *path.parents] if each.is_dir())
@@ -215,22 +220,21 @@ def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
 
 
 def _version(library: str) -> str:
+    """Return the version of an installed library, or ""."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(library) or ""
     return ""
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions of the installed `LIBRARIES`, and of NCCL."""
     versions = {name: version for name in LIBRARIES if (version := _version(name))}
     nccl = [version for version in map(_version, NCCL) if version]
     return {**versions, "nccl": nccl[0]} if nccl else versions
 
 
 def _builds() -> dict[str, str]:
-    """Return the CUDA, or HIP, that torch is built for.
-
-    torch/version.py is read and not run.
-    """
+    """Return the CUDA or HIP that torch is built for, from torch/version.py, which is not run."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         path = metadata.distribution("torch").locate_file("torch/version.py")
         return dict(_BUILD.findall(_text(str(path))))
@@ -238,7 +242,7 @@ def _builds() -> dict[str, str]:
 
 
 def _gpus() -> list[str]:
-    """Return a name for each GPU that the driver shows: NVIDIA's, else AMD's."""
+    """Return the model of each GPU that the driver shows: NVIDIA's, else AMD's."""
     about = "\n".join(_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information")))
     models = re.findall(r"^Model:(.*)", about, re.MULTILINE) or _ask_nvidia_smi("name")
     if models:
@@ -251,15 +255,16 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str:
+    """Return the version of NVIDIA's driver, else of AMD's, or ""."""
     first = _text(str(NVIDIA / "version")).partition("\n")[0]
-    if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", first):
-        return found[0]
-    asked = next(iter(_ask_nvidia_smi("driver_version")), "")
-    return asked or _text("/sys/module/amdgpu/version").strip()
+    if match := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", first):
+        return match[0]
+    version = next(iter(_ask_nvidia_smi("driver_version")), "")
+    return version or _text("/sys/module/amdgpu/version").strip()
 
 
 def _ask_nvidia_smi(field: str) -> list[str]:
-    """Return what nvidia-smi says of each GPU."""
+    """Return nvidia-smi's value of a field for each GPU; none if it cannot be run."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as the training would find it
@@ -269,7 +274,7 @@ def _ask_nvidia_smi(field: str) -> list[str]:
 
 
 def _driver_cuda() -> str:
-    """Return the newest CUDA that the driver knows."""
+    """Return the newest CUDA that NVIDIA's driver supports, or ""."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):  # no driver of NVIDIA's
         if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -278,19 +283,19 @@ def _driver_cuda() -> str:
 
 
 def _interfaces() -> dict[str, dict[str, str]]:
-    """Return by name the link's state, MTU, speed in Mb/s, and whether it has an address."""
-    keys, found = {"state": "operstate", "mtu": "mtu", "speed": "speed"}, {}
+    """Return by interface its link's state, MTU, speed in Mb/s, and whether it has an address."""
+    keys, interfaces = {"state": "operstate", "mtu": "mtu", "speed": "speed"}, {}
     for _, name in socket.if_nameindex():
         about = {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()}
         about["address"] = _address(name) if Path("/proc/net").exists() else ""
-        found[name] = about
-    return found
+        interfaces[name] = about
+    return interfaces
 
 
 def _address(name: str) -> str:
-    """Return whether an interface has an address beyond its own link.
+    """Return "yes" if an interface has an address beyond its own link, else "no".
 
-    See netdevice(7), and the kernel's list for IPv6.
+    See netdevice(7) for IPv4, and the kernel's list for IPv6.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
@@ -301,16 +306,17 @@ def _address(name: str) -> str:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return a host's addresses; none where nobody answers in time.
+    """Return a host's addresses; none if it is unknown or the resolver takes over `_LOOKUP`.
 
-    A resolver may take minutes to find out that its servers are dead.
+    A resolver may take minutes to give up its servers.
     """
-    found: list[str] = []
+    addresses: list[str] = []
 
     def ask() -> None:
+        """Look the host up; the thread's main function."""
         with contextlib.suppress(OSError, UnicodeError):  # a name that is none
             answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found.extend(sorted({str(answer[4][0]) for answer in answers}))
+            addresses.extend(sorted({str(answer[4][0]) for answer in answers}))
 
     asking = threading.Thread(target=ask, daemon=True)
     try:
@@ -318,27 +324,30 @@ def _addresses(host: str) -> list[str]:
     except RuntimeError:  # the system gives no more: it stays unknown
         return []
     asking.join(_LOOKUP)
-    return list(found)
+    return list(addresses)
 
 
 def _master(address: str, port: str, *, is_first: bool) -> dict[str, Any]:
     """Return the addresses of MASTER_ADDR, whether they are this machine's, and its port's state.
 
-    ``is_first``: this node is, or may be, the one that listens there.  ``port``: free or taken for
-    that node on its own machine; else answers, refused, silent or unreachable.  Only that node
-    binds the port: two nodes of one machine that try at once would each find it taken.
+    ``is_first``: this node is, or may be, the one that listens there.  The state is free or taken
+    for that node on its own machine; else answers, refused, silent or unreachable.  Only that node
+    binds the port: of two nodes on one machine that bind it at once, one would see it taken.
     """
-    found = _addresses(address) if address else []
-    ours = [one for one in found if _binds(one, 0) == "free"]
+    addresses = _addresses(address) if address else []
+    ours = [candidate for candidate in addresses if _binds(candidate, 0) == "free"]
     state = ""
-    if found and port.isdecimal() and 0 < int(port) < 65536:
+    if addresses and port.isdecimal() and 0 < int(port) < 65536:
         number = int(port)
         state = _binds(ours[0], number) if ours and is_first else ""
-        state = state or min((_answers(one, number) for one in found), key=_BEST.index)
-    return {"master": found, "is_master": bool(ours) if address else None, "port": state}
+        state = state or min(
+            (_answers(candidate, number) for candidate in addresses), key=_BEST.index
+        )
+    return {"master": addresses, "is_master": bool(ours) if address else None, "port": state}
 
 
 def _binds(address: str, port: int) -> str:
+    """Return "free" if this machine can listen on an address, "taken" if a program does, or ""."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         # as torch's own store does, over what lingers of a training
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -352,7 +361,7 @@ def _binds(address: str, port: int) -> str:
 
 
 def _answers(address: str, port: int) -> str:
-    """Return how a port answers: a machine that refuses is there, a firewall is silent."""
+    """Return how a port answers: answers, refused (by the machine), silent or unreachable."""
     try:
         socket.create_connection((address, port), _PATIENCE).close()
     except ConnectionRefusedError:
@@ -365,23 +374,26 @@ def _answers(address: str, port: int) -> str:
 
 
 def _limits() -> dict[str, int]:
-    """Return limits, -1 where there is none.
+    """Return this process's limits by name, -1 for no limit.
 
-    ``shm``: bytes that are free in /dev/shm.  ``hcas``: adapters for RDMA.
+    ``nofile``: files; ``memlock``: bytes; ``shm``: bytes that are free in /dev/shm; ``hcas``: the
+    number of adapters for RDMA.
     """
-    named = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
-    soft = {name: resource.getrlimit(which)[0] for name, which in named.items()}
-    found = {name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
+    resources = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
+    soft = {name: resource.getrlimit(number)[0] for name, number in resources.items()}
+    limits = {
+        name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()
+    }
     with contextlib.suppress(OSError):  # containers without it
         shm = os.statvfs("/dev/shm")  # noqa: S108 - looked at, and never written
-        found["shm"] = shm.f_bavail * shm.f_frsize
-    return {**found, "hcas": len(list(Path("/sys/class/infiniband").glob("*")))}
+        limits["shm"] = shm.f_bavail * shm.f_frsize
+    return {**limits, "hcas": len(list(Path("/sys/class/infiniband").glob("*")))}
 
 
 def _digest(model: str) -> str:
     """Return a digest of a model's configuration and of the names and sizes of its weights.
 
-    Empty for what is no directory here.
+    "" if the directory has no config.json.
     """
     folder, parts = Path(model), [_text(f"{model}/config.json")]
     if not parts[0]:  # it may be anything
@@ -395,15 +407,16 @@ def _digest(model: str) -> str:
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of NCCL's own files: the system's, then the user's."""
     own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", ""), ".nccl.conf"))
-    found = {}
+    variables = {}
     for line in [*_text("/etc/nccl.conf").splitlines(), *_text(own).splitlines()]:
         name, has_value, value = line.partition("=")
         if has_value and not line.lstrip().startswith("#"):
-            found[name.strip()] = value.strip()
-    return found
+            variables[name.strip()] = value.strip()
+    return variables
 
 
 def _text(path: str) -> str:
+    """Return a file's text, or "" if it cannot be read."""
     with contextlib.suppress(OSError):  # the system does not say
         if Path(path).is_file():
             return Path(path).read_text("utf-8", "replace")

@@ -1,7 +1,8 @@
 """Facts of nodes in a store: publish them, wait for other nodes (`meet`), read them.
 
-While a training runs, `group_trainings` makes the same facts of what hooks and workers keep beside
-the heartbeats.
+Nodes of a launch cannot reach each other before it, so they exchange facts through the store: each
+writes one file, and `meet` waits until all have read each other's.  While a training runs,
+`group_trainings` makes the same facts of those that workers write beside their heartbeats.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ _LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl"
 
 
 def launch_name(node: str) -> str:
-    """Return the name of a node's facts in the store.  Raises Corrupt for what is no node's id."""
+    """Return the name of a node's facts in the store.  Raises Corrupt if ``node`` is no id."""
     return f"{FOLDER}{checked_node(node)}.json"
 
 
 def publish(store: Store, facts: Mapping[str, Any]) -> None:
-    """Replace this node's facts.
+    """Replace this node's facts in the store.
 
-    Raises StoreError, and ConfigError if another machine has published under this id: facts of
-    another boot, not old, and written after this machine booted, all by the store's clock.
+    Raises StoreError, and ConfigError if another machine has published under this id: its facts are
+    of another boot, not old, and written after this machine booted, all by the store's clock.  If
+    this node waits for others, its facts are written even then, so that the other one notices.
     """
     name, ahead = launch_name(str(facts["node"])), read_number(facts.get("clock")) or 0.0
     booted, now = ((read_number(facts.get(key)) or 0.0) - ahead for key in ("booted", "at"))
@@ -69,38 +71,40 @@ def publish(store: Store, facts: Mapping[str, Any]) -> None:
 
 
 def _write(store: Store, facts: Mapping[str, Any]) -> None:
+    """Write a node's facts as one line of JSON.  Raises StoreError."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     # a variable or a path may be no text
     store.write(launch_name(str(facts["node"])), [text.encode(errors="replace") + b"\n"])
 
 
-def _two_machines(facts: Mapping[str, Any], other: Mapping[str, Any]) -> ConfigError:
-    what = f"another machine ({other.get('host')}) has published under this id, too"
+def _two_machines(facts: Mapping[str, Any], previous: Mapping[str, Any]) -> ConfigError:
+    """Return the error of two machines with one node id."""
+    what = f"another machine ({previous.get('host')}) has published under this id, too"
     hint = "give each node its own id: `node` in its configuration, or --node"
     return ConfigError(f"node {facts['node']}: {what}", hint=hint)
 
 
 def read_published(
-    store: Store, now: float, fresh: float = FRESH_WITHIN
+    store: Store, now: float, max_age: float = FRESH_WITHIN
 ) -> tuple[list[dict[str, Any]], list[Corrupt]]:
-    """Return the facts that were published within ``fresh`` seconds of ``now``.
+    """Return the facts published within ``max_age`` seconds, and an error for each unreadable file.
 
-    ``now`` is the store's clock.  Facts that cannot be read are returned as errors.
+    ``now`` is on the store's clock.  Raises StoreError.
     """
-    found, odd = [], []
-    for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= fresh]:
+    facts, odd = [], []
+    for entry in [entry for entry in store.names(FOLDER) if now - entry.mtime <= max_age]:
         node = entry.name.removeprefix(FOLDER).removesuffix(".json")
         try:
-            found.append(_read(store, entry) | {"node": node})
+            facts.append(_read(store, entry) | {"node": node})
         except NotFound:  # gone since it was listed
             continue
         except Corrupt as e:
             odd.append(without_frames(e))
-    return found, odd
+    return facts, odd
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any]:
-    """Return one node's facts.  Raises NotFound, Corrupt."""
+    """Return the facts in one file.  Raises NotFound or Corrupt."""
     return _DECODER.decode(read_all(store, entry.name, LIMIT), entry.name, _AGAIN)
 
 
@@ -109,17 +113,17 @@ class Arrived:
     """The nodes of a launch that have published their facts.
 
     ``nodes``: the facts of those that wait for each other, this node among them.  ``expected``: how
-    many are to come.  ``others``: the facts of nodes that do not wait now: of an earlier launch, or
-    published without ``--wait``.
+    many must arrive.  ``earlier``: the facts of nodes that do not wait now: of an earlier launch,
+    or published without ``--wait``.
     """
 
     nodes: Sequence[Mapping[str, Any]]
     expected: int
-    others: Sequence[Mapping[str, Any]] = ()
+    earlier: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all nodes have come."""
+        """Return whether all expected nodes have arrived."""
         return len(self.nodes) >= self.expected
 
 
@@ -132,7 +136,7 @@ class _Call:
 
     id: str = ""
     nnodes: int = 0
-    read: frozenset[str] = frozenset()
+    read_ids: frozenset[str] = frozenset()
 
 
 def meet(
@@ -144,13 +148,14 @@ def meet(
 ) -> Arrived:
     """Publish this node's facts, and wait until ``expected`` nodes have read each other's.
 
-    At most ``seconds``.
+    Waits at most ``seconds``, a little longer while nodes arrive; returns those that did.
+    ``progress`` is called after each arrival.
 
-    Each call has a new id, and each node writes beside its facts the ids that it has read.  A node
-    counts when it has read this node's id, and this node its: what an earlier launch left behind
-    never reads a new id.
+    Each call has a new id, and each node writes with its facts the ids that it has read.  A node
+    has arrived once it has read this node's id, and this node its id, so facts of an earlier launch
+    never count.
 
-    Raises StoreError; ConfigError if another machine publishes under this node's id.
+    Raises StoreError, and ConfigError if another machine publishes under this node's id.
     """
     own = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
     publish(store, own)
@@ -159,8 +164,8 @@ def meet(
     for attempt in itertools.count():
         began, before, count = time.monotonic(), own, len(arrived.nodes)
         try:
-            own, others = _read_others(store, own)
-            arrived = _arrived(own, others)
+            own, other_nodes = _read_others(store, own)
+            arrived = _arrived(own, other_nodes)
         except Transient:  # the next reading may succeed
             if began > deadline:
                 raise
@@ -175,24 +180,27 @@ def meet(
 
 
 def _read_others(store: Store, own: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Publish which ids this node has read by now.
+    """Read the facts of the job's other nodes, and publish which ids this node has now read.
 
-    Return its facts with them, and the facts of the job's other nodes.
+    Return this node's facts with these ids, and the others' facts.  Raises as `meet` does.
     """
     now, job = time.time() - (read_number(own.get("clock")) or 0.0), own.get("job", "")
-    records = [one for one in read_published(store, now)[0] if one.get("job", "") == job]
+    records = [node for node in read_published(store, now)[0] if node.get("job", "") == job]
     _check_own(store, own, records)
-    others = [one for one in records if one["node"] != own["node"]]
-    read = sorted({_call(one).id for one in others} - {""})
-    if read != own["call"]["read"]:
-        own = {**own, "call": {**own["call"], "read": read}}
+    other_nodes = [node for node in records if node["node"] != own["node"]]
+    read_ids = sorted({_call(node).id for node in other_nodes} - {""})
+    if read_ids != own["call"]["read"]:
+        own = {**own, "call": {**own["call"], "read": read_ids}}
         _write(store, own)
-    return own, others
+    return own, other_nodes
 
 
 def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError if somebody else has replaced this node's facts."""
-    now = next((one for one in records if one["node"] == own["node"]), own)
+    """Raise ConfigError if another machine, or a later call here, has replaced this node's facts.
+
+    In the first case this node's facts are written again, so that the other one notices.
+    """
+    now = next((node for node in records if node["node"] == own["node"]), own)
     if _call(now).id == _call(own).id:
         return
     if all(now.get(key) == own.get(key) for key in ("boot", "network", "host")):
@@ -205,57 +213,71 @@ def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[s
     raise _two_machines(own, now)
 
 
-def _arrived(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Arrived:
-    """Return the nodes that have read this node's id, and this node theirs."""
+def _arrived(own: Mapping[str, Any], other_nodes: Sequence[Mapping[str, Any]]) -> Arrived:
+    """Return the nodes that have read this node's id, and whose ids this node has read."""
     mine = _call(own)
-    met = [one for one in others if _call(one).id in mine.read and mine.id in _call(one).read]
-    nodes = sorted([own, *met], key=lambda one: str(one["node"]))
-    expected = max(_call(one).nnodes for one in nodes)
-    return Arrived(nodes, expected, [one for one in others if one not in met])
+    met = [
+        node
+        for node in other_nodes
+        if _call(node).id in mine.read_ids and mine.id in _call(node).read_ids
+    ]
+    nodes = sorted([own, *met], key=lambda node: str(node["node"]))
+    expected = max(_call(node).nnodes for node in nodes)
+    return Arrived(nodes, expected, [node for node in other_nodes if node not in met])
 
 
 def _call(facts: Mapping[str, Any]) -> _Call:
-    """Return the call that published facts; an empty one for a node that does not wait."""
+    """Return the call that published facts; an empty one if the node does not wait."""
     call = facts.get("call")
     if not isinstance(call, dict) or not isinstance(call.get("id"), str):
         return _Call()
-    nnodes, read = call.get("nnodes"), call.get("read")
-    ids = frozenset(one for one in read if isinstance(one, str)) if isinstance(read, list) else ()
+    nnodes, ids_read = call.get("nnodes"), call.get("read")
+    ids = (
+        frozenset(call_id for call_id in ids_read if isinstance(call_id, str))
+        if isinstance(ids_read, list)
+        else ()
+    )
     return _Call(call["id"], nnodes if isinstance(nnodes, int) else 0, frozenset(ids))
 
 
 def repeat_findings(facts: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Return what nodes found on themselves, with the nodes' names.
-
-    Without what no doctor could have published.
-    """
-    listed = [(one, found) for one in facts if isinstance(found := one.get("findings"), list)]
-    read = [read_finding(raw, str(one["node"])) for one, found in listed for raw in found[:_MOST]]
-    return [finding for finding in read if finding]
+    """Return the findings that nodes published about themselves; skip entries that are none."""
+    listed = [
+        (node, raw_findings)
+        for node in facts
+        if isinstance(raw_findings := node.get("findings"), list)
+    ]
+    findings = [
+        read_finding(raw, str(node["node"]))
+        for node, raw_findings in listed
+        for raw in raw_findings[:_MOST]
+    ]
+    return [finding for finding in findings if finding]
 
 
 def group_jobs(facts: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the facts of nodes that train together: those of one job.
+    """Return the facts in groups of nodes that train together: one group for each job.
 
-    A node that trains alone is alone.
+    A node that trains alone is a group of its own.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for one in facts:
-        job = f"/{one['node']}" if is_alone(one) else f"{one.get('job', '')}"
-        found.setdefault(job, []).append(one)
-    return list(found.values())
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for node in facts:
+        job = f"/{node['node']}" if is_alone(node) else f"{node.get('job', '')}"
+        jobs.setdefault(job, []).append(node)
+    return list(jobs.values())
 
 
 def is_alone(facts: Mapping[str, Any]) -> bool:
-    """Return whether a node trains with no other."""
+    """Return whether a node trains alone (NNODES is 1)."""
     variables = facts.get("variables")
     return isinstance(variables, dict) and variables.get("NNODES") == "1"
 
 
-def read_living(store: Store, now: float, fresh: float = FRESH_WITHIN) -> list[Facts]:
-    """Return the facts that living workers keep beside their heartbeats.
+def read_living(store: Store, now: float, max_age: float = FRESH_WITHIN) -> list[Facts]:
+    """Return the facts beside the heartbeats of live workers.
 
-    A worker lives that wrote a heartbeat within ``fresh`` seconds of ``now`` and has not stopped.
+    A worker is live if it wrote a heartbeat within ``max_age`` seconds of ``now`` and has not
+    stopped.  ``now`` is on the store's clock.  Raises StoreError.
     """
     files = read_nodes(store)
     beating = {
@@ -263,32 +285,37 @@ def read_living(store: Store, now: float, fresh: float = FRESH_WITHIN) -> list[F
         for file in files.hearts
         if isinstance(file.content, Heartbeat)
         and not file.content.stopped
-        and now - file.entry.mtime <= fresh
+        and now - file.entry.mtime <= max_age
     }
-    return [one for one in files.facts.values() if isinstance(one, Facts) and one.node in beating]
+    return [
+        node_facts
+        for node_facts in files.facts.values()
+        if isinstance(node_facts, Facts) and node_facts.node in beating
+    ]
 
 
 def group_trainings(nodes: Iterable[Facts]) -> dict[str, list[dict[str, Any]]]:
-    """Return by run the facts of the nodes that train now, as `checks.compare` takes them."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return, by run, the facts of the nodes that train it now, in the form of `probe.gather`."""
+    trainings: dict[str, list[dict[str, Any]]] = {}
     for node in nodes:
         for run, train in node.trains.items():
             if train.state == "runs":
-                found.setdefault(run, []).append(_of_train(node, train))
-    return found
+                trainings.setdefault(run, []).append(_of_train(node, train))
+    return trainings
 
 
 def _of_train(node: Facts, train: Train) -> dict[str, Any]:
-    given = train.facts
+    """Return the facts of a node and of a training on it, in the form of `probe.gather`."""
+    values = train.facts
     return {
         "node": node.node,
         "host": node.host,
         "boot": node.machine.partition(" ")[0],
         "within": "run",
         "gpus": list(node.gpus),
-        "python": given.get("python", ""),
-        "versions": {ours: given[name] for name, ours in _LIBRARIES.items() if given.get(name)},
-        "builds": {"cuda": given["cuda"]} if given.get("cuda") else {},
-        "variables": {name: value for name, value in given.items() if name.startswith(_PASSED_ON)},
+        "python": values.get("python", ""),
+        "versions": {ours: values[name] for name, ours in _LIBRARIES.items() if values.get(name)},
+        "builds": {"cuda": values["cuda"]} if values.get("cuda") else {},
+        "variables": {name: value for name, value in values.items() if name.startswith(_PASSED_ON)},
         "clock": None if (offset := read_number(node.clock_offset)) is None else offset / 1e9,
     }

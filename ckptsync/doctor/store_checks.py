@@ -1,7 +1,8 @@
 """Checks of the store as this node uses it: reach, operations, clock, directory.
 
-Each operation is tried with a small file in ``.ckptsync/doctor/``, which is removed again.  Where a
-worker may not delete, one file stays, always the same.
+Credentials and proxies can allow some operations and refuse others, so each one is tried with a
+small file in ``.ckptsync/doctor/``, which is removed again.  If a worker may not delete, one file
+per node stays there.
 """
 
 from __future__ import annotations
@@ -53,10 +54,7 @@ _CACHE = "bypass the proxy or cache between this node and the store"
 
 @dataclass(frozen=True, slots=True)
 class StoreTarget:
-    """A store as it is configured.
-
-    ``deletes``: whether the roles of this machine delete files there.
-    """
+    """A store as it is configured; ``deletes``: whether this machine's roles delete files there."""
 
     url: str
     options: Mapping[str, object]
@@ -66,9 +64,9 @@ class StoreTarget:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``store``: the store if it can be used.
+    """The findings about a store, and the ``store`` itself if it can be used.
 
-    ``clock``: seconds by which this node's clock is ahead of it, ``None`` if nobody measured it.
+    ``clock``: seconds by which this node's clock is ahead of the store's, None if not measured.
     """
 
     findings: tuple[Finding, ...]
@@ -79,10 +77,18 @@ class Checked:
 def check_store(
     target: StoreTarget, node: str, output_dirs: Iterable[Path], *, creates: bool = False
 ) -> Checked:
-    """Check a store.
+    """Check that a store can be reached, does every operation, and has room; measure its clock.
 
-    ``creates``: make a store that does not exist yet, as the first worker would; one that existed
-    before is not made anew.
+    Ends at the first of these that fails; no error is raised.
+
+    Args:
+        target: the store.
+        node: this node's id, for the names of trial files.
+        output_dirs: whose spools say whether the store existed before, and whose checkpoints must
+            fit.
+        creates: make a store that does not exist yet, as the first worker would, unless one existed
+            before.
+
     """
     try:
         where = located(target.url)
@@ -95,10 +101,10 @@ def check_store(
         if store is None:
             return Checked(tuple(_check_absent(target.url, output_dirs)))
         refused = list(_check_operations(store, node, deletes=target.deletes))
-        found = list(_check_directory(target.url, output_dirs, is_usable=not refused))
-        if refused or any(f.kind == "store-create" for f in found):
-            return Checked((*refused, *found))
-        return Checked(tuple(found), store, measure_clock(store, node))
+        findings = list(_check_directory(target.url, output_dirs, is_usable=not refused))
+        if refused or any(f.kind == "store-create" for f in findings):
+            return Checked((*refused, *findings))
+        return Checked(tuple(findings), store, measure_clock(store, node))
     except NoParent as e:
         return Checked((refusal(e, "store-absent", _shown(target.url), _NOTHING),))
     except CkptsyncError as e:
@@ -106,9 +112,9 @@ def check_store(
 
 
 def open_unchecked(target: StoreTarget) -> Store | None:
-    """Return what is at a URL, without asking whether it is a store of ours.
+    """Return the store at a URL, whether it has records or not; None if there is nothing.
 
-    ``None`` if there is nothing.  Raises CkptsyncError.
+    Raises CkptsyncError.
     """
     where = located(target.url)
     try:
@@ -116,12 +122,15 @@ def open_unchecked(target: StoreTarget) -> Store | None:
             return None
     except OSError as e:
         raise StoreError(f"{where}: {reason(e)}", hint="check the directories above it") from e
-    found = open_any(*_access(target))
-    return found if has_root(found) else None
+    store = open_any(*_access(target))
+    return store if has_root(store) else None
 
 
 def measure_clock(store: Store, node: str) -> float:
-    """Return how many seconds this node's clock is ahead of the store's.  Raises StoreError."""
+    """Return the seconds by which this node's clock is ahead of the store's.
+
+    Writes a file in the store, and removes it if it may.  Raises StoreError.
+    """
     name = f"{node}~doctor"  # not the worker's own, which it may be using now
     try:
         return measure_offset(store, clock_name(name), _EVER) / 1e9
@@ -132,7 +141,7 @@ def measure_clock(store: Store, node: str) -> float:
 
 
 def _access(target: StoreTarget) -> tuple[str, Mapping[str, object], Limits]:
-    """Return what opens a store that is given up soon."""
+    """Return the URL, options and limits of a store, with shorter retries and timeouts."""
     is_remote = isinstance(located(target.url), Remote)
     options = options_for(target.url, target.options) if is_remote else {}
     stall = min(target.limits.stall, _STALL)
@@ -149,17 +158,21 @@ def _shown(url: str) -> str:
 
 
 def _served(url: str, output_dirs: Iterable[Path]) -> list[Path]:
-    """Return the output directories whose worker served this very store last."""
+    """Return the output directories whose spool records this store."""
     where = located(url)
-    wanted, found = where.url if isinstance(where, Remote) else str(where), []
+    expected, served = where.url if isinstance(where, Remote) else str(where), []
     for path in output_dirs:
         with contextlib.suppress(OSError):
             last = safe_files.read(path / SPOOL / "store", _LONGEST_URL) or b""
-            found += [path] if last.decode("utf-8", "replace").strip() == wanted else []
-    return found
+            served += [path] if last.decode("utf-8", "replace").strip() == expected else []
+    return served
 
 
 def _check_absent(url: str, output_dirs: Iterable[Path]) -> Iterator[Finding]:
+    """Yield the finding of a missing store; none if the first worker can make it.
+
+    It is a failure if a worker here used it before, and else a warning.
+    """
     where, what, hint, level = located(url), "not found", _MOUNT, warn
     if served := _served(url, output_dirs):
         level, why = fail, "the worker waits for it to come back"
@@ -178,9 +191,9 @@ def _check_absent(url: str, output_dirs: Iterable[Path]) -> Iterator[Finding]:
 def _check_directory(
     url: str, output_dirs: Iterable[Path], *, is_usable: bool
 ) -> Iterator[Finding]:
-    """Check a store that is a directory.
+    """Check a store that is a directory: rights, mount, room for the newest checkpoints, umask.
 
-    Rights, its file system, room for the largest of the newest checkpoints here, and its group.
+    Yields nothing for a URL.  ``is_usable``: every operation of a file succeeded.
     """
     where = located(url)
     if isinstance(where, Remote):
@@ -190,8 +203,8 @@ def _check_directory(
         hint = "let this user, or a group that it is in, write there"
         yield fail("store-create", url, what, why=why, hint=hint, code=STORAGE)
     yield from directory_checks.check_mount(where)
-    known = [newest_checkpoint(path) for path in output_dirs if is_directory(path)]
-    newest = max(filter(None, known), key=size_of, default=None)
+    newest_checkpoints = [newest_checkpoint(path) for path in output_dirs if is_directory(path)]
+    newest = max(filter(None, newest_checkpoints), key=size_of, default=None)
     yield from directory_checks.check_space(where, newest)
     mask = int(umask() or "0", 8)
     if where.stat().st_mode & stat.S_ISGID and mask & 0o040:
@@ -201,9 +214,9 @@ def _check_directory(
 
 
 def _check_operations(store: Store, node: str, *, deletes: bool) -> Iterator[Finding]:
-    """Yield the first operation that a store refuses, or does not do.
+    """Yield the first operation that a store refuses, or does wrongly.
 
-    Raises Transient where it does not answer at all.
+    Raises Transient if it does not answer at all.
     """
     if refused := _first_refused(store, node, deletes=deletes):
         operation, what, hint = refused
@@ -212,7 +225,10 @@ def _check_operations(store: Store, node: str, *, deletes: bool) -> Iterator[Fin
 
 
 def _first_refused(store: Store, node: str, *, deletes: bool) -> tuple[str, str, str] | None:
-    """Return the first operation of `OPERATIONS` that is refused, what happened, and a hint."""
+    """Return the first operation that fails, what happened, and a hint; None if all work.
+
+    Raises Transient if the store does not answer at all.
+    """
     name, may_delete = f"{_FOLDER}{node}~{secrets.token_hex(8)}", False
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
     operation = "list"

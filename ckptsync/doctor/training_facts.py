@@ -1,7 +1,8 @@
-"""What trains here: facts of its Python (`ask_python`), and its file (`read_training`).
+"""What trains on this node: the facts of its Python, and the settings in its own file.
 
-The Python may have none of our libraries, and we none of its: `ckptsync.doctor.probe` runs in it as
-a script.  Of the training's file only the keys in `KEYS` are read, and no URLs.
+The training's Python may have none of our libraries, so `ask_python` runs `ckptsync.doctor.probe`
+in it as a script.  `read_training` reads the training's configuration or launch script, of which
+only the keys in `KEYS` are returned, and no URLs.
 """
 
 from __future__ import annotations
@@ -41,44 +42,45 @@ _TRAINING = "--training names the training's own YAML or JSON, or its launch scr
 
 
 def find_pythons(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the Python of the active environment; else the first in PATH, and our own."""
+    """Return the Python of the active environment; if none is active, PATH's first and our own."""
     active = [
         Path(environment[name], "bin", "python")
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
         if environment.get(name)
     ]
-    if found := next((str(path) for path in active if path.exists()), None):
-        return (found,)
+    if python_path := next((str(path) for path in active if path.exists()), None):
+        return (python_path,)
     first = shutil.which("python3", path=environment.get("PATH"))
     return tuple(dict.fromkeys(python for python in (first, sys.executable) if python))
 
 
 def ask_first(
-    pythons: Sequence[str], environment: Mapping[str, str], **wanted: Any
+    pythons: Sequence[str], environment: Mapping[str, str], **arguments: Any
 ) -> dict[str, Any]:
-    """Return the facts of the first Python that has torch, or else of the first.
+    """Return the facts of the first Python that has torch, or of the first if none has.
 
-    Raises ConfigError where it cannot be asked.
+    ``arguments`` are those of `probe.gather`.  Raises ConfigError if a Python cannot be run.
     """
-    facts = ask_python(pythons[0], environment, **wanted)
+    facts = ask_python(pythons[0], environment, **arguments)
     if facts["versions"].get("torch"):
         return facts
-    others = (ask_python(python, environment, **wanted) for python in pythons[1:])
-    return next((other for other in others if other["versions"].get("torch")), facts)
+    answers = (ask_python(python, environment, **arguments) for python in pythons[1:])
+    return next((answer for answer in answers if answer["versions"].get("torch")), facts)
 
 
-def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> dict[str, Any]:
-    """Return what `probe.gather` gathers in that Python, which gets this ``environment``.
+def ask_python(python: str, environment: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
+    """Return what `probe.gather` returns in another Python.
 
-    Raises ConfigError where it cannot be run, or prints something else; root runs only a Python of
-    its own.
+    ``environment`` is that Python's; ``arguments`` are those of `probe.gather`.  Raises ConfigError
+    if the Python cannot be run, fails, is silent for `_PATIENCE`, prints something else, or is not
+    root's own where this is root.
     """
-    found = shutil.which(python, path=environment.get("PATH")) or python
-    named = os.path.abspath(found)  # noqa: PTH100 - links stay: they name an environment
-    check_is_ours(Path(named))
+    program = shutil.which(python, path=environment.get("PATH")) or python
+    program_path = os.path.abspath(program)  # noqa: PTH100 - links stay: they name an environment
+    check_is_ours(Path(program_path))
     try:
         done = subprocess.run(  # noqa: S603 - the operator names it
-            [named, "-", json.dumps(wanted)],
+            [program_path, "-", json.dumps(arguments)],
             input=Path(probe.__file__).read_text("utf-8"),
             cwd="/",  # where no module of anybody's lies
             capture_output=True,
@@ -108,10 +110,10 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
 
 
 def check_is_ours(python: Path) -> None:
-    """Raise ConfigError where another user decides what a Python does that root would run.
+    """Raise ConfigError if this is root, and another user could change what a Python runs.
 
-    The program counts, the links and directories that lead to it, and where it imports from, with
-    what it runs at its start.  Other users may run what they like.
+    Checks the program, the links and directories on the way to it, its packages, and the files that
+    it runs at its start.  Returns at once for any other user.
     """
     if os.geteuid():
         return
@@ -122,9 +124,12 @@ def check_is_ours(python: Path) -> None:
     started = (f"{packages}/*.pth", f"{packages}/*customize.py", "lib*/python3*/*customize.py")
     patterns = ("pyvenv.cfg", "lib*", "lib*/python3*", packages, *started)
     inside = {
-        found for way in ways for pattern in patterns for found in way.parent.parent.glob(pattern)
+        file
+        for program in ways
+        for pattern in patterns
+        for file in program.parent.parent.glob(pattern)
     }
-    for path in sorted({*ways, *inside, *(above for way in ways for above in way.parents)}):
+    for path in sorted({*ways, *inside, *(above for program in ways for above in program.parents)}):
         try:
             info = path.lstat()
         except FileNotFoundError:  # running it says so
@@ -141,22 +146,22 @@ def check_is_ours(python: Path) -> None:
 
 
 def read_training(path: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return texts by key, with ``zero_stage`` and ``gather_16bit``.
-
-    Raises ConfigError where the file cannot be read.
+    """Return the settings in a training's file: those of `KEYS`, ``zero_stage``, ``gather_16bit``.
 
     The file may be LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate
     configuration, or the script that launches the training.  Configurations that it names are read
-    too.
+    too; a script's options override them.
+
+    Raises ConfigError if the file cannot be read, or a script names no training.
     """
     text = _read(path)
     if not is_script(path.name, text):
         return _texts(_mapping(path, text), path)
     script, texts = read_script(text, environment), dict[str, str]()
     for name in script.files:
-        if there := _find(name, path):
+        if config_path := _find(name, path):
             with contextlib.suppress(ConfigError):  # data, or the training says what is wrong
-                texts |= _texts(_mapping(there, _read(there)), there)
+                texts |= _texts(_mapping(config_path, _read(config_path)), config_path)
     texts |= _texts(script.options, path)
     if not texts:
         why = f"{path}: this script names no output_dir and no configuration of a training"
@@ -164,34 +169,41 @@ def read_training(path: Path, environment: Mapping[str, str] = os.environ) -> di
     return texts
 
 
-def output_dir_of(given: Mapping[str, str]) -> str:
-    """Return the output directory that a training's file names; empty where a shell decides."""
-    path = given.get("output_dir", "")
+def output_dir_of(training: Mapping[str, str]) -> str:
+    """Return the output directory in a training's settings; "" if it holds shell variables."""
+    path = training.get("output_dir", "")
     return "" if {"$", "`"} & {*path} else os.path.expanduser(path)  # noqa: PTH111 - as trainers do
 
 
-def _texts(given: Mapping[str, Any], path: Path) -> dict[str, str]:
-    texts = {key: text for key in KEYS if key in given and "://" not in (text := _text(given[key]))}
-    inner = given.get("deepspeed")
+def _texts(values: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return the settings in a configuration, and in the DeepSpeed configuration that it names.
+
+    ``path``: of its file, beside which the other one may lie.  Raises ConfigError if that cannot be
+    read.
+    """
+    texts = {
+        key: text for key in KEYS if key in values and "://" not in (text := _text(values[key]))
+    }
+    inner = values.get("deepspeed")
     if isinstance(inner, str) and inner:
-        there = _find(inner, path)
+        config_path = _find(inner, path)
         # the training says that it is not there
-        inner = _mapping(there, _read(there)) if there else {}
-    for config in (given, inner, given.get("deepspeed_config")):
+        inner = _mapping(config_path, _read(config_path)) if config_path else {}
+    for config in (values, inner, values.get("deepspeed_config")):
         if isinstance(config, Mapping):
             texts |= dict(_zero(config))
     return texts
 
 
 def _find(name: str, beside: Path) -> Path | None:
-    """Return the file of that name, as the training or the file that names it finds it."""
+    """Return the file of that name in this directory or beside another file; None if neither."""
     return next((p for p in (Path(name), beside.parent / name) if p.is_file()), None)
 
 
 def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield ZeRO's stage, and whether it gathers the model when it saves.
+    """Yield ``zero_stage`` and ``gather_16bit`` (a save gathers the model), if there is ZeRO.
 
-    Without the key DeepSpeed does not (runtime/zero/config.py).
+    DeepSpeed's default is not to gather (runtime/zero/config.py).
     """
     zero = config.get("zero_optimization")
     if isinstance(zero, Mapping):
@@ -207,6 +219,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> str:
+    """Return a file's text.  Raises ConfigError if it cannot be read."""
     try:
         return read_named(path, LIMIT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -215,6 +228,7 @@ def _read(path: Path) -> str:
 
 
 def _mapping(path: Path, text: str) -> dict[str, Any]:
+    """Return the values of JSON or YAML.  Raises ConfigError if it is no mapping."""
     try:
         values = plain_json.parse(text, os.fspath(path))
     except Corrupt:
@@ -225,5 +239,6 @@ def _mapping(path: Path, text: str) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
+    """Return a string, number or boolean as text; "" for anything else."""
     text = str(value) if isinstance(value, (str, int, float)) else ""
     return text.lower() if isinstance(value, bool) else text

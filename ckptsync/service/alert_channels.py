@@ -1,10 +1,10 @@
 """Send alarms to people: by Apprise, or by a command.
 
-A `Sender` for each channel decides what is due, and delivers it in a thread of its own, so the
-monitor never waits for a service.  One message holds all that is due, and messages are `PAUSE`
-apart, so a flood of alarms is no flood of messages.  What was delivered is kept in a small file, so
-that a restart neither repeats it nor forgets to say that an alarm is over.  If the file is lost,
-active alarms are sent again.  Two heads both send: an alarm's ``key`` is the same in both.
+Each channel has a `Sender`, which decides what is sent now and delivers it in a thread of its own,
+so the monitor never waits for a service.  One message holds all alarms that are sent at a time, and
+messages are `PAUSE` apart.  Delivered alarms are recorded in a small file, so that a restart does
+not repeat them, and still says that one is over; without the file, active alarms are sent again.
+Two heads both send: an alarm's ``key`` is the same in both.
 
 An Apprise URL is a secret (it holds tokens), so no error names more than its scheme.
 """
@@ -59,18 +59,18 @@ _DECODER: Decoder[dict[str, SentAlarm]] = Decoder(dict[str, SentAlarm], "sent al
 
 
 def open_channels(config: Config, node: str, fatal: Fatal) -> tuple[Sender, ...]:
-    """Return the channels of a configuration.  Raises ConfigError."""
+    """Return a sender for each channel in `alerts`; raise ConfigError if a URL is not accepted."""
     terms = Terms(config.alerts.on, config.alerts.repeat)
     source = (config.store.url, node)
     return tuple(Sender(receiver, terms, source, fatal) for receiver in _receivers(config))
 
 
-def send_test(config: Config, node: str, at: float) -> Iterator[tuple[str, CkptsyncError | None]]:
-    """Yield each channel, and why a test message did not arrive.
+def send_test(config: Config, node: str, now: float) -> Iterator[tuple[str, CkptsyncError | None]]:
+    """Send a test message by each channel; yield its name, and the error if that failed.
 
-    Nothing is remembered of it.  Raises ConfigError.
+    Nothing is recorded.  ``now``: since the epoch.  Raises ConfigError if a URL is not accepted.
     """
-    message = test_document(config.store.url, node, at)
+    message = test_document(config.store.url, node, now)
     for receiver in _receivers(config):
         error: CkptsyncError | None = None
         try:
@@ -81,7 +81,7 @@ def send_test(config: Config, node: str, at: float) -> Iterator[tuple[str, Ckpts
 
 
 def _receivers(config: Config) -> list[Receiver]:
-    """Return what `alerts` names.  Raises ConfigError."""
+    """Return the URLs and the command in `alerts`; raise ConfigError if a URL is not accepted."""
     urls, command = config.alerts.urls, config.alerts.command
     if urls:
         _check_urls(urls)
@@ -90,22 +90,27 @@ def _receivers(config: Config) -> list[Receiver]:
 
 
 class Receiver(Protocol):
-    """What a channel delivers to.
+    """Where a channel delivers to.
 
-    ``name`` is shown; ``target`` is a digest of where it goes, no secret.
+    ``name`` is shown; ``target`` is a digest of the URL or the command, which is no secret.
     """
 
     name: str
     target: str
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Send a document, within `RUNS_WITHIN`; raises StoreError, without ``name``."""
+        """Send a document, within `RUNS_WITHIN`; raise StoreError, whose text lacks ``name``."""
 
 
 class Sender:
-    """One channel: what was delivered, and the delivery that is under way, if one is.
+    """One channel: the alarms that it delivered, and its present delivery, if there is one.
 
-    ``source``: the URL of the store, and the node that looked at it.
+    Args:
+        receiver: where it delivers to.
+        terms: which alarms are sent, and how often.
+        source: the URL of the store, and the node that read it.
+        fatal: is called with a bug.
+
     """
 
     def __init__(
@@ -121,13 +126,14 @@ class Sender:
         self._not_before, self._failures = 0.0, 0
 
     def active(self) -> list[Alarm]:
-        """Return the alarms that were sent and are not over."""
+        """Return the alarms that were sent and have not been reported as over."""
         return [standing.alarm for standing in self._memory.values()]
 
     def offer(self, alarms: Iterable[Alarm], now: float) -> None:
-        """Send what is due, unless a delivery is under way.
+        """Begin to deliver a message, if these alarms need one now.
 
-        Never waits.  ``now``: since the epoch.
+        Begins none while one is being delivered, nor within the pause after it; the next overview
+        offers the alarms again.  Never waits.  ``now``: since the epoch.
         """
         with self._lock:
             if self._is_out:
@@ -145,6 +151,7 @@ class Sender:
                 self._is_out, self.error = False, str(e)
 
     def _deliver(self, decision: Decision, now: float) -> None:
+        """Deliver a message, then record what was sent, or the error, and when the next may go."""
         error = ""
         try:
             message = document(decision.messages, *self._source, now)
@@ -167,7 +174,7 @@ class Sender:
 
 
 def _file(url: str, target: str) -> Path | None:
-    """Return where to keep what a channel was sent; ``None`` for a user without a home."""
+    """Return the path of the file of a channel's sent alarms; None for a user without a home."""
     name = f"alerts-{digest(f'{url} {target}'.encode())[:16]}.json"
     try:
         return cache_path(url).with_name(name)
@@ -176,14 +183,16 @@ def _file(url: str, target: str) -> Path | None:
 
 
 def _read(path: Path | None) -> Memory:
+    """Return the sent alarms in a file; none if it is missing or damaged."""
     try:
-        found = _DECODER.decode(path.read_bytes(), str(path)) if path else {}
+        sent_alarms = _DECODER.decode(path.read_bytes(), str(path)) if path else {}
     except (OSError, Corrupt):
         return {}
-    return {key: standing for key, standing in found.items() if standing.alarm.code in CODES}
+    return {key: standing for key, standing in sent_alarms.items() if standing.alarm.code in CODES}
 
 
 def _write(path: Path | None, memory: Memory) -> None:
+    """Replace the file of sent alarms; a failure is ignored."""
     if path is None:
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -207,7 +216,7 @@ class AppriseUrl:
         self._url = url
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Send a document's title and text, as of `Receiver`."""
+        """Send a document's title and text; raise StoreError if Apprise cannot deliver them."""
         body = {
             "title": message["title"],
             "body": message["text"].partition("\n")[2],
@@ -224,7 +233,7 @@ _TYPES = {"critical": "failure", "warning": "warning", "resolved": "success", "t
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-    """Raise ConfigError for URLs that Apprise does not take."""
+    """Raise ConfigError if Apprise is not installed, or does not accept one of these URLs."""
     if find_spec("apprise") is None:
         hint = install_extra("alerts")
         raise ConfigError("alerts.urls: apprise is not installed", hint=hint)
@@ -235,7 +244,10 @@ def _check_urls(urls: Sequence[str]) -> None:
 
 
 def _ask_apprise(urls: Sequence[str], message: Mapping[str, str] | None) -> list[str]:
-    """Return what failed for each URL, or "".  Raises StoreError."""
+    """Have a child send a message to each URL, and return what failed for each, or "".
+
+    Without a message it only checks the URLs.  Raises StoreError if the child fails.
+    """
     request = json.dumps({"urls": list(urls), "message": message}).encode()
     environment = {PARENT: str(os.getpid()), "PYTHONPATH": PACKAGES}
     status, answer = _run(DELIVERY, request, environment, keeps_output=True)
@@ -249,7 +261,7 @@ def _ask_apprise(urls: Sequence[str], message: Mapping[str, str] | None) -> list
 class Command:
     """Runs a program with JSON on its standard input, without a shell and with few variables.
 
-    What it prints is not kept.
+    Its output is discarded.
     """
 
     name = "command"
@@ -259,7 +271,7 @@ class Command:
         self._words = words
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Send a document, as of `Receiver`."""
+        """Run the program with a document; raise StoreError if it fails or takes too long."""
         status, _ = _run(self._words, json.dumps(message).encode() + b"\n", {})
         if status:
             hint = "run it by hand with an example message from `ckptsync help monitoring`"
@@ -273,9 +285,10 @@ def _run(
     *,
     keeps_output: bool = False,
 ) -> tuple[int, bytes]:
-    """Return a program's exit status, and its output if that is kept.
+    """Run a program; return its exit status, and its output if that is kept.
 
-    It gets ``request`` on its standard input, and ends within `RUNS_WITHIN`.  Raises StoreError.
+    ``request`` is its standard input, ``environment`` is added to a few variables.  Raises
+    StoreError if it cannot be started, or is killed after `RUNS_WITHIN`.
     """
     few = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:

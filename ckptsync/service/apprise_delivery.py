@@ -1,10 +1,10 @@
 """A child process that delivers one message by Apprise, started by `service.alert_channels`.
 
-The head never imports Apprise and its plug-ins: what they need of time and memory, and what they
-log, ends with this process.  Standard input: JSON, ``{"urls": […], "message": {"title", "body",
-"type"}}``, with ``"message": null`` to check the URLs only.  Standard output: JSON, for each URL
-what failed, or "".  An Apprise URL holds tokens, and so may whatever Apprise logs.  So no text of
-it is repeated, but for an HTTP status.
+The head never imports Apprise and its plug-ins, so their memory, their hangs and their log lines
+end with this process.  Standard input is JSON, ``{"urls": […], "message": {"title", "body",
+"type"}}``, with ``"message": null`` to check the URLs only.  Standard output is a JSON list: for
+each URL what failed, or "".  Apprise's URLs and log lines hold tokens, so none of their text is
+repeated, except for an HTTP status.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _STATUS = re.compile(r"\berror=(\d{3})\b")
 
 
 class _Records(logging.Handler):
-    """Keeps what Apprise logs."""
+    """Collects the lines that Apprise logs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Add a line."""
         self.lines.append(record.getMessage())
 
 
 def deliver(url: str, message: Mapping[str, str] | None) -> str:
-    """Send a message to a URL, and return what failed, or "".
+    """Send a message to a URL, and return what failed, or ""; None only checks the URL.
 
     A redirection is a failure, since a token would go along; long texts are sent in several
     messages.  The URL may say otherwise (``redirect=``, ``overflow=``).
@@ -70,6 +70,7 @@ def deliver(url: str, message: Mapping[str, str] | None) -> str:
 
 
 def _reason(lines: Sequence[str]) -> str:
+    """Return why a delivery failed, from Apprise's log lines, without their text."""
     for line in lines:
         if status := _STATUS.search(line):
             return f"HTTP status {status[1]}"
@@ -79,7 +80,7 @@ def _reason(lines: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Answer one request."""
+    """Read a request from standard input, and write its answer to standard output."""
     die_with_parent()
     if bundle := os.environ.get("SSL_CERT_FILE"):  # requests has another name for it
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)

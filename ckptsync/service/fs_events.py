@@ -1,8 +1,8 @@
-"""Hints that something was written below a directory, from watchdog.
+"""Hints that something was written below a directory, from watchdog's file system events.
 
-A hint says "look now" and nothing else: what is true, a scan finds out, a little later also without
-any hint.  So nothing here raises, and losing every event costs time only.  Opening and reading,
-which our own scans do, is no hint, and neither is each piece of a file that is being written.
+A hint only makes a scan come sooner; scans also come without hints.  So nothing here raises, and
+losing every event costs time only.  Our own scans open and read files, so these events are no
+hints; neither is each piece of a file that is being written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.polling import PollingObserverVFS
 
 from ckptsync.mounts import find_mount, is_blind, read_table
-from ckptsync.service.directory_check import directory_states
+from ckptsync.service.directory_changes import directory_states
 
 Mode = Literal["events", "polling", "waiting", "scanned", "none"]
 MOST = 20  # directories watched at a time: each has three threads, and `systemd/` allows 256 tasks
@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Handler(events.FileSystemEventHandler):
+    """Calls ``hint`` at each event."""
+
     def __init__(self, hint: Callable[[], object]) -> None:
         self._hint = hint
 
@@ -45,9 +47,10 @@ class _Handler(events.FileSystemEventHandler):
 
 
 class Watch:
-    """Calls ``hint`` from other threads with a path of ``paths`` below which something was written.
+    """Calls ``hint`` with each path of ``paths`` below which files were written, from any thread.
 
-    Of more than `MOST` paths those are watched that changed last; scans find what the others get.
+    Of more than `MOST` paths, only those are watched that changed last.  ``poll_s``: seconds
+    between two polls, where there are no events.
     """
 
     def __init__(
@@ -61,7 +64,10 @@ class Watch:
         self.refresh()
 
     def refresh(self) -> None:
-        """Watch what has come into being, and again what was replaced; call it before a scan."""
+        """Begin to watch directories that are new or were replaced, and end other watches.
+
+        Call it before a scan.
+        """
         states = {path: directory_states([path])[0] for path in self._modes}
         lively = heapq.nlargest(MOST, filter(states.get, states), key=states.__getitem__)
         for path, state in states.items():
@@ -75,7 +81,10 @@ class Watch:
                 self._start(path, state[-1])
 
     def _start(self, path: str, inode: int) -> None:
-        """Watch by events, or by polling where these are blind or a limit of inotify is reached."""
+        """Watch a path by events, or by polling where there are none or inotify has no room.
+
+        If neither works, that is logged, and scans alone find changes.
+        """
         real = os.path.realpath(path)  # watchdog watches a link itself, not what it points to
         is_polled = path in self._limited or is_blind(find_mount(read_table(), real).kind)
         # lstat: links lead out of the directory
@@ -99,11 +108,11 @@ class Watch:
             self._modes[path] = "polling" if is_polled else "events"
 
     def modes(self) -> dict[str, Mode]:
-        """Return how each path is watched; ``scanned``: other paths changed later."""
+        """Return how each path is watched; ``scanned``: not, since other paths changed later."""
         return dict(self._modes)
 
     def notes(self) -> tuple[str, ...]:
-        """Return where events cannot be had, in words."""
+        """Return a sentence for each path that is polled since inotify's limit was reached."""
         limited = "inotify limit reached (fs.inotify, ulimit -n): polling instead"
         return tuple(f"{path}: {limited}" for path in self._modes if path in self._limited)
 
@@ -113,6 +122,7 @@ class Watch:
             self._stop(path, "none")
 
     def _stop(self, path: str, mode: Mode) -> None:
+        """Set a path's mode, and end its observer if it has one."""
         self._modes[path] = mode
         if path in self._observers:
             _, observer = self._observers.pop(path)

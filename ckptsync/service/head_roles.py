@@ -1,6 +1,7 @@
-"""The roles head and verifier: each scan reads the catalogue and starts the jobs that are due.
+"""The roles head and verifier: they read the catalogue regularly and start the jobs that are due.
 
-A job is a command in a child process.  Nothing that merges or verifies is imported here.
+A job is a ckptsync command in a child process, so this process only decides, and imports nothing
+that merges or verifies.  All tasks share one cached catalogue (`Catalogues`).
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ RETAIN_EVERY = 600.0  # seconds between two runs of retention: its grace is a da
 
 
 class HeadRoles:
-    """``tasks``: the periodic work of the roles of a configuration.
+    """The periodic ``tasks`` of the roles head and verifier, and what they share.
 
-    ``monitor``: makes the overview.
+    ``jobs`` runs the child processes; ``monitor`` computes the overview and raises alarms.
     """
 
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
@@ -73,9 +74,14 @@ class HeadRoles:
         self.tasks.append(Task("overview", config.head.every, self.monitor.check, fatal))
 
     def consolidate(self) -> Outcome:
-        """Begin merges of what is complete, repairs of what is damaged of models, and events."""
+        """Begin merges of complete checkpoints, repairs of damaged models, and events.
+
+        Raises StoreError.  Failures of jobs are in the outcome.
+        """
         catalogue = self.catalogues.read()
-        queue = self.jobs.begin("consolidate", head_jobs(catalogue.summaries, self._given_config))
+        queue = self.jobs.begin(
+            "consolidate", head_jobs(catalogue.summaries, self._config_files_key)
+        )
         lines = (*catalogue_lines(catalogue), *self.jobs.lines("consolidate"))
         errors = (*self.jobs.errors("consolidate"), *_faults(catalogue))
         if not self._config.events:
@@ -85,7 +91,7 @@ class HeadRoles:
         return Outcome(lines, (*queue, *events.queue), errors)
 
     def _begin_events(self, catalogue: Catalogue) -> Outcome:
-        """Begin the events that are due.  Raises StoreError."""
+        """Begin the events that are due, and keep those that were given up.  Raises StoreError."""
         definitions = self._config.events
         if len(self._since) < sum(len(d.on) for d in definitions):
             self._since = register_events(self._store, definitions)
@@ -97,7 +103,7 @@ class HeadRoles:
         return Outcome(tuple(lines), queue, (*self.jobs.errors("event"), *errors))
 
     def running(self) -> tuple[Progress, ...]:
-        """Return what jobs do now, which ones wait or failed, and which events were given up."""
+        """Return the progress of jobs that run, wait or failed, and of events given up."""
         given_up = (
             Progress(
                 kind="event",
@@ -114,43 +120,46 @@ class HeadRoles:
         return (*self.jobs.running(), *self.jobs.waiting(), *given_up)
 
     def verify(self) -> Outcome:
-        """Begin the verification of what is due, repairs and new locations before old ones."""
+        """Begin the verifications that are due, repaired and new locations first.
+
+        Raises StoreError.
+        """
         catalogue = self.catalogues.read()
-        due = verify_jobs_in_store(self._store, catalogue, self._policy, time.time())
-        queue = self.jobs.begin("verify", due)
+        due_jobs = verify_jobs_in_store(self._store, catalogue, self._policy, time.time())
+        queue = self.jobs.begin("verify", due_jobs)
         errors = (*self.jobs.errors("verify"), *_faults(catalogue))
         return Outcome(self.jobs.lines("verify"), queue, errors)
 
     def retain(self) -> Outcome:
-        """Begin retention: whether anything is due, the child finds out."""
+        """Begin a retention job, if none runs; the child decides what is deleted."""
         queue = self.jobs.begin("retain", [Job("retain")])
         return Outcome(self.jobs.lines("retain"), queue, self.jobs.errors("retain"))
 
     def _ended(self, job: Job) -> None:
-        """Look again after a job has ended: there may be more to do."""
+        """Hint the tasks after a job other than retention has ended: more may be due."""
         if job.kind != "retain":
             for work in self._hinted:
                 work.hint()
 
-    def _given_config(self, run: str) -> str:
-        """Return a key that changes with the files of a run's configuration.
+    def _config_files_key(self, run: str) -> str:
+        """Return a key that changes with the files of `head.config_from` for a run.
 
-        Those are the files that an operator gives.
+        It is "" if none is configured.  It is the directory and an error if it cannot be listed.
         """
-        given = self._config.head.config_from
-        directory = given.get(run) or given.get(ANY_RUN)
+        directories = self._config.head.config_from
+        directory = directories.get(run) or directories.get(ANY_RUN)
         if not directory:
             return ""
         try:
             with os.scandir(directory) as entries:
-                found = sorted((e.name, (s := e.stat()).st_size, s.st_mtime_ns) for e in entries)
+                files = sorted((e.name, (s := e.stat()).st_size, s.st_mtime_ns) for e in entries)
         except OSError as e:  # the merge reports what is wrong with it
             return f"{directory}: {e.strerror}"
-        return f"{directory}: {found}"
+        return f"{directory}: {files}"
 
 
 class Catalogues:
-    """One catalogue for all tasks of the head; the next start reads only what has changed."""
+    """The catalogue of a store, shared by all tasks of the head; its cache survives restarts."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._cache, self._lock = store, Cache.load(store.url), threading.Lock()
@@ -158,31 +167,37 @@ class Catalogues:
         self._save_at = 0.0
 
     def read(self, age: float = 0.0) -> Catalogue:
-        """Return the catalogue as it was at most ``age`` seconds ago."""
+        """Return the catalogue, read again if the last one is ``age`` seconds old or more.
+
+        Saves the cache every `SAVE_EVERY` seconds.  Thread-safe.  Raises StoreError.
+        """
         with self._lock:
             now = time.monotonic()
             if self._last is not None and now - self._last[0] < age:
                 return self._last[1]
-            found = read_catalogue(self._store, self._cache)
-            self._last = now, found
+            catalogue = read_catalogue(self._store, self._cache)
+            self._last = now, catalogue
             if now >= self._save_at:
                 self._cache.save(self._store.url)
                 self._save_at = now + SAVE_EVERY
-            return found
+            return catalogue
 
 
 def _event_job(e: DueEvent) -> Job:
+    """Return the job that runs an event; its key identifies the event and its definition."""
     key = f"{e.happened.of} {e.definition.digest}"
     name, event, seconds = e.definition.name, e.happened.event, e.definition.timeout
     return Job("event", e.run, e.location, key=key, name=name, event=event, seconds=seconds)
 
 
 def _repeat(e: DueEvent) -> str:
+    """Return a hint with the command that runs an event by hand."""
     where = shlex.join([f"{e.run}/{e.location}", e.definition.name])
     return f"`ckptsync events run {where} -c FILE` runs it by hand"
 
 
 def _given_up_line(e: DueEvent) -> Line:
+    """Return the log line of an event that is not tried any more."""
     subject = _event_job(e).subject
     text = pairs(
         phase="given-up", subject=subject, tries=e.failures, error=e.error, hint=_repeat(e)
@@ -192,9 +207,10 @@ def _given_up_line(e: DueEvent) -> Line:
 
 @contextmanager
 def repeated(tasks: Iterable[Task]) -> Iterator[None]:
-    """Have APScheduler ask for each of these tasks every ``every`` seconds within the block.
+    """Make each task due every ``every`` seconds within the block, by APScheduler.
 
-    It counts wall time: whoever sees that clock jump asks for all of them.
+    Sets the tasks' own ``every`` to `NEVER`.  APScheduler counts wall time, so after a jump of that
+    clock the main loop starts all of them (`run`).
     """
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler = BackgroundScheduler(job_defaults=defaults, timezone=timezone.utc, daemon=True)
@@ -208,14 +224,14 @@ def repeated(tasks: Iterable[Task]) -> Iterator[None]:
         scheduler.shutdown(wait=False)
 
 
-def catalogue_lines(found: Catalogue) -> Iterator[Line]:
+def catalogue_lines(catalogue: Catalogue) -> Iterator[Line]:
     """Yield a line for the status of each location, and for each record that cannot be read."""
-    for seen in found.summaries:
-        detail = "; ".join(seen.evidence) if seen.status in ("CONFLICT", "RETIRED") else ""
-        where = {"run": seen.run, "location": seen.location}
-        text = pairs(phase=seen.status.lower(), **where, detail=detail)
-        yield Line(f"location {seen.run}/{seen.location}", text)
-    for fault in found.faults:
+    for summary in catalogue.summaries:
+        detail = "; ".join(summary.evidence) if summary.status in ("CONFLICT", "RETIRED") else ""
+        where = {"run": summary.run, "location": summary.location}
+        text = pairs(phase=summary.status.lower(), **where, detail=detail)
+        yield Line(f"location {summary.run}/{summary.location}", text)
+    for fault in catalogue.faults:
         text = pairs(phase="unreadable", record=fault.name, error=fault.error)
         yield Line(f"fault {fault.name}", text, level="error")
 

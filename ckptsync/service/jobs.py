@@ -1,9 +1,10 @@
-"""The long work of head and verifier: commands in child processes.
+"""Run the long work of head and verifier as ckptsync commands in child processes.
 
-`Jobs` starts ``ckptsync … -c FILE --progress json``, listens to it and ends it: when the service
-stops, when it makes no progress, when it takes too long.  It also decides when a job that failed is
-tried again.  A person who types the command gets the same.  Keys are in the configuration file and
-in the environment, never on a command line.  A child dies with this process, however it dies.
+A thread that hangs cannot be killed, and a process can.  So `Jobs` starts ``ckptsync … -c FILE
+--progress json`` for each job, reads its progress and its result, kills it when the service stops,
+when it makes no progress or takes too long, and decides when a failed job is tried again.  The same
+command can be typed by hand.  Keys are in the configuration file and in the environment, never on a
+command line.  A child dies with this process, however it dies.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def is_change(self) -> bool:
-        """Whether the command wrote to the store."""
+        """Return whether the command wrote to the store."""
         ran = any(not e["was_done"] for e in self.events)
         return ran or bool(self.models or self.done or any(r.get("recorded") for r in self.reports))
 
     def lines(self) -> Iterator[Line]:
-        """Yield what it did, for the log."""
+        """Yield the log lines of what the command did: models, reports, events, deletions."""
         where = ("run", "location")
         for m in self.models:
             counts = {"files": len(m["files"]), "bytes": m["bytes"], "notes": "; ".join(m["notes"])}
@@ -102,13 +103,15 @@ class CommandResult(msgspec.Struct, frozen=True):
             verdict = {**_some(r, *where), "check": r["level"], **_some(r, "verdict", "read")}
             yield Line("", pairs(phase="proved", **verdict), level)
             for f in r["findings"] if level == "error" else ():
-                what = {
+                values = {
                     "run": r["run"],
                     "kind": f["kind"],
                     "file": f["name"],
                     "detail": f["detail"],
                 }
-                yield Line("", pairs(phase="found", **what, tensors=",".join(f["tensors"])), level)
+                yield Line(
+                    "", pairs(phase="found", **values, tensors=",".join(f["tensors"])), level
+                )
         for e in (e for e in self.events if not e["was_done"]):
             keys = ("run", "location", "name", "event", "seconds", "note")
             measured = {f"metric {name}": value for name, value in e["metrics"].items()}
@@ -120,6 +123,7 @@ class CommandResult(msgspec.Struct, frozen=True):
 
 
 def _some(entry: _Entry, *keys: str) -> _Entry:
+    """Return an entry with these keys only."""
     return {key: entry[key] for key in keys}
 
 
@@ -144,7 +148,7 @@ _LINES: tuple[Decoder[Any], ...] = (
 
 
 def decode_line(line: bytes) -> JobProgress | CommandResult | None:
-    """Return what a line of a child says; ``None`` of any other: it must not harm its parent."""
+    """Return the progress or the result in a line of a child, or None of any other line."""
     for decoder in _LINES:
         with contextlib.suppress(Corrupt):
             message: JobProgress | CommandResult = decoder.decode(line, "a child")
@@ -153,7 +157,10 @@ def decode_line(line: bytes) -> JobProgress | CommandResult | None:
 
 
 def end_of(result: CommandResult) -> JobEnd:
-    """Return how a job ended: damage is no error, its report tells it until another answers it."""
+    """Return the failure of a command, or the result itself if it did not fail.
+
+    Damage that a verification found is no failure: its report says it.
+    """
     if result.error:
         return JobFailed(result.error, result.hint, result.exit_code in PASSING)
     for first in result.errors[:1]:
@@ -162,7 +169,10 @@ def end_of(result: CommandResult) -> JobEnd:
 
 
 def bounds(config: Config, job: Job) -> tuple[float, float]:
-    """Return seconds that only a job exceeds that hangs or never ends: without progress, in all."""
+    """Return the longest time without progress and the deadline of a job, in seconds.
+
+    Only a job that hangs or never ends exceeds them.
+    """
     stall = config.limits.stall + MORE_STALL
     if job.seconds:
         return stall, job.seconds + BASE
@@ -173,9 +183,10 @@ def bounds(config: Config, job: Job) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The last end of a job with this ``key``, and ``until`` when it is not tried again.
+    """How long a job waits after its last end: while its ``key`` is this one, ``until`` then.
 
-    ``count``: how often it has ``failed`` in succession.
+    ``until`` is on the monotonic clock.  ``failed``: why it failed, if it did; ``count``: how often
+    in succession.
     """
 
     key: str
@@ -185,7 +196,11 @@ class Wait:
 
 
 def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait | None:
-    """Return how long a job that has ended waits, unless its key changes.  Pure."""
+    """Return how long a job that has ended waits, or None if it need not.  Pure.
+
+    A failure that may pass waits for `SOON`, doubled each time; others for `LATE`.  A job that
+    changed nothing waits for `SOON`; one that is done once for a key waits for ever.
+    """
     if isinstance(end, CommandResult):
         if job.once_per_key:
             return Wait(job.key, float("inf"))
@@ -223,10 +238,10 @@ class Jobs:
         self._errors: dict[_Name, tuple[str, ...]] = {}
 
     def begin(self, kind: JobKind, jobs: Iterable[Job]) -> tuple[str, ...]:
-        """Begin as many of these jobs as there is room for, in their order.
+        """Begin as many of the due jobs as may run at once; return the subjects due or running.
 
-        Returns the subjects of all that are due or running.  ``jobs`` must be all jobs of this
-        kind: waits of others are dropped, since their cause is gone.
+        A job is due unless it waits after its last end.  ``jobs`` are all jobs of this kind, in the
+        order in which they are begun: waits of any other are forgotten, since its cause is gone.
         """
         jobs = tuple(jobs)
         subjects, now = {job.subject for job in jobs}, time.monotonic()
@@ -234,16 +249,18 @@ class Jobs:
             for name in [n for n in self._waits if n[0] == kind and n[1] not in subjects]:
                 del self._waits[name]
             waits = [(job, self._waits.get((kind, job.subject))) for job in jobs]
-            due = [job for job, w in waits if not w or w.key != job.key or now >= w.until]
-            since = {name: at for name, (_, at) in self._jobs.items()}
-            offered = [job for job, w in waits if job in due or (w and w.failed)]
-            others = {name: job for name, job in self._jobs.items() if name[0] != kind}
-            self._jobs = others | {
+            due_jobs = [job for job, w in waits if not w or w.key != job.key or now >= w.until]
+            since = {name: began for name, (_, began) in self._jobs.items()}
+            offered = [job for job, w in waits if job in due_jobs or (w and w.failed)]
+            other_kinds = {name: job for name, job in self._jobs.items() if name[0] != kind}
+            self._jobs = other_kinds | {
                 (kind, job.subject): (job, since.get((kind, job.subject), now)) for job in offered
             }
-            self._due[kind] = frozenset(job.subject for job in due)
-            running = sorted(subject for which, subject in self._running if which == kind)
-            idle = [job for job in due if job.subject not in running]
+            self._due[kind] = frozenset(job.subject for job in due_jobs)
+            running = sorted(
+                subject for running_kind, subject in self._running if running_kind == kind
+            )
+            idle = [job for job in due_jobs if job.subject not in running]
             room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
             for job in idle[:room]:
                 name = (kind, job.subject)
@@ -254,10 +271,10 @@ class Jobs:
                     # else it would count as running, and never be tried again
                     del self._running[name]
                     self._wait(child, JobFailed(str(e), e.hint, passes=True))
-        return tuple(dict.fromkeys((*running, *(job.subject for job in due))))
+        return tuple(dict.fromkeys((*running, *(job.subject for job in due_jobs))))
 
     def _wait(self, child: _Running, end: JobEnd) -> None:
-        """Take down how long a job waits that has ended; the caller holds the lock."""
+        """Store how long a job that has ended waits; the caller holds the lock."""
         name = (child.job.kind, child.job.subject)
         if isinstance(end, JobFailed):
             end = replace(end, command=shlex.join(child.words))
@@ -266,7 +283,7 @@ class Jobs:
             self._waits[name] = wait
 
     def errors(self, kind: JobKind) -> tuple[str, ...]:
-        """Return why jobs failed that are not well yet, and what those that ended well found."""
+        """Return the present failures of a kind, and the partial failures in results."""
         failed = [f"{subject}: {end} (`{end.command}`)" for subject, end in self._failed(kind)]
         with self._lock:
             more = [e for name, errors in self._errors.items() if name[0] == kind for e in errors]
@@ -286,24 +303,29 @@ class Jobs:
         )
 
     def _failed(self, kind: JobKind) -> list[tuple[str, JobFailed]]:
+        """Return the subjects of a kind whose last end was a failure, with that failure."""
         with self._lock:
             waits = list(self._waits.items())
         return [(name[1], w.failed) for name, w in waits if name[0] == kind and w.failed]
 
     def running(self) -> tuple[Progress, ...]:
-        """Return what children do now, for a heartbeat."""
+        """Return the progress of the jobs that run now, for a heartbeat."""
         with self._lock:
             children = list(self._running.values())
         return tuple(
-            replace(_entry(c.job, "running", c.began), done=c.at.done, total=c.at.total)
+            replace(_entry(c.job, "running", c.began), done=c.progress.done, total=c.progress.total)
             for c in children
         )
 
     def waiting(self) -> tuple[Progress, ...]:
         """Return the jobs that are due and have not begun, and those that failed and wait."""
         with self._lock:
-            jobs = [(n, *its) for n, its in self._jobs.items() if n not in self._running]
-            waits, due = dict(self._waits), dict(self._due)
+            jobs = [
+                (n, *job_and_time)
+                for n, job_and_time in self._jobs.items()
+                if n not in self._running
+            ]
+            waits, due_subjects = dict(self._waits), dict(self._due)
         entries = []
         for name, job, since in jobs:
             wait, entry = waits.get(name), _entry(job, "queued", since)
@@ -311,19 +333,22 @@ class Jobs:
                 until = wall(wait.until) if wait.until != float("inf") else None
                 entry = replace(entry, state="failed", reason=str(wait.failed), until=until)
                 entries.append(replace(entry, hint=wait.failed.hint))
-            elif job.subject in due.get(name[0], ()):
+            elif job.subject in due_subjects.get(name[0], ()):
                 entries.append(replace(entry, reason=OTHERS))
         return tuple(entries)
 
     def end(self) -> None:
-        """Ask all children to end; no other is begun."""
+        """Request the end of all children, without waiting; no job is begun after this."""
         with self._lock:
             self._is_ending = True
             for child in self._running.values():
                 child.must_end = True
 
     def _run(self, child: _Running) -> None:
-        """Run one child from its start to its end, in its own thread."""
+        """Run one child to its end, in its own thread; store and log how it ended.
+
+        Calls ``ended`` after that, unless `end` was called.
+        """
         job = child.job
         name = (job.kind, job.subject)
         try:
@@ -344,7 +369,7 @@ class Jobs:
             if isinstance(end, CommandResult) and end.failed:
                 where = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
                 errors = zip(where, end.failed, strict=True)
-                self._errors[name] = tuple(f"{at}: {f['error']}" for at, f in errors)
+                self._errors[name] = tuple(f"{location}: {f['error']}" for location, f in errors)
             self._wait(child, end)
         if isinstance(end, CommandResult):  # what failed is logged by `lines`, where it is new
             role = "verifier" if job.kind == "verify" else "head"
@@ -357,17 +382,20 @@ class _Running:
     """One child process."""
 
     def __init__(self, job: Job, config: Config, command: Sequence[str]) -> None:
-        self.job, self.at, self.must_end = job, JobProgress(0, 0), False
+        self.job, self.progress, self.must_end = job, JobProgress(0, 0), False
         self.words = job.command(config.file)
         self.began = time.monotonic()
         self._command, self._memory = command, MEMORY + 2 * config.limits.memory
         self._stall, self._deadline = bounds(config, job)
 
     def run(self) -> JobEnd:
-        """Start the command and listen to it until it ends, or must end."""
+        """Start the command, read its lines until it ends or must end, and return how it ended.
+
+        Sets ``progress`` with each line of progress.  Raises OSError if no process can be started.
+        """
         environment = {k: v for k, v in os.environ.items() if k not in _SYSTEMD}
-        _, name, *rest = self.words
-        child = Child([*self._command, name, "--progress", "json", *rest], environment)
+        _, name, *arguments = self.words
+        child = Child([*self._command, name, "--progress", "json", *arguments], environment)
         end: JobEnd | None = None
         reason = "the head stopped listening to the child process"
         try:
@@ -383,7 +411,7 @@ class _Running:
                 if line:
                     last, message = time.monotonic(), decode_line(line)
                     if isinstance(message, JobProgress):
-                        self.at = message
+                        self.progress = message
                     elif message is not None:
                         end = end_of(message)
         finally:
@@ -392,11 +420,14 @@ class _Running:
             detail = "the child process cannot be killed: its file server does not answer"
             log.error("%s", pairs(phase="left", child=child.pid, detail=detail))
         if reason or end is None:
-            return JobFailed(reason or _death(code), passes=True)
+            return JobFailed(reason or _describe_death(code), passes=True)
         return end
 
     def _reason_to_end(self, last: float) -> str:
-        """Return why the child must end now, or "".  ``last``: when it sent its last line."""
+        """Return why the child must be killed now, or "".
+
+        ``last``: when it sent its last line, on the monotonic clock.
+        """
         now = time.monotonic()
         if self.must_end:
             return "the service is stopping"
@@ -425,7 +456,8 @@ def wall(monotonic: float) -> float:
     return max(0.0, monotonic + time.time() - time.monotonic())
 
 
-def _death(code: int | None) -> str:
+def _describe_death(code: int | None) -> str:
+    """Return how a child ended that gave no result; ``code`` is None if it could not be killed."""
     if code is None or code == -signal.SIGKILL:
         return "its process was killed: the system may have run out of memory"
     return f"its process {describe_end(code)}{': the log says why' if code >= 0 else ''}"

@@ -1,4 +1,8 @@
-"""``metrics.listen`` and ``web.listen``: what a service answers, on one listener an address."""
+"""The HTTP addresses of a service: ``metrics.listen`` and ``web.listen``.
+
+Each address gets one server; if both options name the same one, it answers /metrics, /healthz and
+the page.  A port that is taken is tried again, so it never stops uploads.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +26,20 @@ AGAIN = 30.0  # seconds until a port that was taken is tried again
 
 
 class Listeners:
-    """Listens, or tries to.  ``roles``: all that this process does."""
+    """The HTTP servers of one service, by their addresses; ``roles`` is what they report on."""
 
     def __init__(self, config: Config, node: str, store: Store, roles: Roles) -> None:
         self._config, self._node, self._store, self._roles = config, node, store, roles
         self._servers: dict[str, HttpServer] = {}
 
     def port(self, where: str) -> int:
-        """Return the port on which this listens at an address."""
+        """Return the port of a configured address, which matters where that says port 0."""
         return self._servers[where].port
 
     def listen(self) -> None:
-        """Listen, where this does not yet; raises ConfigError while a port cannot be had.
+        """Start the servers that are configured and do not run yet.
 
-        It says what is missing where ckptsync was brought up to date without its dependencies.
+        Raises ConfigError, after all were tried, if a port is taken or a package is missing.
         """
         error: ConfigError | None = None
         metrics, web = self._config.metrics.listen, self._config.web.listen
@@ -50,6 +54,10 @@ class Listeners:
             raise error
 
     def _begin(self, where: str, key: str) -> HttpServer:
+        """Start the server of an address; ``key`` is the option that names it, for errors.
+
+        Raises ConfigError if the port is taken, or a package that the server needs is missing.
+        """
         try:
             from ckptsync.status.metrics import exposition  # noqa: F401, PLC0415
             from ckptsync.web.app import make_app  # noqa: PLC0415
@@ -63,28 +71,28 @@ class Listeners:
         return HttpServer(where, make_app(texts, page), key)
 
     def _page(self) -> Page | None:
-        """Return the page of the store; only a head, or a verifier, knows all of it."""
+        """Return the page of the store; None without the role head or verifier, which reads it."""
         head = self._roles.head
         if head is None:
             return None
         from ckptsync.service.monitor import OverviewReader, patience  # noqa: PLC0415
         from ckptsync.web.app import Guard, Page  # noqa: PLC0415
         from ckptsync.web.documents import Documents  # noqa: PLC0415
-        from ckptsync.web.latest import EVERY, Latest  # noqa: PLC0415
+        from ckptsync.web.overview_cache import EVERY, OverviewCache  # noqa: PLC0415
 
         catalogue = partial(head.catalogues.read, EVERY)
         reader = OverviewReader(self._store, catalogue, patience(self._config))
         guard = Guard(self._config.web.listen, self._config.web.token)
-        return Page(Latest(reader.read), Documents(self._store), guard)
+        return Page(OverviewCache(reader.read), Documents(self._store), guard)
 
     def close(self) -> None:
-        """Free the ports."""
+        """Stop all servers and free their ports."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()
 
     def metrics(self) -> Text:
-        """Return what Prometheus reads."""
+        """Return the answer to /metrics."""
         from ckptsync.status.metrics import Loop, Process, exposition  # noqa: PLC0415
 
         roles, now, head = self._roles, time.monotonic(), self._roles.head
@@ -104,10 +112,10 @@ class Listeners:
             running=[p for p in running if p.is_moving],
             channels=[sender.channel for sender in head.monitor.senders] if head else (),
         )
-        return 200, exposition(process, head.monitor.seen if head else None), CONTENT
+        return 200, exposition(process, head.monitor.overview if head else None), CONTENT
 
     def health(self) -> Text:
-        """Return 503 where another start would help."""
+        """Return the answer to /healthz: 200, or 503 if a task or the main loop hangs."""
         now, hung = time.monotonic(), self._hung()
         lines = [hung or "ok"]
         for task in self._roles.all:
@@ -116,8 +124,8 @@ class Listeners:
         return 503 if hung else 200, "\n".join([*lines, ""]).encode(), PLAIN
 
     def _hung(self) -> str:
-        """Return what hangs by the rule of the service's watchdog, or whether that does itself."""
+        """Return a sentence with the tasks that hang, or the watchdog itself; "" if none does."""
         watchdog = self._roles.watchdog
-        if still := watchdog.still():
-            return f"hangs: the watchdog has not run for {still:.0f} s"
-        return f"hangs: {', '.join(watchdog.found)}" if watchdog.found else ""
+        if seconds := watchdog.unchecked():
+            return f"hangs: the watchdog has not run for {seconds:.0f} s"
+        return f"hangs: {', '.join(watchdog.hung)}" if watchdog.hung else ""

@@ -1,10 +1,9 @@
-"""Logging: one line an event on stderr; what names hold cannot break a line.
+"""Logging: one line on stderr for each event, in a form for its reader.
 
-An event is a short text, or `pairs`: a ``phase``, and the values that belong to it.  On a terminal
-it is a sentence for people; elsewhere JSON, or ``key=value`` (logfmt), with each value once.
-
-A `Line` is the present state of one thing, such as a checkpoint: it is logged when its text
-changes, and not while it stays the same (`changed`).
+Code logs a short text, or `pairs`: a ``phase`` and the values that belong to it.  A formatter makes
+of that a sentence on a terminal, and JSON or ``key=value`` (logfmt) elsewhere; control characters
+in names cannot break a line.  A `Line` is the present state of one thing, such as a checkpoint; it
+is logged only when that state changes (`changed`).
 """
 
 from __future__ import annotations
@@ -67,14 +66,14 @@ SENTENCES: Mapping[str, str] = {
     "not-reloaded": "keeps its configuration",
     "abandoned": "did not end in time",
 }
-"""What people read of a phase; a phase that is not here is its own sentence."""
+"""The words for each phase on a terminal; a phase that is missing here is its own words."""
 _COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
 _WHY = ("reason", "detail", "error", "todo")
 _SIZES = ("bytes", "read", "total", "done")
 
 
 class Pairs(str):
-    """``key=value`` pairs as a line of text, and the ``values`` that it was made of."""
+    """``key=value`` pairs as a line of text, and the ``values`` from which it was made."""
 
     __slots__ = ("values",)
     values: Mapping[str, object]
@@ -82,9 +81,9 @@ class Pairs(str):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What to log about one thing: ``key`` names it, ``text`` is its present state.
+    """The log line of one thing: ``key`` names it, ``text`` is its present state.
 
-    ``state``: what is compared instead of the text, where that counts time.
+    ``state`` is compared instead of the text, if the text counts time.
     """
 
     key: str
@@ -98,21 +97,24 @@ class Line:
 
 
 def changed(before: Mapping[str, str], now: Iterable[Line]) -> tuple[list[Line], dict[str, str]]:
-    """Return the lines that are new or differ, and what to give as ``before`` the next time."""
+    """Return the lines whose state differs from ``before``, and ``before`` for the next call.
+
+    ``before``: states by key.
+    """
     lines = {line.key: line for line in now}
     states = {key: line.state or line.text for key, line in lines.items()}
     return [line for key, line in lines.items() if before.get(key) != states[key]], states
 
 
 def pairs(**values: object) -> Pairs:
-    """Return ``key=value`` pairs; empty values are left out, values with spaces are quoted."""
-    held = {
+    """Return ``key=value`` pairs; "", () and None are left out, values with spaces are quoted."""
+    present = {
         key: value if isinstance(value, (int, float, datetime)) else str(value)
         for key, value in values.items()
         if value not in ("", (), None)
     }
-    text = Pairs(_joined(held))
-    text.values = held
+    text = Pairs(_joined(present))
+    text.values = present
     return text
 
 
@@ -122,6 +124,7 @@ def moment(seconds: float) -> datetime:
 
 
 def _joined(values: Mapping[str, object]) -> str:
+    """Return ``key=value`` pairs in logfmt."""
     return " ".join(f"{key}={_quoted(str(_plain(value)))}" for key, value in values.items())
 
 
@@ -152,10 +155,15 @@ class ForPeople(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         values, level = _values(record), record.levelname.lower()
         text = sentence(values) if values else record.getMessage()
-        at, padded = datetime.fromtimestamp(record.created, timezone.utc).astimezone(), f"{level:7}"
+        created, padded = (
+            datetime.fromtimestamp(record.created, timezone.utc).astimezone(),
+            f"{level:7}",
+        )
         if self._has_colours and level in _COLOURS:
             padded = f"\x1b[{_COLOURS[level]}m{padded}\x1b[0m"
-        return "\n".join([f"{at:%Y-%m-%d %H:%M:%S} {padded} {clean(text)}", *_traceback(record)])
+        return "\n".join(
+            [f"{created:%Y-%m-%d %H:%M:%S} {padded} {clean(text)}", *_traceback(record)]
+        )
 
 
 class Logfmt(logging.Formatter):
@@ -171,10 +179,10 @@ class Logfmt(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """Format a log record as one JSON object a line.
+    """Formats a log record as one JSON object a line.
 
-    It has time, level, logger and message, then a traceback if there is one; the message of `pairs`
-    is what a phase means, and each value stands under its key.
+    It has time, level, logger and message, and a traceback if there is one.  The message of `pairs`
+    is the words for its phase, and each value stands under its key.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -209,24 +217,25 @@ def _meaning(values: Mapping[str, object]) -> str:
 
 
 def sentence(values: Mapping[str, object]) -> str:
-    """Return what a phase means, of what, why, and then the other values."""
-    rest: dict[str, Any] = {key: value for key, value in values.items() if key != "phase"}
-    names = [rest.pop(key, "") for key in ("file", "location", "checkpoint")]
-    subject = "/".join([*filter(None, [rest.pop("run", "")]), *list(filter(None, names))[:1]])
+    """Return the values of `pairs` for people: subject, phase, reason, hint, then all others."""
+    remaining: dict[str, Any] = {key: value for key, value in values.items() if key != "phase"}
+    names = [remaining.pop(key, "") for key in ("file", "location", "checkpoint")]
+    subject = "/".join([*filter(None, [remaining.pop("run", "")]), *list(filter(None, names))[:1]])
     for key in ("subject", "task", "record"):
-        subject = subject or rest.pop(key, "")
+        subject = subject or remaining.pop(key, "")
     text = f"{subject}: {_meaning(values)}" if subject else _meaning(values)
-    if until := rest.pop("until", None):
+    if until := remaining.pop("until", None):
         text += f" until {until.astimezone():%H:%M:%S}"
-    why = [rest.pop(key) for key in _WHY if key in rest]
+    why = [remaining.pop(key) for key in _WHY if key in remaining]
     text = ": ".join([text, *map(str, why)])
-    if hint := rest.pop("hint", ""):
+    if hint := remaining.pop("hint", ""):
         text += f"; {hint}"
-    facts = ", ".join(_fact(key, value) for key, value in rest.items())
+    facts = ", ".join(_fact(key, value) for key, value in remaining.items())
     return f"{text} ({facts})" if facts else text
 
 
 def _fact(key: str, value: Any) -> str:
+    """Return a value of `pairs` for people, with its unit."""
     if key == "rate":
         return f"{show_size(value)}/s"
     if key in _SIZES:
@@ -237,10 +246,9 @@ def _fact(key: str, value: Any) -> str:
 
 
 def configure(config: LogConfig) -> None:
-    """Replace the root logger's handlers.
+    """Replace the root logger's handlers, and set the level and the form of log lines.
 
-    The level is ours alone: libraries are silent below warnings, since botocore's `debug` shows
-    signatures.
+    Below warnings only ckptsync logs: botocore's debug lines would show signatures.
     """
     handler = logging.StreamHandler()
     form: logging.Formatter = Json()

@@ -1,4 +1,9 @@
-"""Read the overview of a whole store regularly, for metrics, alerts and `ckptsync status`."""
+"""Read the overview of a whole store regularly, for metrics, alerts and `ckptsync status`.
+
+An overview is computed from the store's catalogue and its nodes' files.  `OverviewReader` reads
+these, and reads files again only if they have changed.  `Monitor` computes it at each tick of the
+head, logs its alarms, and hands them to the channels of alerts.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,8 @@ from ckptsync.service.log import Line, pairs
 from ckptsync.service.tasks import Outcome
 from ckptsync.spool.markers import boot_id
 from ckptsync.status.alarms import Alarm, Patience
+from ckptsync.status.live_catalogue import LiveCatalogue, add_node_progress
 from ckptsync.status.nodes import NodeFiles, list_nodes, read_nodes
-from ckptsync.status.overlay import Overlay, overlay
 from ckptsync.status.overview import Overview, Room, overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.urls import Remote, located
@@ -31,14 +36,19 @@ AWAY = 300.0  # seconds for which a store may be away before that is an alarm
 
 
 def patience(config: Config) -> Patience:
-    """Return how long a configuration waits before it raises an alarm."""
+    """Return the times after which alarms are raised, from a configuration."""
     return Patience(node=config.head.patience_node, period=config.verify.period)
 
 
 class OverviewReader:
-    """Makes overviews of a store; files of nodes that have not changed are not read again.
+    """Computes overviews of a store; files of nodes that have not changed are not read again.
 
-    ``catalogue`` reads the store's catalogue, and may cache it; of one ``run``, if that is given.
+    Args:
+        store: the store, for the files of its nodes.
+        catalogue: reads the store's catalogue, and may cache it.
+        patience: the times after which alarms are raised.
+        run: the only run that overviews show, or "" for all.
+
     """
 
     def __init__(
@@ -53,26 +63,30 @@ class OverviewReader:
         self._files = NodeFiles()
 
     def read(self) -> Overview:
-        """Return the present overview; raises StoreError, or ConfigError for an unknown run."""
+        """Return the present overview.
+
+        Raises StoreError, or ConfigError if neither the store nor a node knows the run.
+        """
         catalogue, now = self._read(with_facts=True)
         url, run = self._store.url, self._run
-        seen = overview(
+        result = overview(
             url, catalogue, self._files, now, room=room(url), patience=self._patience, run=run
         )
-        self._check(seen.catalogue)
-        return seen
+        self._check(result.catalogue)
+        return result
 
-    def read_overlay(self) -> tuple[Overlay, float]:
-        """Return the catalogue with what nodes do, and the time on the store's clock; see `read`.
+    def read_live_catalogue(self) -> tuple[LiveCatalogue, float]:
+        """Return the catalogue with what nodes do, and the time on the store's clock.
 
-        It reads less than an overview needs.
+        Reads no facts of nodes, which an overview needs.  Raises as `read` does.
         """
         catalogue, now = self._read(with_facts=False)
-        seen = overlay(catalogue, list_nodes(self._files, now), now, self._run)
-        self._check(seen.catalogue)
-        return seen, now
+        live_catalogue = add_node_progress(catalogue, list_nodes(self._files, now), now, self._run)
+        self._check(live_catalogue.catalogue)
+        return live_catalogue, now
 
     def _read(self, *, with_facts: bool) -> tuple[Catalogue, float]:
+        """Read the catalogue and the nodes' files; return it, and the time on the store's clock."""
         catalogue = self._catalogue()
         with ThreadPool(AT_ONCE, "nodes") as pool:
             self._files = read_nodes(self._store, self._files, pool.map, with_facts=with_facts)
@@ -87,37 +101,38 @@ class OverviewReader:
 
 
 def room(url: str) -> Room | None:
-    """Return the room in a store.
-
-    ``None`` where it is no path of this machine, or does not answer.
-    """
+    """Return the room in a store; None if it is no path of this machine, or cannot be read."""
     location = located(url)
     if isinstance(location, Remote):
         return None
     try:
-        there = shutil.disk_usage(location)
+        usage = shutil.disk_usage(location)
     except OSError:
         return None  # the next read of the store reports what is wrong with it
-    return Room(there.free, there.total)
+    return Room(usage.free, usage.total)
 
 
 class Monitor:
-    """Makes an overview now and then, and gives its alarms to the channels.
+    """Computes an overview at each `check`, and offers its alarms to the channels.
 
-    Metrics show what it has ``seen`` last.
+    Metrics show the last ``overview``.
     """
 
     def __init__(self, reader: OverviewReader, senders: Sequence[Sender] = ()) -> None:
-        self.seen: Overview | None = None
+        self.overview: Overview | None = None
         self.senders = tuple(senders)
         self._reader = reader
         self._well = time.monotonic()
 
     def check(self) -> Outcome:
-        """Read the overview once.  Raises StoreError; a store that stays away is an alarm, too."""
+        """Compute the overview once, offer its alarms to the channels, and return its log lines.
+
+        Raises StoreError; if the store could not be read for `AWAY` seconds, that is offered as an
+        alarm beside those that were sent before.
+        """
         now = time.time()
         try:
-            seen = self._reader.read()
+            current = self._reader.read()
         except StoreError as e:
             away = time.monotonic() - self._well
             if away >= AWAY:
@@ -130,27 +145,30 @@ class Monitor:
             raise
         self._well = time.monotonic()
         for sender in self.senders:
-            sender.offer(seen.alarms, now)
-        before, self.seen = self.seen, seen
+            sender.offer(current.alarms, now)
+        before, self.overview = self.overview, current
         errors = tuple(sender.error for sender in self.senders if sender.error)
-        return Outcome(tuple(_lines(before, seen)), errors=errors)
+        return Outcome(tuple(_lines(before, current)), errors=errors)
 
 
 def _lines(before: Overview | None, now: Overview) -> Iterator[Line]:
-    """Yield a line for each alarm that holds, and one for each that is over.
+    """Yield a log line for each alarm that holds, and one for each that is over.
 
-    What an alarm's text says may count time: a line is new when anything else of it is.
+    The text of an alarm may count time, so its line counts as new only if another value changes.
     """
-    for a in now.alarms:
-        what = {"code": a.code, "subject": a.subject, "severity": a.severity}
-        said = a.text.removeprefix(f"{a.subject}: ")
+    for alarm in now.alarms:
+        values = {"code": alarm.code, "subject": alarm.subject, "severity": alarm.severity}
+        detail = alarm.text.removeprefix(f"{alarm.subject}: ")
         yield Line(
-            f"alarm {a.key}",
-            pairs(phase="alarm", **what, detail=said, todo=a.todo),
-            level="error" if a.severity == "critical" else "warning",
-            state=pairs(phase="alarm", **what, todo=a.todo),
+            f"alarm {alarm.key}",
+            pairs(phase="alarm", **values, detail=detail, todo=alarm.todo),
+            level="error" if alarm.severity == "critical" else "warning",
+            state=pairs(phase="alarm", **values, todo=alarm.todo),
         )
-    active = {a.key for a in now.alarms}
-    for a in before.alarms if before else ():
-        if a.key not in active:
-            yield Line(f"over {a.key}", pairs(phase="alarm-over", code=a.code, subject=a.subject))
+    active = {alarm.key for alarm in now.alarms}
+    for alarm in before.alarms if before else ():
+        if alarm.key not in active:
+            yield Line(
+                f"over {alarm.key}",
+                pairs(phase="alarm-over", code=alarm.code, subject=alarm.subject),
+            )

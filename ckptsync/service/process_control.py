@@ -1,4 +1,9 @@
-"""The service's process: its identity, its signals, its locks, and its messages to systemd."""
+"""The service's process: its identity, its signals, its locks, and its messages to systemd.
+
+Two workers must never serve one output directory under one node id: locks exclude them on one
+machine, and the process identity in heartbeats excludes them across machines.  Signals become one
+stop request, for which the main loop waits.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +37,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def heartbeat(node: str, roles: tuple[str, ...]) -> Heartbeat:
-    """Return this process's heartbeat, before its first beat."""
+    """Return a new heartbeat of this process, with a random token; nothing is written."""
     pid = os.getpid()
     return Heartbeat(
         node, secrets.token_hex(8), boot_id(), pid, start_time(pid), time.time(), roles, __version__
     )
 
 
-def is_running(other: Heartbeat) -> bool | None:
-    """Return whether the process of a heartbeat lives; ``None`` if it is of another machine.
+def is_running(heartbeat: Heartbeat) -> bool | None:
+    """Return whether another process, which wrote a heartbeat, lives; None if on another machine.
 
-    This very process is no other.
+    False for this very process.
     """
-    if not boot_id() or other.machine != boot_id():
+    if not boot_id() or heartbeat.machine != boot_id():
         return None
-    return other.pid != os.getpid() and start_time(other.pid) == other.began != ""
+    return heartbeat.pid != os.getpid() and start_time(heartbeat.pid) == heartbeat.began != ""
 
 
 class Stopping:
@@ -65,7 +70,7 @@ class Stopping:
         self.code = 0
 
     def ask(self, code: int = 0) -> None:
-        """Ask for a stop; the first code that is not 0 is the exit code."""
+        """Request a stop and wake the main loop; the first code that is not 0 is the exit code."""
         self.is_stopping, self.code = True, self.code or code
         progress_signs.announce_shutdown()
         self.wake()
@@ -76,7 +81,10 @@ class Stopping:
             os.write(self._writer, b"!")
 
     def wait(self, seconds: float) -> bool:
-        """Wait until somebody wakes this, at most ``seconds``; returns whether to stop."""
+        """Wait until `wake` is called, at most ``seconds``; return whether a stop is requested.
+
+        Returns at once after a stop request.
+        """
         ready = select.poll()  # select(2) knows no descriptor above 1,023
         ready.register(self._reader, select.POLLIN)
         if not self.is_stopping and ready.poll(max(0.0, seconds) * 1000):
@@ -84,12 +92,15 @@ class Stopping:
         return self.is_stopping
 
     def take_reload(self) -> bool:
-        """Return whether a reload was asked for since the last call."""
+        """Return whether a reload is requested, and clear that request."""
         was, self.must_reload = self.must_reload, False
         return was
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """SIGTERM and SIGINT; SIGHUP too on a terminal, which is being closed."""
+        """Handle a signal: the first requests a stop, a second one ends the process at once.
+
+        SIGHUP requests a reload, except on a terminal, where it means that this is being closed.
+        """
         if number == signal.SIGHUP and not sys.stderr.isatty():
             self.must_reload = True
             self.wake()
@@ -100,7 +111,7 @@ class Stopping:
         self.ask()
 
     def leave(self) -> NoReturn:
-        """End this process at once, threads and all."""
+        """End this process at once with its exit code, without waiting for threads."""
         logging.shutdown()
         sys.stderr.flush()
         os._exit(self.code)
@@ -108,9 +119,9 @@ class Stopping:
 
 @contextmanager
 def stopping() -> Iterator[Stopping]:
-    """Handle signals within the block, in the main thread.
+    """Handle `SIGNALS` within the block, by the yielded stop request; main thread only.
 
-    SIGHUP not where it is ignored, as under nohup.
+    SIGHUP stays ignored where it was, as under nohup.  The handlers before are restored at the end.
     """
     stop = Stopping()
     progress_signs.clear_shutdown()
@@ -135,9 +146,16 @@ class Locks:
         self._held: dict[str, int] = {}
 
     def hold(self, spool: Path) -> None:
-        """Hold the lock of a spool directory (made if absent).
+        """Take the lock of a spool directory, which is made if absent, and keep it.
 
-        Raises ConfigError if another process has it, StoreError if it cannot be made.
+        Returns at once if it is held already.  If the output directory was made anew, its new lock
+        is taken `ALONE` seconds after the last change there.
+
+        Raises:
+            ConfigError: another process holds the lock.
+            UnsafeSpool: the spool may not be used.
+            StoreError: the lock's file cannot be made.
+
         """
         key = os.path.realpath(spool)
         if key in self._held:
@@ -175,16 +193,16 @@ class Locks:
 
 
 def _is_of(descriptor: int, path: Path) -> bool:
-    """Return whether a descriptor is of the file that lies there now."""
+    """Return whether a descriptor is of the file that a path names now; False if it has none."""
     try:
-        found = safe_files.status(path)
-        return found is not None and os.path.samestat(os.fstat(descriptor), found)
+        status = safe_files.status(path)
+        return status is not None and os.path.samestat(os.fstat(descriptor), status)
     except OSError:
         return False  # gone, or not to be seen: to lock it again says why
 
 
 def _has_changed(directory: Path) -> bool:
-    """Return whether a name has come or gone in a directory within the last seconds."""
+    """Return whether a name has come or gone in a directory within the last `ALONE` seconds."""
     try:
         return abs(time.time() - directory.stat().st_mtime) < ALONE
     except OSError:
@@ -192,9 +210,9 @@ def _has_changed(directory: Path) -> bool:
 
 
 class Notifier:
-    """sd_notify(3), a datagram of ``KEY=value`` lines.
+    """Sends systemd a datagram of ``KEY=value`` lines, as sd_notify(3) does.
 
-    Silent where nobody listens (``NOTIFY_SOCKET`` is not set).
+    Sends nothing if ``NOTIFY_SOCKET`` is not set.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -206,7 +224,7 @@ class Notifier:
         """Seconds within which systemd expects a sign of life, or ``None``."""
 
     def send(self, *lines: str) -> None:
-        """Send these lines, such as ``"READY=1"``, in one message."""
+        """Send these lines, such as ``"READY=1"``, in one message; an OSError is ignored."""
         if not self._address:
             return
         message = "\n".join(line.replace("\n", " ") for line in lines).encode(errors="replace")

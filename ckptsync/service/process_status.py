@@ -1,7 +1,8 @@
-"""What this process does now, and its heartbeat, which tells that to the store.
+"""The state of this process, and its heartbeat, which publishes that state in the store.
 
-`Roles` has all tasks of the process.  `Heart` writes heartbeats and the node's facts, and finds a
-second worker of its name.
+Nodes never talk to each other, so the store must say what each of them does.  `Roles` collects the
+tasks of this process and their outcomes.  `Heart` writes them as heartbeats, often while something
+changes, with the node's facts, and stops the process if another worker has the same node id.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ log = logging.getLogger(__name__)
 
 
 class Roles:
-    """Tasks, in the order of their beginning: ``local`` ones at once, the others with the store.
+    """The roles and tasks of this process.
 
-    ``periodic`` ones are those that APScheduler repeats.
+    ``local`` tasks begin at once, ``tasks`` and ``periodic`` ones once the store is open;
+    APScheduler repeats the periodic ones.
     """
 
     def __init__(self, local: Iterable[Task] = (), tasks: Iterable[Task] = ()) -> None:
@@ -65,35 +67,35 @@ class Roles:
         """Seconds between verifications, for heartbeats; 0: this process verifies nothing."""
         self.spool_budget = 0
         self.disks: tuple[Disk, ...] = ()
-        """Of the last heartbeat."""
+        """The disks in the last heartbeat."""
         self.watchdog = Watchdog(HUNG)
         self.sent_bytes: Callable[[], int] = progress_signs.sent_bytes
 
     @property
     def all(self) -> tuple[Task, ...]:
-        """All tasks."""
+        """Return all tasks."""
         return (*self.local, *self.tasks, *self.periodic)
 
     def outcome(self) -> Outcome:
-        """Return what the last runs of all tasks have seen and done, as one."""
+        """Return the outcomes of the last runs of all tasks as one, without duplicates."""
         tasks = self.all
-        seen = [task.outcome for task in tasks]
+        outcomes = [task.outcome for task in tasks]
         return Outcome(
-            queue=tuple(dict.fromkeys(item for o in seen for item in o.queue)),
+            queue=tuple(dict.fromkeys(item for o in outcomes for item in o.queue)),
             errors=tuple(dict.fromkeys(error for task in tasks for error in task.errors())),
-            notes=tuple(dict.fromkeys(note for o in seen for note in o.notes)),
-            watch={path: mode for o in seen for path, mode in o.watch.items()},
-            lacks={record: names for o in seen for record, names in o.lacks.items()},
+            notes=tuple(dict.fromkeys(note for o in outcomes for note in o.notes)),
+            watch={path: mode for o in outcomes for path, mode in o.watch.items()},
+            lacks={record: names for o in outcomes for record, names in o.lacks.items()},
         )
 
     def running(self) -> tuple[Progress, ...]:
-        """Return what this process does now, and what waits, by when it began."""
+        """Return the progress of all saves and jobs that run, wait or failed."""
         saves = self.worker.running() if self.worker else ()
         jobs = self.head.running() if self.head else ()
         return (*saves, *jobs)
 
     def status(self) -> str:
-        """Return the present state, on one line."""
+        """Return the present state of tasks, jobs and queues on one line, for systemd."""
         states = [
             f"{task.name} {'at work' if task.is_running else 'waits'}"
             for task in (*self.tasks, *self.periodic)
@@ -105,7 +107,7 @@ class Roles:
 
 
 class Heart:
-    """Writes heartbeats until another worker with the same node id is found."""
+    """Writes the heartbeats of this process, and stops it if another worker has its node id."""
 
     def __init__(self, store: Store, mine: Heartbeat, roles: Roles, stop: Stopping) -> None:
         self._store, self._mine, self._roles, self._stop = store, mine, roles, stop
@@ -118,14 +120,16 @@ class Heart:
         self._offset: int | None = None
 
     def beat(self) -> None:
-        """Write a heartbeat, and the node's facts where they have changed.
+        """Write a heartbeat, and the node's facts if they have changed.
 
-        Asks for a stop with exit code 2 if another live worker of this name was there first.
+        Requests a stop with exit code 2, and writes nothing more, if another live worker has this
+        node id.  Raises StoreError.
         """
         with urgent():
             self._beat()
 
     def _beat(self) -> None:
+        """Do what `beat` says, without its priority over uploads."""
         self._beaten = now = time.monotonic()
         try:
             self._mine = heartbeat.beat(self._store, self._current(now))
@@ -137,15 +141,16 @@ class Heart:
         with contextlib.suppress(StoreError):  # the write that follows reports it
             self._offset = self._clock.measure()
         runs = self._roles.worker.runs() if self._roles.worker else {}
-        found = survey(self._mine.node, runs, self._offset)
-        if found != self._facts:
-            heartbeat.write_facts(self._store, replace(found, at=time.time()), self._mine.roles)
-            self._facts = found
+        facts = survey(self._mine.node, runs, self._offset)
+        if facts != self._facts:
+            heartbeat.write_facts(self._store, replace(facts, at=time.time()), self._mine.roles)
+            self._facts = facts
 
     def is_outdated(self) -> bool:
-        """Return whether the last heartbeat is older than what it says may be.
+        """Return whether a heartbeat must be written now.
 
-        Another state is told within `SOON`, bytes that move each `MOVING_EVERY`.
+        That is so if a state has changed (checked every `SOON` seconds), or if bytes are moving and
+        the last one is `MOVING_EVERY` seconds old.
         """
         now = time.monotonic()
         since = now - self._beaten
@@ -158,7 +163,7 @@ class Heart:
         return _states(running) != _states(self._mine.running)
 
     def _running(self) -> tuple[Progress, ...]:
-        """Return what this process does, as the store may have it."""
+        """Return up to `MOST` entries of progress, moving ones first, with text for JSON."""
         running = sorted(self._roles.running(), key=lambda p: (not p.is_moving, p.since))
         return tuple(
             replace(
@@ -173,7 +178,7 @@ class Heart:
         )
 
     def _rated(self, now: float) -> tuple[Progress, ...]:
-        """Return the same with rates; log what moves, once a minute."""
+        """Return the entries of `_running` with rates in bytes/s; log moving ones once a minute."""
         running = self._running()
         moving = {(p.kind, p.subject) for p in running if p.is_moving}
         self._rates = {key: self._rates.get(key) or Rate() for key in moving}
@@ -189,7 +194,10 @@ class Heart:
         return tuple(rated)
 
     def farewell(self) -> None:
-        """Write that this process has stopped, unless the name is another's."""
+        """Write that this process has stopped, unless another worker has its node id.
+
+        A failure is only logged.
+        """
         if self._stop.code == ConfigError.exit_code:
             return
         last = replace(self._mine, lacks=_lacks(self._roles.outcome()))  # found since the last beat
@@ -198,15 +206,18 @@ class Heart:
             log.warning("%s", pairs(phase="stopped", error=failed))
 
     def _current(self, now: float) -> Heartbeat:
-        roles, sent, outcome = self._roles, self._roles.sent_bytes(), self._roles.outcome()
-        roles.disks = tuple(disks(roles.worker.held() if roles.worker else [], roles.spool_budget))
+        """Return the heartbeat of this moment; sets ``disks`` of the roles."""
+        roles, sent_bytes, outcome = self._roles, self._roles.sent_bytes(), self._roles.outcome()
+        roles.disks = tuple(
+            disks(roles.worker.pinned_bytes() if roles.worker else [], roles.spool_budget)
+        )
         return replace(
             self._mine,
             written=time.time(),
             running=self._rated(now),
             errors=tuple(map(shown, outcome.errors)),
-            sent_bytes=sent,
-            rate=self._rate.read(now, sent),
+            sent_bytes=sent_bytes,
+            rate=self._rate.read(now, sent_bytes),
             disk=roles.disks,
             watch=outcome.watch,
             lacks=_lacks(outcome),
@@ -216,12 +227,13 @@ class Heart:
 
 
 def _states(running: Iterable[Progress]) -> set[tuple[str, str, str, str]]:
+    """Return kind, subject, state and reason of each entry: a change of these needs a heartbeat."""
     return {(p.kind, p.subject, p.state, p.reason) for p in running}
 
 
 def _log_line(p: Progress) -> str:
-    """Return how far an upload or a job is."""
-    left = (p.total - p.done) / p.rate if p.total and p.rate >= 1 else None
+    """Return the log line of a moving upload or job."""
+    seconds_left = (p.total - p.done) / p.rate if p.total and p.rate >= 1 else None
     return pairs(
         phase=p.kind if p.state == "running" else p.state,
         run=p.run,
@@ -229,11 +241,12 @@ def _log_line(p: Progress) -> str:
         done=p.done,
         total=p.total or "",
         rate=round(p.rate),
-        left=None if left is None else round(left),
+        left=None if seconds_left is None else round(seconds_left),
     )
 
 
 def _lacks(outcome: Outcome) -> dict[str, tuple[str, ...]]:
+    """Return the first `MOST` records whose damaged files this node lacks."""
     return dict(list(outcome.lacks.items())[:MOST])
 
 
@@ -244,7 +257,10 @@ class Rate:
         self._readings: deque[tuple[float, int]] = deque()
 
     def read(self, now: float, count: int) -> float:
-        """Return the rate since the reading nearest to a minute ago; 0 at the first one."""
+        """Store a reading; return the bytes/s since the one about `RATE_OVER` seconds ago.
+
+        0 at the first reading.  ``now`` is on the monotonic clock.
+        """
         self._readings.append((now, count))
         while len(self._readings) > 2 and now - self._readings[1][0] >= RATE_OVER:
             self._readings.popleft()
@@ -252,18 +268,22 @@ class Rate:
         return (count - before) / (now - then) if now > then else 0.0
 
 
-def disks(held: Iterable[tuple[Path, int]], budget: int) -> Iterator[Disk]:
-    """Yield how full each output directory's file system is, and what only pins hold there."""
-    for path, spool in held:
+def disks(pinned_bytes: Iterable[tuple[Path, int]], budget: int) -> Iterator[Disk]:
+    """Yield how full each output directory's file system is; skip one that cannot be asked.
+
+    ``pinned_bytes``: the directories, each with the bytes of files that only pins still have.
+    """
+    for path, spool in pinned_bytes:
         with contextlib.suppress(OSError):  # the scan reports what is wrong with it
-            there = shutil.disk_usage(path)
-            yield Disk(shown(path), there.free, there.total, spool, budget)
+            usage = shutil.disk_usage(path)
+            yield Disk(shown(path), usage.free, usage.total, spool, budget)
 
 
 def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
-    """Return the facts of this node.
+    """Return the facts of this node: identity, versions, limits, GPUs, file systems, trainings.
 
-    ``runs``: the output directories by the names of their runs.
+    ``runs``: the output directories by the names of their runs.  ``clock_offset``: seconds by which
+    this clock is ahead of the store's.
     """
     limits = {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
     for name in ("max_user_instances", "max_user_watches", "max_queued_events"):
@@ -296,9 +316,12 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
 
 
 def _train(spool: Path) -> Train | None:
-    """Return the newest training that a hook announced, in the words of its first rank here."""
-    begun = markers.list_training_processes(spool)
-    newest = [b for b in begun if b.train == begun[-1].train]
+    """Return the newest training that a hook announced in a spool; None if there is none.
+
+    Its facts are those of its lowest rank on this node; its state is that of all ranks here.
+    """
+    processes = markers.list_training_processes(spool)
+    newest = [b for b in processes if b.train == processes[-1].train]
     if not newest:
         return None
     # processes of another container cannot be asked: those run until they say that they have ended
@@ -310,6 +333,7 @@ def _train(spool: Path) -> Train | None:
 
 
 def _text(path: Path) -> str:
+    """Return a file's text, or "" if it cannot be read."""
     try:
         return path.read_text("utf-8", "surrogateescape")
     except OSError:

@@ -1,9 +1,9 @@
-"""`run`: from a configuration to an exit code.
+"""`ckptsync run`: the main loop of the service, from a configuration to an exit code.
 
-One loop, in the main thread, starts every task when it is due, listens to signals and tells systemd
-how it goes.  The first task opens the store; scans begin before it.  systemd, or the container,
-starts the process again: a reload is an end, and so is a task that hangs.  Work that is abandoned
-at the end loses nothing: its files appear whole or not at all, and the next start finishes it.
+One loop in the main thread starts every task when it is due, handles signals, and reports to
+systemd.  The first task opens the store; scans do not wait for it.  A reload and a task that hangs
+both end the process, and its supervisor (systemd, or the container) starts it again.  Unfinished
+work loses nothing: its files appear whole or not at all, and the next start finishes it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[Roles]:
-    """Give the roles of a configuration; raises ConfigError where one cannot begin.
+    """Enter a block with the started roles of a configuration, which are closed after it.
 
-    What no role needs is not imported.
+    Takes the worker's locks and begins its watches.  Modules that no configured role needs are not
+    imported.  Raises ConfigError if a role cannot begin.
     """
     with ExitStack() as stack:
         roles = Roles()
@@ -75,19 +76,29 @@ def roles_of(config: Config, node: str, store: Store, fatal: Fatal) -> Iterator[
 
 
 def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin = roles_of) -> int:
-    """Run until SIGTERM or SIGINT (0), a second worker of this node (2) or a bug (1).
+    """Run the service until it is stopped, and return its exit code.
 
-    Raises ConfigError or StoreError at the start.  ``load`` is called again at SIGHUP: if it gives
-    a configuration, the run ends (0), so that its supervisor starts it with that one.
-    ``until_gone``: a process; the run ends after it, too.
+    That is 0 after SIGTERM or SIGINT, 1 after a bug or a hang, 2 if another worker of this node id
+    is alive.
+
+    Args:
+        load: reads the configuration; called again at SIGHUP.  If that succeeds, the run ends
+            (0), so that its supervisor starts it with the new configuration.
+        until_gone: the id of a process; the run also ends after it, see `UntilGone`.
+        begin: makes the roles; tests replace it.
+
+    Raises:
+        ConfigError: the configuration is wrong, or a role cannot begin.
+        StoreError: the store refuses to be opened (not: it is unreachable).
+
     """
     config = load()
     configure(config.log)
     url, runs = config.store.url, config.worker.runs if "worker" in config.roles else ()
     outputs = ", ".join(run.path for run in output_directories(runs, url).runs)
-    what = {"roles": ",".join(config.roles), "store": shown_url(url), "outputs": outputs}
+    values = {"roles": ",".join(config.roles), "store": shown_url(url), "outputs": outputs}
     level = logging.WARNING if config.overridden else logging.INFO
-    log.log(level, "%s", pairs(phase="starting", **what, overridden="; ".join(config.overridden)))
+    log.log(level, "%s", pairs(phase="starting", **values, overridden="; ".join(config.overridden)))
     for line in config.switched_off:
         log.info("%s", pairs(phase="off", detail=line))
     for line in list_unmatched(runs):
@@ -101,8 +112,8 @@ def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin 
 class UntilGone:
     """`ckptsync run --until-gone PID`: stop once PID has ended and every checkpoint is stored.
 
-    What never finishes is waited for no longer than `FINISHES_WITHIN`.  Without a process it never
-    ends by itself.
+    Checkpoints and queues that do not change any more delay the end by `FINISHES_WITHIN` at most.
+    Without a PID the service never ends by itself.
     """
 
     def __init__(self, pid: int | None) -> None:
@@ -112,10 +123,10 @@ class UntilGone:
         self._since = 0.0
 
     def is_due(self, roles: Roles) -> bool:
-        """Return whether the service is to end now.
+        """Return whether the service must end now; False while the process lives.
 
-        Every task must have begun and ended a run after the process: the last checkpoint may be
-        younger than the last scan.
+        The first call after the end of the process hints every task: each must begin and end a run
+        after it, since the last checkpoint may be younger than the last scan.
         """
         if self._pid is None or start_time(self._pid) == self._began != "":
             return False
@@ -132,6 +143,8 @@ class UntilGone:
 
 
 class _Service:
+    """One run of the service: its tasks, its store once that is open, and its stop request."""
+
     def __init__(
         self, config: Config, stop: Stopping, load: Callable[[], Config], until_gone: UntilGone
     ) -> None:
@@ -148,8 +161,12 @@ class _Service:
         self._clock = wall_minus_monotonic()
 
     def run(self, begin: Begin) -> None:
-        begun = begin(self._config, self._node, self._store, self._fatal)
-        with begun as roles, ExitStack() as stack:
+        """Run the main loop until a stop is requested, then end all tasks.
+
+        Raises what `begin` raises, or the store's CkptsyncError if it refuses to be opened.
+        """
+        role_context = begin(self._config, self._node, self._store, self._fatal)
+        with role_context as roles, ExitStack() as stack:
             self._roles, self._stack = roles, stack
             self._adopt([self._opening, *roles.local])
             self._notifier.send("READY=1", f"STATUS={self._status}")
@@ -164,15 +181,17 @@ class _Service:
                 if now >= next_check or self._stop.must_reload:
                     self._check()
                     next_check = now + period
-                due = min((task.due for task in self._tasks if not task.is_running), default=NEVER)
-                self._stop.wait(min(next_check, due) - time.monotonic())
+                next_due = min(
+                    (task.due for task in self._tasks if not task.is_running), default=NEVER
+                )
+                self._stop.wait(min(next_check, next_due) - time.monotonic())
             self._end()
         if self._refusal is not None:
             raise self._refusal
         log.info("%s", pairs(phase="stopped", node=self._node, exit_code=self._stop.code))
 
     def _adopt(self, tasks: Iterable[Task]) -> None:
-        """Have the loop start these tasks from now on."""
+        """Add tasks to those that the loop starts, and wake the loop."""
         tasks = tuple(tasks)
         for task in tasks:
             task.wake = self._stop.wake
@@ -180,7 +199,11 @@ class _Service:
         self._stop.wake()
 
     def _open(self) -> None:
-        """Open the store, take the node's name, and begin all that needs the store."""
+        """Open the store, claim the node's id in it, and begin all tasks that need the store.
+
+        The work of the task "store".  An unreachable store is logged, and tried again at the next
+        run; any other error is kept in ``_refusal`` and stops the service.
+        """
         try:
             store = open_configured(self._config)
             own = process_control.heartbeat(self._node, self._config.roles)
@@ -197,11 +220,11 @@ class _Service:
             return
         self._opening.every = NEVER
         self._heart = heart = Heart(store, mine, self._roles, self._stop)
-        self._store.came(store)
+        self._store.connect(store)
         if self._stop.is_stopping:
             return
-        what = {"node": mine.node, "roles": ",".join(mine.roles), "store": store.url}
-        log.info("%s", pairs(phase="started", **what))
+        values = {"node": mine.node, "roles": ",".join(mine.roles), "store": store.url}
+        log.info("%s", pairs(phase="started", **values))
         roles = self._roles
         self._beating = Task("heartbeat", mine.period, heart.beat, self._fatal)
         roles.local.append(self._beating)
@@ -213,7 +236,10 @@ class _Service:
         self._adopt([roles.local[-1], *roles.tasks, *roles.periodic])
 
     def _pause(self, seconds: float) -> None:
-        """Wait for another process's next heartbeat; raises Transient if a stop is asked for."""
+        """Wait that many seconds, for another process's next heartbeat.
+
+        Raises Transient if the service is stopped meanwhile.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self._stop.is_stopping:
@@ -222,7 +248,10 @@ class _Service:
             time.sleep(0.25)
 
     def _check(self) -> None:
-        """Feed systemd's watchdog, and ask for a stop where it is time to end."""
+        """Report to systemd's watchdog; request a stop after a hang, a reload or ``until_gone``.
+
+        After a jump of the wall clock, all tasks that APScheduler repeats are started.
+        """
         before, self._clock = self._clock, wall_minus_monotonic()
         if by := clock_jump(before, self._clock):
             log.warning("%s", pairs(phase="clock-jumped", by=f"{by:+.0f}s"))
@@ -248,13 +277,15 @@ class _Service:
             self._stop.ask()
 
     def _fatal(self, e: BaseException) -> None:
+        """Log a bug, and stop the service with exit code 1."""
         log.critical("%s", pairs(phase="failed", error=f"{type(e).__name__}: {e}"), exc_info=e)
         self._stop.ask(1)
 
     def _end(self) -> None:
-        """Wait for running tasks and jobs, then say in the store that this process has stopped.
+        """Wait for running tasks and jobs, then write in the store that this process has stopped.
 
-        What needs longer is abandoned with the process: a thread cannot be killed.
+        Each of the two waits takes `GRACE` at most.  If a task still runs after that, this ends the
+        process at once, since a thread cannot be killed.
         """
         self._notifier.send("STOPPING=1", "STATUS=stopping")
         head = self._roles.head

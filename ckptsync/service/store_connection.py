@@ -1,8 +1,8 @@
-"""Open the service's store: wait while it is away, and do not make it again where it is gone.
+"""Open the service's store, wait while it is unreachable, and never replace a missing one.
 
-A worker remembers in its spool which store an output directory was served to.  A store that was
-there, and is none now, is on a file system that is not mounted; one that refuses a machine that has
-worked with it has a new key, which comes here a little later.  Whoever opens it tries again.
+A store's file system may not be mounted yet, and a new empty store in its place would hide it.  So
+a worker records in its spool to which store it uploaded (`remember`).  If that store is missing, or
+refuses this machine, opening raises `Absent`, and the service tries again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ _LONGEST = 64 * 1024  # bytes
 
 
 class Absent(StoreError):
-    """No store where one should be: it will come, once it is mounted or made."""
+    """No store is where one should be: it will appear once it is mounted or made."""
 
 
 def open_configured(config: Config) -> Store:
-    """Open the store of a configuration; the first worker makes it.
+    """Open the store of a configuration; make it if there is none and this is the first worker.
 
-    Raises Absent where it will come by itself or by others; Transient, after one try, if it cannot
-    be reached; ConfigError if it refuses a machine that has never worked with it.
+    Raises:
+        Absent: it may appear later: it was there before, or another node must make it.
+        Transient: it cannot be reached; there is no second try here.
+        ConfigError: it refuses this machine, which has never worked with it.
+        StoreError: its path cannot be read.
+
     """
     url = config.store.url
     options, limits = options_for(url, config.store.options), limits_of(config.limits)
@@ -60,10 +64,11 @@ def open_configured(config: Config) -> Store:
 
 
 def check_not_gone(url: str, served: Iterable[str]) -> None:
-    """Raise Absent where a store was before: none is made in its place.
+    """Raise Absent if a store was at a URL before, so that none is made in its place.
 
-    ``served``: the output directories that were served to it.  What this user has read of it is
-    remembered in a cache, which counts where an older directory is empty, as a mount point is.
+    ``served``: the output directories that were uploaded to it, which prove that.  Else a cache of
+    its records proves it, if the directory there is empty and older than the cache, as a mount
+    point is.
     """
     from ckptsync.catalogue.cached import cache_path  # noqa: PLC0415 - a worker alone does without
 
@@ -82,7 +87,10 @@ def check_not_gone(url: str, served: Iterable[str]) -> None:
 
 
 def _empty_directory(url: str) -> Path | None:
-    """Return the empty directory without a mount that a path is, or lies directly below."""
+    """Return the directory at a path, or its parent, if it is empty and no mount; None otherwise.
+
+    None for a URL that is no path.
+    """
     location = located(url)
     if isinstance(location, Remote):
         return None
@@ -92,12 +100,16 @@ def _empty_directory(url: str) -> Path | None:
 
 
 def _question(url: str) -> str:
+    """Return the question that a hint asks about a store that is missing."""
     is_remote = isinstance(located(url), Remote)
     return "is the URL right?" if is_remote else "is the file system mounted?"
 
 
 def check(config: Config) -> None:
-    """Validate the configuration without store I/O.  Raises ConfigError or Unsupported."""
+    """Check the store's URL, its options and the output directories, without store I/O.
+
+    Raises ConfigError or Unsupported.
+    """
     url = config.store.url
     location, options = located(url), options_for(url, config.store.options)
     if not isinstance(location, Path) or location.is_dir():
@@ -105,15 +117,15 @@ def check(config: Config) -> None:
     elif location.exists():
         why = f"{url}: this is a file, and a store is a directory"
         raise ConfigError(why, hint="check the path")
-    found = output_directories(config.worker.runs, url) if "worker" in config.roles else None
-    if found and found.problems and not found.runs:
-        raise ConfigError("; ".join(found.problems), hint="see worker.runs in the configuration")
+    outputs = output_directories(config.worker.runs, url) if "worker" in config.roles else None
+    if outputs and outputs.problems and not outputs.runs:
+        raise ConfigError("; ".join(outputs.problems), hint="see worker.runs in the configuration")
 
 
 def _has_worked(config: Config) -> bool:
     """Return whether this machine has worked with the store.
 
-    A spool, or a head's cache, remembers it.
+    A worker's spool proves that; for other roles a cache of its records.
     """
     if "worker" in config.roles:
         return any(_served_before(config))
@@ -125,7 +137,7 @@ def _has_worked(config: Config) -> bool:
 
 
 def _served_before(config: Config) -> Iterator[str]:
-    """Yield the output directories that were served to this store."""
+    """Yield the output directories whose spool records this store."""
     url = config.store.url
     for run in output_directories(config.worker.runs, url).runs:
         if remembers(Path(run.path) / SPOOL, url):
@@ -133,7 +145,10 @@ def _served_before(config: Config) -> Iterator[str]:
 
 
 def remember(spool: Path, url: str) -> None:
-    """Write into a spool directory which store it is served to; raises StoreError, UnsafeSpool."""
+    """Write into a spool to which store its directory is uploaded, if it does not say so yet.
+
+    Raises StoreError or UnsafeSpool.
+    """
     if remembers(spool, url):
         return
     try:
@@ -146,23 +161,23 @@ def remember(spool: Path, url: str) -> None:
 
 
 def remembers(spool: Path, url: str) -> bool:
-    """Return whether a spool directory was served to this very store last."""
+    """Return whether a spool records this store; False if that cannot be read."""
     with contextlib.suppress(OSError):
         return safe_files.read(spool / MARK, _LONGEST) == _normalized(url)
     return False
 
 
 def _normalized(url: str) -> bytes:
-    """Return the location, however its URL is spelt."""
+    """Return a store's URL or path in one spelling, as the spool's file holds it."""
     location = located(url)
     return f"{location.url if isinstance(location, Remote) else location}\n".encode()
 
 
 class ServiceStore(StoreWrapper):
-    """A store that may connect later: until `came` is called, every operation raises Transient.
+    """A store that is connected later: until `connect`, every operation raises Transient.
 
-    Once ``is_stopping`` writes raise Transient between two chunks: the next start continues what
-    was written where the store can do that (`About.origin`), and elsewhere begins anew.
+    Once ``is_stopping`` is true, writes raise Transient between two chunks; the next start
+    continues them if the store can (`About.origin`), and begins them anew otherwise.
     """
 
     def __init__(self, url: str, is_stopping: Callable[[], bool]) -> None:  # no store to wrap yet
@@ -170,14 +185,14 @@ class ServiceStore(StoreWrapper):
         self._is_stopping = is_stopping
         self._store: Store | None = None
 
-    def came(self, store: Store) -> None:
-        """Serve this store from now on."""
+    def connect(self, store: Store) -> None:
+        """Pass every operation to this store from now on."""
         self.late, self.is_exclusive = store.late, store.is_exclusive
         self._store = store
 
     @property
     def inner(self) -> Store:
-        """Return the store that came; raises Transient until then."""
+        """Return the connected store; raise Transient if there is none yet."""
         if self._store is None:
             hint = "the service tries again every few seconds"
             raise Transient(f"{self.url}: not reached yet", hint=hint)
@@ -190,9 +205,13 @@ class ServiceStore(StoreWrapper):
         self.inner.create(name, self._until_stop(name, chunks), about)
 
     def _until_stop(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-        """Return the chunks until a stop; they can be read again if ``chunks`` can."""
+        """Return the chunks; reading them raises Transient once the service is stopping.
+
+        The result can be iterated again if ``chunks`` can.
+        """
 
         def guarded() -> Iterator[Chunk]:
+            """Yield the chunks; raise Transient at a stop."""
             for chunk in chunks:
                 if self._is_stopping():
                     why = f"{name}: not written, the service is stopping"
@@ -203,6 +222,8 @@ class ServiceStore(StoreWrapper):
 
 
 class _Repeated:
+    """An iterable that begins anew each time."""
+
     def __init__(self, begin: Callable[[], Iterator[Chunk]]) -> None:
         self._begin = begin
 

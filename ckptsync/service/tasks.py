@@ -1,7 +1,8 @@
-"""Work that is done again and again, and the one rule by which it is called hung.
+"""Work that a service repeats for as long as it runs, and the rule by which it counts as hung.
 
-A `Task` is one such work inside its error boundary, in a thread of its own.  One loop (`run`)
-starts every task when it is due.  A `Watchdog` names those that run and make no progress.
+A `Task` repeats one function in a thread of its own: an expected error is logged and the function
+is tried again, a bug ends the process.  One loop (`run`) starts every task when it is due.  A
+`Watchdog` names the tasks that run and have made no progress for too long.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Fatal = Callable[[BaseException], None]
-"""Takes a bug: the process ends by it."""
+"""Is called with the exception of a bug; ends the process."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a task has seen and done.
+    """What one run of a task did, for the log and for `ckptsync status`.
 
-    ``lines``: to log where they are new; the rest is for `ckptsync status`.  ``queue``: what is on
-    its way.  ``watch``: how each output directory is watched.  ``lacks``: see `WorkerResult`.
+    ``lines``: the present states, of which changes are logged.  ``queue``: the subjects that are
+    queued or running.  ``watch``: how each output directory is watched, by its path.  ``lacks``:
+    see `WorkerResult`.
     """
 
     lines: tuple[Line, ...] = ()
@@ -50,7 +52,7 @@ class Outcome:
 
 
 class Task:
-    """``work`` that is done every ``every`` seconds, and sooner where `at` or `hint` ask for it.
+    """``work`` that is run every ``every`` seconds, and sooner after `at` or `hint`.
 
     An operator's error (`CkptsyncError`) is logged once per change and counted, and the next run
     tries again.  Anything else is a bug: ``fatal`` gets it, and the process ends, so that its
@@ -81,17 +83,24 @@ class Task:
         self._has_thread = False
 
     def hint(self) -> None:
-        """Run soon.  Any number of hints is one run."""
+        """Make the task due in `DEBOUNCE` seconds.  Several hints lead to one run."""
         self.at(DEBOUNCE)
 
     def at(self, seconds: float) -> None:
-        """Run in so many seconds, or when it is due before that; if it runs now, once more."""
+        """Make the task due in that many seconds, unless it is due earlier; wake the loop.
+
+        If it is running now, it runs once more after that.
+        """
         with self._lock:
             self.due = min(self.due, time.monotonic() + seconds)
         self.wake()
 
     def start_if_due(self, now: float) -> None:
-        """Run in the task's thread, if it is due and does not run.  Never waits."""
+        """Run in the task's thread, if it is due and not running.  Never waits, never raises.
+
+        The first call starts the thread.  If none can be had, that is logged as a failure of the
+        task, which is due again after `RETRY`.
+        """
         with self._lock:
             if self.is_running or now < self.due:
                 return
@@ -108,15 +117,18 @@ class Task:
         self._go.release()
 
     def busy(self, now: float) -> float:
-        """Return the seconds for which it has been at work; 0 if it rests."""
+        """Return the seconds for which the present run has lasted; 0 if it is not running."""
         return max(0.0, now - self.began) if self.is_running else 0.0
 
     def errors(self) -> tuple[str, ...]:
-        """Return what the last run failed with, and what it found."""
+        """Return the error of the last run, if it failed, and the errors of the last outcome."""
         return (*([f"{self.name}: {self.error}"] if self.error else []), *self.outcome.errors)
 
     def __call__(self) -> None:
-        """Run once, in this thread.  Never raises."""
+        """Run once, in this thread, and set when it is due next.  Never raises.
+
+        After long work the pause is as long as the work, up to ``every``.
+        """
         with self._lock:
             self.is_running, self.began = True, time.monotonic()
             self.due = self.due if self.due > self.began else NEVER
@@ -127,18 +139,20 @@ class Task:
         finally:
             now = time.monotonic()
             took = now - self.began
-            rest = max(self.every - took, min(took, self.every))  # long work rests as long again
+            pause = max(self.every - took, min(took, self.every))
             with self._lock:
                 self.finished += 1
                 self.is_running = False
-                self.due = min(self.due, now + rest)
+                self.due = min(self.due, now + pause)
             self.wake()
 
     def _serve(self) -> None:
+        """Run once for each start, for ever; the main function of the task's thread."""
         while self._go.acquire():
             self()
 
     def _run(self) -> None:
+        """Do the work, store its outcome, and log what changed; give a bug to ``fatal``."""
         try:
             self.outcome = self._work() or self.outcome
             lines, self._logged = changed(self._logged, self.outcome.lines)
@@ -155,18 +169,21 @@ class Task:
             self.error = ""
 
     def _failed(self, e: CkptsyncError) -> None:
-        """Count an operator's error, and log one that is new."""
+        """Count and store an operator's error; log it unless the last run had the same."""
         self.failures += 1
         if str(e) != self.error:
-            what = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
+            details = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
             where = {"task": self.name, "failures": self.failures}
-            log.error("%s", pairs(phase="failed", **where, **what))
+            log.error("%s", pairs(phase="failed", **where, **details))
         self.error = str(e)
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """How far a task or a process has come: runs, signs of transfers, bytes, seconds of CPU."""
+    """Counters of a task or a process, by which progress is recognised.
+
+    ``finished`` runs, ``signs`` of transfers, bytes ``moved``, seconds of ``cpu``.
+    """
 
     finished: int
     signs: int
@@ -174,14 +191,17 @@ class Activity:
     cpu: float
 
     def is_beyond(self, before: Activity) -> bool:
-        """Return whether there was progress in between."""
+        """Return whether there was progress since ``before``.
+
+        That is another run or sign, or at least `LEAST_BYTES` or `LEAST_CPU`.
+        """
         counts, earlier = (self.finished, self.signs), (before.finished, before.signs)
         moved, cpu = self.moved - before.moved, self.cpu - before.cpu
         return counts != earlier or moved >= LEAST_BYTES or cpu >= LEAST_CPU
 
 
 def progress_of(task: Task) -> Activity:
-    """Return a task's own progress: signs that it gave, and what its own thread has done."""
+    """Return the counters of a task's own thread; CPU and bytes are 0 where /proc lacks them."""
     thread = f"/proc/self/task/{task.thread}"
     try:
         stat = Path(f"{thread}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -207,21 +227,24 @@ def _moved(path: str) -> int:
 
 
 class Watchdog:
-    """The one rule: a task that runs must make progress within ``limit`` seconds.
+    """Names the tasks that run and have made no progress for ``limit`` seconds.
 
     Progress is the task's own, since uploads that work must not hide a scan that hangs.
     """
 
     def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
-        self.found: tuple[str, ...] = ()
+        self.hung: tuple[str, ...] = ()
         """The names of the tasks that hung when `check` was called last."""
         self._clock = clock
         self._checked = clock()
         self._last: dict[str, tuple[Activity, float]] = {}
 
     def check(self, tasks: Iterable[Task]) -> tuple[str, ...]:
-        """Return the names of those that have made no progress for too long."""
+        """Return the names of the running tasks without progress for more than ``limit`` seconds.
+
+        Remembers the counters of all running tasks for the next call, and sets ``hung``.
+        """
         self._checked = now = self._clock()
         last, self._last = self._last, {}
         for task in tasks:
@@ -230,11 +253,11 @@ class Watchdog:
                 before, since = last.get(task.name, (progress, now))
                 is_new = progress.is_beyond(before)
                 self._last[task.name] = (progress, now) if is_new else (before, since)
-        still = {name: now - since for name, (_, since) in self._last.items()}
-        self.found = tuple(name for name, seconds in still.items() if seconds > self.limit)
-        return self.found
+        idle_seconds = {name: now - since for name, (_, since) in self._last.items()}
+        self.hung = tuple(name for name, seconds in idle_seconds.items() if seconds > self.limit)
+        return self.hung
 
-    def still(self) -> float:
-        """Return the seconds for which nobody has checked, 0 while somebody does."""
-        still = self._clock() - self._checked
-        return still if still > UNCHECKED else 0.0
+    def unchecked(self) -> float:
+        """Return the seconds since `check` was called last, or 0 if that is at most `UNCHECKED`."""
+        seconds = self._clock() - self._checked
+        return seconds if seconds > UNCHECKED else 0.0

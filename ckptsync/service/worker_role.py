@@ -1,10 +1,9 @@
-"""The worker role: it scans the output directories that exist now, and uploads what is finished.
+"""The worker role: scans the output directories that exist now, and uploads finished saves.
 
-`WorkerRole.scan` pins and judges, and asks no store: each second it checks where a name has come
-or gone, and scans there, and elsewhere when the interval of `rest_after` is over.
-`WorkerRole.plan` gives what is due to the upload queues; it asks the store, so it is a task of its
-own: a store that does not answer must not keep anything from being pinned.  Each queue uploads in
-a task of its own.
+Scans, plans and uploads are separate tasks, so that checkpoints are pinned in time even where the
+store does not answer.  `WorkerRole.scan` pins and judges without the store: each second it checks
+which directories have new or removed names, and scans those; others after `rest_after`.
+`WorkerRole.plan` reads the store and queues uploads; each queue uploads in a task of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ckptsync.config.schema import Config, WorkerConfig
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.quantities import backoff
 from ckptsync.records.progress import Progress
-from ckptsync.service.directory_check import directories_to_check, directory_states
+from ckptsync.service.directory_changes import directories_to_check, directory_states
 from ckptsync.service.fs_events import Watch
 from ckptsync.service.log import Line, moment, pairs, shown
 from ckptsync.service.process_control import Locks
@@ -52,52 +51,61 @@ LONGEST_REST = 300.0  # seconds between scans, or plans; on a shared disk a pin 
 FIRST, LONGEST = 2.0, 15.0  # seconds until a store that is away is tried again, see `backoff`
 
 
-def rest_after(still: float, every: float, finishes: float | None = None) -> float:
-    """Return the seconds until the next scan or plan, ``still`` seconds after the last change.
+def rest_after(idle_seconds: float, every: float, finishes: float | None = None) -> float:
+    """Return the seconds until the next scan or plan.
 
-    That is ``every``, and then twice as long each time, up to `LONGEST_REST`; less while a save is
-    not finished.  ``finishes``: seconds until one is, if nothing changes.
+    That is ``every``, or as long as nothing has changed, up to `LONGEST_REST`; less while a save is
+    unfinished.
+
+    Args:
+        idle_seconds: since the last change.
+        every: the configured interval.
+        finishes: seconds until an unfinished save counts as finished if nothing changes; 0 if that
+            cannot be told, None if there is no unfinished save.
+
     """
     if finishes is None:
-        return max(every, min(still, LONGEST_REST))
-    rest = max(UNFINISHED_EVERY, min(every, still / PATIENCE))
-    return min(rest, finishes or rest)
+        return max(every, min(idle_seconds, LONGEST_REST))
+    pause = max(UNFINISHED_EVERY, min(every, idle_seconds / PATIENCE))
+    return min(pause, finishes or pause)
 
 
 @dataclass(slots=True)
 class _OutputDirectory:
-    """One output directory: what the last scan found, and when the next one is due."""
+    """One output directory: its worker, its last scan, and when the next one is due.
+
+    Times are on the monotonic clock.  ``folders``: directories in which new names may appear;
+    ``state``: of these, before the last scan.
+    """
 
     run: RunDir
     worker: Worker
-    found: Scan = field(default_factory=Scan)
-    moved: float = field(default_factory=time.monotonic)
-    due: float = 0.0
-    folders: tuple[str, ...] = ()  # in which new names may appear, and their state at the last scan
+    last_scan: Scan = field(default_factory=Scan)
+    changed_at: float = field(default_factory=time.monotonic)
+    next_scan: float = 0.0
+    folders: tuple[str, ...] = ()
     state: object = ()
 
-    def has_moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether a name has come or gone since the last scan."""
         return directory_states(self.folders) != self.state
 
     def scan(self, now: float) -> None:
+        """Scan this directory, and remember the state of its folders before the scan."""
         folders = directories_to_check(self.run.path)
         # before the scan: the next check sees what comes during it
         state = directory_states(folders)
-        self.found = self.worker.scan(now)
+        self.last_scan = self.worker.scan(now)
         self.folders, self.state = folders, state
 
     def is_outdated(self) -> bool:
-        """Return whether another scan may find other things than the last one.
-
-        It failed, or a name came or went since.
-        """
-        has_failed = any(not failure.checkpoint for failure in self.found.failures)
-        return has_failed or self.has_moved()
+        """Return whether the last scan failed, or a name has come or gone since it."""
+        has_failed = any(not failure.checkpoint for failure in self.last_scan.failures)
+        return has_failed or self.has_changed()
 
 
 class WorkerRole:
-    """A `Worker` for each output directory that is there, so that one may come and go meanwhile."""
+    """The tasks of a worker, with one `Worker` for each output directory that exists now."""
 
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
         self._config, self._node, self._store = config, node, store
@@ -118,7 +126,7 @@ class WorkerRole:
         self._plan_errors: list[str] = []
         self._lock = threading.Lock()
         self._plan_at = 0.0
-        self._moved, self._outages = time.monotonic(), 0
+        self._changed_at, self._outages = time.monotonic(), 0
         self.scanning = Task("scan", max(CHECK_EVERY, every / CHECKS), self.scan, fatal)
         self.planning = Task("worker", every, self.plan, fatal)
         self._queues = UploadQueues(config.limits.threads)
@@ -138,9 +146,9 @@ class WorkerRole:
         )
 
     def begin(self) -> None:
-        """Find the output directories.
+        """Find the output directories, lock their spools and begin to watch them.
 
-        Raises ConfigError if one is another worker's, or none may be used.
+        Raises ConfigError if another worker has locked one, or no directory can be used.
         """
         for run in output_directories(self._config.worker.runs, self._store.url).runs:
             # one that cannot be used is a problem that each scan reports
@@ -162,28 +170,32 @@ class WorkerRole:
         """Return the output directories by the names of their runs."""
         return {run.name: run.path for run in self._directories}
 
-    def held(self) -> list[tuple[Path, int]]:
-        """Return the output directories, each with the bytes that only our pins still hold."""
-        return [(run.path, one.worker.pinned_bytes()) for run, one in self._directories.items()]
+    def pinned_bytes(self) -> list[tuple[Path, int]]:
+        """Return the output directories, each with the bytes of files that only pins still have."""
+        return [
+            (run.path, directory.worker.pinned_bytes())
+            for run, directory in self._directories.items()
+        ]
 
     def running(self) -> Iterator[Progress]:
-        """Yield each save that the store does not have whole, in heartbeats' words."""
+        """Yield the progress of each save that is not completely stored, for heartbeats."""
         offset = time.time() - time.monotonic()
-        workers = [one.worker for one in self._directories.values()]
+        workers = [directory.worker for directory in self._directories.values()]
         for worker in (*workers, *tuple(self._removed.values())):
             yield from worker.running(offset)
 
     def hint(self, path: str = "") -> None:
-        """Have an output directory scanned soon, in which something was written.
-
-        "": all of them.
-        """
+        """Make a scan of the output directory ``path`` due soon ("": of all).  Any thread."""
         with self._lock:
             self._hints.add(path)
         self.scanning.hint()
 
     def scan(self) -> Outcome:
-        """Check what has moved, and scan what is due."""
+        """Scan the output directories with a hint, a changed name or an interval that is over.
+
+        Finds the output directories anew every `scan_every` seconds, makes a plan due after a
+        change, and sets when the next scan is due.  Returns the last outcome if nothing was due.
+        """
         now, every = time.monotonic(), self._every
         with self._lock:
             hints, self._hints = self._hints, set()
@@ -192,26 +204,30 @@ class WorkerRole:
             self._renew()
             self._renew_at = now + every
         directories = list(self._directories.values())
-        for one in directories:
-            if hints & {"", str(one.run.path)} or one.has_moved():
-                one.moved = one.due = self._moved = now
-        due = [one for one in directories if now >= one.due]
-        if not due and not is_renewed:
+        for directory in directories:
+            if hints & {"", str(directory.run.path)} or directory.has_changed():
+                directory.changed_at = directory.next_scan = self._changed_at = now
+        due_directories = [directory for directory in directories if now >= directory.next_scan]
+        if not due_directories and not is_renewed:
             return self.scanning.outcome
         with self._queues.scan_lock:
-            for one in due:
-                one.scan(now)
-        for one in due:
-            one.due = now + rest_after(now - one.moved, every, one.found.due)
-            if one.found.due == 0:
+            for directory in due_directories:
+                directory.scan(now)
+        for directory in due_directories:
+            directory.next_scan = now + rest_after(
+                now - directory.changed_at, every, directory.last_scan.due
+            )
+            if directory.last_scan.due == 0:
                 self._plan_within(0)
-        if self._moved == now:
+        if self._changed_at == now:
             self._plan_within(every)
-        self.scanning.at(min((one.due - now for one in directories), default=NEVER))
+        self.scanning.at(
+            min((directory.next_scan - now for directory in directories), default=NEVER)
+        )
         return self._scanned(directories)
 
     def carry_logs(self) -> Outcome:
-        """Send the logs that have changed; one directory's error keeps no other back."""
+        """Upload the logs that have changed; a StoreError of one run is only reported."""
         notes, errors = list[str](), list[str]()
         self._logs = {
             run: self._logs.get(run) or RunLogs(run, self._node, self._store)
@@ -229,12 +245,14 @@ class WorkerRole:
         return Outcome((*_left_out(errors), *lines), errors=tuple(errors), notes=tuple(notes))
 
     def _scanned(self, directories: list[_OutputDirectory]) -> Outcome:
-        """Return what the last scans have seen."""
-        found = [one.found for one in directories]
-        failures = tuple(failure for scan in found for failure in scan.failures)
-        lost = self._watch.notes() if self._watch else ()
+        """Return the outcome of the last scans of all directories."""
+        scans = [directory.last_scan for directory in directories]
+        failures = tuple(failure for scan in scans for failure in scan.failures)
+        watch_notes = self._watch.notes() if self._watch else ()
         notes = tuple(
-            dict.fromkeys((*lost, *self._notes, *(note for scan in found for note in scan.notes)))
+            dict.fromkeys(
+                (*watch_notes, *self._notes, *(note for scan in scans for note in scan.notes))
+            )
         )
         result = WorkerResult(self._node, failures=failures, notes=notes)
         return Outcome(
@@ -249,26 +267,32 @@ class WorkerRole:
         )
 
     def _renew(self) -> None:
-        """Find the output directories again; one that cannot be used holds up no other."""
+        """Find the output directories again, and lock and watch those that are new.
+
+        Workers of directories that were removed are kept in ``_removed``, since they may still
+        upload.  A directory that cannot be used is a problem in the next outcome.
+        """
         self._watched = list_watched(self._config.worker.runs)
         self._watched_state = directory_states(self._watched)  # before the directories are listed
-        found = output_directories(self._config.worker.runs, self._store.url)
+        output_dirs = output_directories(self._config.worker.runs, self._store.url)
         before, after = self._directories, dict[RunDir, _OutputDirectory]()
-        problems = [*found.problems, *found.unsafe]
-        for run in found.runs:
-            at = RunDir(run.name, Path(run.path))
+        problems = [*output_dirs.problems, *output_dirs.unsafe]
+        for run in output_dirs.runs:
+            run_dir = RunDir(run.name, Path(run.path))
             try:
-                self._locks.hold(at.path / SPOOL)
-                options = worker_options(self._config, self._node, at)
-                after[at] = before.get(at) or _OutputDirectory(
-                    at, Worker(options, self._store, self._queues)
+                self._locks.hold(run_dir.path / SPOOL)
+                options = worker_options(self._config, self._node, run_dir)
+                after[run_dir] = before.get(run_dir) or _OutputDirectory(
+                    run_dir, Worker(options, self._store, self._queues)
                 )
             except CkptsyncError as e:
                 problems.append(str(e))
-        self._problems, self._unsafe = tuple(problems), found.unsafe
+        self._problems, self._unsafe = tuple(problems), output_dirs.unsafe
         self._unmatched = list_unmatched(self._config.worker.runs)
         self._removed |= {
-            at: one.worker for at, one in before.items() if at not in after and not at.path.is_dir()
+            run_dir: directory.worker
+            for run_dir, directory in before.items()
+            if run_dir not in after and not run_dir.path.is_dir()
         }
         if list(after) != list(before) or self._watch is None:
             if self._watch:
@@ -279,22 +303,22 @@ class WorkerRole:
         self._directories = after
 
     def _plan_within(self, seconds: float) -> None:
-        """Plan in so many seconds, or when that is due before."""
+        """Make a plan due in that many seconds, unless it is due earlier.  Any thread."""
         with self._lock:
             self._plan_at = min(self._plan_at, time.monotonic() + seconds)
         self.planning.at(seconds)
 
     def _ended(self) -> None:
-        """Report, in a moment, that an upload has ended."""
+        """Make `plan` report soon that an upload has ended; called by the queues."""
         self._has_results = True
         self.planning.at(RESULTS_EVERY)
 
     def plan(self) -> Outcome:
-        """Give what is due to the queues, if it is time for that; report what became of everything.
+        """Queue uploads if a plan is due, and return the results of all workers.
 
-        After an upload has ended it is called early, and only reports results.  Plans come when a
-        save is finished, every `scan_every` while something is on its way, and after `rest_after`
-        else: some work only the store knows, such as damage to repair.
+        If only an upload has ended, this reports results and plans nothing; if neither, it returns
+        the last outcome.  Plans are due when a save is finished, every `scan_every` while something
+        is queued, and otherwise after `rest_after`, since only the store knows of damage to repair.
         """
         now = time.monotonic()
         next_plan = now + self._every
@@ -306,8 +330,8 @@ class WorkerRole:
         self._has_results = False
         if is_due:
             self._plan()
-        workers = [one.worker for one in self._directories.values()]
-        sent = tuple(p for worker in workers for p in worker.take_sent())
+        workers = [directory.worker for directory in self._directories.values()]
+        sent_saves = tuple(p for worker in workers for p in worker.take_sent())
         results = [worker.result() for worker in workers]
         queue = tuple(item for result in results for item in result.queue)
         errors = (*self._plan_errors, *(error for result in results for error in result.errors))
@@ -316,7 +340,7 @@ class WorkerRole:
             with self._lock:
                 # a scan may have asked for another
                 if is_idle and self._plan_at == next_plan:
-                    self._plan_at = now + rest_after(now - self._moved, self._every)
+                    self._plan_at = now + rest_after(now - self._changed_at, self._every)
         if not any(failure.may_pass for result in results for failure in result.failures):
             self._outages = 0
         elif self._plan_at - now > LONGEST:
@@ -330,7 +354,7 @@ class WorkerRole:
             (
                 *_left_out(self._plan_errors),
                 *(line for result in results for line in worker_lines(result, running)),
-                *worker_lines(WorkerResult(self._node, sent), {}),
+                *worker_lines(WorkerResult(self._node, sent_saves), {}),
             ),
             queue,
             errors,
@@ -338,20 +362,24 @@ class WorkerRole:
         )
 
     def _plan(self) -> None:
-        """Plan for every directory."""
+        """Let the worker of every directory plan, also of removed ones that still upload.
+
+        A directory's error is kept in ``_plan_errors``.  Removed directories whose worker is done
+        are dropped.
+        """
         self._plan_errors = []
         directories = self._directories
-        workers = {run: one.worker for run, one in directories.items()}
+        workers = {run: directory.worker for run, directory in directories.items()}
         self._queues.retain({key for worker in workers.values() for key in worker.queue_keys})
         for run, worker in (*workers.items(), *self._removed.items()):
             try:
                 if run not in self._removed:
                     remember(run.path / SPOOL, self._store.url)
-                one = directories.get(run)
+                directory = directories.get(run)
                 # A save that came after the last scan need not wait for the next plan, and no other
                 # task scans a removed directory.  Without `scan_lock`, to which uploads give way:
                 # another directory's scan, which may never end, would hold up this plan.
-                if one is None or one.worker is not worker or one.is_outdated():
+                if directory is None or directory.worker is not worker or directory.is_outdated():
                     worker.scan(time.monotonic())
                 worker.plan(time.monotonic())
             except CkptsyncError as e:  # noqa: PERF203 - one directory's failure keeps no other back
@@ -370,15 +398,13 @@ def worker_options(config: Config, node: str, run: RunDir) -> WorkerOptions:
 
 
 def _left_out(problems: tuple[str, ...] | list[str]) -> list[Line]:
+    """Return a log line for each problem of a directory that is not served."""
     texts = {problem: pairs(phase="left-out", error=problem) for problem in problems}
     return [Line(f"problem {key}", text, level="error") for key, text in texts.items()]
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system.
-
-    glibc keeps what threads have freed, some 20 MB after a large save.
-    """
+    """Have glibc return freed memory to the system: some 20 MB after a large save."""
     with contextlib.suppress(OSError, AttributeError):  # musl has no such call, and keeps less
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -386,33 +412,37 @@ def give_back_memory() -> None:
 def worker_lines(
     result: WorkerResult, running: Mapping[tuple[str, str], Progress]
 ) -> Iterator[Line]:
-    """Yield the log lines of phases of checkpoints, of repairs and of failures.
+    """Yield the log lines of a result: checkpoints, repairs, notes and failures.
 
-    ``running``: by run and checkpoint, what of it waits, why and until when.
+    ``running``: the progress of uploads by run and checkpoint, which says until when one waits.
     """
     for p in result.progress:
         if p.phase == "stored":  # `sent` was logged, or it was stored before this process began
             continue
-        what: dict[str, object] = {"run": p.run, "checkpoint": p.checkpoint, "location": p.location}
+        values: dict[str, object] = {
+            "run": p.run,
+            "checkpoint": p.checkpoint,
+            "location": p.location,
+        }
         if p.phase == "sent":
-            what |= {"files": p.files, "bytes": p.size}
+            values |= {"files": p.files, "bytes": p.size}
         elif p.phase in ("waiting", "not-final"):
-            what["reason"] = p.detail.partition("; finished if")[0]  # what follows counts seconds
+            values["reason"] = p.detail.partition("; finished if")[0]  # what follows counts seconds
         elif p.phase != "failed":  # a failure has its own line
-            what["detail"] = p.detail
-        text = state = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
+            values["detail"] = p.detail
+        text = state = pairs(phase=p.phase, **values, notes="; ".join(p.notes))
         entry = running.get((p.run, p.checkpoint))
         if p.phase == "waiting" and entry and entry.until is not None:
-            what["until"] = moment(entry.until)
-            text = pairs(phase=p.phase, **what, notes="; ".join(p.notes))
+            values["until"] = moment(entry.until)
+            text = pairs(phase=p.phase, **values, notes="; ".join(p.notes))
         is_lost = p.phase in ("missed", "lost")
         level: Literal["info", "warning", "error"] = "warning" if p.notes else "info"
         level = "error" if is_lost else level
         yield Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, level, state)
     for repair in result.repairs:
         phase = "not-repaired" if repair.reason else "repaired"
-        where = {"run": repair.run, "file": repair.name, "report": repair.report}
-        text = pairs(phase=phase, **where, reason=repair.reason)
+        subject = {"run": repair.run, "file": repair.name, "report": repair.report}
+        text = pairs(phase=phase, **subject, reason=repair.reason)
         level = "warning" if repair.reason else "info"
         yield Line(f"repair {repair.report} {repair.name}", text, level)
     for note in result.notes:

@@ -1,9 +1,12 @@
-"""What nodes do and what is wrong: with them, with their checkpoints and with their store.
+"""What nodes do now, and what is wrong with them, with their checkpoints and with their store.
 
-`heartbeat`: the two files of a node in the store, by which two workers of one id are told apart.
-`nodes`: these files of all nodes.  `overlay`: a store's catalogue with what they do.  `locations`:
-the locations as plain values; `location_details`: one in full.  `curves`: what a trainer logged.
-`run_status`: what each run does.  `overview`: everything as one value, which `ckptsync status`, the
-page and metrics show, and which alarms hold.  `alarms`: what an alarm is, and when it is sent to
-somebody.  `metrics`: a process and the overview, for Prometheus.
+Each node writes a heartbeat into the store. Whoever reads the heartbeats and the catalogue computes
+from them one value, the overview, and its alarms; `ckptsync status`, the page and metrics show it.
+
+In reading order: `heartbeat` defines and writes the two files of a node, and detects two workers
+with one id. `nodes` reads these files of all nodes. `live_catalogue` adds to a store's catalogue
+what its nodes do. `locations` describes locations as plain values, `location_details` one location
+in full. `training_curves` has what a trainer logged, `run_status` what each run does. `overview`
+computes the overview and the alarms that hold. `alarms` defines an alarm, and decides when it is
+sent to people. `metrics` formats a process and the overview for Prometheus.
 """

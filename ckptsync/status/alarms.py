@@ -1,8 +1,9 @@
-"""What an alarm is, and which alarms are sent to somebody, and when.
+"""What an alarm is, and which alarms are sent to people, and when.
 
-An alarm is something that somebody should look at: one for each thing, with since when, and what to
-do. It is sent when it is raised, again after a while, and when it is over. Pure; times are seconds
-of one clock. What is light here is imported by the configuration.
+An alarm names a fault that a person must know: its subject, since when, and what to do. Sending the
+same alarm at each overview would be noise, so `decide` compares the alarms that hold with those
+that were sent: a message goes out when an alarm is raised, again after a while, and when it is
+over. Pure; times are seconds of one clock. The configuration imports this module: it stays light.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ckptsync.quantities import clean
 FORMAT = 1
 LONGEST = 1000  # characters of each text of an alarm
 HOLD = 90.0
-"""Seconds for which an alarm must be gone before it is over: what comes and goes is one alarm."""
+"""Seconds for which an alarm must not hold before it is over: one that comes and goes is one."""
 MOST = 20  # alarms in a message's text
 MOST_OF_CODE = 3  # of them with the same code
 SHOWN = 400  # characters of each sentence in a message's text: services take some thousands in all
@@ -27,7 +28,7 @@ _LAST = 253402300799.0  # the last second that a date can name
 
 Severity = Literal["critical", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-AlarmKind = Literal["damage", "stall", "lost-node", "full", "late", "clock"]
+AlarmKind = Literal["damage", "weights", "stall", "lost-node", "full", "late", "clock"]
 KINDS: tuple[AlarmKind, ...] = get_args(AlarmKind)
 MessageStatus = Literal["raised", "repeated", "resolved"]
 CODES: dict[str, AlarmKind] = {
@@ -36,7 +37,7 @@ CODES: dict[str, AlarmKind] = {
     "conflict": "damage",
     "unnamed": "damage",
     "nonfinite": "damage",
-    "weights": "damage",
+    "weights": "weights",
     "stalled": "stall",
     "node-lost": "lost-node",
     "no-head": "lost-node",
@@ -56,17 +57,16 @@ CODES: dict[str, AlarmKind] = {
     "event-failed": "late",
     "clock": "clock",
 }
-"""Every code, and which kind it is of: `alerts.on` names kinds."""
+"""The kind of every code; `alerts.on` names kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``code`` and ``subject`` (a location, a run, a node, a path) name it.
+    """One fault, named by ``code`` and ``subject`` (a location, a run, a node, a path).
 
-    ``since``: None if unknown.
-
-    Its texts have names and errors from the store, and go to terminals, chats, mails and logs: they
-    are cleaned, and cut, from the start.
+    ``since``: seconds, None if unknown; ``todo``: what a person should do. Texts hold names and
+    errors from the store, and go to terminals, chats, mails and logs; so they are cleaned, and cut
+    to `LONGEST`, when an alarm is made.
     """
 
     code: str
@@ -77,29 +77,30 @@ class Alarm:
     todo: str
 
     def __post_init__(self) -> None:
-        """Clean what is shown."""
+        """Clean and cut the texts."""
         for name in ("subject", "text", "todo"):
             object.__setattr__(self, name, clean(getattr(self, name), LONGEST))
 
     @property
     def kind(self) -> AlarmKind:
-        """Return what `alerts.on` calls it."""
+        """Return the kind of its code, as in `alerts.on`."""
         return CODES[self.code]
 
     @property
     def key(self) -> str:
-        """Return its name, the same as long as the alarm holds."""
+        """Return code and subject, the same as long as the alarm holds."""
         return f"{self.code} {self.subject}"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long is too long, in seconds.
+    """The times after which alarms are raised, in seconds.
 
-    ``node``: its silence; ``period``: within which every byte is read again; ``slow``: for a save
-    to be whole, sent or consolidated; ``steps``: times the usual that a run may be without a
-    checkpoint, and never less than ``least``; ``over``: after which what no longer changes is
-    history; ``ended``, or ten times the usual: after which a training without a hook has ended.
+    ``node``: of a node's silence. ``period``: within which every byte is read again. ``slow``: for
+    a save to be completed, uploaded or consolidated. ``steps``: how many usual intervals a run may
+    be without a checkpoint, but never less than ``least``. ``over``: after which something that no
+    longer changes raises no alarm. ``ended``, or ten usual intervals if that is longer: after which
+    a training without a hook counts as ended.
     """
 
     node: float = 600.0
@@ -127,7 +128,7 @@ Memory = Mapping[str, SentAlarm]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``first``: when the alarm was sent first."""
+    """One entry of a message: an alarm, its status, and when it was sent ``first``."""
 
     status: MessageStatus
     alarm: Alarm
@@ -136,7 +137,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to send now, and what to remember: ``if_sent``, or ``if_not_sent`` where that fails."""
+    """The messages to send now, and the memory after that: ``if_sent`` or ``if_not_sent``."""
 
     messages: tuple[Message, ...]
     if_sent: Memory
@@ -161,11 +162,16 @@ class Terms:
 
 
 def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) -> Decision:
-    """Return what to send of the alarms that hold now."""
+    """Return the messages to send now, given the alarms that hold.
+
+    An alarm is raised if it is new or has become critical, repeated after ``terms.repeat``, and
+    resolved once it has not held for `HOLD`. Alarms of other kinds than ``terms.kinds`` count as
+    not holding.
+    """
     holding = {a.key: a for a in alarms if a.kind in terms.kinds}
     if_not_sent = {
-        key: replace(sent, gone=0.0 if key in holding else sent.gone or now)
-        for key, sent in memory.items()
+        key: replace(record, gone=0.0 if key in holding else record.gone or now)
+        for key, record in memory.items()
     }
     messages = []
     for key, alarm in holding.items():
@@ -177,14 +183,14 @@ def decide(alarms: Iterable[Alarm], memory: Memory, terms: Terms, now: float) ->
         elif not 0 <= now - before.last < terms.repeat:  # a clock that was set back repeats, too
             messages.append(Message("repeated", alarm, before.first))
     if_sent = {m.alarm.key: SentAlarm(m.alarm, m.first, now) for m in messages}
-    over = [sent for sent in if_not_sent.values() if sent.gone and now - sent.gone >= HOLD]
-    messages += [Message("resolved", sent.alarm, sent.first) for sent in over]
-    remembered = {key: sent for key, sent in if_not_sent.items() if sent not in over}
+    over = [record for record in if_not_sent.values() if record.gone and now - record.gone >= HOLD]
+    messages += [Message("resolved", record.alarm, record.first) for record in over]
+    remembered = {key: record for key, record in if_not_sent.items() if record not in over}
     return Decision(tuple(messages), remembered | if_sent, if_not_sent)
 
 
-def document(messages: Sequence[Message], store: str, head: str, at: float) -> dict[str, Any]:
-    """Return what channels get (docs/monitoring.md): people read its ``title`` and ``text``."""
+def document(messages: Sequence[Message], store: str, head: str, now: float) -> dict[str, Any]:
+    """Return the document that channels deliver (docs/monitoring.md), with a title and a text."""
     counts = Counter(m.status for m in messages)
     statuses = (status for status in get_args(MessageStatus) if counts[status])
     heading = ", ".join(f"{counts[status]} {status}" for status in statuses)
@@ -195,14 +201,14 @@ def document(messages: Sequence[Message], store: str, head: str, at: float) -> d
         | asdict(m.alarm)
         for m in messages
     ]
-    about = {"store": store, "head": head, "at": at}
+    about = {"store": store, "head": head, "at": now}
     return _document(about, heading, severity, _entries(messages, store), alarms)
 
 
-def test_document(store: str, head: str, at: float) -> dict[str, Any]:
-    """Return what `ckptsync alert test` sends."""
+def test_document(store: str, head: str, now: float) -> dict[str, Any]:
+    """Return the document of `ckptsync alert test`."""
     entry = f"Sent by `ckptsync alert test` on {clean(head, LONGEST)}: alerts arrive here."
-    about = {"store": store, "head": head, "at": at}
+    about = {"store": store, "head": head, "at": now}
     return _document(about, "test", "test", [entry, "Nothing is wrong."], [])
 
 
@@ -213,6 +219,7 @@ def _document(
     entries: Iterable[str],
     alarms: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
+    """Return a document; ``about``: its store, head and time."""
     title = f"ckptsync: {heading} ({about['store']})"
     text = "\n".join([title, *entries])
     texts = {"severity": severity, "title": title, "text": text}
@@ -220,7 +227,7 @@ def _document(
 
 
 def _entries(messages: Sequence[Message], store: str) -> Iterator[str]:
-    """Yield a text for each alarm; of many with one code, of the first `MOST_OF_CODE`."""
+    """Yield the text of each alarm, of the first `MOST_OF_CODE` of a code and `MOST` in all."""
     groups: dict[tuple[str, str], list[Message]] = {}
     for message in messages:
         groups.setdefault((message.status, message.alarm.code), []).append(message)
@@ -236,14 +243,15 @@ def _entries(messages: Sequence[Message], store: str) -> Iterator[str]:
 
 
 def _entry(message: Message) -> str:
+    """Return the text of one alarm."""
     alarm = message.alarm
     if message.status == "resolved":
         return f"OVER {alarm.code}: {alarm.subject}"
-    still = " (still)" if message.status == "repeated" else ""
-    at = min(max(alarm.since or message.first, 0.0), _LAST)
-    since = datetime.fromtimestamp(at, timezone.utc)
+    repeated = " (still)" if message.status == "repeated" else ""
+    began = min(max(alarm.since or message.first, 0.0), _LAST)
+    since = datetime.fromtimestamp(began, timezone.utc)
     return (
-        f"{alarm.severity.upper()} {alarm.code}{still}: {clean(alarm.text, SHOWN)}\n"
+        f"{alarm.severity.upper()} {alarm.code}{repeated}: {clean(alarm.text, SHOWN)}\n"
         f"  since {since:%Y-%m-%d %H:%M} UTC\n"
         f"  to do: {clean(alarm.todo, SHOWN)}"
     )

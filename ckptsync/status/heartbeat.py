@@ -1,12 +1,12 @@
-"""The two files of a node in a store: its heartbeat, and the facts of what it is made of.
+"""The two files of a node in a store: its heartbeat, and the facts of its hardware and software.
 
-They are the only files in a store that are overwritten, and nothing but people, and the check for a
-second worker, depends on them. Two live workers under one node id would each take the other's
-manifests for its own. Whether the other one lives is found out without comparing clocks: on the
-same machine by its process, elsewhere by waiting whether it beats again.
+By heartbeats people see what each node does, and a second worker with the same node id is refused:
+two such workers would each take the other's manifests for its own. Whether the other one lives is
+decided without comparing clocks: on the same machine by its process, elsewhere by waiting for its
+next beat. Unlike all other files in a store, these two are overwritten.
 
-Nothing secret is in the facts: of an environment only what the hook lists, of a configuration
-nothing.
+Facts hold nothing secret: of an environment only the variables that the hook lists, of a
+configuration nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ IsRunning = Callable[["Heartbeat"], bool | None]
 class Disk:
     """The file system of an output directory, in bytes.
 
-    ``spool``: what only our pins still hold there; ``budget`` for that, 0 where the free space
-    decides.
+    ``spool``: bytes of files that only pins still have; ``budget``: their limit, 0 if the free
+    space decides.
     """
 
     path: str
@@ -49,12 +49,12 @@ class Disk:
 class CurrentWork:
     """What a process of a node does.
 
-    ``running``: each save that it knows and the store does not have whole, and each job of a head.
-    ``sent_bytes``: given to the store since the start, failed tries too; ``rate``: bytes a second
-    over the last minute. ``verifies``: seconds within which it reads every byte of the store again,
-    0 if it does not. ``watch``: output directory → events, polling, waiting or none. ``errors``:
-    what the last ticks failed with; ``notes``: what is no error. ``lacks``: name of a report (or of
-    its own damaged manifest) → findings whose bytes this node no longer has.
+    ``running``: each save that is not completely stored, and each job of a head. ``sent_bytes``:
+    uploaded since the start, failed tries included; ``rate``: bytes a second over the last minute.
+    ``verifies``: seconds within which it reads every byte of the store again, 0 if it does not.
+    ``watch``: output directory → events, polling, waiting or none. ``errors``: of the last runs of
+    its tasks; ``notes``: remarks that are no errors. ``lacks``: name of a report (or of its own
+    damaged manifest) → damaged files whose bytes this node no longer has.
     """
 
     running: tuple[Progress, ...] = ()
@@ -69,7 +69,7 @@ class CurrentWork:
 
     @property
     def queue(self) -> tuple[str, ...]:
-        """Return what is on its way: what moves first, then the oldest."""
+        """Return the subjects of saves, and of running or queued jobs: moving ones first."""
         waiting = [
             p for p in self.running if p.kind in OF_SAVES or p.state in ("running", "queued")
         ]
@@ -83,7 +83,7 @@ class CurrentWork:
 
     @property
     def blocked(self) -> dict[str, tuple[str, str]]:
-        """Return by subject what no later try mends, such as a bad name, and what to do."""
+        """Return, by subject, why a save cannot be uploaded, such as a bad name, and what to do."""
         refused = (p for p in self.running if p.kind in OF_SAVES and p.state == "refused")
         return {p.subject: (p.reason, p.hint) for p in refused}
 
@@ -114,12 +114,12 @@ class Heartbeat(CurrentWork):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """The newest training of a run on a node, as its hook introduced it.
+    """The newest training of a run on a node, as its hook announced it.
 
-    ``facts``: versions of libraries, and what the environment says of the network. ``local_world``:
-    ranks that write into this output directory, 0 while they have not met. ``began``: seconds on
-    the node's clock. ``state``: ``runs``, ``ended`` (every process here said so), ``gone`` (none is
-    there, and not all had said so); empty where nobody knows.
+    ``facts``: versions of libraries, and the environment's variables for the network.
+    ``local_world``: ranks that write into this output directory, 0 while that is unknown.
+    ``began``: seconds on the node's clock. ``state``: ``runs``, ``ended`` (every process here wrote
+    that), ``gone`` (none exists, and not all wrote that); empty if unknown.
     """
 
     trainer: str
@@ -132,12 +132,12 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a node is made of, for whoever compares nodes; written again when something has changed.
+    """The hardware, software and trainings of a node; written again when something has changed.
 
     ``machine``: one boot of one machine; ``limits`` by the system's names; ``file_systems``: path →
-    type; ``gpus``: the driver's names of them. ``at``: seconds on the node's clock, when something
-    in it was last found changed. ``clock_offset``: that clock minus the store's in ns, measured
-    once an hour; 0 within the error of measuring, None where it is not known.
+    type; ``gpus``: the driver's names of them. ``at``: seconds on the node's clock, of the last
+    change. ``clock_offset``: that clock minus the store's in ns, measured once an hour; 0 within
+    the error of measuring, None if unknown.
     """
 
     node: str
@@ -162,29 +162,29 @@ _FACTS = Decoder(Facts, "a node's facts", LIMIT)
 
 
 def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
-    """Return where a heartbeat lies.
+    """Return the name of a node's heartbeat.
 
-    A head without a worker has a name of its own (no node id has a ``~``): it may share the machine
-    with a worker.
+    A head without a worker has a name of its own (no node id has a ``~``), since a worker may share
+    its machine.
     """
     return node_facts_name(node if "worker" in roles else f"{node}~head")
 
 
 def facts_name(node: str, roles: tuple[str, ...]) -> str:
-    """Return where facts lie: beside the heartbeat."""
+    """Return the name of a node's facts, beside the heartbeat."""
     return heartbeat_name(node, roles).removesuffix(".json") + FACTS
 
 
 def decode(name: str, data: bytes) -> Heartbeat | Facts:
-    """Return the heartbeat, or the facts, in a file; raise Corrupt."""
+    """Return the heartbeat, or the facts, in a file's bytes. Raises Corrupt."""
     return (_FACTS if name.endswith(FACTS) else _HEARTBEATS).decode(data, name)
 
 
 def write(store: Store, heart: Heartbeat) -> None:
-    """Replace the node's last heartbeat; raise StoreError.
+    """Replace the node's last heartbeat. Raises StoreError.
 
-    It is one line of JSON. Where it would be longer than anybody reads, as with thousands of
-    failures, lists end early.
+    It is one line of JSON. If that is longer than `LIMIT`, as with thousands of failures, its lists
+    are cut.
     """
     most = 4096
     while len(data := _line(heart)) > LIMIT and most:
@@ -203,12 +203,12 @@ def write(store: Store, heart: Heartbeat) -> None:
 
 
 def write_facts(store: Store, facts: Facts, roles: tuple[str, ...]) -> None:
-    """Replace the node's last facts; raise StoreError."""
+    """Replace the node's last facts. Raises StoreError."""
     _replace(store, facts_name(facts.node, roles), _line(facts))
 
 
 def _replace(store: Store, name: str, data: bytes) -> None:
-    """Write a file of a known size: a small one waits for no buffer that an upload holds."""
+    """Write a file with its size, so that a small one waits for no buffer of an upload."""
     store.write(name, [data], About(len(data)))
 
 
@@ -226,42 +226,46 @@ def read(store: Store, node: str, roles: tuple[str, ...]) -> Heartbeat | None:
 
 
 class Rival(ConfigError):
-    """Another live process has this node's name."""
+    """Another live process has this node's id."""
 
 
 def claim(
     store: Store, mine: Heartbeat, is_running: IsRunning, pause: Callable[[float], object]
 ) -> Heartbeat:
-    """Take the node's name by a first beat. Raises Rival if the process of the last one lives.
+    """Claim the node's id by writing a first heartbeat, which is returned.
 
-    ``pause`` waits that many seconds.
+    If another worker's last heartbeat is there, of another machine, this waits two and a half
+    periods, by ``pause``, for its next one.
+
+    Raises Rival if that worker lives, StoreError, and what ``pause`` raises.
     """
-    other = _other(store, mine)
-    if other:
-        lives = is_running(other)
+    rival = _find_rival(store, mine)
+    if rival:
+        lives = is_running(rival)
         if lives is None:
-            pause(min(other.period, 10 * PERIOD) * 2.5)
-            now = read(store, other.node, other.roles)
-            was = (other.instance, other.beat)
+            pause(min(rival.period, 10 * PERIOD) * 2.5)
+            now = read(store, rival.node, rival.roles)
+            was = (rival.instance, rival.beat)
             lives = now is not None and not now.stopped and (now.instance, now.beat) != was
         if lives:
-            raise _rival(other)
+            raise _rival_error(rival)
     return _write_next(store, mine)
 
 
 def beat(store: Store, mine: Heartbeat) -> Heartbeat:
-    """Beat once more; return the new heartbeat.  Raises Rival if another process was first.
+    """Write and return the next heartbeat.
 
-    Of two, both read the same, so exactly the second one yields.
+    Raises StoreError, and Rival if another worker has this node id and was started earlier: of two,
+    exactly the later one stops.
     """
-    other = _other(store, mine)
-    if other and (other.started, other.instance) < (mine.started, mine.instance):
-        raise _rival(other)
+    rival = _find_rival(store, mine)
+    if rival and (rival.started, rival.instance) < (mine.started, mine.instance):
+        raise _rival_error(rival)
     return _write_next(store, mine)
 
 
 def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
-    """Write that this process has stopped; return the error of a store that does not take it."""
+    """Write that this process has stopped; return the StoreError if that fails, else None."""
     try:
         write(store, replace(mine, beat=mine.beat + 1, stopped=True, running=()))
     except StoreError as e:
@@ -269,21 +273,23 @@ def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
     return None
 
 
-def _other(store: Store, mine: Heartbeat) -> Heartbeat | None:
-    """Return the heartbeat of another worker of this name that has not stopped."""
-    other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
-    return other if other and not other.stopped and other.instance != mine.instance else None
+def _find_rival(store: Store, mine: Heartbeat) -> Heartbeat | None:
+    """Return the last heartbeat of another worker with this node id, unless it has stopped."""
+    last = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
+    return last if last and not last.stopped and last.instance != mine.instance else None
 
 
 def _write_next(store: Store, mine: Heartbeat) -> Heartbeat:
+    """Write and return the next heartbeat."""
     following = replace(mine, beat=mine.beat + 1)
     write(store, following)
     return following
 
 
-def _rival(other: Heartbeat) -> Rival:
-    who = f"process {other.pid}, instance {other.instance}"
+def _rival_error(rival: Heartbeat) -> Rival:
+    """Return the error that names a rival."""
+    who = f"process {rival.pid}, instance {rival.instance}"
     return Rival(
-        f"node {other.node}: another live worker has this id ({who})",
+        f"node {rival.node}: another live worker has this id ({who})",
         hint="stop one of them, or give each its own `node` in the configuration",
     )

@@ -1,4 +1,8 @@
-"""A location in full: times, losses, files, damage, commands; of the page and `ls RUN/CKPT`."""
+"""One location in full, as plain values, for the page and `ls RUN/CHECKPOINT`.
+
+The catalogue has a summary of each location. The details (files, damage, reports) are too many to
+keep for all, so `read_details` reads them from the records of the one location that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from ckptsync.layouts.file_names import rank
 from ckptsync.records.location_status import LocationState, unanswered_findings
 from ckptsync.records.report import DAMAGE
 from ckptsync.records.weights_record import ModelValues
-from ckptsync.status.curves import Curve, value_at
+from ckptsync.status.training_curves import Curve, value_at
 from ckptsync.stores.contract import Store
 
 FILES = 1000  # of a location that are shown
@@ -20,9 +24,10 @@ DAMAGED = 100  # files of a location, ranges and tensors of a file
 
 
 def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Return when a location was saved, uploaded, merged and verified, and what was measured.
+    """Return when a location was saved, uploaded, merged and verified, and its metrics.
 
-    What has no manifest is not uploaded, and the stored curves end before it.
+    A location without a manifest is not uploaded, and has no values of the stored curves, which end
+    before it.
     """
     curves = curves if s.manifests else {}
     return {
@@ -39,7 +44,7 @@ def describe_progress(s: Summary, curves: Mapping[str, Curve]) -> dict[str, Any]
 
 
 def describe_weights(values: ModelValues | None) -> dict[str, Any] | None:
-    """Return the values of a model by group of layers; None where no head counted them."""
+    """Return the values of a model by group of layers; None if no head counted them."""
     if values is None:
         return None
     return {
@@ -62,36 +67,43 @@ def describe_weights(values: ModelValues | None) -> dict[str, Any] | None:
 
 
 def read_details(store: Store, summary: Summary) -> dict[str, Any]:
-    """Return what the records of a location tell.  Raises StoreError if they cannot be read."""
+    """Read the records of a location, and return its files, damage and reports.
+
+    Raises StoreError.
+    """
     state = read_location(store, summary.run, summary.location)
-    here = state.of(summary.run, summary.location)
-    files = [*_files(here)] if here else []
+    location = state.of(summary.run, summary.location)
+    files = [*_files(location)] if location else []
     return {
         "ranks": dict(summary.ranks),
         "reason_kept": summary.kept or None,
         "retired": summary.retired or summary.shards_retired or None,
         "files": files[:FILES],
         "files_total": len(files),
-        "damage": [*_damage(here)][:DAMAGED] if here else [],
-        "reports": [*_reports(here)] if here else [],
+        "damage": [*_damage(location)][:DAMAGED] if location else [],
+        "reports": [*_reports(location)] if location else [],
         "unreadable": [fault.text for fault in state.faults],
     }
 
 
-def _files(here: LocationState) -> Iterator[dict[str, Any]]:
-    for path, where in sorted(here.files.items()):
-        nodes = sorted({node for at in where for node in at.nodes})
+def _files(location: LocationState) -> Iterator[dict[str, Any]]:
+    """Yield each file of a location, by name, with its nodes and whether it is stored."""
+    for path, sources in sorted(location.files.items()):
+        nodes = sorted({node for source in sources for node in source.nodes})
         yield {
             "name": path,
-            "bytes": where[0].entry.size,
+            "bytes": sources[0].entry.size,
             "node": ", ".join(nodes),
             "rank": rank(path),
-            "stored": any(here.sizes.get(at.name) == at.entry.size for at in where),
+            "stored": any(
+                location.sizes.get(source.name) == source.entry.size for source in sources
+            ),
         }
 
 
-def _damage(here: LocationState) -> Iterator[dict[str, Any]]:
-    for finding in unanswered_findings(here):
+def _damage(location: LocationState) -> Iterator[dict[str, Any]]:
+    """Yield the damage that no later report answers."""
+    for finding in unanswered_findings(location):
         if finding.kind in DAMAGE:
             yield {
                 "file": finding.name,
@@ -102,9 +114,9 @@ def _damage(here: LocationState) -> Iterator[dict[str, Any]]:
             }
 
 
-def _reports(here: LocationState) -> Iterator[dict[str, Any]]:
+def _reports(location: LocationState) -> Iterator[dict[str, Any]]:
     """Yield the reports of a location, the newest first."""
-    for report in sorted(here.records.reports.values(), key=lambda r: -r.n)[:DAMAGED]:
+    for report in sorted(location.records.reports.values(), key=lambda r: -r.n)[:DAMAGED]:
         yield {
             "n": report.n,
             "level": report.level,
@@ -116,6 +128,7 @@ def _reports(here: LocationState) -> Iterator[dict[str, Any]]:
 
 
 def commands(url: str, s: Summary) -> dict[str, str]:
+    """Return the commands that a person may want for a location, by their names."""
     where = f"{s.run}/{s.location}"
     words = {
         "pull": ["pull", where, "DIR"],
@@ -126,4 +139,7 @@ def commands(url: str, s: Summary) -> dict[str, str]:
     }
     if s.consolidated:
         words["pull_model"] = ["pull", where, "DIR", "--consolidated"]
-    return {name: shlex.join(["ckptsync", *its, "--store", url]) for name, its in words.items()}
+    return {
+        name: shlex.join(["ckptsync", *arguments, "--store", url])
+        for name, arguments in words.items()
+    }

@@ -1,4 +1,8 @@
-"""The locations of a store as plain values: of `ls --json`, `status --json` and the page."""
+"""The locations of a store as plain values, for `ls --json`, `status --json` and the page.
+
+The keys are an interface (docs/cli.md), so they are written out here once, apart from the fields of
+`Summary`.
+"""
 
 from __future__ import annotations
 
@@ -7,88 +11,93 @@ from typing import Any
 
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.records.store_paths import consolidated_prefix
-from ckptsync.status.overlay import Running, by_location
+from ckptsync.status.live_catalogue import NodeProgress, by_location
 
 
 def describe_locations(
-    url: str, summaries: Sequence[Summary], running: Sequence[Running] = ()
+    url: str, summaries: Sequence[Summary], running: Sequence[NodeProgress] = ()
 ) -> list[dict[str, Any]]:
-    """Return locations of the store at ``url``, as ``--json`` has them, with what nodes do."""
+    """Return locations as ``--json`` has them, each with the progress of nodes on it.
+
+    ``url``: of the store, for commands and the models' URLs.
+    """
     newer, entries = newer_saves(summaries), by_location(running)
     return [
         {
-            "run": seen.run,
-            "checkpoint": seen.checkpoint,
-            "location": seen.location,
-            "status": seen.status,
-            "newer": newer.get((seen.run, seen.location)),
-            "evidence": list(seen.evidence),
-            "lost": list(seen.lost),
-            "doubts": list(seen.doubts),
+            "run": summary.run,
+            "checkpoint": summary.checkpoint,
+            "location": summary.location,
+            "status": summary.status,
+            "newer": newer.get((summary.run, summary.location)),
+            "evidence": list(summary.evidence),
+            "lost": list(summary.lost),
+            "doubts": list(summary.doubts),
             "siblings": [
                 {
-                    "location": other.location,
-                    "nodes": list(other.nodes),
-                    "against": list(other.against),
-                    "join": other.command(url, seen.run, seen.location),
+                    "location": sibling.location,
+                    "nodes": list(sibling.nodes),
+                    "against": list(sibling.against),
+                    "join": sibling.command(url, summary.run, summary.location),
                 }
-                for other in seen.siblings
+                for sibling in summary.siblings
             ],
-            "nodes": list(seen.nodes),
-            "files": seen.files,
-            "bytes": seen.whole or seen.size,
-            "model_complete": seen.model,
+            "nodes": list(summary.nodes),
+            "files": summary.files,
+            "bytes": summary.whole or summary.size,
+            "model_complete": summary.model,
             "uploading": (
-                {"nodes": list(seen.uploading), "percent": seen.percent} if seen.uploading else None
+                {"nodes": list(summary.uploading), "percent": summary.percent}
+                if summary.uploading
+                else None
             ),
-            "running": [e.document() for e in entries.get((seen.run, seen.location), ())],
-            "resume_complete": seen.resume,
-            "missing_for_resume": list(seen.lacks),
-            "model": model_url(url, seen),
-            "model_damaged": bool(seen.suspects),
-            "left_out": list(seen.left_out),
-            "unnamed": {"files": seen.unnamed_files, "first": list(seen.unnamed)},
+            "running": [e.document() for e in entries.get((summary.run, summary.location), ())],
+            "resume_complete": summary.resume,
+            "missing_for_resume": list(summary.lacks),
+            "model": model_url(url, summary),
+            "model_damaged": bool(summary.suspects),
+            "left_out": list(summary.left_out),
+            "unnamed": {"files": summary.unnamed_files, "first": list(summary.unnamed)},
             "weights_findings": [
                 {"kind": f.kind, "text": f.text, "tensors": f.tensors, "first": list(f.first)}
-                for f in seen.weights_findings
+                for f in summary.weights_findings
             ],
-            "missing_to_open": list(seen.to_open),
-            "hint": seen.to_give or None,
+            "missing_to_open": list(summary.to_open),
+            "hint": summary.to_give or None,
             "proof": {
-                "holds": seen.proof.holds,
-                "verdict": seen.proof.verdict,
-                "level": seen.proof.level,
-                "when": seen.proof.when or None,
+                "holds": summary.proof.holds,
+                "verdict": summary.proof.verdict,
+                "level": summary.proof.level,
+                "when": summary.proof.when or None,
             },
         }
-        for seen in summaries
+        for summary in summaries
     ]
 
 
 def newer_saves(summaries: Iterable[Summary]) -> Mapping[tuple[str, str], str]:
-    """Return, by run and location of an older save, the location of the newest one.
+    """Return, by run and location of an older save of a checkpoint, the location of the newest.
 
-    A training that was resumed writes ``final`` once more.  A location that may be another part of
-    a save is not a newer one.
+    A resumed training writes ``final`` once more, for example.  A location that may be another part
+    of the same save is not a newer one.
     """
     runs: dict[str, list[Summary]] = {}
-    for seen in summaries:
-        if not seen.retired:
-            runs.setdefault(seen.run, []).append(seen)
+    for summary in summaries:
+        if not summary.retired:
+            runs.setdefault(summary.run, []).append(summary)
     older = {}
-    for run, its in runs.items():
-        if len({s.checkpoint for s in its}) == len(its):
+    for run, saves in runs.items():
+        if len({s.checkpoint for s in saves}) == len(saves):
             continue
-        newest = {s.checkpoint: s for s in by_age(its)}
-        for seen in its:
-            last = newest[seen.checkpoint].location
-            if last not in (seen.location, *(other.location for other in seen.siblings)):
-                older[run, seen.location] = last
+        newest = {s.checkpoint: s for s in by_age(saves)}
+        for summary in saves:
+            last = newest[summary.checkpoint].location
+            if last not in (summary.location, *(sibling.location for sibling in summary.siblings)):
+                older[run, summary.location] = last
     return older
 
 
-def model_url(url: str, seen: Summary) -> str | None:
-    """Return where the consolidated model of a location lies; None if it has none."""
-    if not seen.consolidated:
+def model_url(url: str, summary: Summary) -> str | None:
+    """Return the URL of a location's consolidated model; None if it has none."""
+    if not summary.consolidated:
         return None
-    return f"{url.rstrip('/')}/{consolidated_prefix(seen.run, seen.location).rstrip('/')}"
+    return f"{url.rstrip('/')}/{consolidated_prefix(summary.run, summary.location).rstrip('/')}"

@@ -1,8 +1,9 @@
-"""The metrics of a process, and of a head for all of the store, for Prometheus.
+"""The metrics of a process, and of a head for the whole store, in the format of Prometheus.
 
-Names and labels are an interface: docs/monitoring.md has them. Labels are bounded: a run, a node, a
-directory, and a checkpoint only while this process uploads it, or works on it; of runs and nodes at
-most `MOST`, the newest first.
+Metrics are tables of a name, a help text and a function, so that each kind of thing (node, run,
+disk) is one loop. Names and labels are an interface: docs/monitoring.md has them. Labels are
+bounded: a run, a node, a directory, and a checkpoint only while this process works on it; at most
+`MOST` runs and nodes, the newest first.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ PREFIX = "ckptsync_"
 Values = Iterable[tuple[Sequence[str], float]]  # the labels' values, and the sample
 Of = TypeVar("Of")
 Table = Sequence[tuple[str, str, Callable[[Of], float | None]]]
-"""Name and help of metrics, and the sample of one thing; None where it is not known."""
+"""Name and help of metrics, and a function from an item to its sample, None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop of a process: its ended and its failed runs, and how long it has been busy.
+    """A task of a process: its finished and failed runs, and the seconds of the present one.
 
-    ``busy`` is in seconds, 0 if the loop rests.
+    ``busy`` is 0 if it is not running.
     """
 
     name: str
@@ -49,10 +50,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process knows of itself.
+    """The state of a process.
 
-    ``oldest``: seconds for which the first of the queue has waited; ``errors``: how many its last
-    ticks had; ``running``: those whose bytes move.
+    ``oldest``: seconds for which the oldest upload has waited; ``errors``: of the last runs of its
+    tasks; ``running``: the entries of progress whose bytes move.
     """
 
     node: str
@@ -141,18 +142,19 @@ _RUNS: Table[RunStatus] = (
 )
 
 
-def exposition(process: Process, seen: Overview | None) -> bytes:
-    """Return the text that Prometheus reads, version 0.0.4.
+def exposition(process: Process, overview: Overview | None) -> bytes:
+    """Return the text of all metrics, in version 0.0.4 of Prometheus' format.
 
-    ``seen``: a head's last overview of the store.
+    ``overview``: a head's last overview of the store, None elsewhere.
     """
     registry = CollectorRegistry()
-    registry.register(_Fixed((*_of_process(process), *(_of_store(seen) if seen else ()))))
+    registry.register(_Fixed((*_of_process(process), *(_of_store(overview) if overview else ()))))
     ProcessCollector(registry=registry)
     return bytes(generate_latest(registry))
 
 
 def _of_process(p: Process) -> Iterator[Metric]:
+    """Yield the metrics of this process."""
     about = (p.node, p.version, "+".join(p.roles))
     yield _gauge("build_info", "Always 1.", [(about, 1)], "node", "version", "roles")
     yield _gauge("healthy", "1 if /healthz answers 200, else 0.", [((), p.is_healthy)])
@@ -186,28 +188,30 @@ def _of_process(p: Process) -> Iterator[Metric]:
     yield from _each(_count, _CHANNELS, [(t.channel, t) for t in p.channels], "channel")
 
 
-def _of_store(seen: Overview) -> Iterator[Metric]:
-    """Yield the metrics of a head.  Times are on the store's clock."""
+def _of_store(overview: Overview) -> Iterator[Metric]:
+    """Yield the metrics of the whole store.  Times are on the store's clock."""
     yield _gauge(
         "overview_timestamp_seconds",
         "Unix time when the head read the store for the metrics below.",
-        [((), seen.at)],
+        [((), overview.at)],
     )
-    alarms = Counter((a.kind, a.code, a.severity) for a in seen.alarms)
+    alarms = Counter((a.kind, a.code, a.severity) for a in overview.alarms)
     yield _gauge("alarms", "Active alarms.", sorted(alarms.items()), "kind", "code", "severity")
-    free, total = ([((), seen.room.free)], [((), seen.room.total)]) if seen.room else ([], [])
+    free, total = (
+        ([((), overview.room.free)], [((), overview.room.total)]) if overview.room else ([], [])
+    )
     yield _gauge("store_free_bytes", "Free bytes (a store at a path).", free)
     yield _gauge("store_size_bytes", "Size (a store at a path).", total)
-    states = Counter(n.state for n in seen.nodes)
+    states = Counter(n.state for n in overview.nodes)
     yield _gauge(
         "nodes",
         "Nodes and heads that have ever written a heartbeat.",
         [((state,), states[state]) for state in STATES],
         "state",
     )
-    nodes = sorted(seen.nodes, key=lambda n: -n.beat)[:MOST]
+    nodes = sorted(overview.nodes, key=lambda n: -n.beat)[:MOST]
     yield from _each(_gauge, _NODES, [(n.name, n) for n in nodes], "node")
-    runs = sorted(seen.runs, key=lambda r: -(r.newest.ended if r.newest else 0.0))[:MOST]
+    runs = sorted(overview.runs, key=lambda r: -(r.newest.ended if r.newest else 0.0))[:MOST]
     statuses = [
         ((r.run, status.lower()), r.checkpoints.get(status, 0)) for r in runs for status in STATUSES
     ]
@@ -217,7 +221,7 @@ def _of_store(seen: Overview) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fixed:
-    """A collector of metrics that are made already."""
+    """A collector that returns these metrics."""
 
     metrics: Sequence[Metric]
 
@@ -228,12 +232,19 @@ class _Fixed:
 def _each(
     family: Callable[[str, str, Values, str], Metric],
     table: Table[Of],
-    things: Sequence[tuple[str, Of]],
+    items: Sequence[tuple[str, Of]],
     label: str,
 ) -> Iterator[Metric]:
-    """Yield each metric of a table, with a sample of each of these things, by its label."""
+    """Yield each metric of a table, with a sample of each item that has a value for it.
+
+    ``items``: each with the value of its label; ``label``: the label's name.
+    """
     for name, text, sample in table:
-        samples = [((of,), found) for of, thing in things if (found := sample(thing)) is not None]
+        samples = [
+            ((item_label,), value)
+            for item_label, item in items
+            if (value := sample(item)) is not None
+        ]
         yield family(name, text, samples, label)
 
 
@@ -246,11 +257,11 @@ def _count(name: str, text: str, values: Values, *labels: str) -> Metric:
     return _filled(CounterMetricFamily(f"{PREFIX}{name}", text, labels=labels), values)
 
 
-def _filled(made: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
-    """Add samples with clean labels, each of them once.
+def _filled(metric: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    """Add samples to a metric, and return it; of samples with equal clean labels only the last.
 
-    Prometheus refuses all samples if two of them are the same.
+    Prometheus refuses all samples if two have the same labels.
     """
-    for labels, value in {tuple(map(clean, given)): value for given, value in values}.items():
-        made.add_metric(labels, value)
-    return made
+    for labels, value in {tuple(map(clean, names)): value for names, value in values}.items():
+        metric.add_metric(labels, value)
+    return metric

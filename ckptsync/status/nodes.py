@@ -1,8 +1,8 @@
 """The nodes of a store, each by its last heartbeat.
 
-Their files are read again where they have changed.
-
-Times are seconds on the store's clock.
+A node is alive if the store dates its heartbeat recently, so no node's clock matters. `read_nodes`
+reads the files that changed since the last call; `list_nodes` computes the nodes from them. Times
+are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SILENT = 4  # periods without a beat
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file of ``.ckptsync/nodes``: its entry, and what is in it, or why it cannot be read."""
+    """A file of ``.ckptsync/nodes``: its entry, and its content, or why it cannot be read."""
 
     entry: Entry
     content: Heartbeat | Facts | Corrupt
 
     @property
     def name(self) -> str:
-        """Return the node's id, with ``~head`` where a head without a worker wrote it."""
+        """Return the node's id, with ``~head`` if a head without a worker wrote it."""
         return self.entry.name.rpartition("/")[2].removesuffix(FACTS).removesuffix(".json")
 
 
@@ -51,35 +51,40 @@ class NodeFiles:
     @property
     def hearts(self) -> tuple[NodeFile, ...]:
         """Return all heartbeats, sorted by the names of their files."""
-        found = sorted(self.files.items())
-        return tuple(known for name, known in found if not name.endswith(FACTS))
+        entries = sorted(self.files.items())
+        return tuple(file for name, file in entries if not name.endswith(FACTS))
 
     @property
     def facts(self) -> dict[str, Facts | Corrupt]:
         """Return all facts, or why they cannot be read, by `NodeFile.name`."""
-        found = (known for name, known in sorted(self.files.items()) if name.endswith(FACTS))
-        return {k.name: k.content for k in found if not isinstance(k.content, Heartbeat)}
+        facts_files = (file for name, file in sorted(self.files.items()) if name.endswith(FACTS))
+        return {k.name: k.content for k in facts_files if not isinstance(k.content, Heartbeat)}
 
     def now(self, machine: str, clock: float) -> float:
-        """Return the time on the store's clock, never before the newest beat.
+        """Return the time on the store's clock, never before the newest heartbeat.
 
-        That is ``clock``, corrected by a heartbeat of this machine.
+        That is ``clock`` (of this machine), corrected by the heartbeats of this ``machine``, which
+        hold both clocks' times.
         """
         files = [(k.content, k.entry.mtime) for k in self.hearts]
-        known = [(heart, at) for heart, at in files if isinstance(heart, Heartbeat)]
-        mine = [(h.written, at) for h, at in known if machine and h.machine == machine]
-        offset = min((written - at for written, at in mine if written), key=abs, default=0.0)
-        return max(clock - offset, *(at for _, at in known), 0.0)
+        heartbeats = [(heart, mtime) for heart, mtime in files if isinstance(heart, Heartbeat)]
+        mine = [(h.written, mtime) for h, mtime in heartbeats if machine and h.machine == machine]
+        offset = min((written - mtime for written, mtime in mine if written), key=abs, default=0.0)
+        return max(clock - offset, *(mtime for _, mtime in heartbeats), 0.0)
 
 
 Each = Callable[[Callable[[Entry], NodeFile | None], Iterable[Entry]], Iterable[NodeFile | None]]
-"""As `map`; a caller with threads gives its pool's, since a distant store is waited for."""
+"""As `map`; a caller with threads passes its pool's, since a distant store answers late."""
 
 
 def read_nodes(
     store: Store, before: NodeFiles | None = None, each: Each = map, *, with_facts: bool = True
 ) -> NodeFiles:
-    """Return the files of all nodes; read what changed since ``before``.  Raises StoreError."""
+    """Return the files of all nodes; read only those that changed since ``before``.
+
+    ``each``: `map`, or a pool's. Without ``with_facts`` only heartbeats are read. A file that
+    cannot be decoded is returned with its error. Raises StoreError.
+    """
     last = before.files if before else {}
     entries = [
         e
@@ -89,6 +94,7 @@ def read_nodes(
     same = {e.name: last[e.name] for e in entries if e.name in last and last[e.name].entry == e}
 
     def read(entry: Entry) -> NodeFile | None:
+        """Read one file; return None if it was deleted."""
         try:
             return NodeFile(entry, decode(entry.name, read_all(store, entry.name, LIMIT)))
         except Corrupt as e:
@@ -97,17 +103,16 @@ def read_nodes(
             return None  # deleted since it was listed
 
     new = each(read, [e for e in entries if e.name not in same])
-    return NodeFiles(same | {known.entry.name: known for known in new if known})
+    return NodeFiles(same | {file.entry.name: file for file in new if file})
 
 
 @dataclass(frozen=True, slots=True)
 class Node(CurrentWork):
-    """``name`` is the node's id, with ``~head`` for a head without a worker.
+    """A node: its state, and its work at the time of its last heartbeat.
 
-    ``beat``: when it beat last.  ``age``: seconds since then; its work was so then, and the times
-    of it are on the store's clock.
-    ``clock_offset``: its clock minus the store's, in seconds, None where it was not measured.
-    ``trains``: run → its newest training.
+    ``name``: the node's id, with ``~head`` for a head without a worker. ``beat``: when it wrote its
+    last heartbeat; ``age``: seconds since then. ``clock_offset``: its clock minus the store's, in
+    seconds, None if not measured. ``trains``: run → its newest training.
     """
 
     name: str
@@ -123,26 +128,26 @@ class Node(CurrentWork):
 
     @property
     def oldest(self) -> float:
-        """Return for how many seconds the first of its uploads has waited; 0 if there is none."""
+        """Return the seconds for which its oldest upload has waited; 0 if there is none."""
         began = (p.since for p in self.running if p.kind == "upload")
         return max(0.0, self.beat - min(began, default=self.beat))
 
 
 def list_nodes(files: NodeFiles, now: float) -> tuple[Node, ...]:
-    """Return every node that has ever beaten, by name."""
+    """Return every node that has a heartbeat in the store, by name."""
     all_facts = files.facts
-    return tuple(_node(known, all_facts.get(known.name), now) for known in files.hearts)
+    return tuple(_node(file, all_facts.get(file.name), now) for file in files.hearts)
 
 
-def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
+def _node(file: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
     """Return one node, from its heartbeat and its facts; a note says if those cannot be read."""
-    heart, beat = known.content, known.entry.mtime
+    heart, beat = file.content, file.entry.mtime
     age = max(0.0, now - beat)
     if not isinstance(heart, Heartbeat):
-        return Node(known.name, known.name, (), "unreadable", beat, age, errors=(str(heart),))
+        return Node(file.name, file.name, (), "unreadable", beat, age, errors=(str(heart),))
     state: State = "silent" if age > SILENT * heart.period else "alive"
-    found = facts if isinstance(facts, Facts) else None
-    offset = found.clock_offset if found else None
+    known_facts = facts if isinstance(facts, Facts) else None
+    offset = known_facts.clock_offset if known_facts else None
     work = {each.name: getattr(heart, each.name) for each in fields(CurrentWork)}
     if isinstance(facts, Corrupt):
         work["notes"] = (*heart.notes, str(facts))
@@ -153,15 +158,15 @@ def _node(known: NodeFile, facts: Facts | Corrupt | None, now: float) -> Node:
         for p in heart.running
     )
     return Node(
-        name=known.name,
+        name=file.name,
         node=heart.node,
         roles=heart.roles,
         state="stopped" if heart.stopped else state,
         beat=beat,
         age=age,
         version=heart.version,
-        host=found.host if found else "",
+        host=known_facts.host if known_facts else "",
         clock_offset=None if offset is None else offset / 1e9,
-        trains=found.trains if found else {},
+        trains=known_facts.trains if known_facts else {},
         **work,
     )

@@ -1,6 +1,8 @@
-"""Everything that is known of a store as one value, with the alarms that hold.
+"""The state of a whole store as one value, and the alarms that hold.
 
-`overview` makes it, `document` is its JSON.  Pure.  Times are seconds on the store's clock.
+`ckptsync status`, its JSON, the page, metrics and alerts must agree, so all of them show this one
+value.  `overview` computes it from the catalogue and the nodes' files, and then finds the alarms
+in it; `document` is its JSON.  Pure.  Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ from ckptsync.records.io import Fault
 from ckptsync.records.save_order import contradictions
 from ckptsync.status.alarms import SEVERITIES, Alarm, Patience, Severity
 from ckptsync.status.heartbeat import Disk
+from ckptsync.status.live_catalogue import NodeProgress, add_node_progress, describe
 from ckptsync.status.nodes import Node, NodeFiles, list_nodes
-from ckptsync.status.overlay import Running, describe, overlay
 from ckptsync.status.run_status import RunStatus, count_statuses, list_runs
 
 BEHIND = 1.25  # times the period
 SEE_LOG = "see the node's log: `journalctl -u 'ckptsync-worker@*'`"
 FULL = ("no space left", "disk is full", "quota exceeded", "storagefull", "insufficient storage")
-"""What systems and servers say of a full disk, in lower case."""
+"""Parts of the error messages of systems and servers with a full disk, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of the store's file system, where they can be asked for."""
+    """Free and all bytes of the store's file system, if it is one."""
 
     free: int
     total: int
@@ -37,10 +39,11 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """``at``: when what it says was read. ``checkpoints``: status → locations, of all runs.
+    """The state of a store.
 
-    ``alarms``: those that hold, the critical ones first, then the oldest.  ``catalogue``: with what
-    nodes do now (see `overlay`); ``running``: that.
+    ``at``: when it was read.  ``checkpoints``: status → number of locations, of all runs.
+    ``alarms``: those that hold, critical ones first, then the oldest.  ``catalogue`` and
+    ``running``: see `LiveCatalogue`.
     """
 
     store: str
@@ -53,11 +56,11 @@ class Overview:
     model_size: int
     room: Room | None
     catalogue: Catalogue
-    running: tuple[Running, ...] = ()
+    running: tuple[NodeProgress, ...] = ()
 
     @property
     def alive(self) -> tuple[Node, ...]:
-        """Return the nodes that live."""
+        """Return the nodes that are alive."""
         return tuple(n for n in self.nodes if n.state == "alive")
 
 
@@ -71,15 +74,23 @@ def overview(
     patience: Patience,
     run: str = "",
 ) -> Overview:
-    """Return all that is known of a store, or of a ``run`` in it.
+    """Return the overview of a store, with the alarms that hold.
 
-    ``now`` is on its clock; ``room``: if it can tell.
+    Args:
+        store: its URL.
+        catalogue: its locations.
+        files: its nodes' files.
+        now: the time on the store's clock.
+        room: its free space, None if unknown.
+        patience: the times after which alarms are raised.
+        run: the only run that is shown, or "" for all.
+
     """
     nodes = list_nodes(files, now)
-    seen_now = overlay(catalogue, nodes, now, run)
-    catalogue = seen_now.catalogue
+    live = add_node_progress(catalogue, nodes, now, run)
+    catalogue = live.catalogue
     runs = list_runs(catalogue.shown, nodes)
-    seen = Overview(
+    result = Overview(
         store=store,
         at=now,
         alarms=(),
@@ -90,7 +101,7 @@ def overview(
         model_size=sum(run.model_size for run in runs),
         room=room,
         catalogue=catalogue,
-        running=seen_now.running,
+        running=live.running,
     )
     # what a node does for another run is no alarm of this one
     ours = tuple(
@@ -98,27 +109,27 @@ def overview(
         for n in nodes
     )
     alarms = sorted(
-        _find_alarms(replace(seen, nodes=ours), patience),
+        _find_alarms(replace(result, nodes=ours), patience),
         key=lambda a: (SEVERITIES.index(a.severity), a.since or now, a.key),
     )
-    return replace(seen, alarms=tuple(alarms))
+    return replace(result, alarms=tuple(alarms))
 
 
-def document(seen: Overview) -> dict[str, Any]:
-    """Return plain values, as docs/monitoring.md has them; the locations are `ckptsync ls`'s."""
-    summaries = seen.catalogue.summaries
+def document(overview: Overview) -> dict[str, Any]:
+    """Return an overview as plain values (docs/monitoring.md), without its locations."""
+    summaries = overview.catalogue.summaries
     return {
-        "store": seen.store,
-        "at": seen.at,
-        "alarms": [{"kind": a.kind, **asdict(a)} for a in seen.alarms],
-        "nodes": [_node_document(n) for n in seen.nodes],
-        "running": [entry.document() for entry in seen.running],
-        "runs": [_sized(asdict(r)) for r in seen.runs],
-        "checkpoints": seen.checkpoints,
-        "bytes": seen.size,
-        "model_bytes": seen.model_size,
-        "room": asdict(seen.room) if seen.room else None,
-        "repairs": [_repair(s, seen.nodes) for s in summaries if s.status == "DAMAGED"],
+        "store": overview.store,
+        "at": overview.at,
+        "alarms": [{"kind": a.kind, **asdict(a)} for a in overview.alarms],
+        "nodes": [_node_document(n) for n in overview.nodes],
+        "running": [entry.document() for entry in overview.running],
+        "runs": [_sized(asdict(r)) for r in overview.runs],
+        "checkpoints": overview.checkpoints,
+        "bytes": overview.size,
+        "model_bytes": overview.model_size,
+        "room": asdict(overview.room) if overview.room else None,
+        "repairs": [_repair(s, overview.nodes) for s in summaries if s.status == "DAMAGED"],
         "retired": [
             {
                 "run": s.run,
@@ -135,12 +146,12 @@ def document(seen: Overview) -> dict[str, Any]:
         "kept": [
             {"run": s.run, "location": s.location, "reason": s.kept} for s in summaries if s.kept
         ],
-        "unreadable": [fault.text for fault in seen.catalogue.faults],
+        "unreadable": [fault.text for fault in overview.catalogue.faults],
     }
 
 
 def _node_document(node: Node) -> dict[str, Any]:
-    """Return a node; what it does is in ``running``, and in short here."""
+    """Return a node as plain values; ``running`` of the overview has its work in full."""
     values = asdict(node)
     del values["running"]
     jobs = [
@@ -162,12 +173,13 @@ def _node_document(node: Node) -> dict[str, Any]:
 
 
 def _sized(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's values with the documented names of its sizes."""
     names = {"size": "bytes", "model_size": "model_bytes"}
     return {names.get(key, key): value for key, value in run.items()}
 
 
 def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
-    """Return what is damaged, what was uploaded again since, and which nodes cannot."""
+    """Return a location's damage, its last repair, and the nodes that cannot repair it."""
     return {
         "run": s.run,
         "location": s.location,
@@ -183,48 +195,49 @@ def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
 # --- which alarms hold
 
 
-def _find_alarms(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield all alarms that hold; those of an overview have not been found yet."""
-    yield from _damage(seen, patience)
-    yield from _stalls(seen, patience)
-    yield from _store(seen)
-    yield from _incomplete(seen, patience)
-    yield from _behind(seen, patience)
-    recent = _recent(seen, patience)
+def _find_alarms(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield all alarms that hold in an overview whose own ``alarms`` are still empty."""
+    yield from _damage(overview, patience)
+    yield from _stalls(overview, patience)
+    yield from _store(overview)
+    yield from _incomplete(overview, patience)
+    yield from _behind(overview, patience)
+    recent = _recent(overview, patience)
     yield from _unopenable(recent)
     yield from _doubtful(recent)
     yield from _weights(recent)
-    yield from _dates(seen, patience)
-    yield from _lost(seen, patience)
-    yield from _headless(seen, patience)
-    for node in seen.nodes:
+    yield from _dates(overview, patience)
+    yield from _lost(overview, patience)
+    yield from _headless(overview, patience)
+    for node in overview.nodes:
         if node.state == "unreadable":
             text = f"heartbeat of {node.name}: {_first(node.errors)}"
             todo = "delete that file if the node no longer exists; a running node writes it again"
             yield Alarm("unreadable", node.name, "warning", node.beat, text, todo)
-    saves = _save_sizes(seen.catalogue.summaries)
-    for node in seen.alive:
+    saves = _save_sizes(overview.catalogue.summaries)
+    for node in overview.alive:
         for disk in node.disk:
             yield from _disk(disk, f"{node.node}:{disk.path}", saves.get(node.node, 0))
         yield from _node(node, patience)
-    events = (p for n in seen.alive for p in n.running if p.kind == "event" and p.until is None)
+    events = (p for n in overview.alive for p in n.running if p.kind == "event" and p.until is None)
     for subject, p in {f"{p.subject} {p.name}": p for p in events if p.state == "failed"}.items():
         yield Alarm("event-failed", subject, "warning", None, f"{subject}: {p.reason}", p.hint)
 
 
 def _list_lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the nodes of a damaged location that cannot send again what a report asks for."""
-    asked = {*s.proof.damage, *s.manifests}
-    return tuple(n.node for n in nodes if n.node in s.nodes and not asked.isdisjoint(n.lacks))
+    """Return the nodes of a damaged location that lack bytes which a report asks for."""
+    requests = {*s.proof.damage, *s.manifests}
+    return tuple(n.node for n in nodes if n.node in s.nodes and not requests.isdisjoint(n.lacks))
 
 
-def _lost(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    for node in seen.nodes:
+def _lost(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm for each silent node; critical if it has something to upload."""
+    for node in overview.nodes:
         if node.state != "silent" or not patience.node < node.age < patience.over:
             continue
         awaited = [
             f"{r.run}/{p.location}"
-            for r in seen.runs
+            for r in overview.runs
             for p in r.incomplete
             if node.node in p.awaited
         ]
@@ -239,8 +252,9 @@ def _lost(seen: Overview, patience: Patience) -> Iterator[Alarm]:
         yield Alarm("node-lost", node.name, severity, node.beat, text, todo)
 
 
-def _headless(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    heads = [n for n in seen.nodes if {"head", "verifier"} & {*n.roles}]
+def _headless(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm if there were heads or verifiers, and none is alive."""
+    heads = [n for n in overview.nodes if {"head", "verifier"} & {*n.roles}]
     if not heads or any(n.state == "alive" for n in heads):
         return
     last = max(heads, key=lambda n: n.beat)
@@ -254,7 +268,7 @@ def _headless(seen: Overview, patience: Patience) -> Iterator[Alarm]:
 
 
 def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
-    """Yield the alarms of an output directory's file system, where a save takes ``save`` bytes."""
+    """Yield the alarms of an output directory's file system; ``save``: bytes of one save there."""
     if disk.free < max(save, disk.total // 50):
         takes = f"; a save needs {show_size(save)}" if save else ""
         text = f"{where}: {_free_of(disk.free, disk.total)}{takes}"
@@ -274,7 +288,7 @@ def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
 
 
 def _node(node: Node, patience: Patience) -> Iterator[Alarm]:
-    """Yield alarms of a live node: no space, what cannot be sent, a long queue, a wrong clock."""
+    """Yield alarms of a live node: no space, blocked saves, a long queue, a wrong clock."""
     full = [error for error in node.errors if any(words in error.lower() for words in FULL)]
     if full:
         text = f"{node.name}: {_first(full)}"
@@ -302,7 +316,7 @@ def _node(node: Node, patience: Patience) -> Iterator[Alarm]:
 
 
 def _save_sizes(summaries: Sequence[Summary]) -> dict[str, int]:
-    """Return about how many bytes each node writes at a save, by the newest one of that node."""
+    """Return, by node, about how many bytes it writes at a save: its share of its newest one."""
     newest: dict[str, Summary] = {}
     for s in summaries:
         for node in s.nodes:
@@ -311,33 +325,37 @@ def _save_sizes(summaries: Sequence[Summary]) -> dict[str, int]:
     return {node: s.size // len(s.nodes) for node, s in newest.items()}
 
 
-def _damage(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    for s in seen.catalogue.summaries:
+def _damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield alarms of damaged and conflicting locations, unnamed files and unreadable records."""
+    for s in overview.catalogue.summaries:
         where = f"{s.run}/{s.location}"
         if s.status == "DAMAGED":
-            yield _damaged(s, seen)
-        elif s.status == "CONFLICT" and seen.at - s.arrived < patience.over:
+            yield _damaged(s, overview)
+        elif s.status == "CONFLICT" and overview.at - s.arrived < patience.over:
             todo = (
                 "ckptsync does not merge it: give each job its own output directory, or use the"
                 " hook"
             )
             text = f"{where}: {_first(s.evidence)}"
             yield Alarm("conflict", where, "warning", s.arrived, text, todo)
-    yield from _unnamed(seen)
-    for fault in seen.catalogue.faults:
+    yield from _unnamed(overview)
+    for fault in overview.catalogue.faults:
         text = fault.text
-        yield Alarm("unreadable", fault.name, "critical", None, text, _to_read(fault, seen))
+        yield Alarm("unreadable", fault.name, "critical", None, text, _to_read(fault, overview))
 
 
-def _damaged(s: Summary, seen: Overview) -> Alarm:
-    """Return the alarm of a damaged location: who repairs what was not written again yet."""
-    where, nodes = f"{s.run}/{s.location}", seen.nodes
+def _damaged(s: Summary, overview: Overview) -> Alarm:
+    """Return the alarm of a damaged location, which says who repairs it.
+
+    It is a warning once all damaged files were written again, and await verification.
+    """
+    where, nodes = f"{s.run}/{s.location}", overview.nodes
     text, since = f"{where}: {_first(s.evidence)}", s.proof.damaged_at
     files = s.damaged or (DamagedFile("", "file", s.nodes),)
     waiting = [file for file in files if not file.is_rewritten]
     if not waiting:
-        has_verifier = any("verifier" in node.roles for node in seen.alive)
-        command = shlex.join(["ckptsync", "verify", where, "--store", seen.store])
+        has_verifier = any("verifier" in node.roles for node in overview.alive)
+        command = shlex.join(["ckptsync", "verify", where, "--store", overview.store])
         todo = f"{'wait for the verifier, or ' if has_verifier else ''}run `{command}`"
         return Alarm("damaged", where, "warning", since, text, todo)
     if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
@@ -345,18 +363,18 @@ def _damaged(s: Summary, seen: Overview) -> Alarm:
         verb = "has" if len(owners) == 1 else "have"
         text += f"; {_those(owners)} no longer {verb} its bytes" if owners else ""
         todo = (
-            f"{_repair_command(seen, where)} copies what other checkpoints of the run hold, and"
+            f"{_repair_command(overview, where)} copies what other checkpoints of the run hold, and"
             " shows what is lost; else use an earlier checkpoint"
         )
         return Alarm("damaged", where, "critical", since, text, todo)
-    repair = _repair_command(seen, where)
+    repair = _repair_command(overview, where)
     steps = [
-        _ask(owners, does, seen)
+        _ask(owners, does, overview)
         for of, does in _NODE_DOES.items()
         if (owners := sorted({n for f in waiting if f.of == of for n in _owners(f, s, nodes)}))
     ]
     if any(file.of == "model" for file in waiting):
-        steps.append(_make_again(seen, repair))
+        steps.append(_make_again(overview, repair))
     todo = "; ".join(steps)
     todo += "" if repair in todo else f"; {repair} shows the details"
     return Alarm("damaged", where, "critical", since, text, todo)
@@ -366,14 +384,14 @@ _NODE_DOES = {"file": "uploads again what it still has", "record": "writes its r
 
 
 def _is_lost(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> bool:
-    """Return whether nobody has the bytes of a damaged file, or what it is made from."""
+    """Return whether no node has a damaged file's bytes, or a model's shards are deleted."""
     if file.of == "model":
         return bool(s.shards_retired)
     return bool(file.nodes) and not _owners(file, s, nodes)
 
 
 def _owners(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> list[str]:
-    """Return the nodes of a damaged file that have not said that they lack its bytes."""
+    """Return the nodes of a damaged file whose heartbeats do not say that they lack its bytes."""
     lacking = {
         node.node
         for node in nodes
@@ -383,48 +401,54 @@ def _owners(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> list[str]:
     return [name for name in file.nodes if name not in lacking]
 
 
-def _ask(owners: Sequence[str], does: str, seen: Overview) -> str:
-    """Say which of some nodes repair their part, and which have to be started for that."""
-    alive = {node.node for node in seen.alive if "worker" in node.roles}
+def _ask(owners: Sequence[str], does: str, overview: Overview) -> str:
+    """Return a sentence: which nodes repair their part, and whose service must be started first."""
+    alive = {node.node for node in overview.alive if "worker" in node.roles}
     stopped = [name for name in owners if name not in alive]
     start = f"start the service on {_those(stopped)}: it" if stopped else _those(owners)
     return f"{start} {does}"
 
 
-def _make_again(seen: Overview, repair: str) -> str:
+def _make_again(overview: Overview, repair: str) -> str:
+    """Return a sentence: who merges a damaged model again."""
     makes = "makes the consolidated model again from the shards"
-    if any("head" in node.roles for node in seen.alive):
+    if any("head" in node.roles for node in overview.alive):
         return f"a head {makes}"
     return f"{repair}, or a head that you start, {makes}"
 
 
-def _repair_command(seen: Overview, where: str) -> str:
-    return f"`{shlex.join(['ckptsync', 'repair', where, '--store', seen.store])}`"
+def _repair_command(overview: Overview, where: str) -> str:
+    """Return the command, in backquotes, that repairs a location."""
+    return f"`{shlex.join(['ckptsync', 'repair', where, '--store', overview.store])}`"
 
 
-def _to_read(fault: Fault, seen: Overview) -> str:
-    """Say what to do about a record that cannot be read."""
+def _to_read(fault: Fault, overview: Overview) -> str:
+    """Return a sentence: what to do about a record that cannot be read."""
     kind, node = fault.record.kind, fault.record.node
     if isinstance(fault.error, Unsupported):
         return "a newer ckptsync wrote it: upgrade this one"
     if kind == "report":
         return "the next verification of that checkpoint replaces it"
-    repair = _repair_command(seen, f"{fault.run}/{fault.location}")
+    repair = _repair_command(overview, f"{fault.run}/{fault.location}")
     if kind == "manifest":
-        if any(fault.name in known.lacks for known in seen.nodes if known.node == node):
+        if any(fault.name in each.lacks for each in overview.nodes if each.node == node):
             return f"{node} cannot write it again: {repair} shows what is lost"
-        return f"{_ask([node], _NODE_DOES['record'], seen)}; {repair} shows the details"
+        return f"{_ask([node], _NODE_DOES['record'], overview)}; {repair} shows the details"
     if kind == "model":
-        return _make_again(seen, repair)
+        return _make_again(overview, repair)
     return f"{repair} keeps the checkpoint, and deletes this record"
 
 
-def _unnamed(seen: Overview) -> Iterator[Alarm]:
-    """Yield an alarm for each run with files that may run, beside VERIFIED ones."""
-    proven = (s for s in seen.catalogue.summaries if s.status in ("VERIFIED", "CONSOLIDATED"))
-    for run, its in _by_run(s for s in proven if s.unnamed_runs).items():
-        more = f"; {len(its) - 1} more of its checkpoints have some" if len(its) > 1 else ""
-        text = f"{run}/{its[-1].location}: {its[-1].unnamed_line}{more}"
+def _unnamed(overview: Overview) -> Iterator[Alarm]:
+    """Yield an alarm for each run with files that no record names and that may be executed."""
+    proven = (s for s in overview.catalogue.summaries if s.status in ("VERIFIED", "CONSOLIDATED"))
+    for run, locations in _by_run(s for s in proven if s.unnamed_runs).items():
+        more = (
+            f"; {len(locations) - 1} more of its checkpoints have some"
+            if len(locations) > 1
+            else ""
+        )
+        text = f"{run}/{locations[-1].location}: {locations[-1].unnamed_line}{more}"
         todo = (
             "look at them, and delete what nobody put there on purpose: a report vouches for the"
             " files that records name, and for no others"
@@ -432,84 +456,94 @@ def _unnamed(seen: Overview) -> Iterator[Alarm]:
         yield Alarm("unnamed", run, "warning", None, text, todo)
 
 
-def _stalls(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    workers = [n for n in seen.alive if "worker" in n.roles]
+def _stalls(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm for each run whose next checkpoint is late by its own usual interval.
+
+    Runs that ended, are being uploaded, or have no live worker are left out.
+    """
+    workers = [n for n in overview.alive if "worker" in n.roles]
     alive = {n.node for n in workers}
     queued = {item.partition("/")[0] for n in workers for item in n.queue}
-    for run in seen.runs:
+    for run in overview.runs:
         if run.newest is None or run.every is None or run.training == "ended":
             continue
         if run.run in queued or alive.isdisjoint(run.nodes):
             continue
-        quiet = seen.at - run.newest.ended
+        quiet = overview.at - run.newest.ended
         over = patience.over
         if not run.training:
             over = min(over, max(patience.ended, 10 * run.every))
         if max(patience.steps * run.every, patience.least) < quiet < over:
-            gone = "; the training process died" if run.training == "gone" else ""
+            ending = "; the training process died" if run.training == "gone" else ""
             text = (
                 f"{run.run}: no checkpoint for {show_duration(quiet)}; before that, one every"
-                f" {show_duration(run.every)}{gone}"
+                f" {show_duration(run.every)}{ending}"
             )
             todo = (
                 f"look at the training on {_those(run.nodes)}, then at `journalctl -u"
                 " 'ckptsync-worker@*'` there"
             )
-            severity: Severity = "critical" if gone else "warning"
+            severity: Severity = "critical" if ending else "warning"
             yield Alarm("stalled", run.run, severity, run.newest.ended + run.every, text, todo)
 
 
-def _store(seen: Overview) -> Iterator[Alarm]:
-    room = seen.room
+def _store(overview: Overview) -> Iterator[Alarm]:
+    """Yield an alarm if the store has no room for two of its largest checkpoints."""
+    room = overview.room
     if room is None:
         return
-    largest = max((s.size + s.model_size for s in seen.catalogue.summaries), default=0)
+    largest = max((s.size + s.model_size for s in overview.catalogue.summaries), default=0)
     if room.free < max(2 * largest, room.total // 50):
         text = (
             f"the store: {_free_of(room.free, room.total)}; a checkpoint with its model needs up"
             f" to {show_size(largest)}"
         )
         is_urgent = room.free < max(largest, room.total // 100)
-        gc = shlex.join(["ckptsync", "gc", "--store", seen.store, "--keep-last", "3", "--dry-run"])
+        gc = shlex.join(
+            ["ckptsync", "gc", "--store", overview.store, "--keep-last", "3", "--dry-run"]
+        )
         todo = f"free space, or set retention rules: `{gc}` shows what this one deletes"
         yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
 
 
-def _incomplete(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    summaries = {(s.run, s.location): s for s in seen.catalogue.summaries}
-    for run in seen.runs:
+def _incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm for each location that has been incomplete for longer than ``slow``."""
+    summaries = {(s.run, s.location): s for s in overview.catalogue.summaries}
+    for run in overview.runs:
         for save in run.incomplete:
-            waited = seen.at - save.since
+            waited = overview.at - save.since
             if not patience.slow < waited < patience.over:
                 continue
             s = summaries[run.run, save.location]
             where = f"{run.run}/{save.location}"
             late = f"still incomplete {show_duration(waited)} after its last part arrived: "
             text = f"{where}: {'' if s.unknown else late}{_first(save.lost)}"
-            todo = _to_complete(s, seen)
-            alive = {n.node for n in seen.alive}
+            todo = _to_complete(s, overview)
+            alive = {n.node for n in overview.alive}
             if dead := [n for n in save.awaited if n not in alive]:
                 text += f"; not running: {_those(dead)}"
             yield Alarm("incomplete", where, "warning", save.since, text, todo)
 
 
-def _to_complete(s: Summary, seen: Overview) -> str:
-    """Say who gives what an incomplete location lacks."""
+def _to_complete(s: Summary, overview: Overview) -> str:
+    """Return a sentence: who can upload the missing parts of an incomplete location."""
     where = f"{s.run}/{s.location}"
     if s.status == "WAITING":
-        its = [e for e in seen.running if (e.run, e.location) == (s.run, s.location)]
-        waits = "; ".join(describe(e, seen.at) for e in its)
+        entries = [e for e in overview.running if (e.run, e.location) == (s.run, s.location)]
+        waits = "; ".join(describe(e, overview.at) for e in entries)
         return f"see the notes and errors in `ckptsync status`: {waits}"
     if s.unknown:
-        pull = shlex.join(["ckptsync", "pull", where, "DIR", "--store", seen.store])
+        pull = shlex.join(["ckptsync", "pull", where, "DIR", "--store", overview.store])
         return f"nothing is missing that ckptsync knows of: `{pull}` gives it back as it is"
     if s.siblings:
-        joins = "; ".join(other.command(seen.store, s.run, s.location) for other in s.siblings)
+        joins = "; ".join(
+            sibling.command(overview.store, s.run, s.location) for sibling in s.siblings
+        )
         return f"if they are one save: {joins}"
     if any(gap.node for gap in s.gaps):
-        return f"{_repair_command(seen, where)} has it uploaded again, and shows what is lost"
+        return f"{_repair_command(overview, where)} has it uploaded again, and shows what is lost"
     if s.awaited:
-        alive = {n.node for n in seen.alive}
+        alive = {n.node for n in overview.alive}
         stopped = [name for name in s.awaited if name not in alive]
         if not stopped:
             return (
@@ -526,26 +560,26 @@ def _to_complete(s: Summary, seen: Overview) -> str:
     )
 
 
-def _behind(seen: Overview, patience: Patience) -> Iterator[Alarm]:
+def _behind(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield alarms for runs in which the live heads or verifiers are behind.
 
     There is at most one of a kind for a run, about its oldest location.
     """
-    roles = {role for n in seen.alive for role in n.roles}
-    summaries = seen.catalogue.summaries
+    roles = {role for n in overview.alive for role in n.roles}
+    summaries = overview.catalogue.summaries
     if "head" in roles:
         waiting = [s for s in summaries if s.status == "COMPLETE"]
-        yield from _undone(seen, patience, "unconsolidated", waiting)
+        yield from _undone(overview, patience, "unconsolidated", waiting)
     if "verifier" not in roles:
         return
     whole = [s for s in summaries if s.status in ("COMPLETE", "CONSOLIDATED")]
-    yield from _undone(seen, patience, "unverified", [s for s in whole if not s.proof.holds])
-    period = min((n.verifies for n in seen.alive if n.verifies), default=patience.period)
-    for run in seen.runs:
-        if run.proven is not None and seen.at - run.proven > BEHIND * period:
+    yield from _undone(overview, patience, "unverified", [s for s in whole if not s.proof.holds])
+    period = min((n.verifies for n in overview.alive if n.verifies), default=patience.period)
+    for run in overview.runs:
+        if run.proven is not None and overview.at - run.proven > BEHIND * period:
             text = (
                 f"{run.run}: one checkpoint was last verified"
-                f" {show_duration(seen.at - run.proven)} ago; verify.period is"
+                f" {show_duration(overview.at - run.proven)} ago; verify.period is"
                 f" {show_duration(period)}"
             )
             todo = (
@@ -555,15 +589,16 @@ def _behind(seen: Overview, patience: Patience) -> Iterator[Alarm]:
 
 
 def _undone(
-    seen: Overview, patience: Patience, code: str, waiting: Sequence[Summary]
+    overview: Overview, patience: Patience, code: str, waiting: Sequence[Summary]
 ) -> Iterator[Alarm]:
-    slow = [s for s in waiting if patience.slow < seen.at - s.arrived < patience.over]
+    """Yield an alarm for each run with a location that waits for longer than ``slow``."""
+    slow = [s for s in waiting if patience.slow < overview.at - s.arrived < patience.over]
     oldest: dict[str, Summary] = {}
     for s in sorted(slow, key=lambda s: (s.arrived, s.location)):
         oldest.setdefault(s.run, s)
     for run, s in oldest.items():
         text = (
-            f"{run}/{s.location}: still {code} {show_duration(seen.at - s.arrived)} after it"
+            f"{run}/{s.location}: still {code} {show_duration(overview.at - s.arrived)} after it"
             " was complete"
         )
         todo = "see the heads' errors and jobs in `ckptsync status`"
@@ -571,28 +606,31 @@ def _undone(
 
 
 def _unopenable(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield models that lack their configuration: one alarm for a run, of its newest location."""
-    for run, found in _by_run(s for s in recent if s.consolidated and s.unopenable).items():
-        more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
-        text = f"{run}/{found[0].location}{more}: {found[0].unopenable}"
-        yield Alarm("no-config", run, "warning", found[-1].arrived, text, found[0].to_give)
+    """Yield an alarm for each run with models that lack their configuration, of the newest one."""
+    for run, locations in _by_run(s for s in recent if s.consolidated and s.unopenable).items():
+        more = f" (and {len(locations) - 1} more models of this run)" if len(locations) > 1 else ""
+        text = f"{run}/{locations[0].location}{more}: {locations[0].unopenable}"
+        yield Alarm("no-config", run, "warning", locations[-1].arrived, text, locations[0].to_give)
 
 
 def _doubtful(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield models that may lack tensors: one alarm for a run, of its newest location."""
-    for run, found in _by_run(s for s in recent if s.model and s.doubts).items():
-        more = f" (and {len(found) - 1} more of this run)" if len(found) > 1 else ""
-        text = f"{run}/{found[0].location}{more}: {_first(found[0].doubts)}"
+    """Yield an alarm for each run with models that may lack tensors, of the newest one."""
+    for run, locations in _by_run(s for s in recent if s.model and s.doubts).items():
+        more = f" (and {len(locations) - 1} more of this run)" if len(locations) > 1 else ""
+        text = f"{run}/{locations[0].location}{more}: {_first(locations[0].doubts)}"
         todo = (
             "load its model once; if it lacks tensors, save again from the training, with all ranks"
         )
-        yield Alarm("doubtful", run, "warning", found[-1].arrived, text, todo)
+        yield Alarm("doubtful", run, "warning", locations[-1].arrived, text, todo)
 
 
 def _weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield runs in whose newest model with statistics something looks wrong."""
-    for run, its in _by_run(s for s in recent if s.weights is not None).items():
-        newest, *older = reversed(by_age(its))
+    """Yield alarms for each run in whose newest model with statistics something looks wrong.
+
+    One for values that are not finite, one for all other findings.
+    """
+    for run, locations in _by_run(s for s in recent if s.weights is not None).items():
+        newest, *older = reversed(by_age(locations))
         where, lines = f"{run}/{newest.location}", dict[str, list[str]]()
         for finding in newest.weights_findings:
             code = "nonfinite" if finding.kind == "nonfinite" else "weights"
@@ -605,25 +643,25 @@ def _weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
             " what each finding means"
             + (f"; the newest checkpoint without findings is {sound}" if sound else ""),
         }
-        for code, its_lines in lines.items():
-            text = f"{where}: {'; '.join(its_lines)}"
+        for code, finding_lines in lines.items():
+            text = f"{where}: {'; '.join(finding_lines)}"
             yield Alarm(code, run, "warning", newest.arrived, text, todo[code])
 
 
-def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield saves of which the files' times cannot be right."""
-    summaries = seen.catalogue.summaries
-    recent = (s for s in summaries if not s.retired and seen.at - s.first < patience.over)
-    for its in _by_run(recent).values():
+def _dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm for each save whose files' times contradict its arrival or another save."""
+    summaries = overview.catalogue.summaries
+    recent = (s for s in summaries if not s.retired and overview.at - s.first < patience.over)
+    for locations in _by_run(recent).values():
         wrong = [
             (s, f"its files are dated {show_duration(s.ahead)} after their arrival in the store")
-            for s in its
+            for s in locations
             if s.ahead > SKEW
         ]
-        for s, other, apart in contradictions(its, lambda s: s.dates, SKEW):
+        for s, contradicted, apart in contradictions(locations, lambda s: s.dates, SKEW):
             side, step = ("after", "greater") if apart > 0 else ("before", "smaller")
             text = f"its files are dated {show_duration(abs(apart))} {side} those of"
-            wrong.append((s, f"{text} {other.location}, which has the {step} step"))
+            wrong.append((s, f"{text} {contradicted.location}, which has the {step} step"))
         for s, text in wrong:
             todo = (
                 f"set the clock of {_those(s.nodes)}, or of its file server, by NTP; until then"
@@ -633,15 +671,15 @@ def _dates(seen: Overview, patience: Patience) -> Iterator[Alarm]:
             yield Alarm("clock", where, "warning", s.first, f"{where}: {text}", todo)
 
 
-def _recent(seen: Overview, patience: Patience) -> list[Summary]:
-    """Return the locations that alarms speak of, the newest first."""
-    its = (s for s in seen.catalogue.summaries if not s.retired)
-    recent = (s for s in its if seen.at - s.arrived < patience.over)
+def _recent(overview: Overview, patience: Patience) -> list[Summary]:
+    """Return the locations that are not retired and arrived within ``over``, newest first."""
+    present = (s for s in overview.catalogue.summaries if not s.retired)
+    recent = (s for s in present if overview.at - s.arrived < patience.over)
     return sorted(recent, key=lambda s: (-s.arrived, s.location))
 
 
 def _by_run(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
-    """Return the locations of each run, in the same order."""
+    """Return the locations of each run, in the given order."""
     runs: dict[str, list[Summary]] = {}
     for s in summaries:
         runs.setdefault(s.run, []).append(s)

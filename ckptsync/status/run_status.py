@@ -1,6 +1,7 @@
-"""Each run, as its checkpoints and its trainers have it.
+"""The status of each run: its newest checkpoints, sizes, interval, and whether it trains.
 
-Pure; times are seconds on the store's clock.
+A store has locations, and people ask about trainings; so this summarises the locations of a run and
+the trainings that its nodes announce. Pure; times are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ SAME = 600.0  # seconds within which the nodes of one training begin
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A location; when its newest file was written (``ended``), its newest manifest ``arrived``.
+    """A location, with the times of its newest file (``ended``) and manifest (``arrived``).
 
-    Where the date is too early, ``ended`` is that of the checkpoint before it.
+    If that file's date is too early, ``ended`` is that of the checkpoint before it.
     """
 
     checkpoint: str
@@ -38,10 +39,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class IncompleteSave:
-    """A location that is not whole, and that no node is uploading.
+    """An incomplete location that no node is uploading.
 
-    ``lost``: what is missing and which node should have it, as far as is known; ``awaited``: those
-    nodes. ``siblings``: other locations with parts of it, or of what may be it.
+    ``lost``: the missing parts and, if known, the nodes that should have them; ``awaited``: those
+    nodes. ``siblings``: other locations that have, or may have, parts of the same save.
     """
 
     location: str
@@ -56,7 +57,7 @@ class IncompleteSave:
 class RunUpload:
     """A location that ``nodes`` are uploading now.
 
-    ``percent``: how much of what its model needs is there, None where that is not known.
+    ``percent``: how much of the files that its model needs is stored, None if unknown.
     """
 
     location: str
@@ -66,14 +67,15 @@ class RunUpload:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """``checkpoints``: status → locations. Sizes in bytes, of the checkpoints and of the models.
+    """The status of one run.
 
-    ``newest``, ``verified`` (the newest that is) and ``unverified`` (of those that are not
-    verified, the one that has waited longest) leave out what is RETIRED or in CONFLICT. ``every``:
-    seconds from one checkpoint to the next, None while too few are known. ``proven``: when the
-    verified location was read whole whose last time is the longest ago. ``nodes``: where its newest
-    checkpoint comes from. ``training``: runs, ended, gone, or empty where no hook says.
-    ``unopenable``: locations whose models lack their configuration.
+    ``checkpoints``: status → number of locations. Sizes are in bytes, of the checkpoints and of
+    the models. ``newest``, ``verified`` (the newest VERIFIED location) and ``unverified`` (the one
+    that has waited longest for verification) leave out RETIRED and CONFLICT ones. ``every``:
+    seconds between checkpoints, None while there are too few. ``proven``: the oldest of the times
+    at which each verified location was last read. ``nodes``: those of its newest checkpoint.
+    ``training``: runs, ended, gone, or empty if no hook says. ``unopenable``: locations whose
+    models lack their configuration.
     """
 
     run: str
@@ -93,19 +95,20 @@ class RunStatus:
 
 
 def list_runs(summaries: Iterable[Summary], nodes: Iterable[Node]) -> tuple[RunStatus, ...]:
-    """Return all runs that have a checkpoint, by name."""
+    """Return the status of every run that has a checkpoint, by name."""
     by_run: dict[str, list[Summary]] = defaultdict(list)
     for summary in summaries:
         by_run[summary.run].append(summary)
     trainings = _trainings(nodes)
     return tuple(
-        describe_run(name, its, trainings.get(name, "")) for name, its in sorted(by_run.items())
+        describe_run(name, summaries_of_run, trainings.get(name, ""))
+        for name, summaries_of_run in sorted(by_run.items())
     )
 
 
-def describe_run(name: str, found: Sequence[Summary], training: str = "") -> RunStatus:
-    """Return one run, of its locations."""
-    stored = [s for s in found if s.manifests]
+def describe_run(name: str, summaries: Sequence[Summary], training: str = "") -> RunStatus:
+    """Return the status of one run; ``training``: its state as its nodes announce it."""
+    stored = [s for s in summaries if s.manifests]
     live = [s for s in by_age(stored) if s.status not in ("RETIRED", "CONFLICT")]
     written = times_written(live)
     verified = [s for s in live if s.status == "VERIFIED"]
@@ -113,12 +116,12 @@ def describe_run(name: str, found: Sequence[Summary], training: str = "") -> Run
     waiting = sorted((s for s in whole if not s.proof.holds), key=lambda s: (s.arrived, s.location))
     return RunStatus(
         run=name,
-        checkpoints=count_statuses(found),
-        size=sum(s.size for s in found),
-        model_size=sum(s.model_size for s in found),
-        newest=_point(live[-1:], written),
-        verified=_point(verified[-1:], written),
-        unverified=_point(waiting[:1], written),
+        checkpoints=count_statuses(summaries),
+        size=sum(s.size for s in summaries),
+        model_size=sum(s.model_size for s in summaries),
+        newest=_first_point(live[-1:], written),
+        verified=_first_point(verified[-1:], written),
+        unverified=_first_point(waiting[:1], written),
         every=interval([s.ended for s in stored]),
         proven=min((s.proof.when for s in verified), default=None),
         incomplete=tuple(
@@ -131,14 +134,14 @@ def describe_run(name: str, found: Sequence[Summary], training: str = "") -> Run
         nodes=live[-1].nodes if live else (),
         unopenable=tuple(s.location for s in live if s.consolidated and s.unopenable),
         uploading=tuple(
-            RunUpload(s.location, s.uploading, s.percent) for s in found if s.uploading
+            RunUpload(s.location, s.uploading, s.percent) for s in summaries if s.uploading
         ),
         training="ended" if live and live[-1].checkpoint == FINAL else training,
     )
 
 
 def interval(ended: Iterable[float]) -> float | None:
-    """Return the median of the newest gaps between checkpoints, in seconds; None for too few."""
+    """Return the median seconds between the newest checkpoints; None if there are too few."""
     newest = sorted(set(ended))[-RECENT:]
     gaps = sorted(later - earlier for earlier, later in pairwise(newest))
     return gaps[len(gaps) // 2] if len(newest) >= LEAST else None
@@ -150,25 +153,29 @@ def count_statuses(summaries: Iterable[Summary]) -> dict[str, int]:
     return {status: counts[status] for status in STATUSES if counts[status]}
 
 
-def _point(found: Sequence[Summary], written: Mapping[str, float]) -> Point | None:
-    for s in found:
+def _first_point(summaries: Sequence[Summary], written: Mapping[str, float]) -> Point | None:
+    """Return the point of the first of these locations; None if there is none."""
+    for s in summaries:
         return Point(s.checkpoint, s.location, s.step, s.status, written[s.location], s.arrived)
     return None
 
 
 def _trainings(nodes: Iterable[Node]) -> dict[str, str]:
-    """Return the state of each run's newest training.
+    """Return the state of each run's newest training: runs, if on any node, else gone, else ended.
 
-    It is ``runs`` if any node says so, else ``gone`` if any does.
+    Trainings that began within `SAME` seconds on several nodes are one.
     """
-    known = [(run, train) for node in nodes for run, train in node.trains.items() if train.state]
+    trainings = [
+        (run, train) for node in nodes for run, train in node.trains.items() if train.state
+    ]
     newest: dict[str, float] = {}
-    for run, train in known:
+    for run, train in trainings:
         newest[run] = max(train.began, newest.get(run, train.began))
     states: dict[str, set[str]] = defaultdict(set)
-    for run, train in known:
+    for run, train in trainings:
         if train.began > newest[run] - SAME:
             states[run].add(train.state)
     return {
-        run: next(s for s in ("runs", "gone", "ended") if s in its) for run, its in states.items()
+        run: next(s for s in ("runs", "gone", "ended") if s in run_states)
+        for run, run_states in states.items()
     }

@@ -1,7 +1,8 @@
-"""The URLs of the page: JSON for programs, the page for browsers, and who may ask.
+"""The URLs of the page: JSON for programs, HTML for browsers, and the token.
 
-Everything is read only. A name in a URL is looked up among the names of the overview, and reaches
-neither the store nor a path. What a browser gets may load nothing from elsewhere.
+One URL is both: the Accept header decides. All of it is read only. Names in a URL are looked up in
+the overview, so they reach neither the store nor a path. Every answer forbids a browser to load
+anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, NotFound
 from ckptsync.status.overview import Overview
 from ckptsync.web.documents import Documents
-from ckptsync.web.latest import EVERY, Latest, Picture
+from ckptsync.web.overview_cache import EVERY, CachedOverview, OverviewCache
 from ckptsync.web.server import App, in_thread
 
 FORMAT = 1
@@ -53,10 +54,10 @@ Text = tuple[int, bytes, str]
 
 
 class Guard:
-    """Who may see the page of a listener.
+    """Decides who may see the page of a listener.
 
-    ``token``: empty where anybody may who reaches it. ``hosts``: the names that a browser may have
-    for it, so that no name of another site can be made to mean this machine; empty for any.
+    ``token``: "" if everybody may who reaches it. ``hosts``: the names in a Host header that are
+    accepted on a local address, against DNS rebinding; empty for any.
     """
 
     def __init__(self, listen: str, token: str) -> None:
@@ -68,38 +69,43 @@ class Guard:
         self._cookie = f"ckptsync-{self._value[:8]}"
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request that may not be answered, or that brought a token."""
+        """Return the answer to a request that is not allowed; None if it is.
+
+        A request with the right token in its query is redirected to the same URL without it, with a
+        cookie.
+        """
         host = request.headers.get("host", "").lower()
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if self.hosts and name not in self.hosts:
             return PlainTextResponse("the Host header names another machine\n", 421)
         if not self._token:
             return None
-        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(sent.strip()):
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._is_token(token.strip()):
             return None
         cookie = request.cookies.get(self._cookie, "").encode("utf-8", "replace")
         if hmac.compare_digest(cookie, self._value.encode()):
             return None
         query = parse_qsl(request.url.query, keep_blank_values=True)
         if self._is_token(dict(query).get("token", "")):
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            other_values = urlencode([(name, value) for name, value in query if name != "token"])
             path = "/" + request.scope["raw_path"].decode("ascii").lstrip("/")
-            answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+            answer = RedirectResponse(f"{path}?{other_values}" if other_values else path, 303)
             answer.set_cookie(self._cookie, self._value, httponly=True, samesite="strict")
             return answer
         text = "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN once (web.token)\n"
         return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
 
     def _is_token(self, text: str) -> bool:
+        """Return whether a text is the token, in constant time."""
         return hmac.compare_digest(text.encode("utf-8", "replace"), self._token)
 
 
 def make_app(texts: Mapping[str, Callable[[], Text]], page: Page | None = None) -> App:
     """Return the application of a listener.
 
-    ``texts``: pages for programs, made from what is in memory, by path; ``/healthz`` is made at
-    once, also while `MANY` others hang. ``page``: the page of a store, if this listener has it.
+    ``texts``: functions that make plain answers, by path; ``/healthz`` is answered even while
+    `MANY` others hang. ``page``: the page of a store, if this listener has it.
     """
     routes = [Route(path, _text(path, make)) for path, make in texts.items()]
     if page:
@@ -117,6 +123,8 @@ def make_app(texts: Mapping[str, Callable[[], Text]], page: Page | None = None) 
 
 
 def _plain(status: int, text: str) -> Any:
+    """Return an exception handler that answers with a status and a text."""
+
     async def answer(_: Request, error: Any) -> Response:
         headers = {**HEADERS, **(getattr(error, "headers", None) or {})}
         return PlainTextResponse(text, status, headers)
@@ -125,6 +133,7 @@ def _plain(status: int, text: str) -> Any:
 
 
 def _text(path: str, make: Callable[[], Text]) -> Endpoint:
+    """Return the endpoint of a plain answer: 503 if it fails, or `MANY` are being made."""
     making = [0]
 
     async def answer(_: Request) -> Response:
@@ -149,12 +158,12 @@ def _text(path: str, make: Callable[[], Text]) -> Endpoint:
 class Page:
     """The page of a store, for one listener."""
 
-    def __init__(self, latest: Latest, documents: Documents, guard: Guard) -> None:
-        self._latest, self._documents, self._guard = latest, documents, guard
+    def __init__(self, cache: OverviewCache, documents: Documents, guard: Guard) -> None:
+        self._cache, self._documents, self._guard = cache, documents, guard
         self._making = self._streams = 0
 
     def routes(self) -> list[Route]:
-        """Return its URLs."""
+        """Return the routes of the page."""
         documents = self._documents
         return [
             Route("/", self._document(lambda _: documents.overview)),
@@ -166,6 +175,8 @@ class Page:
         ]
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint that answers requests that are allowed, with `HEADERS`."""
+
         async def answer(request: Request) -> Response:
             response = self._guard.refusal(request) or await endpoint(request)
             for name, value in HEADERS.items():
@@ -175,6 +186,11 @@ class Page:
         return answer
 
     def _document(self, of: Callable[[Request], Made]) -> Endpoint:
+        """Return the endpoint of a document: JSON if the request accepts it, else the page's HTML.
+
+        ``of``: returns the function that makes the document of a request.
+        """
+
         async def answer(request: Request) -> Response:
             if "application/json" not in request.headers.get("accept", ""):
                 return _shell()
@@ -182,8 +198,8 @@ class Page:
                 return _json_response(503, CkptsyncError("too many pages are being made"))
             self._making += 1
             try:
-                picture = await self._latest.get()
-                make = partial(_made, picture, request.url.path, of(request))
+                cached = await self._cache.get()
+                make = partial(_encode_once, cached, request.url.path, of(request))
                 return Response(await in_thread(make, "web-page"), headers=_JSON)
             except CkptsyncError as e:
                 return _json_response(404 if isinstance(e, NotFound) else 503, e)
@@ -193,27 +209,28 @@ class Page:
         return self._guarded(answer)
 
     async def _events(self, _: Request) -> Response:
+        """Answer with a stream of events; 503 if there are `STREAMS` already."""
         if self._streams >= STREAMS:
             return PlainTextResponse("too many streams\n", 503)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(self._changes(), 200, headers, "text/event-stream")
 
     async def _changes(self) -> AsyncIterator[bytes]:
-        """Yield an event at once, and one whenever a refresh found something new."""
+        """Yield an event at once, one after each change of the overview, and else a comment."""
         self._streams += 1
         number = -1
         try:
             yield b"retry: 5000\n\n"
             while True:
                 try:
-                    picture = await self._latest.get()
+                    cached = await self._cache.get()
                 except CkptsyncError:
                     yield b": the store does not answer\n\n"
                 else:
-                    news = json.dumps({"at": picture.overview.at})
-                    is_new = picture.number != number
+                    news = json.dumps({"at": cached.overview.at})
+                    is_new = cached.number != number
                     yield f"event: change\ndata: {news}\n\n".encode() if is_new else b":\n\n"
-                    number = picture.number
+                    number = cached.number
                 await asyncio.sleep(EVERY)
         finally:
             self._streams -= 1
@@ -222,38 +239,44 @@ class Page:
 _JSON = {"Content-Type": "application/json", **_FRESH}
 
 
-def _made(picture: Picture, url: str, make: Made) -> bytes:
-    """Return a document as JSON; it is made once of each picture."""
-    if url not in picture.made:
-        picture.made[url] = _encoded(make(picture.overview))
-    body: bytes = picture.made[url]
+def _encode_once(cached: CachedOverview, url: str, make: Made) -> bytes:
+    """Return the document of a URL as JSON, which is made once for each overview."""
+    if url not in cached.documents:
+        cached.documents[url] = _encoded(make(cached.overview))
+    body: bytes = cached.documents[url]
     return body
 
 
 def _encoded(document: Mapping[str, Any], exit_code: int = 0) -> bytes:
+    """Return a document as JSON, with its format and exit code."""
     return json.dumps({"format": FORMAT, "exit_code": exit_code, **document}).encode()
 
 
 def _json_response(status: int, error: CkptsyncError) -> Response:
+    """Return an error as JSON."""
     document = {"error": str(error), "hint": error.hint}
     return Response(_encoded(document, error.exit_code), status, _JSON)
 
 
 def _of_run(documents: Documents) -> Callable[[Request], Made]:
+    """Return a function from a request to the maker of its run's document."""
     return lambda request: partial(documents.run, run=request.path_params["run"])
 
 
 def _of_location(documents: Documents) -> Callable[[Request], Made]:
+    """Return a function from a request to the maker of its location's document."""
     return lambda request: partial(documents.location, **request.path_params)
 
 
 def _shell() -> Response:
+    """Return the page's HTML, whose modules then fetch the document."""
     return Response(
         static_files()["index.html"], headers={"Content-Type": _TYPES["html"], **_FRESH}
     )
 
 
 async def _static(request: Request) -> Response:
+    """Answer with a file of the page, or 404."""
     name = request.path_params["name"]
     body = static_files().get(name)
     if body is None:

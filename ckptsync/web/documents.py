@@ -1,7 +1,7 @@
-"""What each URL of the page says, as plain values, from one overview of a store.
+"""The JSON document of each URL of the page, as plain values, from one overview of a store.
 
-Only what the overview does not have is read: the newest ``trainer_state.json`` of a run, and the
-records of a location that somebody looks at. Each is read again only when its records change.
+The overview has nearly everything. Only the newest ``trainer_state.json`` of a run, and the records
+of a location that a viewer opens, are read from the store, and again only when they have changed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from ckptsync.catalogue.location_summary import Summary, by_age
 from ckptsync.errors import NotFound
-from ckptsync.status.curves import Curve, read_newest, states_of, thinned, with_metrics
 from ckptsync.status.location_details import commands, describe_progress, read_details
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.overview import Overview, document
+from ckptsync.status.training_curves import Curve, read_newest, states_of, thinned, with_metrics
 from ckptsync.stores.contract import Store
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ KEPT = 32  # runs, and locations, that are remembered
 
 
 class Documents:
-    """Documents of a store, by URL. Any thread may ask."""
+    """Makes the documents of a store. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,45 +34,47 @@ class Documents:
         self._curves: dict[Hashable, tuple[object, Mapping[str, Curve]]] = {}
         self._locations: dict[Hashable, tuple[object, dict[str, Any]]] = {}
 
-    def _by_run(self, seen: Overview) -> Mapping[str, list[Summary]]:
-        """Return the locations of each run, in reading order."""
+    def _by_run(self, overview: Overview) -> Mapping[str, list[Summary]]:
+        """Return the locations of each run, in the catalogue's order; kept for one overview."""
         last, runs = self._grouped
-        if last is not seen:
+        if last is not overview:
             runs = {}
-            for s in seen.catalogue.shown:
+            for s in overview.catalogue.shown:
                 runs.setdefault(s.run, []).append(s)
-            self._grouped = seen, runs
+            self._grouped = overview, runs
         return runs
 
-    def overview(self, seen: Overview) -> dict[str, Any]:
-        """Return what ``/`` says: the document of ``status --json``, and a strip for each run."""
+    def overview(self, overview: Overview) -> dict[str, Any]:
+        """Return the document of ``/``: that of ``status --json``, and a strip for each run."""
         last = self._strips
         # what a run's listing did not change are the same summaries: its strip is kept
         self._strips = strips = {
-            run: last[run] if run in last and last[run][0] == its else (its, _strip(its))
-            for run, its in self._by_run(seen).items()
+            run: last[run]
+            if run in last and last[run][0] == summaries
+            else (summaries, _strip(summaries))
+            for run, summaries in self._by_run(overview).items()
         }
-        return {**document(seen), "strips": {run: strip for run, (_, strip) in strips.items()}}
+        return {**document(overview), "strips": {run: strip for run, (_, strip) in strips.items()}}
 
-    def nodes(self, seen: Overview) -> dict[str, Any]:
-        """Return what ``/nodes`` says."""
-        whole = document(seen)
+    def nodes(self, overview: Overview) -> dict[str, Any]:
+        """Return the document of ``/nodes``."""
+        whole = document(overview)
         return {name: whole[name] for name in ("store", "at", "nodes", "running")}
 
-    def run(self, seen: Overview, run: str, most: int = 0) -> dict[str, Any]:
-        """Return what ``/runs/RUN`` says, of its ``most`` newest checkpoints (0: of all).
+    def run(self, overview: Overview, run: str, most: int = 0) -> dict[str, Any]:
+        """Return the document of ``/runs/RUN``, with its ``most`` newest checkpoints (0: all).
 
-        Raises NotFound.
+        Raises NotFound if the overview has no such run.
         """
-        summaries = self._by_run(seen).get(run)
+        summaries = self._by_run(overview).get(run)
         if not summaries:
-            raise NotFound(f"run {run!r} not found in {seen.store}")
+            raise NotFound(f"run {run!r} not found in {overview.store}")
         summaries = summaries[-most:]
         curves = self._curves_of(run, summaries)
-        described = describe_locations(seen.store, summaries, seen.running)
+        described = describe_locations(overview.store, summaries, overview.running)
         return {
-            "store": seen.store,
-            "at": seen.at,
+            "store": overview.store,
+            "at": overview.at,
             "run": run,
             "checkpoints": [
                 {**plain, **describe_progress(s, curves)}
@@ -82,65 +84,72 @@ class Documents:
                 metric: thinned(points)
                 for metric, points in with_metrics(curves, summaries).items()
             },
-            "running": _running(seen, run),
+            "running": _running(overview, run),
         }
 
-    def location(self, seen: Overview, run: str, location: str) -> dict[str, Any]:
-        """Return what ``/runs/RUN/LOCATION`` says.
+    def location(self, overview: Overview, run: str, location: str) -> dict[str, Any]:
+        """Return the document of ``/runs/RUN/LOCATION``.
 
-        Raises NotFound, and StoreError if its records cannot be read.
+        Raises NotFound if the overview has no such location, StoreError if its records cannot be
+        read.
         """
-        summaries = self._by_run(seen).get(run, [])
+        summaries = self._by_run(overview).get(run, [])
         summary = next((s for s in summaries if s.location == location), None)
         if summary is None:
-            raise NotFound(f"checkpoint {location!r} of run {run!r} not found in {seen.store}")
+            raise NotFound(f"checkpoint {location!r} of run {run!r} not found in {overview.store}")
         curves = self._curves_of(run, summaries)
         is_alone = sum(s.checkpoint == summary.checkpoint for s in summaries) == 1
         # only of several saves of one name do the run's others say which is newer
-        which = [summary] if is_alone else summaries
-        described = describe_locations(seen.store, which, seen.running)
+        described_summaries = [summary] if is_alone else summaries
+        described = describe_locations(overview.store, described_summaries, overview.running)
         plain = next(d for d in described if d["location"] == location)
         details = self._read_once(
             self._locations, (run, location), summary, lambda: read_details(self._store, summary)
         )
         return {
-            "store": seen.store,
-            "at": seen.at,
+            "store": overview.store,
+            "at": overview.at,
             **plain,
             **describe_progress(summary, curves),
             **details,
-            "commands": commands(seen.store, summary),
+            "commands": commands(overview.store, summary),
         }
 
     def _curves_of(self, run: str, summaries: Sequence[Summary]) -> Mapping[str, Curve]:
-        """Return the whole curves of a run; none where its trainer logged none that can be read."""
-        its = states_of(summaries)
-        key = [(s.location, s.state, s.status) for s in its]
-        return self._read_once(self._curves, run, key, lambda: read_newest(self._store, its))
+        """Return the whole curves of a run; none if no trainer's state can be read."""
+        state_locations = states_of(summaries)
+        key = [(s.location, s.state, s.status) for s in state_locations]
+        return self._read_once(
+            self._curves, run, key, lambda: read_newest(self._store, state_locations)
+        )
 
     def _read_once(
         self,
         cache: dict[Hashable, tuple[object, T]],
         name: Hashable,
         key: object,
-        read: Callable[[], T],
+        load: Callable[[], T],
     ) -> T:
-        """Return what was read for this key, or read it."""
+        """Return the cached value of a name if it has this key; else load and cache it.
+
+        Drops the entries that were used least recently, beyond `KEPT`. Raises what ``load`` raises.
+        """
         with self._lock:
             last = cache.pop(name, None)
             if last is None or last[0] != key:
-                last = key, read()
+                last = key, load()
             cache[name] = last
             while len(cache) > KEPT:
                 del cache[next(iter(cache))]
             return last[1]
 
 
-def _strip(its: Sequence[Summary]) -> list[dict[str, Any]]:
+def _strip(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
     """Return the cells of a run's newest checkpoints, the oldest first."""
-    newest = by_age(its)[-STRIP:]
+    newest = by_age(summaries)[-STRIP:]
     return [{"location": s.location, "step": s.step, "status": s.status} for s in newest]
 
 
-def _running(seen: Overview, run: str) -> list[dict[str, Any]]:
-    return [entry.document() for entry in seen.running if entry.run == run]
+def _running(overview: Overview, run: str) -> list[dict[str, Any]]:
+    """Return the progress of nodes on a run."""
+    return [entry.document() for entry in overview.running if entry.run == run]

@@ -1,4 +1,8 @@
-"""The page as one file: its modules, styles and documents inlined, for a mail or a login node."""
+"""The page as one HTML file, for a mail or a login node without a server.
+
+Modules, styles and the documents of all runs are inlined: modules as ``data:`` URLs with an import
+map, documents as JSON that the page finds instead of asking a server.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +26,22 @@ _POLICY = (
 )
 
 
-def html_file(seen: Overview, documents: Documents) -> bytes:
+def html_file(overview: Overview, documents: Documents) -> bytes:
     """Return the overview and the runs of a store as an HTML file that loads nothing."""
-    most = max(LEAST, MOST // max(1, len(seen.runs)))
-    made = {"/": documents.overview(seen), "/nodes": documents.nodes(seen)}
-    for run in seen.runs:
-        made[f"/runs/{quote(run.run, safe=_UNESCAPED)}"] = documents.run(seen, run.run, most)
-    return _inlined({url: {"format": FORMAT, "exit_code": 0, **its} for url, its in made.items()})
+    most = max(LEAST, MOST // max(1, len(overview.runs)))
+    pages = {"/": documents.overview(overview), "/nodes": documents.nodes(overview)}
+    for run in overview.runs:
+        pages[f"/runs/{quote(run.run, safe=_UNESCAPED)}"] = documents.run(overview, run.run, most)
+    return _inlined(
+        {url: {"format": FORMAT, "exit_code": 0, **document} for url, document in pages.items()}
+    )
 
 
 def _inlined(documents: Mapping[str, Any]) -> bytes:
-    """Return the page's shell with all that it loads.
+    """Return the page's HTML with everything that it loads, and these documents by URL.
 
-    A module that is a ``data:`` URL has no place of its own, so relative imports become names, of
-    which an import map knows the modules.
+    Relative imports do not work in a module that is a ``data:`` URL; they become names, which an
+    import map maps to the modules.
     """
     texts = {name: body.decode() for name, body in static_files().items()}
     modules = {
@@ -63,7 +69,8 @@ def _inlined(documents: Mapping[str, Any]) -> bytes:
 
 
 def _script(kind: str, text: str, more: str = "") -> str:
-    escaped = text.replace("<", "\\u003c")  # nothing in it ends the script
+    """Return a script element that its text cannot end; ``more``: further attributes."""
+    escaped = text.replace("<", "\\u003c")
     return f'<script type="{kind}"{more}>{escaped}</script>'
 
 

@@ -1,9 +1,9 @@
-"""Listen on an address with uvicorn, in a thread, and cut off slow clients.
+"""Listen on an address with uvicorn, in a thread, and close slow and idle connections.
 
-uvicorn waits for ever for the head of a request, and for an answer to be taken. Here both have
-`SLOW` seconds. Of more than `MANY` connections that do neither work nor stream the oldest one is
-cut off, `SOON` after the newest came: open sockets keep nobody out, and of many that come at once
-none is cut off whose request is there. A client that hangs up is no error.
+uvicorn waits for ever for the head of a request, and for a client to read an answer, so a few open
+sockets could keep everybody out. Here both have `SLOW` seconds. If more than `MANY` connections are
+idle (without an answer being made), the oldest are closed, `SOON` after a new one: by then the
+requests of connections that came together have been read. A client that hangs up is no error.
 """
 
 from __future__ import annotations
@@ -41,10 +41,15 @@ App = Callable[
 
 
 class HttpServer:
-    """Listens until it is closed.
+    """An HTTP server on one address, which listens from its construction until `close`.
 
-    ``where``: ``host:port``, an IPv6 address in brackets, port 0 for any; or ``unix:/path``.
-    ``key``: the option that names it, for errors. Raises ConfigError, CkptsyncError.
+    Args:
+        where: ``host:port``, with an IPv6 address in brackets, port 0 for any; or ``unix:/path``.
+        app: the ASGI application.
+        key: the option that names the address, for errors.
+
+    Raises ConfigError if the address cannot be listened on, CkptsyncError if no thread can be had.
+
     """
 
     def __init__(self, where: str, app: App, key: str) -> None:
@@ -84,6 +89,7 @@ class HttpServer:
             raise
 
     def _run(self) -> None:
+        """Serve until the end, then close loop and socket; the thread's main function."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
@@ -91,6 +97,7 @@ class HttpServer:
             self._socket.close()
 
     async def _serve(self) -> None:
+        """Serve until `_end`, then cancel all tasks and close all connections."""
         await self._server.serve([self._socket])
         while len(asyncio.all_tasks()) > 1 or self.connections():
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -99,7 +106,7 @@ class HttpServer:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Free the port; who is being answered is cut off."""
+        """Stop, free the port, and remove a Unix socket; open connections are aborted."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_PAUSE)
@@ -111,7 +118,9 @@ class HttpServer:
         return len(self._server.server_state.connections)
 
     def _end(self, turns: int = TURNS) -> None:
-        """Accept nobody any more, and end once the clients that came last are connected.
+        """Accept no more clients, and end the server after ``turns`` more turns of the loop.
+
+        By then the clients that were being accepted are connected, and have been aborted.
 
         A server that is closed while it accepts a client leaves that one's socket open
         (`asyncio.base_events.Server._attach` asserts that the server is open).
@@ -124,51 +133,57 @@ class HttpServer:
             self._server.ended.set()
 
     def _cut_all(self) -> None:
+        """Abort all connections."""
         for connection in [*self._server.server_state.connections]:
             connection.transport.abort()
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
-    """Return whether a line of uvicorn's log is an exception of ours; clients are no events."""
+    """Return whether a record of uvicorn's log is an exception; lines about clients are dropped."""
     error = record.exc_info[1] if record.exc_info else None
     return error is not None and not isinstance(error, asyncio.CancelledError)
 
 
 def _bound(where: str) -> socket.socket:
+    """Return a socket that listens on ``host:port``. Raises OSError or OverflowError."""
     host, _, port = where.rpartition(":")
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host.strip("[]"), int(port)))
-        made.listen()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen()
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def _bound_path(path: Path) -> socket.socket:
-    """Return a socket that only this user may connect to; that of a process that ended goes."""
-    made = socket.socket(socket.AF_UNIX)
+    """Return a Unix socket that listens, and to which only this user may connect.
+
+    Replaces the socket of a process that has ended. Raises OSError.
+    """
+    listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket() and not _is_served(path):
             path.unlink()
-        made.bind(str(path))
+        listener.bind(str(path))
         path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        made.listen()
+        listener.listen()
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def _is_served(path: Path) -> bool:
+    """Return whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as asking:
         return asking.connect_ex(str(path)) == 0
 
 
 class _Server(uvicorn.Server):
-    """Waits for its end without waking up ten times a second."""
+    """A uvicorn server that waits for ``ended``, instead of waking up ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -180,7 +195,7 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """One connection of a client."""
+    """One connection of a client, which is aborted if it is too slow or idle for too long."""
 
     _head: asyncio.TimerHandle | None = None  # until a request's head is whole
     _answer: asyncio.TimerHandle | None = None  # until enough of an answer is taken
@@ -191,18 +206,21 @@ class _Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the head of a request; close the oldest idle connections soon."""
         super().connection_made(transport)
         self.server_state.__dict__.setdefault("idle", {})[self] = None
         self._head = self._limit()
         self.loop.call_later(SOON, self._cut_oldest)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
         _cancel(self._head)
         _cancel(self._answer)
         self._idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Begin to wait for the rest of a head, or stop waiting if a request is complete."""
         if self._is_idle and self._head is None:
             self._head = self._limit()
         super().data_received(data)
@@ -212,6 +230,7 @@ class _Connection(H11Protocol):
             self._idle.pop(self, None)
 
     def on_response_complete(self) -> None:
+        """Count the connection as idle; close the oldest idle ones soon."""
         super().on_response_complete()
         if self._is_idle and not self.transport.is_closing():
             self._idle[self] = None
@@ -221,27 +240,31 @@ class _Connection(H11Protocol):
         self.transport.abort()  # a close would wait until the rest is taken
 
     def pause_writing(self) -> None:
+        """Begin to wait for the client to read."""
         super().pause_writing()
         self._answer = self._answer or self._limit()
 
     def resume_writing(self) -> None:
+        """Stop waiting for the client."""
         _cancel(self._answer)
         self._answer = None
         super().resume_writing()
 
     @property
     def _idle(self) -> dict[_Connection, None]:
-        """All connections of the server without an answer that is being made, the oldest first."""
+        """Return all idle connections of the server, the oldest first."""
         idle: dict[_Connection, None] = self.server_state.__dict__["idle"]
         return idle
 
     def _cut_oldest(self) -> None:
+        """Abort the oldest idle connections beyond `MANY`."""
         while len(self._idle) > MANY:
             oldest = next(iter(self._idle))
             del self._idle[oldest]
             oldest.transport.abort()
 
     def _limit(self) -> asyncio.TimerHandle:
+        """Return a timer that aborts this connection after `SLOW` seconds."""
         return self.loop.call_later(SLOW, self.transport.abort)
 
 
@@ -251,7 +274,10 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 async def in_thread(work: Callable[[], Any], name: str) -> Any:
-    """Return what ``work`` returns in a daemon thread: one that hangs delays no exit."""
+    """Run ``work`` in a daemon thread, and return its result or raise its exception.
+
+    A daemon thread that hangs delays no exit. Raises CkptsyncError if no thread can be had.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

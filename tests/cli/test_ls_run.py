@@ -29,9 +29,9 @@ from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import append_record
 from ckptsync.records.manifest_groups import Sibling
 from ckptsync.status.alarms import Alarm
-from ckptsync.status.curves import Curve
+from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
 from ckptsync.status.location_details import describe_progress, read_details
-from ckptsync.status.overlay import Overlay, Running
+from ckptsync.status.training_curves import Curve
 from ckptsync.stores.opening import open_store
 from tests.support.files_in_memory import safetensors_file
 from tests.support.reads import names_read
@@ -268,11 +268,11 @@ def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
         ),
         Summary(run, "checkpoint-5", odd, 5, "INCOMPLETE", evidence=("w" * 200,), ended=1e9),
     ]
-    entry = Running(
+    entry = NodeProgress(
         kind="upload", state="uploading", run=run, checkpoint=names[2], location=names[2],
         node="n0", left=None, at=1e9,
     )  # fmt: skip
-    overlay = Overlay(Catalogue(tuple(shown)), (entry,))
+    overlay = LiveCatalogue(Catalogue(tuple(shown)), (entry,))
     alarm = Alarm("late", run, "warning", None, "it is late", "look")
     rows = read_rows(store.url, shown, (entry,), {}, 1e9)
     listing = Listing(overlay, shown, 1e9, rows if is_of_run else (), alarms=(alarm,))
@@ -295,7 +295,7 @@ def test_what_is_missing_is_said_while_another_node_uploads() -> None:
         "r", "checkpoint-4", "checkpoint-4", 4, "UPLOADING", manifests=("m",), nodes=("n0",),
         uploading=("n1",), lost=("rank 2: x.pt, which n2 should have",),
     )  # fmt: skip
-    sends = Running(
+    sends = NodeProgress(
         kind="upload", state="uploading", run="r", checkpoint="checkpoint-4", node="n1",
         done=1, total=4, left=None, at=9.0,
     )  # fmt: skip

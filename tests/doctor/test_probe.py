@@ -113,7 +113,7 @@ def test_words_are_left_first_and_looked_for_later_where_nodes_gather_at_once(
     place = str(tmp_path / "out")
     left = {node: probe.leave([place], node) for node in ("n0", "n1")}
     for node in left:
-        told = probe.gather([place], node, left=left[node])["output_dirs"][place]
+        told = probe.gather([place], node, tokens=left[node])["output_dirs"][place]
         assert set(told["seen"]) == {word[place] for word in left.values()}
 
 

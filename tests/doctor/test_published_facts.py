@@ -183,7 +183,7 @@ def test_what_an_earlier_launch_published_is_no_node_of_this_one(tmp_path: Path)
     assert names(again) == ["n0"]
     assert isinstance(again, Arrived)
     assert not again.is_complete
-    assert [one["node"] for one in again.others] == ["n1"]
+    assert [one["node"] for one in again.earlier] == ["n1"]
 
 
 def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each_other(

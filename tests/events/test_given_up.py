@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckptsync.status.overlay import describe
+from ckptsync.status.live_catalogue import describe
 from tests.support.status_examples import NOW, heart, job, location, shown
 
 

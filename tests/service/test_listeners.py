@@ -36,7 +36,7 @@ class Head:
         )
         self.running = self.jobs.running
         self.monitor = SimpleNamespace(
-            seen=shown(heart(), locations=[location()]),
+            overview=shown(heart(), locations=[location()]),
             senders=(SimpleNamespace(channel=Channel("webhook", 3, 1)),),
         )
 

@@ -89,7 +89,7 @@ def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stay
         told = there.next()["message"].splitlines()
         assert told[0].startswith("CRITICAL store-away: ")
         assert told[0].endswith(": store: 503")
-        assert watch.seen is not None
+        assert watch.overview is not None
 
 
 def test_a_configuration_names_the_channels_the_kinds_and_how_often(
@@ -107,8 +107,8 @@ def test_a_configuration_names_the_channels_the_kinds_and_how_often(
         deaf = Monitor(overviews, open_channels(config, "boss", print))
         assert [s.channel.channel for s in deaf.senders] == ["json-1", "command"]
         deaf.check()
-        assert deaf.seen
-        assert "waiting n0" in {a.key for a in deaf.seen.alarms}
+        assert deaf.overview
+        assert "waiting n0" in {a.key for a in deaf.overview.alarms}
         assert there.taken.empty(), "nobody asked for what is late"
         text = f"roles: [head]\nstore: {{url: /s}}\n{alerts.replace('damage', 'late')}"
         late = read_config(text, "c", {})

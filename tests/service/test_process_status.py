@@ -62,14 +62,14 @@ class Serving:
     def runs(self) -> dict[str, Path]:
         return self.found
 
-    def held(self) -> list[tuple[Path, int]]:
+    def pinned_bytes(self) -> list[tuple[Path, int]]:
         return [(path, 3) for path in self.found.values()]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ServiceStore:
     found = ServiceStore(str(tmp_path), lambda: False)
-    found.came(PosixStore(str(tmp_path)))
+    found.connect(PosixStore(str(tmp_path)))
     return found
 
 

@@ -252,7 +252,7 @@ def test_what_can_never_be_a_store_and_directories_of_which_none_may_be_used_are
 def served(store: Store, is_stopping: Callable[[], bool]) -> ServiceStore:
     """The service's, once it has come."""
     found = ServiceStore(store.url, is_stopping)
-    found.came(store)
+    found.connect(store)
     return found
 
 
@@ -288,7 +288,7 @@ def test_what_is_known_of_the_store_is_known_when_it_comes() -> None:
     store.write("a", [b"x"])
     store.late, store.is_exclusive = 3.0, True
     awaited = ServiceStore("memory://", lambda: False)
-    awaited.came(store)
+    awaited.connect(store)
     assert (awaited.late, awaited.is_exclusive, read_all(awaited, "a", 9)) == (3.0, True, b"x")
 
 

@@ -186,11 +186,11 @@ def test_a_loop_that_checks_no_more_hangs_itself() -> None:
     now = [0.0]
     watchdog = Watchdog(HUNG, lambda: now[0])
     now[0] += 30
-    assert watchdog.still() == 0
+    assert watchdog.unchecked() == 0
     now[0] += 60
-    assert watchdog.still() == 90
+    assert watchdog.unchecked() == 90
     watchdog.check(())
-    assert watchdog.still() == 0
+    assert watchdog.unchecked() == 0
 
 
 def test_the_progress_of_a_process_is_that_of_all_its_threads_and_a_tasks_is_its_own() -> None:

@@ -23,7 +23,7 @@ from ckptsync.config.loading import read
 from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.records.progress import Progress
-from ckptsync.service.directory_check import directory_states
+from ckptsync.service.directory_changes import directory_states
 from ckptsync.service.log import Line
 from ckptsync.service.process_control import Locks
 from ckptsync.service.store_connection import ServiceStore
@@ -169,7 +169,7 @@ def scan_twice(found: WorkerRole) -> None:
 def rescan(found: WorkerRole) -> None:
     """Scan everything, as when its time has come."""
     for one in found._directories.values():
-        one.due = 0.0
+        one.next_scan = 0.0
     found.scanning()
 
 
@@ -226,9 +226,12 @@ def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_b
         found._hints.clear()
         [one] = found._directories.values()
         one.state = directory_states(one.folders)
-        one.moved, one.due = time.monotonic() - 3000, 0.0  # nothing else asks for a scan soon
+        one.changed_at, one.next_scan = (
+            time.monotonic() - 3000,
+            0.0,
+        )  # nothing else asks for a scan soon
         found.scanning()
-        assert 0 < one.due - time.monotonic() <= 20
+        assert 0 < one.next_scan - time.monotonic() <= 20
 
 
 def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(out: Path) -> None:
@@ -254,11 +257,11 @@ def test_a_save_that_grows_is_scanned_each_half_second_and_ever_more_seldom_whil
         one.worker.scan = lambda now: Scan(due=100.0 + 0 * now)  # type: ignore[method-assign]
 
         def rest(seconds: float) -> float:
-            one.moved = time.monotonic() - seconds
-            one.found, one.due = Scan(due=100.0), 0.0
+            one.changed_at = time.monotonic() - seconds
+            one.last_scan, one.next_scan = Scan(due=100.0), 0.0
             one.state = directory_states(one.folders)
             found.scanning()
-            return round(one.due - time.monotonic(), 1)
+            return round(one.next_scan - time.monotonic(), 1)
 
         for seconds, expected in ((0, UNFINISHED_EVERY), (200, 10.0), (10_000, 30.0)):
             assert until(partial(lambda at, is_: rest(at) == is_, seconds, expected))
@@ -315,11 +318,11 @@ def test_what_only_pins_hold_is_counted_once_the_trainer_has_removed_it(out: Pat
     with watching(out, "quiet: 50s, unmarked: 50s") as (found, _):
         write(out / "run" / "checkpoint-1")
         scan_twice(found)
-        assert found.held() == [(out / "run", 0)]
+        assert found.pinned_bytes() == [(out / "run", 0)]
         size = sum(path.stat().st_size for path in (out / "run" / "checkpoint-1").iterdir())
         shutil.rmtree(out / "run" / "checkpoint-1")
         rescan(found)
-        assert found.held() == [(out / "run", size)]
+        assert found.pinned_bytes() == [(out / "run", size)]
 
 
 def test_scans_and_plans_come_ever_more_seldom_while_nothing_changes_and_soon_after_a_change(
@@ -331,16 +334,16 @@ def test_scans_and_plans_come_ever_more_seldom_while_nothing_changes_and_soon_af
         [one] = found._directories.values()
         for still, rest in ((0, 30), (45, 45), (100, 100), (10_000, 300)):
             found.scanning()
-            one.moved = found._moved = time.monotonic() - still
+            one.changed_at = found._changed_at = time.monotonic() - still
             found._hints.clear()
             one.state = directory_states(one.folders)
             rescan(found)
-            assert one.due - time.monotonic() == pytest.approx(rest, abs=7)
+            assert one.next_scan - time.monotonic() == pytest.approx(rest, abs=7)
             upload(found)
             assert found._plan_at - time.monotonic() == pytest.approx(rest, abs=7)
         found.hint(str(out / "run"))
         found.scanning()
-        assert one.due - time.monotonic() == pytest.approx(30, abs=7)
+        assert one.next_scan - time.monotonic() == pytest.approx(30, abs=7)
         assert found._plan_at - time.monotonic() <= 30
 
 
@@ -471,7 +474,7 @@ def test_before_the_store_is_there_what_appears_is_pinned(tmp_path: Path, out: P
     assert "not reached yet" in str(found.planning.outcome.errors)
     assert pins(out / "run") == {"checkpoint-1"}
     shutil.rmtree(out / "run" / "checkpoint-1")
-    awaited.came(store)
+    awaited.connect(store)
     found.scanning()
     upload(found)
     found.close()
@@ -585,11 +588,11 @@ def test_after_a_scan_that_failed_a_plan_scans_again(out: Path) -> None:
         found.scanning()
         [one] = found._directories.values()
         one.state = directory_states(one.folders)
-        one.found = Scan(
+        one.last_scan = Scan(
             failures=(describe_failure("run", "checkpoint-1", StoreError("unreadable")),)
         )
         assert not one.is_outdated()
-        one.found = Scan(failures=(describe_failure("run", "", StoreError("stale file handle")),))
+        one.last_scan = Scan(failures=(describe_failure("run", "", StoreError("stale file handle")),))
         assert one.is_outdated()
 
 
@@ -613,9 +616,11 @@ def test_the_next_scan_waits_longer_the_longer_nothing_changes(
 
 def scanned(found: WorkerRole) -> list[str]:
     """The directories that the next run scans."""
-    before = {run: one.found for run, one in found._directories.items()}
+    before = {run: one.last_scan for run, one in found._directories.items()}
     found.scanning()
-    return [run.name for run, one in found._directories.items() if one.found is not before.get(run)]
+    return [
+        run.name for run, one in found._directories.items() if one.last_scan is not before.get(run)
+    ]
 
 
 def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_then(
@@ -637,7 +642,7 @@ def test_a_directory_is_scanned_first_then_where_something_moved_and_now_and_the
         found.hint("")
         assert scanned(found) == ["run-0", "run-1", "run-2"]
         assert scanned(found) == []
-        found._directories[RunDir("run-0", out / "run-0")].due = 0.0
+        found._directories[RunDir("run-0", out / "run-0")].next_scan = 0.0
         assert scanned(found) == ["run-0"]
 
 

@@ -21,10 +21,10 @@ from ckptsync.service.monitor import OverviewReader
 from ckptsync.status.overview import Overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
-from ckptsync.web import latest as latest_module
+from ckptsync.web import overview_cache
 from ckptsync.web.app import Guard, Page, make_app
 from ckptsync.web.documents import Documents
-from ckptsync.web.latest import Latest
+from ckptsync.web.overview_cache import OverviewCache
 from ckptsync.web.server import HttpServer
 from tests.support.waiting import until
 
@@ -44,7 +44,7 @@ def push(store: str, run: str = "fsdp2", *nodes: str) -> None:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may need long for the first picture."""
-    monkeypatch.setattr(latest_module, "LONG", 120.0)
+    monkeypatch.setattr(overview_cache, "LONG", 120.0)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def serving(
 ) -> Iterator[tuple[HttpServer, Reader]]:
     store = open_store(str(url))
     reader = Reader(store)
-    page = Page(Latest(reader.read), Documents(store), Guard(listen, token))
+    page = Page(OverviewCache(reader.read), Documents(store), Guard(listen, token))
     with closing(HttpServer("127.0.0.1:0", make_app({}, page), "web.listen")) as server:
         yield server, reader
 
@@ -246,7 +246,7 @@ def test_a_token_is_needed_and_a_cookie_replaces_it(whole: Path) -> None:
 def test_viewers_share_a_refresh_and_without_any_there_is_none(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latest_module, "EVERY", 3600.0)
+    monkeypatch.setattr(overview_cache, "EVERY", 3600.0)
     with serving(whole) as (server, reader):
         assert reader.count == 0
         reader.go_on.clear()
@@ -263,9 +263,9 @@ def test_viewers_share_a_refresh_and_without_any_there_is_none(
 def test_a_store_that_does_not_answer_is_said_and_the_last_picture_stays(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latest_module, "EVERY", 0.0)
-    monkeypatch.setattr(latest_module, "SHARE", 0.0)
-    monkeypatch.setattr(latest_module, "OLD", 0.0)
+    monkeypatch.setattr(overview_cache, "EVERY", 0.0)
+    monkeypatch.setattr(overview_cache, "SHARE", 0.0)
+    monkeypatch.setattr(overview_cache, "OLD", 0.0)
     with serving(whole) as (server, reader):
         reader.error = Transient("no route", hint="plug it in")
         status, _, body = ask(server, "/")
@@ -284,8 +284,8 @@ def test_a_store_that_does_not_answer_is_said_and_the_last_picture_stays(
 def test_a_slow_store_delays_no_viewer_who_can_have_the_last_picture(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latest_module, "EVERY", 0.0)
-    monkeypatch.setattr(latest_module, "SHARE", 0.0)
+    monkeypatch.setattr(overview_cache, "EVERY", 0.0)
+    monkeypatch.setattr(overview_cache, "SHARE", 0.0)
     with serving(whole) as (server, reader):
         before = document(server, "/")
         reader.go_on.clear()
@@ -296,7 +296,7 @@ def test_a_slow_store_delays_no_viewer_who_can_have_the_last_picture(
 def test_a_store_that_is_read_for_long_is_said_at_first(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latest_module, "LONG", 0.05)
+    monkeypatch.setattr(overview_cache, "LONG", 0.05)
     with serving(whole) as (server, reader):
         reader.go_on.clear()
         status, _, body = ask(server, "/")
@@ -324,7 +324,7 @@ def events(stream: http.client.HTTPResponse) -> Iterator[float]:
 def test_a_change_is_an_event_and_what_stays_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latest_module, "EVERY", 0.05)
+    monkeypatch.setattr(overview_cache, "EVERY", 0.05)
     monkeypatch.setattr("ckptsync.web.app.EVERY", 0.05)
     store = tmp_path / "store"
     push(str(store), "fsdp2", "node0")

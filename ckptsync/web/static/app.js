@@ -1,4 +1,5 @@
-// The page's start: which document is shown, when it is fetched again, and what stands around it.
+// The entry point of the page: fetches the document of the current URL, draws it with header and
+// alarms, fetches it again when the store has changed, and follows links without reloading.
 
 import { checkpointPage } from "./checkpoint.js";
 import { h, patch } from "./dom.js";
@@ -20,16 +21,16 @@ const shown = {
   url: currentUrl(),
   /** @type {any} */ document: null,
   /** @type {LoadError|null} */ error: null,
-  seen: 0, // ms of our clock when the server answered last
+  answered: 0, // ms of this machine's clock when the server answered last
   store: "",
   /** @type {import("./types.js").Alarm[]} */ alarms: [],
 };
-const FIRST_ROWS = 12; // of a long table, and alarms: what the first screen shows is drawn at once
-let isWhole = false; // whether all of them are drawn
+const FIRST_ROWS = 12; // of a long table, and alarms, that are drawn first: the rest follows
+let isWhole = false; // whether all rows are drawn
 let isLoading = false;
-let isStale = false; // a change came while a document was on its way
+let isStale = false; // whether the store changed while a document was being fetched
 
-/** Fetch the document of the current URL, and show it. */
+/** Fetch the document of the current URL, and draw it or the error; only one fetch at a time. */
 async function refresh() {
   if (isLoading) {
     isStale = true;
@@ -47,11 +48,11 @@ async function refresh() {
     } else {
       isStale = true;
     }
-    shown.seen = Date.now();
+    shown.answered = Date.now();
   } catch (error) {
     if (!(error instanceof LoadError)) throw error;
     if (!error.isAway) {
-      shown.seen = Date.now();
+      shown.answered = Date.now();
       shown.document = null;
     }
     shown.error = error;
@@ -65,7 +66,7 @@ async function refresh() {
   if (isDue) await refresh();
 }
 
-/** Draw everything from what was fetched last. */
+/** Draw the last document or error; a long page in two steps. */
 function draw() {
   document.documentElement.lang = language() === "zh" ? "zh-CN" : "en";
   document.title = titleOf(shown.url);
@@ -95,10 +96,13 @@ function segments(url) {
   }
 }
 
-/** @param {string} url @returns {string} */
+/**
+ * Return the title of the page, with the number of alarms.
+ * @param {string} url @returns {string}
+ */
 function titleOf(url) {
-  const [page, ...rest] = segments(url);
-  const name = page === "nodes" ? t("nodes") : rest.length ? rest.join(" / ") : t("overview");
+  const [page, ...names] = segments(url);
+  const name = page === "nodes" ? t("nodes") : names.length ? names.join(" / ") : t("overview");
   const count = shown.alarms.length;
   return `${count ? `(${count}) ` : ""}${name} · ckptsync`;
 }
@@ -117,9 +121,9 @@ function pageOf(url, doc) {
 /** @returns {Node[]} */
 function header() {
   const isNodes = shown.url === "/nodes";
-  const other = language() === "zh" ? "en" : "zh";
+  const otherLanguage = language() === "zh" ? "en" : "zh";
   const onclick = () => {
-    chooseLanguage(other);
+    chooseLanguage(otherLanguage);
     draw();
   };
   return [
@@ -129,7 +133,7 @@ function header() {
       link(["nodes"], t("nodes"), { "aria-current": isNodes ? "page" : null })),
     h("span", { class: "store", title: shown.store, dir: "auto" }, shown.store),
     h("span", { id: "connection", "data-same": "connection" }),
-    h("button", { type: "button", class: "language", lang: other === "zh" ? "zh-CN" : "en", "aria-label": t("other-label"), onclick }, t("other")),
+    h("button", { type: "button", class: "language", lang: otherLanguage === "zh" ? "zh-CN" : "en", "aria-label": t("other-label"), onclick }, t("other")),
   ];
 }
 
@@ -142,16 +146,16 @@ function problem(error) {
     hint ? h("p", { class: "todo" }, error.isAway ? "" : h("b", null, `${t("hint")} `), ...withCommands(hint)) : null);
 }
 
-/** Say whether what is shown is of now. */
+/** Show in the header whether the page is live, a file, or without a connection. */
 function drawConnection() {
-  const place = document.getElementById("connection");
-  if (!place) return; // nothing is drawn yet
+  const element = document.getElementById("connection");
+  if (!element) return; // nothing is drawn yet
   const isAway = Boolean(shown.error?.isAway);
   let text = t("live");
   if (isFile) text = t("file-of", showTime(now()));
-  else if (isAway) text = shown.seen ? t("lost-connection", showDuration((Date.now() - shown.seen) / 1000)) : t("never-connected");
-  place.className = isFile ? "file" : isAway ? "away" : "live";
-  if (place.textContent !== text) place.textContent = text;
+  else if (isAway) text = shown.answered ? t("lost-connection", showDuration((Date.now() - shown.answered) / 1000)) : t("never-connected");
+  element.className = isFile ? "file" : isAway ? "away" : "live";
+  if (element.textContent !== text) element.textContent = text;
 }
 
 /**
@@ -172,7 +176,7 @@ function navigate(event) {
   }
 }
 
-/** Show another page from its beginning, and put the focus there. */
+/** Show the page of the current URL from its top, and put the focus there. */
 async function arrive() {
   shown.document = null;
   shown.error = null;
@@ -182,7 +186,7 @@ async function arrive() {
   byId("main").focus({ preventScroll: true });
 }
 
-/** Every 5 s, while the page is visible: ages; every second, while the server is away: for how long. */
+/** Renew the ages of a visible page, and fetch again if the server did not answer. */
 function tick() {
   if (document.hidden) return;
   if (!isFile) renewAges();

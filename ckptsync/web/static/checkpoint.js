@@ -1,4 +1,4 @@
-// The page of a checkpoint: what is missing or damaged, commands, files.
+// The page of a checkpoint: its facts, missing and damaged files, commands, and all files.
 
 import { h } from "./dom.js";
 import { showNumber, showSize, showStep, showTime } from "./format.js";
@@ -56,7 +56,10 @@ function summary(doc) {
     h("div", { class: "fact", "data-key": title }, h("dt", null, title), h("dd", null, value))));
 }
 
-/** @param {CheckpointDocument} doc @returns {HTMLElement|null} */
+/**
+ * Return why a checkpoint is incomplete or damaged; null without reasons.
+ * @param {CheckpointDocument} doc @returns {HTMLElement|null}
+ */
 function reasons(doc) {
   /** @type {[string, string[]][]} */
   const all = [
@@ -86,10 +89,13 @@ function damageTable(damage) {
   })));
 }
 
-/** @param {string[]} texts @returns {string} */
+/**
+ * Return the first `MOST_RANGES` texts, and how many more there are.
+ * @param {string[]} texts @returns {string}
+ */
 function shortened(texts) {
-  const rest = texts.length - MOST_RANGES;
-  return texts.slice(0, MOST_RANGES).join(", ") + (rest > 0 ? ` (+${rest})` : "");
+  const hidden = texts.length - MOST_RANGES;
+  return texts.slice(0, MOST_RANGES).join(", ") + (hidden > 0 ? ` (+${hidden})` : "");
 }
 
 /** @param {CheckpointDocument} doc @param {import("./types.js").Weights} values @returns {Node[]} */

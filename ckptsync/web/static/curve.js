@@ -125,8 +125,8 @@ function walk(event, drawn, place, marks, width) {
   event.preventDefault();
   const picture = /** @type {SVGSVGElement} */ (event.currentTarget);
   const last = picture.getAttribute("data-index");
-  const at = last === null ? drawn.length - 1 : Number(last) + by;
-  const index = Math.max(0, Math.min(drawn.length - 1, at));
+  const moved = last === null ? drawn.length - 1 : Number(last) + by;
+  const index = Math.max(0, Math.min(drawn.length - 1, moved));
   picture.setAttribute("data-index", String(index));
   const point = drawn[index];
   const live = picture.parentElement?.querySelector("output");
@@ -137,6 +137,7 @@ function walk(event, drawn, place, marks, width) {
 }
 
 /**
+ * Show the line and the text of one point; return the text.
  * @param {SVGSVGElement} picture @param {Point} point @param {Place} place @param {Mark[]} marks
  * @param {number} width @returns {string}
  */
@@ -157,7 +158,10 @@ function show(picture, point, place, marks, width) {
   return text;
 }
 
-/** @param {Event} event */
+/**
+ * Hide the line and the text.
+ * @param {Event} event
+ */
 function hide(event) {
   const picture = /** @type {SVGElement} */ (event.currentTarget);
   picture.querySelector(".hover")?.setAttribute("visibility", "hidden");

@@ -1,4 +1,5 @@
-// Build elements, and change only what differs. Text from a store becomes a text node, never markup.
+// Build elements, and patch the page so that unchanged nodes stay (focus, scrolling, open details).
+// Text from a store becomes a text node, never markup.
 
 /** @typedef {Node|string|number|null|undefined|false} Child */
 /** @typedef {Record<string, unknown>} Props */
@@ -31,6 +32,7 @@ export function svg(tag, props, ...children) {
 }
 
 /**
+ * Set properties and append children; return the element.
  * @template {Element} E
  * @param {E} element
  * @param {Props|null|undefined} props
@@ -51,22 +53,22 @@ function filled(element, props, children) {
 }
 
 /**
- * Make the children of `parent` equal to `wanted`, and keep every node that can stay.
+ * Make the children of `parent` equal to `nodes`, and keep every old node of the same name and key.
  *
  * Elements with the attribute `data-key` stay with their key. One whose `data-same` is equal to
  * before is left alone, with all that is in it.
  * @param {Element} parent
- * @param {Node[]} wanted
+ * @param {Node[]} nodes
  */
-export function patch(parent, wanted) {
+export function patch(parent, nodes) {
   const keyed = new Map(
     [...parent.children].filter((e) => keyOf(e) !== null).map((e) => [keyOf(e), e]),
   );
   let next = parent.firstChild;
-  for (const node of wanted) {
+  for (const node of nodes) {
     const key = keyOf(node);
     const old = key === null ? next : keyed.get(key) ?? null;
-    if (old && isAlike(old, node)) {
+    if (old && canUpdate(old, node)) {
       if (old === next) next = next.nextSibling;
       else parent.insertBefore(old, next);
       update(old, node);
@@ -86,12 +88,18 @@ function keyOf(node) {
   return node instanceof Element ? node.getAttribute("data-key") : null;
 }
 
-/** @param {Node} a @param {Node} b */
-function isAlike(a, b) {
+/**
+ * Return whether two nodes have the same name and key.
+ * @param {Node} a @param {Node} b
+ */
+function canUpdate(a, b) {
   return a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 }
 
-/** @param {Node} old @param {Node} node */
+/**
+ * Change an old node to be equal to a new one.
+ * @param {Node} old @param {Node} node
+ */
 function update(old, node) {
   if (!(old instanceof Element && node instanceof Element)) {
     if (old.nodeValue !== node.nodeValue) old.nodeValue = node.nodeValue;
@@ -105,13 +113,13 @@ function update(old, node) {
   for (const { name, value } of [...node.attributes]) {
     if (old.getAttribute(name) !== value && !isKept(old, name)) old.setAttribute(name, value);
   }
-  const [to, from] = [/** @type {any} */ (old), /** @type {any} */ (node)];
-  for (const name of HANDLERS) if (to[name] !== from[name]) to[name] = from[name];
+  const [target, source] = [/** @type {any} */ (old), /** @type {any} */ (node)];
+  for (const name of HANDLERS) if (target[name] !== source[name]) target[name] = source[name];
   patch(old, [...node.childNodes]);
 }
 
 /**
- * What the reader changed stays: an opened <details>.
+ * Return whether an attribute is the viewer's own: an opened <details>.
  * @param {Element} e @param {string} name
  */
 function isKept(e, name) {

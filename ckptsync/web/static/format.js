@@ -21,10 +21,10 @@ export function showDuration(seconds) {
   return t("days", String(Math.round(s / 86400)));
 }
 
-/** @param {number} at seconds since 1970 @returns {string} */
-export function showTime(at) {
+/** @param {number} seconds since 1970 @returns {string} */
+export function showTime(seconds) {
   const format = { dateStyle: "medium", timeStyle: "medium" };
-  return new Date(at * 1000).toLocaleString(language(), /** @type {any} */ (format));
+  return new Date(seconds * 1000).toLocaleString(language(), /** @type {any} */ (format));
 }
 
 /** @param {number|null|undefined} value @returns {string} */

@@ -1,4 +1,4 @@
-// URLs of the pages, and links between them; in a page that is a file they stand after #.
+// URLs of the pages, and links between them; in a page that is a file the URL follows a #.
 
 import { h } from "./dom.js";
 import { isFile } from "./source.js";
@@ -11,7 +11,10 @@ export function urlOf(path) {
   return `/${path.filter(Boolean).map((part) => part.split("/").map(encodeURIComponent).join("/")).join("/")}`;
 }
 
-/** @param {string} url @returns {string} */
+/**
+ * Return the href of a link to a URL.
+ * @param {string} url @returns {string}
+ */
 export function hrefOf(url) {
   return isFile ? `#${url}` : url;
 }
@@ -22,6 +25,7 @@ export function currentUrl() {
 }
 
 /**
+ * Return a link to a page.
  * @param {string[]} path @param {import("./dom.js").Child} text
  * @param {import("./dom.js").Props} [props] @returns {HTMLElement}
  */

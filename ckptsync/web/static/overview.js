@@ -28,7 +28,7 @@ export function overviewPage(doc, most) {
 }
 
 /**
- * Return the alarms; they stand in an element of their own, which is announced.
+ * Return the elements of alarms; their parent is a live region, which screen readers announce.
  * @param {import("./types.js").Alarm[]} alarms @returns {Node[]}
  */
 export function alarmList(alarms) {
@@ -101,7 +101,7 @@ function runsTable(doc, most) {
 function runCells(run, doc) {
   const { verified } = run;
   const total = Object.values(run.checkpoints).reduce((sum, n) => sum + n, 0);
-  const seen = verified && h(
+  const verifiedCell = verified && h(
     "span",
     null,
     link(["runs", run.run, verified.location], verified.step === null ? verified.location : t("step-n", showStep(verified.step))),
@@ -111,7 +111,7 @@ function runCells(run, doc) {
   return [
     [link(["runs", run.run], run.run, { class: "name" }), run.training ? h("span", { class: `training t-${run.training}` }, trainingText(run.training)) : null],
     strip(run.run, doc.strips?.[run.run] ?? []),
-    seen ?? h("span", { class: "quiet" }, t("no-verified")),
+    verifiedCell ?? h("span", { class: "quiet" }, t("no-verified")),
     String(total),
     showSize(run.bytes + run.model_bytes),
   ];

@@ -10,17 +10,17 @@ import { link } from "./links.js";
 /** @typedef {import("./types.js").Status} Status */
 /** @typedef {""|"number"|"short"|"wide"} Kind  How the cells of a column look. */
 
-let ahead = 0; // seconds of the store's clock before ours
-let frozen = 0; // seconds on the store's clock, where the page is a file
+let ahead = 0; // seconds by which the store's clock is ahead of this machine's
+let frozen = 0; // the time on the store's clock of a page that is a file, else 0
 
 /**
- * Take the store's time from a document.
- * @param {number|undefined} at @param {boolean} isFile
+ * Set the store's clock from the time of a document.
+ * @param {number|undefined} time @param {boolean} isFile
  */
-export function setClock(at, isFile) {
-  if (!at) return;
-  if (isFile) frozen = at;
-  else ahead = at - Date.now() / 1000;
+export function setClock(time, isFile) {
+  if (!time) return;
+  if (isFile) frozen = time;
+  else ahead = time - Date.now() / 1000;
 }
 
 /** Return the time on the store's clock. */
@@ -36,11 +36,14 @@ export function renewAges() {
   }
 }
 
-/** @param {number|null|undefined} at @returns {HTMLElement|string} */
-export function age(at) {
-  if (!at) return "–";
-  const text = t("ago", showDuration(now() - at));
-  return h("time", { "data-at": at, datetime: new Date(at * 1000).toISOString(), title: showTime(at) }, text);
+/**
+ * Return how long ago a time was; "–" without one.
+ * @param {number|null|undefined} time @returns {HTMLElement|string}
+ */
+export function age(time) {
+  if (!time) return "–";
+  const text = t("ago", showDuration(now() - time));
+  return h("time", { "data-at": time, datetime: new Date(time * 1000).toISOString(), title: showTime(time) }, text);
 }
 
 /** @param {Status} status @returns {HTMLElement} */
@@ -62,12 +65,12 @@ export function section(title, ...children) {
 export function table(caption, columns, rows) {
   const heads = columns.map(([title, kind]) => h("th", { scope: "col", class: kind || null }, title));
   const lines = rows.map(({ key, cells, same }) => {
-    const made = cells.map((cell, n) => {
+    const elements = cells.map((cell, n) => {
       const [title, kind] = columns[n] ?? ["", ""];
       const props = { class: kind || null, "data-title": title };
       return n ? h("td", props, cell) : h("th", { ...props, scope: "row" }, cell);
     });
-    return h("tr", { "data-key": key, "data-same": same ?? null }, ...made);
+    return h("tr", { "data-key": key, "data-same": same ?? null }, ...elements);
   });
   return h(
     "div",
@@ -90,7 +93,7 @@ function runningEntry(entry, showsRun) {
   const { kind, node, run, location, checkpoint, state, reason, done, total, rate, left } = entry;
   const isMoving = !["waiting", "queued", "refused", "failed"].includes(state);
   const place = [showsRun && run, location || checkpoint].filter(Boolean).join(" / ");
-  const what = isMoving ? t(kind) : `${t(kind)}: ${t(state)}`;
+  const action = isMoving ? t(kind) : `${t(kind)}: ${t(state)}`;
   const numbers = [
     total > 0 && isMoving && `${percent(done, total)} %`,
     (done > 0 || isMoving) && (total > 0 ? `${showSize(done)} / ${showSize(total)}` : showSize(done)),
@@ -99,11 +102,11 @@ function runningEntry(entry, showsRun) {
     !isMoving && entry.until && t("until", showTime(entry.until)),
     now() - entry.at > 15 && t("as-of", showDuration(now() - entry.at)),
   ].filter(Boolean);
-  const name = `${what} ${place} (${node})`;
+  const name = `${action} ${place} (${node})`;
   return h(
     "li",
     { "data-key": `${kind} ${node} ${run} ${location}`, class: `job j-${state}` },
-    h("span", { class: "what" }, what),
+    h("span", { class: "what" }, action),
     h("span", { class: "place" }, link(["runs", run, location], place), " ", h("span", { class: "quiet" }, node)),
     isMoving && h("progress", { max: total || null, value: total ? Math.min(done, total) : null, "aria-label": name }),
     h("span", { class: "numbers" }, numbers.join(" · ")),
@@ -119,9 +122,12 @@ export function withCommands(text) {
   return text.split("`").map((part, n) => (n % 2 ? h("code", null, part) : part));
 }
 
-/** @param {string} title @param {string} command @returns {HTMLElement} */
+/**
+ * Return a command with a button that copies it.
+ * @param {string} title @param {string} command @returns {HTMLElement}
+ */
 export function commandLine(title, command) {
-  const said = h("span", { class: "hidden", "aria-live": "polite" });
+  const announcement = h("span", { class: "hidden", "aria-live": "polite" });
   const button = h("button", { type: "button", "aria-label": `${t("copy")}: ${title}` }, t("copy"));
   button.onclick = async (event) => {
     const pressed = /** @type {HTMLElement} */ (event.currentTarget);
@@ -135,10 +141,13 @@ export function commandLine(title, command) {
       pressed.textContent = t("copy");
     }, 2000);
   };
-  return h("div", { class: "command", "data-key": title }, h("span", { class: "title" }, title), h("code", null, command), button, said);
+  return h("div", { class: "command", "data-key": title }, h("span", { class: "title" }, title), h("code", null, command), button, announcement);
 }
 
-/** @param {string} text @returns {Promise<boolean>} */
+/**
+ * Copy a text; return whether that worked.
+ * @param {string} text @returns {Promise<boolean>}
+ */
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -66,26 +66,26 @@ export function thinned(points, columns) {
   if (!first || !last || points.length <= 2 * columns) return points;
   const width = (last[0] - first[0]) / columns || 1;
   /** @type {Point[]} */
-  const kept = [];
+  const result = [];
   /** @type {Point|null} */
   let low = null;
   /** @type {Point|null} */
   let high = null;
   let column = 0;
   const end = () => {
-    if (low && high) kept.push(...(low === high ? [low] : low[0] < high[0] ? [low, high] : [high, low]));
+    if (low && high) result.push(...(low === high ? [low] : low[0] < high[0] ? [low, high] : [high, low]));
     low = high = null;
   };
   for (const point of points) {
-    const at = Math.min(columns - 1, Math.floor((point[0] - first[0]) / width));
-    if (at !== column) end();
-    column = at;
+    const index = Math.min(columns - 1, Math.floor((point[0] - first[0]) / width));
+    if (index !== column) end();
+    column = index;
     if (point[1] === null) continue;
     if (low === null || point[1] < Number(/** @type {Point} */ (low)[1])) low = point;
     if (high === null || point[1] > Number(/** @type {Point} */ (high)[1])) high = point;
   }
   end();
-  return kept;
+  return result;
 }
 
 /**

@@ -19,7 +19,7 @@ export class LoadError extends Error {
 }
 
 /**
- * Return the document of a URL. Throws LoadError.
+ * Return the document of a URL, fetched or embedded. Throws LoadError: an error, or no answer.
  * @param {string} url @returns {Promise<any>}
  */
 export async function load(url) {
@@ -33,9 +33,9 @@ export async function load(url) {
   }
   let answer;
   try {
-    const limit = new AbortController();
-    window.setTimeout(() => limit.abort(), LIMIT_MS);
-    answer = await fetch(url, { headers: { Accept: "application/json" }, signal: limit.signal });
+    const controller = new AbortController();
+    window.setTimeout(() => controller.abort(), LIMIT_MS);
+    answer = await fetch(url, { headers: { Accept: "application/json" }, signal: controller.signal });
   } catch {
     throw new LoadError("", "", true);
   }
@@ -55,7 +55,7 @@ export async function load(url) {
 /**
  * Call `refresh` when the store has changed, only while the page is visible.
  *
- * One event stream; where there is none, every five seconds.
+ * By one event stream; every five seconds while there is none.
  * @param {() => void} refresh
  */
 export function follow(refresh) {
@@ -66,7 +66,7 @@ export function follow(refresh) {
   const poll = () => {
     polls ||= window.setInterval(refresh, 5000);
   };
-  const rest = () => {
+  const stopPolling = () => {
     window.clearInterval(polls);
     polls = 0;
   };
@@ -74,14 +74,14 @@ export function follow(refresh) {
     if (document.hidden) return;
     poll();
     stream = new EventSource("/events");
-    stream.onopen = rest;
+    stream.onopen = stopPolling;
     stream.onerror = poll;
     stream.addEventListener("change", refresh);
   };
   const end = () => {
     stream?.close();
     stream = null;
-    rest();
+    stopPolling();
   };
   document.addEventListener("visibilitychange", () => {
     end();

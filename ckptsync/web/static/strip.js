@@ -38,10 +38,10 @@ export function strip(run, cells) {
 function move(event) {
   const cell = /** @type {HTMLElement|null} */ (document.activeElement);
   const isSide = event.key === "ArrowLeft" || event.key === "ArrowRight";
-  const to = event.key === "ArrowLeft" ? cell?.nextElementSibling : cell?.previousElementSibling;
-  if (!isSide || !(to instanceof HTMLElement) || !cell) return;
+  const target = event.key === "ArrowLeft" ? cell?.nextElementSibling : cell?.previousElementSibling;
+  if (!isSide || !(target instanceof HTMLElement) || !cell) return;
   event.preventDefault();
   cell.tabIndex = -1;
-  to.tabIndex = 0;
-  to.focus();
+  target.tabIndex = 0;
+  target.focus();
 }

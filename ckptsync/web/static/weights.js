@@ -1,4 +1,4 @@
-// The weights of a run's models: norms by group of layers over steps, and what is no number.
+// The weights of a run's models: norms by group of layers over steps, and counts of NaN, infinity, 0.
 
 import { curve } from "./curve.js";
 import { h } from "./dom.js";
@@ -69,9 +69,9 @@ function countText(number, isBad) {
   return isBad && number ? h("strong", { class: "bad" }, text) : text;
 }
 
-/** @param {Pick<Location, "weights_findings">} location @returns {string[]} what looks wrong in its weights */
-export function findings({ weights_findings: its }) {
-  return its.map(({ text, tensors, first }) => {
+/** @param {Pick<Location, "weights_findings">} location @returns {string[]} a sentence for each finding */
+export function findings({ weights_findings: entries }) {
+  return entries.map(({ text, tensors, first }) => {
     const more = tensors > first.length ? ", …" : "";
     return first.length ? `${text} (${first.join(", ")}${more})` : text;
   });
@@ -88,13 +88,13 @@ export function groupTable(weights) {
     ...COUNTS.map((kind) => /** @type {[string, "number"]} */ ([t(kind), "number"])),
   ];
   const rows = GROUPS.flatMap((group) => {
-    const its = weights.groups[group];
-    if (!its) return [];
+    const values = weights.groups[group];
+    if (!values) return [];
     return [{
       key: group,
       cells: [
-        t(`group-${group}`), String(its.tensors), showNumber(its.norm), showNumber(its.min), showNumber(its.max),
-        ...COUNTS.map((kind) => countText(its[kind], kind !== "zeros")),
+        t(`group-${group}`), String(values.tensors), showNumber(values.norm), showNumber(values.min), showNumber(values.max),
+        ...COUNTS.map((kind) => countText(values[kind], kind !== "zeros")),
       ],
     }];
   });

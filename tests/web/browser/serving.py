@@ -14,7 +14,7 @@ from ckptsync.status.overview import Overview
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.web.app import Guard, Page, make_app
 from ckptsync.web.documents import Documents
-from ckptsync.web.latest import Latest
+from ckptsync.web.overview_cache import OverviewCache
 from ckptsync.web.server import HttpServer
 
 ANY = "127.0.0.1:0"
@@ -36,6 +36,6 @@ def web_command(store: Path, listen: str = ANY) -> Iterator[str]:
 @contextlib.contextmanager
 def page_of(read: Callable[[], Overview]) -> Iterator[str]:
     """Serve the page of overviews that nobody has to store."""
-    page = Page(Latest(read), Documents(MemoryStore()), Guard(ANY, ""))
+    page = Page(OverviewCache(read), Documents(MemoryStore()), Guard(ANY, ""))
     with closing(HttpServer(ANY, make_app({}, page), "--listen")) as server:
         yield f"http://127.0.0.1:{server.port}"

@@ -1,7 +1,8 @@
-"""What a store holds, and what its nodes do with it now, as one.  Pure.
+"""A store's catalogue together with what its nodes do now.  Pure.
 
-A catalogue knows what is stored; heartbeats know what is on its way.  `overlay` puts them together,
-for `ls`, `status`, metrics and the page alike.  Times are seconds on the store's clock.
+A catalogue says what is stored; heartbeats say what nodes upload, merge and verify at this moment.
+`add_node_progress` changes the statuses and sizes of the catalogue's locations by the heartbeats,
+so that `ls`, `status`, metrics and the page show the same.  Times are seconds on the store's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ckptsync.records.progress import MOVING, OF_SAVES, Progress
 from ckptsync.status.nodes import Node
 
 DATED = 15.0
-"""Seconds after which people are told when something was observed."""
+"""Seconds of age from which on `describe` says when progress was observed."""
 _SOON, _TODAY = 600.0, 12 * 3600.0
 _LAST = 253402214400.0  # the last day of a calendar
 _ORDER = (*MOVING, "queued", "waiting", "failed", "refused")
@@ -28,10 +29,10 @@ ON_ITS_WAY = (*MOVING, "queued", "waiting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running(Progress):
-    """An entry of progress of ``node``, as it was ``at`` that time.
+class NodeProgress(Progress):
+    """One entry of progress of ``node``, observed ``at`` that time.
 
-    ``left``: seconds from now until it is done, or until what waits goes on; None if not known.
+    ``left``: seconds from now until it is done, or until a waiting one continues; None if unknown.
     """
 
     node: str
@@ -39,25 +40,28 @@ class Running(Progress):
     at: float
 
     def document(self) -> dict[str, Any]:
-        """Return it as ``--json`` has it."""
+        """Return the entry as ``--json`` has it."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
-    """``catalogue``: with the statuses and sizes that the nodes' work gives its locations.
+class LiveCatalogue:
+    """A catalogue whose statuses and sizes include the nodes' present work, and that work.
 
-    What only nodes know is among `Catalogue.begun`.  ``running``: what moves first.
+    Locations of which no manifest exists are in `Catalogue.begun`.  ``running``: moving entries
+    first.
     """
 
     catalogue: Catalogue
-    running: tuple[Running, ...] = ()
+    running: tuple[NodeProgress, ...] = ()
 
 
-def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = "") -> Overlay:
-    """Return a catalogue with what its nodes do now, for a ``run`` or for all.
+def add_node_progress(
+    catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = ""
+) -> LiveCatalogue:
+    """Return a catalogue with the progress of its live nodes, for a ``run`` or for all ("").
 
-    Nodes that are silent or stopped do nothing; what the store shows to be done is left out.
+    Progress of silent and stopped nodes, and work that the store shows to be done, is left out.
     """
     works = [
         (progress, node)
@@ -67,68 +71,76 @@ def overlay(catalogue: Catalogue, nodes: Iterable[Node], now: float, run: str = 
         if not run or progress.run == run
     ]
     if not works:
-        return Overlay(catalogue)
+        return LiveCatalogue(catalogue)
     names = {(progress.run, progress.checkpoint) for progress, _ in works}
     stored: dict[tuple[str, str], list[Summary]] = defaultdict(list)
     for s in (*catalogue.summaries, *catalogue.begun):
         if (s.run, s.checkpoint) in names:
             stored[s.run, s.checkpoint].append(s)
-    made = (_entry(progress, node, stored, now) for progress, node in works)
-    entries = [entry for entry in made if entry is not None]
+    progress_entries = (_entry(progress, node, stored, now) for progress, node in works)
+    entries = [entry for entry in progress_entries if entry is not None]
     entries.sort(key=lambda e: (_ORDER.index(e.state) if e.state in _ORDER else 99, e.since))
-    of = by_location(e for e in entries if e.kind in OF_SAVES and e.state in ON_ITS_WAY)
-    begun = {(s.run, s.location): s for s in catalogue.begun}
-    summaries = tuple(_on_its_way(s, of.get((s.run, s.location), ())) for s in catalogue.summaries)
-    known = {(s.run, s.location) for s in summaries}
-    for key, its in by_location(e for e in entries if e.kind == "upload").items():
-        if key not in known:
-            begun[key] = _begun(begun.get(key), its)
-    catalogue = replace(catalogue, summaries=summaries, begun=tuple(begun.values()))
-    return Overlay(catalogue, tuple(entries))
+    saves = by_location(e for e in entries if e.kind in OF_SAVES and e.state in ON_ITS_WAY)
+    begun_by_location = {(s.run, s.location): s for s in catalogue.begun}
+    summaries = tuple(
+        _on_its_way(s, saves.get((s.run, s.location), ())) for s in catalogue.summaries
+    )
+    stored_locations = {(s.run, s.location) for s in summaries}
+    for key, location_entries in by_location(e for e in entries if e.kind == "upload").items():
+        if key not in stored_locations:
+            begun_by_location[key] = _describe_begun(begun_by_location.get(key), location_entries)
+    catalogue = replace(catalogue, summaries=summaries, begun=tuple(begun_by_location.values()))
+    return LiveCatalogue(catalogue, tuple(entries))
 
 
 def _entry(
     progress: Progress, node: Node, stored: dict[tuple[str, str], list[Summary]], now: float
-) -> Running | None:
-    """Return a node's entry; None if the store shows that it is done."""
-    its = stored.get((progress.run, progress.checkpoint), [])
-    location = progress.location or _location(progress.checkpoint, its)
-    here = next((s for s in its if s.location == location), None)
-    if here is not None and _is_over(progress, node, here):
+) -> NodeProgress | None:
+    """Return a node's progress on a location; None if the store shows that it is done.
+
+    ``stored``: the store's summaries by run and checkpoint.
+    """
+    summaries = stored.get((progress.run, progress.checkpoint), [])
+    location = progress.location or _location(progress.checkpoint, summaries)
+    summary = next((s for s in summaries if s.location == location), None)
+    if summary is not None and _is_over(progress, node, summary):
         return None
-    left: float | None = None
+    seconds_left: float | None = None
     if progress.is_moving:
         if progress.rate >= 1 and progress.total:
             seconds = (progress.total - progress.done) / progress.rate
-            left = max(0.0, seconds - (now - node.beat))
+            seconds_left = max(0.0, seconds - (now - node.beat))
     elif progress.until is not None:
-        left = max(0.0, progress.until - now)
+        seconds_left = max(0.0, progress.until - now)
     values = {f.name: getattr(progress, f.name) for f in fields(Progress)}
     values["location"] = location
-    return Running(**values, node=node.node, left=left, at=node.beat)
+    return NodeProgress(**values, node=node.node, left=seconds_left, at=node.beat)
 
 
 def _location(checkpoint: str, stored: Sequence[Summary]) -> str:
-    """Return where an upload of a checkpoint goes that has no location yet, as far as is known."""
+    """Return the location of an upload that has not chosen one yet: the unfinished one, if any."""
     unfinished = [s.location for s in stored if s.status in ("INCOMPLETE", "UPLOADING")]
     return unfinished[0] if unfinished and checkpoint not in unfinished else checkpoint
 
 
-def _is_over(progress: Progress, node: Node, here: Summary) -> bool:
-    """Return whether what the store holds is newer than an entry, and its end."""
+def _is_over(progress: Progress, node: Node, summary: Summary) -> bool:
+    """Return whether the store's records show that an entry's work is done."""
     if progress.kind == "upload":
-        return node.node in here.nodes and here.arrived > node.beat
+        return node.node in summary.nodes and summary.arrived > node.beat
     if progress.kind == "consolidate":
-        return here.status in ("CONSOLIDATED", "VERIFIED") and not here.late
-    return progress.kind == "verify" and here.proof.when > node.beat
+        return summary.status in ("CONSOLIDATED", "VERIFIED") and not summary.late
+    return progress.kind == "verify" and summary.proof.when > node.beat
 
 
-def _on_its_way(s: Summary, its: Sequence[Running]) -> Summary:
-    """Return a location that has manifests, with what nodes still upload of it."""
-    if s.status not in ("INCOMPLETE", "UPLOADING") or not its:
+def _on_its_way(s: Summary, entries: Sequence[NodeProgress]) -> Summary:
+    """Return a location that has manifests, with the status and sizes of what is still uploaded.
+
+    Unchanged unless it is INCOMPLETE or UPLOADING and has entries.
+    """
+    if s.status not in ("INCOMPLETE", "UPLOADING") or not entries:
         return s
-    sending = {e.node for e in its if e.is_moving}
-    more = [e for e in its if e.node not in s.nodes]
+    sending = {e.node for e in entries if e.is_moving}
+    more = [e for e in entries if e.node not in s.nodes]
     whole, done = (s.size + sum(getattr(e, name) for e in more) for name in ("total", "done"))
     is_uploading = sending or s.status == "UPLOADING"
     return replace(
@@ -141,11 +153,11 @@ def _on_its_way(s: Summary, its: Sequence[Running]) -> Summary:
     )
 
 
-def _begun(s: Summary | None, its: Sequence[Running]) -> Summary:
-    """Return a location that no manifest names, as the store and the nodes have it."""
-    first = its[0]
-    since = min(e.since for e in its)
-    sending = {e.node for e in its if e.is_moving}
+def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summary:
+    """Return a location that no manifest names, from its announcements and its nodes' progress."""
+    first = entries[0]
+    since = min(e.since for e in entries)
+    sending = {e.node for e in entries if e.is_moving}
     if s is None:
         s = Summary(
             run=first.run,
@@ -157,27 +169,27 @@ def _begun(s: Summary | None, its: Sequence[Running]) -> Summary:
             first=since,
             arrived=since,
         )
-    whole = max(s.size, sum(e.total for e in its))
+    whole = max(s.size, sum(e.total for e in entries))
     status: Status = "UPLOADING" if sending or s.uploading else "WAITING"
-    if status == "WAITING" and all(e.state == "refused" for e in its):
+    if status == "WAITING" and all(e.state == "refused" for e in entries):
         status = "REFUSED"
     return replace(
         s,
         status=status,
         uploading=tuple(sorted({*s.uploading, *sending})),
-        evidence=tuple(dict.fromkeys(e.reason for e in its if e.reason)) or s.evidence,
+        evidence=tuple(dict.fromkeys(e.reason for e in entries if e.reason)) or s.evidence,
         whole=whole,
         demanded=whole,
-        present=min(whole, sum(e.done for e in its)),
+        present=min(whole, sum(e.done for e in entries)),
     )
 
 
-def by_location(entries: Iterable[Running]) -> dict[tuple[str, str], list[Running]]:
+def by_location(entries: Iterable[NodeProgress]) -> dict[tuple[str, str], list[NodeProgress]]:
     """Return the entries of each location, by its run and name."""
-    found: dict[tuple[str, str], list[Running]] = {}
+    groups: dict[tuple[str, str], list[NodeProgress]] = {}
     for e in entries:
-        found.setdefault((e.run, e.location), []).append(e)
-    return found
+        groups.setdefault((e.run, e.location), []).append(e)
+    return groups
 
 
 _JOBS = {
@@ -196,10 +208,10 @@ _STATES = {
 }
 
 
-def describe(entry: Running, now: float) -> str:
-    """Return what a node does, in words: how far it is, or why it waits and until when.
+def describe(entry: NodeProgress, now: float) -> str:
+    """Return a sentence: what a node does, how far it is, or why it waits and until when.
 
-    What was observed more than `DATED` seconds ago says when, and has no rate.
+    If it was observed more than `DATED` seconds ago, it says when, and shows no rate.
     """
     does = _STATES.get(entry.state, entry.state)
     if job := _JOBS.get(entry.kind):
@@ -218,7 +230,8 @@ def describe(entry: Running, now: float) -> str:
     return f"{text}: {entry.reason}" if entry.reason else text
 
 
-def _amounts(entry: Running, *, is_dated: bool) -> Iterator[str]:
+def _amounts(entry: NodeProgress, *, is_dated: bool) -> Iterator[str]:
+    """Yield the percentage or bytes of a moving entry; unless dated also its rate and time left."""
     if entry.total:
         yield f"{100 * entry.done // entry.total} % of {show_size(entry.total)}"
     elif entry.done:
@@ -231,8 +244,8 @@ def _amounts(entry: Running, *, is_dated: bool) -> Iterator[str]:
         yield f"{show_duration(round(entry.left))} left"
 
 
-def _clock(entry: Running, now: float) -> str:
-    """Return when it goes on: the time of the day where people are."""
+def _clock(entry: NodeProgress, now: float) -> str:
+    """Return the local time at which an entry continues, with the date if that is not soon."""
     until = min(entry.until or 0.0, _LAST)
     moment = datetime.fromtimestamp(until, timezone.utc).astimezone()
     if abs(until - now) < _SOON:

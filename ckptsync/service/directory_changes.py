@@ -1,6 +1,8 @@
-"""A quick check each second of whether names have come or gone, where no event can be relied on.
+"""Notice cheaply that names have come or gone in an output directory.
 
-It makes scans sooner and never replaces them: only a scan finds what a file gains.
+File servers send no events.  A directory's own times change with the names in it, so the worker
+compares them each second, for the few directories in which checkpoints may appear, and scans only
+after a change.  This makes scans sooner and never replaces them: only a scan sees a file grow.
 """
 
 from __future__ import annotations
@@ -22,12 +24,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def directory_states(directories: Iterable[str | Path]) -> tuple[tuple[int, ...], ...]:
-    """Return a tuple that differs once a name in one of these directories has come or gone.
+    """Return the state of each directory, which differs once a name in it has come or gone.
 
-    A directory's times change with the names in it, and with nothing else.
-
-    Some µs each.  They are opened, not only looked up, since NFS asks the server again at an open.
-    A directory that is missing is no error.
+    A state is its mtime, links, size and inode, or () if it is missing or cannot be opened.  Each
+    costs some µs.  Directories are opened, since NFS asks its server again at an open.
     """
     states: list[tuple[int, ...]] = []
     for directory in directories:
@@ -51,15 +51,15 @@ def directory_states(directories: Iterable[str | Path]) -> tuple[tuple[int, ...]
 def directories_to_check(output_dir: Path) -> tuple[str, ...]:
     """Return the directories of an output directory in which something may appear; at most 64.
 
-    These are itself, our pins, and the newest directories at every depth, as they are now.
+    These are itself, its spool's pins, and the containers and newest directories at every depth.
     """
     own = (str(output_dir), str(output_dir / SPOOL / "pins"))
     return (*own, *islice(_below(output_dir, 1), _MOST_CHECKED - len(own)))
 
 
 def _below(folder: Path, depth: int) -> Iterator[str]:
-    """Yield the containers and the newest folders, and what is in them."""
-    found: list[tuple[int, str]] = []
+    """Yield the containers (at depth 1) and the newest folders, each followed by those below it."""
+    dated_names: list[tuple[int, str]] = []
     # gone, or not ours to read: a scan says so
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -67,12 +67,14 @@ def _below(folder: Path, depth: int) -> Iterator[str]:
                 continue
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
-    names = [name for _, name in sorted(found, reverse=True)]
-    known = [name for name in names if name in _CONTAINERS or name.startswith("run-")][:_NEWEST]
-    known = known if depth == 1 else []
-    newest = [name for name in names if name not in known][:_NEWEST]
-    for name in (*known, *newest):
+                    dated_names.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
+    names = [name for _, name in sorted(dated_names, reverse=True)]
+    containers = [name for name in names if name in _CONTAINERS or name.startswith("run-")][
+        :_NEWEST
+    ]
+    containers = containers if depth == 1 else []
+    newest = [name for name in names if name not in containers][:_NEWEST]
+    for name in (*containers, *newest):
         yield str(folder / name)
         if depth < _DEEPEST:
             yield from _below(folder / name, depth + 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.status.curves import LIMIT, MOST, Curve, read_curves, thinned, value_at
+from ckptsync.status.training_curves import LIMIT, MOST, Curve, read_curves, thinned, value_at
 
 
 def state(*history: Any) -> bytes:

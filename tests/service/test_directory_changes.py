@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.service.directory_check import directories_to_check, directory_states
+from ckptsync.service.directory_changes import directories_to_check, directory_states
 
 LIGHTNING = "lightning_logs"
 

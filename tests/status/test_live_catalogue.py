@@ -10,17 +10,17 @@ import pytest
 from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
 from ckptsync.records.progress import Progress
 from ckptsync.status.heartbeat import Heartbeat
+from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress, add_node_progress, describe
 from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes
-from ckptsync.status.overlay import Overlay, Running, describe, overlay
 from tests.support.status_examples import HOUR, NOW, heart, job, location, waiting
 
 MIB = 1 << 20
 SENDING = {"state": "uploading", "done": 77 * MIB, "total": 300 * MIB, "rate": 5.0 * MIB}
 
 
-def seen(*hearts: NodeFile, locations: tuple[Summary, ...] = (), run: str = "") -> Overlay:
+def seen(*hearts: NodeFile, locations: tuple[Summary, ...] = (), run: str = "") -> LiveCatalogue:
     files = NodeFiles({h.entry.name: h for h in hearts})
-    return overlay(Catalogue(locations), list_nodes(files, NOW), NOW, run)
+    return add_node_progress(Catalogue(locations), list_nodes(files, NOW), NOW, run)
 
 
 def sends(name: str = "run/checkpoint-2", **changes: Any) -> tuple[Progress, ...]:
@@ -79,7 +79,7 @@ def test_what_is_not_on_its_way_leaves_an_incomplete_location_so(state: str) -> 
 def test_a_node_that_is_silent_or_has_stopped_does_nothing() -> None:
     old = heart(ago=HOUR, running=sends())
     gone = heart("n1", stopped=True, running=sends())
-    assert seen(old, gone) == Overlay(Catalogue())
+    assert seen(old, gone) == LiveCatalogue(Catalogue())
 
 
 def test_what_the_store_shows_to_be_done_does_not_run() -> None:
@@ -148,5 +148,5 @@ def test_people_read_what_a_node_does_and_why_it_waits() -> None:
 
 def test_an_entry_is_plain_json() -> None:
     [entry] = seen(heart(running=sends())).running
-    assert isinstance(entry, Running)
+    assert isinstance(entry, NodeProgress)
     assert json.loads(json.dumps(entry.document()))["left"] == pytest.approx(39.6)

@@ -1,7 +1,8 @@
-"""What a trainer logged of a run, as curves over steps.
+"""The metrics that a trainer logged of a run, as curves over steps.
 
-transformers (trainer_callback.py, TrainerState) keeps all of a training in ``log_history`` of
-``trainer_state.json``, in the order of time: mappings with ``step`` and what was measured.
+transformers writes all of a training's metrics into each checkpoint (``log_history`` of
+``trainer_state.json``: mappings with ``step`` and metrics, in the order of time; see TrainerState
+in trainer_callback.py). So the newest file of a run has all of its curves.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _STATE = Decoder(_State, "a trainer's state", LIMIT)
 
 
 def states_of(summaries: Iterable[Summary]) -> list[Summary]:
-    """Return the locations of a run whose trainer's state may have its curves, newest first."""
+    """Return the `TRIES` newest locations of a run that may have its trainer's state."""
     newest = [s for s in reversed(by_age(summaries)) if s.manifests and not s.retired]
     return newest[:TRIES]
 
 
 def read_newest(store: Store, locations: Iterable[Summary]) -> dict[str, Curve]:
-    """Return the whole curves of a run; none where its trainer logged none that can be read.
+    """Return the curves in the first trainer's state that can be read; none if no one can.
 
-    ``locations``: as `states_of` has them.
+    ``locations``: of one run, as `states_of` returns them. Never raises.
     """
     for s in locations:
         name = file_name(s.run, s.location, STATE)
@@ -64,9 +65,9 @@ def read_newest(store: Store, locations: Iterable[Summary]) -> dict[str, Curve]:
 
 
 def read_curves(data: bytes, name: str) -> dict[str, Curve]:
-    """Return the curve of each metric, every point; raises Corrupt.
+    """Return the curve of each metric in a trainer's state. Raises Corrupt.
 
-    Where a training went back, its later points count.
+    If a training went back to an earlier step, its later values count. At most `MOST` metrics.
     """
     curves: dict[str, dict[int, float | None]] = {}
     for entry in _STATE.decode(_NOT_JSON.sub(b"null", data), name).log_history:
@@ -84,34 +85,40 @@ def read_curves(data: bytes, name: str) -> dict[str, Curve]:
 
 
 def with_metrics(curves: Mapping[str, Curve], summaries: Iterable[Summary]) -> dict[str, Curve]:
-    """Return the curves, with those of what events measured; these count where names are equal."""
+    """Return the curves and those of metrics that events measured, which win if names are equal."""
     measured: dict[str, dict[int, float | None]] = {}
     for s in by_age(summaries):
         for name, value in s.metrics if s.step is not None else ():
             if name in measured or len(measured) < MOST:
                 measured.setdefault(name, {})[s.step or 0] = value
-    points = {name: sorted(its.items(), key=_step) for name, its in measured.items()}
+    points = {
+        name: sorted(points_by_step.items(), key=_step) for name, points_by_step in measured.items()
+    }
     return {**curves, **points}
 
 
 def _is_metric(name: str) -> bool:
+    """Return whether a key of ``log_history`` is shown as a curve."""
     return name in ("loss", "learning_rate", "grad_norm") or name.startswith("eval_")
 
 
 def thinned(curve: Sequence[Point], buckets: int = BUCKETS) -> Curve:
-    """Return the least, the greatest and a missing value of each bucket of steps."""
+    """Return a curve of at most three points a bucket of steps: least, greatest, one not finite.
+
+    A curve of at most two points a bucket is returned as it is.
+    """
     if len(curve) <= 2 * buckets:
         return list(curve)
     first, last = curve[0][0], curve[-1][0]
     width = (last - first) / buckets
-    kept: Curve = []
+    result: Curve = []
     for _, points in groupby(curve, lambda point: int((point[0] - first) / width)):
         values: Curve = list(points)
         numbers = [(value, step) for step, value in values if value is not None]
         missing = [point for point in values if point[1] is None][:1]
         extremes = {min(numbers), max(numbers)} if numbers else set()
-        kept += sorted([*missing, *((step, value) for value, step in extremes)], key=_step)
-    return kept
+        result += sorted([*missing, *((step, value) for value, step in extremes)], key=_step)
+    return result
 
 
 def _step(point: Point) -> int:
