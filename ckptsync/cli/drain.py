@@ -26,7 +26,7 @@ from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.hooks import embedded_worker
 from ckptsync.quantities import parse_duration
-from ckptsync.resume.drain import DrainedSave, DrainResult, LocalSaves, describe, drain
+from ckptsync.resume.drain import DrainedSave, DrainResult, OutputDirSaves, describe, drain
 from ckptsync.safe_open import read_named
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL
@@ -129,7 +129,7 @@ class Upload:
     node: str
     url: str
     store: Store
-    saves: LocalSaves
+    saves: OutputDirSaves
     configured: Mapping[str, object] | None
     has_worker: bool = True
     has_logs: bool = True
@@ -227,7 +227,7 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
     nodes = (node, embedded_worker.own_node(node, path / SPOOL))
     configured = _file_of(args) if args.config else None
-    saves = LocalSaves(run, nodes, view, rule)
+    saves = OutputDirSaves(run, nodes, view, rule)
     has_logs = worker is None or worker.logs
     return Upload(run, node, url, store, saves, configured, has_logs=has_logs)
 

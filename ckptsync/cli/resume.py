@@ -18,14 +18,6 @@ from ckptsync.cli.drain import Upload, add_output_dir, has_entries, note, upload
 from ckptsync.errors import CkptsyncError
 from ckptsync.hooks import embedded_worker
 from ckptsync.quantities import backoff, parse_duration
-from ckptsync.resume.arguments import (
-    TRAINERS,
-    Resumed,
-    check_command,
-    check_nodes_of_command,
-    command_for,
-    environment_for,
-)
 from ckptsync.resume.attempt import Attempt, next_try, read_attempt
 from ckptsync.resume.drain import DrainResult, TrainingMark, describe, drain
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
@@ -34,6 +26,14 @@ from ckptsync.resume.training import (
     exit_code_of,
     find_program,
     read_signal_map,
+)
+from ckptsync.resume.training_command import (
+    TRAINERS,
+    Resumed,
+    check_command,
+    check_nodes_of_command,
+    command_for,
+    environment_for,
 )
 from ckptsync.spool.markers import write_log
 from ckptsync.stores.memory import MemoryStore

@@ -58,7 +58,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSave:
+class WholeSave:
     """A save that is whole in the output directory.  ``written``: s on this machine's clock."""
 
     checkpoint: str
@@ -72,7 +72,7 @@ def save_id(location: str, manifests: Iterable[str]) -> str:
 
 
 def list_candidates(
-    summaries: Sequence[Summary], local: Sequence[LocalSave], *, is_verified: bool
+    summaries: Sequence[Summary], local: Sequence[WholeSave], *, is_verified: bool
 ) -> tuple[Candidate, ...]:
     """Return what a node could begin with, the oldest save first.
 
@@ -97,7 +97,7 @@ def list_candidates(
 
 
 def find_unverified(
-    summaries: Sequence[Summary], local: Sequence[LocalSave], verified: Sequence[Candidate]
+    summaries: Sequence[Summary], local: Sequence[WholeSave], verified: Sequence[Candidate]
 ) -> str:
     """Return the checkpoint that `--trust complete` would begin with; empty if it is verified.
 

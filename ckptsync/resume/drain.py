@@ -94,7 +94,7 @@ def is_over(result: DrainResult, rule: Rule, longest: float) -> bool:
     )
 
 
-class LocalSaves:
+class OutputDirSaves:
     """The saves of an output directory, as this process saw them before and sees them now.
 
     ``nodes``: the ids under which workers of this machine pin.
@@ -183,7 +183,7 @@ class LocalSaves:
 
 
 def drain(
-    saves: LocalSaves,
+    saves: OutputDirSaves,
     is_stopped: Callable[[], bool],
     serve: Callable[[], None],
     say: Callable[[str], None],

@@ -26,6 +26,13 @@ from ckptsync.downloader.download_plan import PullPlan, plan_checkpoint
 from ckptsync.downloader.find import PullRequest, absent_best, check_outside, find
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Transient
 from ckptsync.resume.attempt import Attempt
+from ckptsync.resume.attempt_records import (
+    AttemptRecords,
+    AttemptState,
+    End,
+    failed,
+    forget_old_attempts,
+)
 from ckptsync.resume.choose import (
     Candidate,
     NodeRecord,
@@ -37,7 +44,7 @@ from ckptsync.resume.choose import (
     save_id,
     why_chosen,
 )
-from ckptsync.resume.local import (
+from ckptsync.resume.local_checkpoints import (
     LocalCheckpoint,
     check_idle,
     inode,
@@ -48,13 +55,6 @@ from ckptsync.resume.local import (
     put_in_place,
     remove_staging,
     staging_of,
-)
-from ckptsync.resume.records import (
-    AttemptRecords,
-    AttemptState,
-    End,
-    failed,
-    forget_old_attempts,
 )
 from ckptsync.stores.contract import Store
 

@@ -54,7 +54,7 @@ class Ready:
     """A node has what it needs to begin.
 
     ``aside``: paths below its output directory that it moves aside, each with the id of the save
-    there (`resume.local`): what the training writes there later stays.
+    there (`resume.local_checkpoints`): what the training writes there later stays.
     """
 
     node: str

@@ -24,14 +24,13 @@ from ckptsync.checkpoint_dirs import (
 )
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.resume.choose import Candidate, LocalSave
+from ckptsync.resume.choose import Candidate, WholeSave
 from ckptsync.spool.markers import begun, is_training
 from ckptsync.spool.pins import list_pins
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.finished import Rule, judge, may_be_alone
-from ckptsync.worker.local_save import LocalSave as ListedSave
-from ckptsync.worker.local_save import count_ranks
+from ckptsync.worker.local_save import LocalSave, count_ranks
 from ckptsync.worker.observation import (
     find_surroundings,
     fingerprint,
@@ -55,7 +54,7 @@ class LocalCheckpoint:
     Both are empty where it is whole.
     """
 
-    save: LocalSave
+    save: WholeSave
     path: Path
     torn: str = ""
     lacking: str = ""
@@ -107,7 +106,7 @@ def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]
         written = max((f.mtime for f in files), default=0) / 1e9
         where = one.checkpoint_dir
         path = where.path / where.only[0] if where.only else where.path
-        save = LocalSave(one.checkpoint, number, written)
+        save = WholeSave(one.checkpoint, number, written)
         found.append(LocalCheckpoint(save, path, torn, lacking))
     return tuple(found)
 
@@ -118,7 +117,7 @@ def _can_move(one: CheckpointDir) -> bool:
     return one.family != FINAL and is_one and series_and_step(one.name)[1] is not None
 
 
-def _lacking(one: ListedSave, spool: Path) -> str:
+def _lacking(one: LocalSave, spool: Path) -> str:
     """Return what a training that resumes needs, and what is not in the directory itself."""
     if pinned := [path for path, held in one.files.by_path.items() if held.is_pinned]:
         return f"{pinned[0]} is only in a pin"
