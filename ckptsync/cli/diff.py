@@ -42,12 +42,13 @@ from ckptsync.merger.differences import (
     bytes_to_read,
     judge,
     most_changed,
+    planned_side,
     read_changes,
     recorded_tensor,
 )
 from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
 from ckptsync.merger.plan import MergeOptions
-from ckptsync.merger.prepare import MergeJob, prepare
+from ckptsync.merger.prepare import prepare
 from ckptsync.merger.readers import open_reader
 from ckptsync.quantities import show_size
 from ckptsync.records.location_status import LocationState
@@ -57,7 +58,7 @@ from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
-from ckptsync.tensors import Extent, Files
+from ckptsync.tensors import Extent
 from ckptsync.verifier.verification import InStore, resolve_target
 
 TOP = 10  # tensors of a kind that are shown
@@ -184,7 +185,7 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
         options = MergeOptions(source=source or None)
         request = MergeRequest([located(word) for word in words], _NOWHERE, options)
         prepared = open_sources(request, access)
-        return Opened(target, prepared.job.source, _planned(prepared.job, prepared.files),
+        return Opened(target, prepared.job.source, planned_side(prepared.job.plans, prepared.files),
                       prepared.job.notes, prepared.trees)  # fmt: skip
     except (Corrupt, Incomplete, Unsupported) as e:
         if target not in str(e):
@@ -194,11 +195,6 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
         if not is_path(first) and Path(first).is_dir():
             e.hint = f"./{first} names the directory of this machine"
         raise
-
-
-def _planned(job: MergeJob, files: Files) -> Side:
-    tensors = by_name((plan.name, tensor) for plan in job.plans for tensor in plan.tensors)
-    return Side(tensors, files, {})
 
 
 def _open_stored(store: Store, run: str, location: str, target: str, source: str) -> Opened:
@@ -224,7 +220,7 @@ def _open_stored(store: Store, run: str, location: str, target: str, source: str
         return Opened(target, state.model_record.options.get("source", ""), side)
     files = source_files(store, state)
     job = prepare(files, MergeOptions(source=source or None), every=True)
-    return Opened(target, job.source, _planned(job, files), job.notes)
+    return Opened(target, job.source, planned_side(job.plans, files), job.notes)
 
 
 def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:

@@ -78,32 +78,6 @@ def with_progress(
     return code
 
 
-class ReadCounter:
-    """Takes each count of bytes that were read, and reports their sum.
-
-    A count of 0 is a sign of life of a process of its own, which has its own limits.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._lock = progress, threading.Lock()
-        self._read = self._total = 0
-
-    def __call__(self, size: int) -> None:
-        """Count bytes that were read."""
-        with self._lock:
-            self._read += size or 1
-            self._report()
-
-    def expect(self, size: int) -> None:
-        """Count bytes that will be read; those that are read twice, nobody expects."""
-        with self._lock:
-            self._total += size
-            self._report()
-
-    def _report(self) -> None:
-        self._progress(self._read, max(self._read, self._total) if self._total else 0)
-
-
 @contextlib.contextmanager
 def _beats(stdout: TextIO) -> Iterator[Progress]:
     """Within the block, print a line each second in which there was progress.

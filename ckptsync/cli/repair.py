@@ -18,7 +18,7 @@ from ckptsync.cli.arguments import (
 )
 from ckptsync.cli.consolidate import bases_of
 from ckptsync.cli.output import Progress, say
-from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
+from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
@@ -30,6 +30,7 @@ from ckptsync.spool.markers import boot
 from ckptsync.status.nodes import list_nodes, read_nodes
 from ckptsync.stores.contract import Store
 from ckptsync.verifier.expected_files import check_records, check_sizes, expected_files
+from ckptsync.verifier.tracked_files import ReadCounter
 from ckptsync.verifier.verification import InStore, VerifyOptions, verify
 from ckptsync.verifier.write_reports import write_report
 

@@ -29,7 +29,7 @@ from ckptsync.cli.arguments import (
     with_store,
 )
 from ckptsync.cli.output import Progress, say
-from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
+from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
 from ckptsync.records.report import DAMAGE, LEVELS, Report, checked_level
@@ -38,6 +38,7 @@ from ckptsync.stores import path_or_url
 from ckptsync.stores.opening import Access
 from ckptsync.verifier.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
 from ckptsync.verifier.level_digest import Sample
+from ckptsync.verifier.tracked_files import ReadCounter
 from ckptsync.verifier.verification import (
     InStore,
     PlainDirectory,

@@ -512,7 +512,7 @@ class _Preparation:
         return _LocalCopy(done.directory, final)
 
     def _pull_best(self, store: Store | None, best: str) -> None:
-        """Pull the best checkpoint, which the Trainer loads at its end; note an error, raise none."""
+        """Pull the best checkpoint, which the Trainer loads at its end; note an error."""
         path = Path(best).absolute()
         text = f"trainer_state.json names {best} as the best checkpoint, which is not here"
         if store is None or path.parent != self._output_dir:
