@@ -1,8 +1,12 @@
-"""The commands as functions: they return dataclasses, and raise `ckptsync.errors`.
+"""The commands as typed functions, for programs: they return dataclasses, and raise errors.
 
-``import ckptsync`` offers them, too: `ckptsync.merge` is `ckptsync.api.merge`. A place is a path or
-a URL; the options of a store's client are those of ``store.options``, and its keys are found as the
-commands find them. ``progress`` is called with the bytes that are done, and the bytes in all.
+A program should not have to start a command and read its output.  Each function calls the same
+packages as the command of its name, and raises `ckptsync.errors`.  ``import ckptsync`` offers them,
+too: `ckptsync.merge` is `ckptsync.api.merge`.
+
+A place is a path or a URL.  ``options`` are those of a store's client, as in ``store.options`` of a
+configuration; access keys are found as the commands find them.  ``progress`` is called with the
+bytes that are done and the bytes in all, 0 while that is not known.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from ckptsync.downloader.find import PullRequest, check_outside, find
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merger.destination import check_free
 from ckptsync.merger.destination import merge as write_merge
-from ckptsync.merger.differences import Difference, Side, by_name, judge, read_changes
+from ckptsync.merger.differences import Difference, Side, judge, planned_side, read_changes
 from ckptsync.merger.inputs import (
     MergeRequest,
     check_unchanged,
@@ -44,6 +48,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access, create_store, open_store
 from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import located
+from ckptsync.verifier.tracked_files import ReadCounter
 from ckptsync.verifier.verification import InStore, VerifyOptions, resolve_target
 from ckptsync.verifier.verification import verify as read_and_verify
 from ckptsync.verifier.write_reports import write_report
@@ -61,7 +66,7 @@ Send = Literal["all", "no-optimizer", "weights"]
 
 @dataclass(frozen=True, slots=True)
 class MergedModel:
-    """A model that `merge` wrote: its files, tensors and bytes, and notes for people."""
+    """A model that `merge` wrote: its files, its counts of tensors and bytes, notes for people."""
 
     destination: str
     source: str
@@ -73,7 +78,7 @@ class MergedModel:
 
 @dataclass(frozen=True, slots=True)
 class PulledCheckpoint:
-    """A checkpoint that `pull` downloaded to ``directory``, with the status that it has there."""
+    """A checkpoint that `pull` downloaded to ``directory``, with its status in the store."""
 
     run: str
     location: str
@@ -89,7 +94,8 @@ class StoredCheckpoint:
     """A checkpoint of a store, as `ckptsync ls` lists it.
 
     ``evidence``: why its ``status`` is no better.  ``model``, ``resume``: whether the store has all
-    that a model, and that a training which resumes, needs.  ``bytes``: of its own files.
+    files that a model needs, or that a training needs to resume.  ``bytes``: the size of the
+    trainer's files.
     """
 
     run: str
@@ -154,12 +160,12 @@ def merge(
         if size < 1:
             why = f"max_shard_size: {max_shard_size!r} is too small: expected at least one byte"
             raise ConfigError(why)
-    chosen = MergeOptions(check_dtype(dtype), size, source, allow_code)
+    merge_options = MergeOptions(check_dtype(dtype), size, source, allow_code)
     access = Access(options or {})
     request = MergeRequest(
-        [located(os.fspath(place)) for place in _several(sources)],
+        [located(os.fspath(place)) for place in _as_list(sources)],
         located(os.fspath(destination)),
-        chosen,
+        merge_options,
         _located(config_from),
         base=_located(base),
         fill_from=_located(fill_from),
@@ -170,8 +176,8 @@ def merge(
     check_free(request, access)
     prepared = (open_into_base if into else open_sources)(request, access)
     places = [*request.sources, *([request.into] if request.into else [])]
-    work = MergeResources(jobs or usual_threads(places), tensor_digests=False)
-    merged = write_merge(prepared, access, progress, work)
+    resources = MergeResources(jobs or usual_threads(places), tensor_digests=False)
+    merged = write_merge(prepared, access, progress, resources)
     return MergedModel(
         show_path(request.destination),
         merged.source,
@@ -183,10 +189,10 @@ def merge(
 
 
 def inspect(*places: Place, options: Mapping[str, object] | None = None) -> Inspection:
-    """Return what is known of a checkpoint, as ``ckptsync inspect``: several places are one save.
+    """Return the layouts, tensors and missing files of a checkpoint, as ``ckptsync inspect``.
 
-    Raises ConfigError, Unsupported or Incomplete where it has no weights, Corrupt where the places
-    hold different saves, StoreError.
+    Several ``places`` hold the parts of one save.  Raises ConfigError, StoreError; Unsupported or
+    Incomplete if there are no weights; Corrupt if the places hold different saves.
     """
     access = Access(options or {})
     trees = [path_or_url.list_tree(located(os.fspath(place)), access) for place in places]
@@ -202,10 +208,10 @@ def diff(
     *,
     options: Mapping[str, object] | None = None,
 ) -> tuple[Difference, ...]:
-    """Compare two checkpoints, models or adapters tensor by tensor, as ``ckptsync diff``.
+    """Return a difference for each tensor of two checkpoints, models or adapters.
 
-    Several places are one save. Compared is what `merge` would write of each; a ``state`` of
-    "same" is what is equal.
+    As ``ckptsync diff``: the tensors that `merge` would write are compared, and equal ones have the
+    ``state`` "same".  Several places hold the parts of one save.
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
     """
@@ -213,15 +219,13 @@ def diff(
     sides: list[Side] = []
     trees: list[FileTree] = []
     for places in (a, b):
-        sources = [located(os.fspath(place)) for place in _several(places)]
+        sources = [located(os.fspath(place)) for place in _as_list(places)]
         request = MergeRequest(sources, Path(os.devnull), MergeOptions())
         prepared = open_sources(request, access)
-        plans = prepared.job.plans
-        tensors = by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors)
-        sides.append(Side(tensors, prepared.files, {}))
+        sides.append(planned_side(prepared.job.plans, prepared.files))
         trees.extend(prepared.trees)
-    one, other = sides
-    differences, _ = read_changes(one, other, judge(one, other), lambda _size: None)
+    side_a, side_b = sides
+    differences, _ = read_changes(side_a, side_b, judge(side_a, side_b), lambda _size: None)
     check_unchanged(trees)
     return differences
 
@@ -233,30 +237,20 @@ def verify(
     options: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Report, ...]:
-    """Check every byte of a store, a run or a checkpoint in it, or a directory; return reports.
+    """Read every byte of a store, a run or checkpoint in it, or a directory; return the reports.
 
-    What is new of a store is recorded in it, as ``ckptsync verify`` does.  A report's ``verdict``
-    is ok, damaged or incomplete.
+    Reports with news are written to the store, as by ``ckptsync verify``.  A report's ``verdict``
+    is ok, damaged or incomplete.  ``level``: digest for a store and parse for a directory, if None.
 
     Raises ConfigError, Unsupported, StoreError.
     """
     where = resolve_target(os.fspath(place), Access(options or {}))
     is_store = isinstance(where, InStore)
-    chosen = checked_level(level) if level else "digest" if is_store else "parse"
-    counted, read, total = progress or (lambda _done, _all: None), 0, 0
-
-    def add(size: int) -> None:
-        nonlocal read
-        read += size
-        counted(read, max(read, total))
-
-    def expect(size: int) -> None:
-        nonlocal total
-        total += size
-
-    how = VerifyOptions(chosen, time.time(), progress=add, expect=expect)
+    checked = checked_level(level) if level else "digest" if is_store else "parse"
+    counter = ReadCounter(progress or (lambda _done, _total: None))
+    verify_options = VerifyOptions(checked, time.time(), progress=counter, expect=counter.expect)
     reports = []
-    for verified in read_and_verify(where, how):
+    for verified in read_and_verify(where, verify_options):
         reports.append(verified.report)
         if verified.news and isinstance(where, InStore):
             write_report(where.store, verified.news)
@@ -274,15 +268,15 @@ def push(
     options: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> tuple[UploadProgress, ...]:
-    """Upload a checkpoint, or all of an output directory; return what became of each save.
+    """Upload a checkpoint, or all of an output directory; return the progress of each save.
 
-    What the store has already is not uploaded again.
+    Files that the store has already are not uploaded again.
 
     Args:
         directory: the checkpoint, or the directory that holds checkpoints.
-        store: made if it is not there.
-        run: the run's name in the store; the output directory's.
-        node: this node's id in the store; computed.
+        store: the store; made if it does not exist.
+        run: the run's name in the store; by default the output directory's.
+        node: this node's id in the store; computed by default.
         name: upload all of ``directory`` as one checkpoint of this name.
         send_files: all; no-optimizer; weights.
         options: of the store's client.
@@ -299,6 +293,7 @@ def push(
     done = 0
 
     def add(size: int) -> None:
+        """Count the bytes of a chunk, less than 0 for one that is read again; report the sum."""
         nonlocal done
         done += size
         if progress:
@@ -319,23 +314,23 @@ def pull(
     options: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> PulledCheckpoint:
-    """Download a checkpoint, or its consolidated model; every byte is checked; say where it is.
+    """Download a checkpoint, or its consolidated model, and return where it is; check every byte.
 
     Args:
         target: ``RUN`` (its newest VERIFIED checkpoint) or ``RUN/CHECKPOINT``.
         destination: an output directory, in which the checkpoint appears whole or not at all; the
             model's own directory, where ``consolidated``.
-        store: where it is.
+        store: the store that has it.
         node: only what that node needs to resume.
-        consolidated: the model instead.
-        unverified: allow what is not VERIFIED.
+        consolidated: download the consolidated model instead.
+        unverified: allow a checkpoint that is not VERIFIED.
         options: of the store's client.
         progress: gets bytes done and in all.
 
     Raises ConfigError, Incomplete, StoreError; Corrupt if a file is damaged.
 
     """
-    opened, directory = _opened(store, options), Path(destination).absolute()
+    opened, directory = _open_store(store, options), Path(destination).absolute()
     check_outside(opened, directory)
     trust: Literal["any", "verified"] = "any" if unverified else "verified"
     chosen = find(opened, PullRequest(target, trust, node, consolidated))
@@ -359,12 +354,14 @@ def pull(
 def list_checkpoints(
     store: Place, run: str = "", *, options: Mapping[str, object] | None = None
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return the checkpoints of a store by run, or of one run, the oldest first.
+    """Return the checkpoints of a store, or of one ``run``: by run, the oldest first.
 
-    Raises ConfigError if there is no such store or run, StoreError; Corrupt or Unsupported where a
+    Raises ConfigError if there is no such store or run, StoreError; Corrupt or Unsupported if a
     record cannot be read.
     """
-    return tuple(_described(summary) for summary in _summaries(_opened(store, options), run))
+    return tuple(
+        _stored_checkpoint(summary) for summary in _read_summaries(_open_store(store, options), run)
+    )
 
 
 def resume_step(
@@ -376,13 +373,14 @@ def resume_step(
 ) -> int | None:
     """Return the step of the newest checkpoint that a training can resume from; None without one.
 
-    ``trust``: verified, or complete, which the store has whole and nobody has read again.
+    None also if the store has no such run.  ``trust``: "verified", or "complete" for checkpoints
+    whose files are all in the store and were not read again.
 
     Raises ConfigError if there is no such store, StoreError.
     """
-    opened = _opened(store, options)
+    opened = _open_store(store, options)
     try:
-        summaries = _summaries(opened, run)
+        summaries = _read_summaries(opened, run)
     except ConfigError:
         return None  # the run has no checkpoint yet
     statuses = {"VERIFIED"} if trust == "verified" else {"COMPLETE", "CONSOLIDATED", "VERIFIED"}
@@ -391,20 +389,23 @@ def resume_step(
 
 
 def _located(place: Place | None) -> PathOrUrl | None:
+    """Return a place as a path or URL; None if none is given."""
     return located(os.fspath(place)) if place else None
 
 
-def _several(places: Place | Sequence[Place]) -> Sequence[Place]:
+def _as_list(places: Place | Sequence[Place]) -> Sequence[Place]:
+    """Return one place as a list of one, several as they are."""
     return [places] if isinstance(places, (str, os.PathLike)) else places
 
 
-def _opened(store: Place, options: Mapping[str, object] | None) -> Store:
+def _open_store(store: Place, options: Mapping[str, object] | None) -> Store:
+    """Open a store that exists.  Raises ConfigError, StoreError."""
     url = os.fspath(store)
     return open_store(url, options_for(url, options or {}))
 
 
-def _summaries(store: Store, run: str) -> Sequence[Summary]:
-    """Return the checkpoints of a store, or of a run.  Raises as `list_checkpoints` does."""
+def _read_summaries(store: Store, run: str) -> Sequence[Summary]:
+    """Return the locations of a store, or of a run.  Raises as `list_checkpoints` does."""
     catalogue = read_catalogue(store, run=run)
     for fault in catalogue.faults:
         raise fault.error
@@ -417,7 +418,8 @@ def _summaries(store: Store, run: str) -> Sequence[Summary]:
     return [summary for name in chosen for summary in by_age(by_run[name])]
 
 
-def _described(summary: Summary) -> StoredCheckpoint:
+def _stored_checkpoint(summary: Summary) -> StoredCheckpoint:
+    """Return a location's summary as this module's type."""
     return StoredCheckpoint(
         summary.run,
         summary.checkpoint,

@@ -11,6 +11,7 @@ from ckptsync.errors import ConfigError, StoreError
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     test = add_command(
         actions,
@@ -27,7 +28,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the messages; return 4 if one did not arrive."""
+    """Send a test message to each channel; return 4 if one did not arrive, else 0.
+
+    Raise ConfigError if no channel is configured.
+    """
     from ckptsync.service.alert_channels import send_test
     from ckptsync.worker.node_identity import node_id
 

@@ -1,8 +1,10 @@
-"""The grammar of commands: the store, what a command acts on, and what the parser refuses.
+"""The arguments that commands share: how the store is named, and what in it a command acts on.
 
-The store is ``--store URL``, else that of ``-c FILE``, else ``$CKPTSYNC_STORE``.  A positional
-argument is ``RUN``, ``RUN/CHECKPOINT``, or a path or URL.  Stores are imported where one is opened:
-``ckptsync --help`` answers at once.
+A user must not learn each command anew, so all of them define and read these arguments by the
+functions of this module.  The store is ``--store URL``, else that of ``-c FILE``, else
+``$CKPTSYNC_STORE``.  A target is ``RUN``, ``RUN/CHECKPOINT``, or a path or URL of one in a store.
+Packages that open stores are imported only when a store is opened, so that ``ckptsync --help``
+answers at once.
 """
 
 from __future__ import annotations
@@ -30,60 +32,66 @@ T = TypeVar("T")
 CHECKPOINT = "RUN/CHECKPOINT"
 IN_STORE = "RUN[/CHECKPOINT]"
 _LIST = "`ckptsync ls` lists the checkpoints"
-# variables that say how stores are opened
+# prefixes of variables that say how stores are opened
 _OF_STORES = ("CKPTSYNC_LIMITS_", "CKPTSYNC_STORAGE_OPTIONS")
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of a command; what it refuses is a `ConfigError` with a hint.
+    """The parser of a command, which raises ConfigError with a hint instead of ending the process.
 
-    Options may stand between the words of an argument that takes several.  What follows `--` is
-    another program's, where the parser has a default for ``training``.
+    Options may stand between the words of an argument that takes several.  If the parser has a
+    default for ``training``, the words after `--` are the command of a training.
     """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments; words that are left over belong to the argument that takes several.
+        """Return the parsed arguments, and words that no argument takes.
 
-        Raises ConfigError for an unknown option.
+        Words after an option are added to the argument that takes several.  Raises ConfigError for
+        an unknown option, and for a word too many of a command with a store.
         """
         words, training = [*(sys.argv[1:] if args is None else args)], None
         if self.get_default("training") is not None and "--" in words:
-            at = words.index("--")
-            words, training = words[:at], words[at + 1 :]
-        parsed, rest = super().parse_known_args(words, namespace)
+            index = words.index("--")
+            words, training = words[:index], words[index + 1 :]
+        parsed, unread = super().parse_known_args(words, namespace)
         if training is not None:
             parsed.training = training
-        for word in rest:
+        for word in unread:
             if word.startswith("-") and word != "-":
                 options = [name for name in self._option_string_actions if name.startswith("--")]
                 name = word.partition("=")[0]
                 hint = did_you_mean(name, options) or self._see_help()
                 raise ConfigError(f"{name}: no such option of `{self.prog}`", hint=hint)
-        words_of = [a for a in self._actions if not a.option_strings]
-        several = [n for n, action in enumerate(words_of) if action.nargs in ("*", "+")]
-        if several and rest:
-            # what follows the argument that takes several are the last words
-            first, *last = words_of[several[0] :]
-            found = [*getattr(parsed, first.dest), *(getattr(parsed, a.dest) for a in last), *rest]
-            setattr(parsed, first.dest, found[: len(found) - len(last)])
-            for action, word in zip(last, found[len(found) - len(last) :], strict=True):
+        positionals = [a for a in self._actions if not a.option_strings]
+        several = [n for n, action in enumerate(positionals) if action.nargs in ("*", "+")]
+        if several and unread:
+            # arguments after the one that takes several get the last words
+            first, *later = positionals[several[0] :]
+            values = [
+                *getattr(parsed, first.dest),
+                *(getattr(parsed, a.dest) for a in later),
+                *unread,
+            ]
+            setattr(parsed, first.dest, values[: len(values) - len(later)])
+            for action, word in zip(later, values[len(values) - len(later) :], strict=True):
                 setattr(parsed, action.dest, word)
-            rest = []
-        if rest and "--store" in self._option_string_actions:
+            unread = []
+        if unread and "--store" in self._option_string_actions:
             hint = f"--store URL names the store; {self._see_help()}"
-            raise ConfigError(f"{self.prog}: {rest[0]}: one argument too many", hint=hint)
-        return parsed, rest
+            raise ConfigError(f"{self.prog}: {unread[0]}: one argument too many", hint=hint)
+        return parsed, unread
 
     def error(self, message: str) -> Any:
-        """Raise ConfigError."""
+        """Raise ConfigError with argparse's message."""
         raise ConfigError(f"{self.prog}: {message}", hint=self._see_help())
 
     def _see_help(self) -> str:
         return f"`ckptsync help {self.prog.split()[1]}` shows its arguments and examples"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ConfigError for a value that is none of the argument's choices."""
         choices = [str(choice) for choice in action.choices or ()]
         if action.choices is not None and value not in action.choices:
             name = action.option_strings[0] if action.option_strings else action.metavar
@@ -95,19 +103,19 @@ class Parser(argparse.ArgumentParser):
 def add_command(
     commands: Any, name: str, summary: str, details: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a command (or an action of one) with ``--json``.
+    """Add the parser of a command, or of an action of one, with ``--json``, and return it.
 
-    ``summary`` is a phrase without a full stop.
+    ``summary`` is a phrase without a full stop; ``details`` are sentences that follow it.
     """
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, **described(summary, details)
+        name, help=summary, **parser_options(summary, details)
     )
     add_json(command)
     return command
 
 
-def described(summary: str, details: str = "", epilog: str = "") -> dict[str, Any]:
-    """Return what a parser of a command is made with."""
+def parser_options(summary: str, details: str = "", epilog: str = "") -> dict[str, Any]:
+    """Return the keyword arguments that every command's parser is made with."""
     text = f"{summary[0].upper()}{summary[1:]}. {details}"
     return {
         "description": "\n".join(textwrap.fill(line, 80) for line in text.splitlines()),
@@ -118,7 +126,7 @@ def described(summary: str, details: str = "", epilog: str = "") -> dict[str, An
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
+    """Define ``--json``."""
     command.add_argument(
         "--json",
         action="store_true",
@@ -128,12 +136,12 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_dry_run(command: argparse.ArgumentParser, does: str) -> None:
-    """Add ``--dry-run`` to a command that ``does`` something."""
+    """Define ``--dry-run``; ``does`` is a participle, such as "written"."""
     command.add_argument("--dry-run", action="store_true", help=f"only say what would be {does}")
 
 
 def add_store_option(command: argparse.ArgumentParser) -> None:
-    """Add ``--store`` and ``-c``."""
+    """Define ``--store`` and ``-c``."""
     command.add_argument(
         "--store",
         metavar="URL",
@@ -149,13 +157,13 @@ def add_store_option(command: argparse.ArgumentParser) -> None:
 
 
 def add_targets(command: argparse.ArgumentParser, metavar: str, text: str) -> None:
-    """Add what a command acts on, and how its store is named."""
+    """Define the targets, any number of them, with ``--store`` and ``-c``."""
     command.add_argument("targets", metavar=metavar, nargs="*", help=text)
     add_store_option(command)
 
 
 def add_bandwidth(command: argparse.ArgumentParser) -> None:
-    """Add ``--bandwidth``."""
+    """Define ``--bandwidth``."""
     command.add_argument(
         "--bandwidth",
         metavar="RATE",
@@ -164,29 +172,50 @@ def add_bandwidth(command: argparse.ArgumentParser) -> None:
     )
 
 
-def option_value(option: str, read: Callable[[str], T], text: str) -> T:
-    """Return what ``read`` makes of an option's text.  Raises ConfigError for its ValueError."""
+def add_jobs(command: argparse.ArgumentParser, does: str) -> None:
+    """Define ``--jobs``; ``does`` says what the threads do, such as "read and digest"."""
+    command.add_argument(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help=f"threads that {does}; 1: only the main thread (default: one for each core, at most 8;"
+        " 4 from a URL)",
+    )
+
+
+def add_ignore_times(command: argparse.ArgumentParser) -> None:
+    """Define ``--ignore-times``."""
+    command.add_argument(
+        "--ignore-times",
+        action="store_true",
+        help="do not compare the files' times to find shards of different saves: the times were"
+        " lost in copying",
+    )
+
+
+def option_value(option: str, parse: Callable[[str], T], text: str) -> T:
+    """Return what ``parse`` returns for an option's text; raise its ValueError as ConfigError."""
     try:
-        return read(text)
+        return parse(text)
     except ValueError as e:
         raise ConfigError(f"{option}: {e}") from e
 
 
 def configuration(args: argparse.Namespace) -> Config | None:
-    """Return the configuration that ``-c`` names, if any; a command reads it once.
+    """Return the configuration that ``-c`` names; None without ``-c``.
 
-    Raises ConfigError.
+    The first call reads the file and keeps the result in ``args``.  Raises ConfigError.
     """
     if not getattr(args, "config", None):
         return None
     if "loaded" not in args:
         args.loaded = read_configuration(Path(args.config))
-    found: Config = args.loaded
-    return found
+    config: Config = args.loaded
+    return config
 
 
 def read_configuration(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
-    """Return the configuration in a file; warn on stderr of each key that a variable overrides.
+    """Return the configuration in a file; print a warning for each key that a variable overrides.
 
     Raises ConfigError.
     """
@@ -199,9 +228,9 @@ def read_configuration(path: Path, environment: Mapping[str, str] = os.environ) 
 
 
 def store_url(args: argparse.Namespace) -> str:
-    """Return the URL of the store: of ``--store``, ``-c``, or CKPTSYNC_STORE, which is said.
+    """Return the URL of the store that ``--store``, ``-c``, or CKPTSYNC_STORE names.
 
-    Raises ConfigError if none names one.
+    For CKPTSYNC_STORE, print it on stderr, once.  Raises ConfigError if none names a store.
     """
     config = configuration(args)
     if url := args.url or (config.store.url if config else ""):
@@ -216,7 +245,7 @@ def store_url(args: argparse.Namespace) -> str:
 
 
 def shown_store(url: str) -> str:
-    """Return a store's URL for a message; one that is refused may hold a password."""
+    """Return a store's URL for a message; ``***`` for a refused one, which may hold a password."""
     from ckptsync.stores.urls import located
 
     try:
@@ -227,7 +256,7 @@ def shown_store(url: str) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Return whether a word has the marks of a path or a URL, which no run's name has."""
+    """Return whether a word looks like a path or a URL, as no run's name does."""
     return "://" in text or text.startswith(("/", ".", "~"))
 
 
@@ -237,9 +266,9 @@ def may_be_store(args: argparse.Namespace, word: str) -> bool:
 
 
 def with_store(args: argparse.Namespace, url: str) -> str:
-    """Return the command that was typed with ``url``, an argument of it, as ``--store``.
+    """Return the typed command with its argument ``url`` given as ``--store``, for a hint.
 
-    Raises ConfigError for a URL that must not be repeated, as with a password.
+    Raises ConfigError for a URL that must not be printed, since it has a password.
     """
     from ckptsync.stores.urls import located
 
@@ -253,9 +282,9 @@ def with_store(args: argparse.Namespace, url: str) -> str:
 def only_target(
     args: argparse.Namespace, metavar: str = IN_STORE, *, is_needed: bool = False
 ) -> str:
-    """Return the word that names what a command acts on, or "".
+    """Return the one target of a command, or "" if none is given.
 
-    Raises ConfigError where there are several, or none where one ``is_needed``.
+    Raises ConfigError for several, and for none if ``is_needed``.
     """
     words: list[str] = args.targets
     if len(words) > 1:
@@ -267,49 +296,53 @@ def only_target(
     return words[0] if words else ""
 
 
-def store_and_name(args: argparse.Namespace, what: str) -> tuple[Store, str]:
-    """Return the store of a command, and the ``RUN[/CHECKPOINT]`` in it that ``what`` names.
+def store_and_name(args: argparse.Namespace, target: str) -> tuple[Store, str]:
+    """Return the store of a command, and the ``RUN[/CHECKPOINT]`` in it that ``target`` names.
 
-    ``what`` is such a name, or a URL or path of it in a store.  A path without a mark (`is_path`)
-    is one only where no store is named.  Raises ConfigError, StoreError.
+    ``target`` is such a name, or its path or URL in a store, which then is the store.  A path that
+    does not look like one (`is_path`) counts as one only if no store is named.
+
+    Raises ConfigError, also for a path that is in no store or is a store itself; StoreError.
     """
     is_named = bool(args.url or getattr(args, "config", None))
-    if not what or not (is_path(what) or not (is_named or "CKPTSYNC_STORE" in os.environ)):
-        return named_store(args), what.strip("/")
+    if not target or not (is_path(target) or not (is_named or "CKPTSYNC_STORE" in os.environ)):
+        return named_store(args), target.strip("/")
     if is_named and args.url:
-        why = f"{what}: is a path or a URL, and --store names another store"
+        why = f"{target}: is a path or a URL, and --store names another store"
         raise ConfigError(why, hint="give RUN[/CHECKPOINT], or leave --store out")
     from ckptsync.safe_names import CONSOLIDATED, RECORDS
     from ckptsync.stores.path_or_url import enclosing_store
     from ckptsync.stores.urls import located
 
-    enclosing = enclosing_store(located(what), access_of(args))
-    if enclosing is None and is_path(what):
-        raise ConfigError(f"{what}: not inside a store", hint=with_store(args, what))
+    enclosing = enclosing_store(located(target), access_of(args))
+    if enclosing is None and is_path(target):
+        raise ConfigError(f"{target}: not inside a store", hint=with_store(args, target))
     if enclosing is None:
         hint = "name its store: --store URL, or -c FILE, or set CKPTSYNC_STORE"
-        raise ConfigError(f"{what}: no store is named, and this lies in none", hint=hint)
-    store, parts = enclosing
-    if not parts:
-        raise ConfigError(f"{what}: is a store; --store names it", hint=with_store(args, what))
+        raise ConfigError(f"{target}: no store is named, and this lies in none", hint=hint)
+    store, components = enclosing
+    if not components:
+        raise ConfigError(f"{target}: is a store; --store names it", hint=with_store(args, target))
     # the directories of consolidated models and of records stand for their checkpoint
-    return store, "/".join(part for part in parts if part not in (CONSOLIDATED, RECORDS))
+    return store, "/".join(part for part in components if part not in (CONSOLIDATED, RECORDS))
 
 
-def store_run_location(args: argparse.Namespace, what: str) -> tuple[Store, str, str]:
-    """Return the store of a command, and the run and location that ``what`` names, or "".
+def store_run_location(args: argparse.Namespace, target: str) -> tuple[Store, str, str]:
+    """Return the store of a command, and the run and the location that ``target`` names.
 
-    Raises ConfigError, StoreError.
+    Either is "" if it is not named.  Raises ConfigError, StoreError, as `store_and_name`.
     """
-    store, name = store_and_name(args, what)
+    store, name = store_and_name(args, target)
     run, _, location = name.partition("/")
     if run:
         checked_name(run, "run")
     return store, run, checked_name(location, "checkpoint") if location else ""
 
 
-def named_store(args: argparse.Namespace, opened: Callable[..., Store] | None = None) -> Store:
-    """Return the store of `store_url`, opened by `open_store`, or by ``opened``.
+def named_store(
+    args: argparse.Namespace, open_function: Callable[..., Store] | None = None
+) -> Store:
+    """Return the store of `store_url`, opened by ``open_function``, or by `open_store`.
 
     Raises ConfigError, StoreError.
     """
@@ -322,13 +355,14 @@ def named_store(args: argparse.Namespace, opened: Callable[..., Store] | None = 
         options = access.options_of(where)
     else:  # options are for remote stores; a path refuses those of its own configuration
         options = access.options if configuration(args) and not args.url else {}
-    return (opened or open_store)(url, options, access.limits)
+    return (open_function or open_store)(url, options, access.limits)
 
 
 def access_of(args: argparse.Namespace) -> Access:
-    """Return how remote stores are opened, by ``-c``, ``--bandwidth`` or the environment.
+    """Return the client options and limits with which remote stores are opened.
 
-    Raises ConfigError.
+    They are those of ``-c``, else of the environment; ``--bandwidth`` replaces that limit.  Under
+    ``--progress`` of a head's child, limits are its share.  Raises ConfigError.
     """
     from ckptsync.stores.opening import Access
 
@@ -349,8 +383,8 @@ def access_of(args: argparse.Namespace) -> Access:
     return Access(options, loading.limits_of(limits))
 
 
-def checked_name(name: str, what: str) -> str:
-    """Return ``name`` if ``what`` (a run, or a checkpoint) can have such a name.
+def checked_name(name: str, kind: str) -> str:
+    """Return ``name`` if a run, or a checkpoint, can have it; ``kind`` is that word.
 
     Raises ConfigError.
     """
@@ -359,13 +393,30 @@ def checked_name(name: str, what: str) -> str:
     try:
         return checked_path(name)
     except Corrupt as e:
-        why = f"{name!r}: not a name that a {what} can have"
+        why = f"{name!r}: not a name that a {kind} can have"
         raise ConfigError(why, hint=_LIST) from e
 
 
-def run_and_location(what: str) -> tuple[str, str]:
-    """Return run and location of ``RUN/CHECKPOINT``.  Raises ConfigError."""
-    run, _, location = what.strip("/").rpartition("/")
+def run_and_location(target: str) -> tuple[str, str]:
+    """Return run and location of ``RUN/CHECKPOINT``.  Raises ConfigError if one is missing."""
+    run, _, location = target.strip("/").rpartition("/")
     if not run or not location:
-        raise ConfigError(f"{what}: expected {CHECKPOINT}", hint=_LIST)
+        raise ConfigError(f"{target}: expected {CHECKPOINT}", hint=_LIST)
     return checked_name(run, "run"), checked_name(location, "checkpoint")
+
+
+def ask(prompt: str, refusal: ConfigError) -> str | None:
+    """Print a prompt on stderr, and return the line that the user types; None at its end (^D).
+
+    Raises ``refusal`` if there is no terminal to ask on.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise refusal
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = ""
+    try:
+        line = sys.stdin.readline()
+    finally:
+        if not line:  # ^C or ^D: what follows begins on a line of its own
+            print(file=sys.stderr, flush=True)
+    return line.strip() if line else None

@@ -1,6 +1,7 @@
 """The table of commands: by purpose, what each does, and two examples.
 
-``ckptsync --help``, ``help``, completion and man pages are made from it.
+``ckptsync --help``, ``help``, completion, man pages and ``docs/cli.md`` are made from it, without
+an import of the commands' modules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """What a command does, as a phrase; examples of it, without the program's name."""
+    """What a command does, as a phrase; two examples, without the program's name."""
 
     summary: str
     examples: tuple[str, str]
@@ -186,7 +187,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
 COMMANDS: Mapping[str, Entry] = {
     name: entry for group in GROUPS.values() for name, entry in group.items()
 }
-"""Each command.  Its module in this package has its name, and is imported when it is called."""
+"""Each command by name.  The module of that name in this package is imported when it is called."""
 EXIT_CODES = """\
 exit codes:
   0    success

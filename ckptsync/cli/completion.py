@@ -13,11 +13,12 @@ DETAILS = "The directory where a shell looks for completions is in the shell's o
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     command.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the completion."""
+    """Print the completion script of a shell; return 0."""
     from ckptsync.cli.main import whole_parser
 
     text = shtab.complete(whole_parser(), args.shell)

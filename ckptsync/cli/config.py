@@ -13,35 +13,41 @@ from ckptsync.cli.help import PACKAGE, show
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
-    check = add_command(actions, "check", "read a configuration as the service would")
-    shown = add_command(actions, "show", "print each key, its value, and where that comes from")
-    for action, act in ((check, _check), (shown, _show)):
+    check_action = add_command(actions, "check", "read a configuration as the service would")
+    show_action = add_command(
+        actions, "show", "print each key, its value, and where that comes from"
+    )
+    for action, function in ((check_action, _check), (show_action, _show)):
         action.add_argument("file", metavar="FILE", help="the configuration")
-        action.set_defaults(act=act)
-    example = add_command(
+        action.set_defaults(act=function)
+    example_action = add_command(
         actions,
         "example",
         "print a short example: worker, head, both; or a file for S3, sshd, Prometheus, Grafana"
         " or Kubernetes",
     )
-    example.add_argument(
+    example_action.add_argument(
         "name",
         metavar="NAME",
         nargs="?",
         default="",
         help="the example to print (default: list them)",
     )
-    example.set_defaults(act=_example)
+    example_action.set_defaults(act=_example)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the action says; return 0.  Raises ConfigError."""
+    """Run the action, and return 0.  Raises ConfigError."""
     return int(args.act(args))
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Read a configuration and print its roles, its store, and what is switched off."""
+    """Read a configuration; print its roles, its store, and what is switched off.
+
+    Raises ConfigError with every problem.
+    """
     config = read_configuration(Path(args.file))
     roles, url = list(config.roles), config.store.url
     if args.json:
@@ -56,25 +62,28 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """Print each key with its value and the source of the value."""
+    """Print each key with its value and the source of the value.  Raises ConfigError."""
     from ckptsync.config.loading import settings
 
-    listed = settings(Path(args.file))
+    keys = settings(Path(args.file))
     if args.json:
-        rows = {each.key: {"value": each.value, "source": each.source} for each in listed}
+        rows = {setting.key: {"value": setting.value, "source": setting.source} for setting in keys}
         output.print_json({"file": args.file, "keys": rows})
         return 0
     values = [
-        v if isinstance(v := each.value, str) else json.dumps(v, ensure_ascii=False)
-        for each in listed
+        v if isinstance(v := setting.value, str) else json.dumps(v, ensure_ascii=False)
+        for setting in keys
     ]
-    lines = [(each.key, value, each.source) for each, value in zip(listed, values, strict=True)]
+    lines = [
+        (setting.key, value, setting.source) for setting, value in zip(keys, values, strict=True)
+    ]
     for line in output.aligned(lines):
         output.say(line)
     return 0
 
 
 def _example(args: argparse.Namespace) -> int:
+    """Print an example, or their list.  Raises ConfigError if there is no such example."""
     return show("example", examples(), args)
 
 

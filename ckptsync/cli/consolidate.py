@@ -1,7 +1,8 @@
-"""``ckptsync consolidate``: what a head does for a checkpoint, now and by hand.
+"""``ckptsync consolidate``: do now, and by hand, what a head does for checkpoints.
 
-What is complete is merged into its model, a damaged model is made again, and configuration that
-came later is added.  A head runs this command for each job; both ask `head.due_jobs` what is due.
+A complete checkpoint is merged into its model, a damaged model is made again, and configuration
+that came later is added.  A head runs this command as a child for each job; both ask
+`head.due_jobs` what is due, so that they never disagree.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ckptsync.quantities import parse_size, show_size
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access
 
-WINDOW = 6 << 20  # bytes that a merge has in flight for each thread: several work beside a head
+WINDOW = 6 << 20  # bytes in flight for each thread of a merge: small, as several run at once
 DETAILS = (
     "Options that are not given are those of the configuration's head."
     " A model that is there keeps the options that it was made with."
@@ -44,6 +45,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add_targets(command, IN_STORE, "what to consolidate (default: all that is due)")
     add("--dtype", choices=DTYPES, help="as of `ckptsync merge`")
@@ -64,30 +66,38 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Consolidate what is due; print the models that were written, and why others were not."""
+    """Consolidate what is due; print the models that were written, and why others were not.
+
+    Return the exit code of the first error, else 0.
+    """
     return with_progress(args, _run)
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
+    """Run the jobs that are due, or print them with ``--dry-run``; return the exit code.
+
+    An error of one job does not stop the next.  Raises ConfigError for contradicting options,
+    Incomplete if the named location has no model and none is due.
+    """
     store, run_, location = store_run_location(args, only_target(args))
     if location and args.only_configuration:
         raise ConfigError("--only-configuration is for a whole run", hint=f"give {run_}")
     options, resources = _options(args)
-    jobs = [Job("consolidate", run_, location)]  # whether it is due, its records say
+    jobs = [Job("consolidate", run_, location)]  # its records decide whether it is due
     if args.dry_run or not (location or (run_ and args.only_configuration)):
-        due = _due(args, store, run_, options)
-        jobs = [job for job in due if location in ("", job.location)]
+        due_jobs = _list_due(args, store, run_, options)
+        jobs = [job for job in due_jobs if location in ("", job.location)]
     models: list[WrittenModel] = []
     errors: list[tuple[str, CkptsyncError]] = []
     for job in () if args.dry_run else jobs:
         try:
-            with output.progress(args, f"consolidating {job.subject}") as shown:
+            with output.progress(args, f"consolidating {job.subject}") as show_progress:
                 models += consolidate_location(
                     store,
                     job.run,
                     job.location,
                     options,
-                    progress=progress if args.progress else shown,
+                    progress=progress if args.progress else show_progress,
                     work=resources,
                 )
         except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are done
@@ -96,7 +106,7 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         _check_has_model(store, run_, location)
     code = errors[0][1].exit_code if errors else 0
     if args.json:
-        output.print_json(_described(args, jobs, models, errors), code)
+        output.print_json(_describe(args, jobs, models, errors), code)
         return code
     for job in jobs if args.dry_run else ():
         say(f"due: {job.subject}")
@@ -114,7 +124,10 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
 
 
 def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
-    """Return the options of the command line, else of the configuration.  Raises ConfigError."""
+    """Return the options of the command line, else of the configuration, else the defaults.
+
+    Raises ConfigError.
+    """
     config = configuration(args)
     head = config.head if config else HeadConfig()
     size = head.max_shard_size
@@ -128,7 +141,7 @@ def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
     config_from = {ANY_RUN: args.config_from} if args.config_from else head.config_from
     cluster = None
     if config and head.engine == "ray":
-        # the cluster that Ray's own variable names, or that this machine is in
+        # the cluster that Ray's variable names, else the one of this machine
         url, address = store_url(args), os.environ.get("RAY_ADDRESS", "auto")
         access = options_for(url, config.store.options)
         cluster = RayCluster(address, url, access, limits_of(config.limits))
@@ -137,7 +150,7 @@ def _options(args: argparse.Namespace) -> tuple[HeadOptions, MergeResources]:
 
 
 def bases_of(config: Config | None) -> dict[str, Any]:
-    """Return the options of a head that say what adapters are summed into."""
+    """Return the keyword arguments of HeadOptions for adapters; none if no base is configured."""
     if not config or not config.head.adapters:
         return {}
     return {
@@ -146,24 +159,33 @@ def bases_of(config: Config | None) -> dict[str, Any]:
     }
 
 
-def _due(args: argparse.Namespace, store: Store, run_: str, options: HeadOptions) -> list[Job]:
-    """Return what a head would do now, of all runs or of one.  Raises ConfigError, StoreError."""
+def _list_due(args: argparse.Namespace, store: Store, run_: str, options: HeadOptions) -> list[Job]:
+    """Return the jobs of a head for all runs, or for ``run_``, as of now.
+
+    With ``--only-configuration`` only those of whole runs.  Raises ConfigError if the store has no
+    such run, StoreError.
+    """
     catalogue = read_catalogue(store, Cache.load(store.url), run_)
-    locations = [seen for seen in catalogue.summaries if run_ in ("", seen.run)]
+    locations = [summary for summary in catalogue.summaries if run_ in ("", summary.run)]
     if run_ and not locations:
         raise not_found(store, run_)
-    given = options.config_from
-    due = head_jobs(locations, lambda name: str(given.get(name) or given.get(ANY_RUN) or ""))
-    return [job for job in due if not (args.only_configuration and job.location)]
+    config_from = options.config_from
+    jobs = head_jobs(
+        locations, lambda name: str(config_from.get(name) or config_from.get(ANY_RUN) or "")
+    )
+    return [job for job in jobs if not (args.only_configuration and job.location)]
 
 
 def _check_has_model(store: Store, run_: str, location: str) -> None:
-    """Raise an error that says why a location has no model, unless it has one."""
+    """Raise Incomplete with the reason if a location has no model.
+
+    Raise the error of its record if that cannot be read, ConfigError if it does not exist.
+    """
     state = read_location(store, run_, location)
-    if seen := state.of(run_, location):
-        if seen.model_record is None:
-            detail = "; ".join(state.summary_of(seen).evidence)
-            why = f"it is {seen.status}{detail and ': '}{detail}"
+    if location_state := state.of(run_, location):
+        if location_state.model_record is None:
+            detail = "; ".join(state.summary_of(location_state).evidence)
+            why = f"it is {location_state.status}{detail and ': '}{detail}"
             hint = "`ckptsync ls` says what is missing"
             raise Incomplete(f"{run_}/{location}: not consolidated, {why}", hint=hint)
         return
@@ -172,12 +194,13 @@ def _check_has_model(store: Store, run_: str, location: str) -> None:
     raise not_found(store, run_, location)
 
 
-def _described(
+def _describe(
     args: argparse.Namespace,
     jobs: list[Job],
     models: list[WrittenModel],
     errors: list[tuple[str, CkptsyncError]],
 ) -> dict[str, Any]:
+    """Return the result for ``--json``."""
     keys = ("run", "location", "model_record", "files", "notes")
     return {
         "dry_run": args.dry_run,

@@ -1,4 +1,8 @@
-"""``ckptsync convert``: rewrite ZeRO's shards so that any number of ranks can resume from them."""
+"""``ckptsync convert``: rewrite ZeRO's shards so that any number of ranks can resume from them.
+
+DeepSpeed resumes from its shards only on as many ranks as wrote them.  Its universal checkpoint has
+a file for each parameter and optimizer state; the conversion is a merge with another plan.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,13 @@ import gc
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run
+from ckptsync.cli.arguments import (
+    access_of,
+    add_bandwidth,
+    add_dry_run,
+    add_ignore_times,
+    add_jobs,
+)
 from ckptsync.cli.merge import PARTS, thread_count
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
@@ -28,6 +38,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add(
         "sources",
@@ -52,19 +63,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="which shards to convert, where there are several: zero:TAG (default: the tag that"
         " `latest` names)",
     )
-    add(
-        "--jobs",
-        metavar="N",
-        type=int,
-        help="threads that read and digest; 1: only the main thread (default: one for each core, at"
-        " most 8; 4 from a URL)",
-    )
-    add(
-        "--ignore-times",
-        action="store_true",
-        help="do not compare the files' times to find shards of different saves: the times were"
-        " lost in copying",
-    )
+    add_jobs(command, "read and digest")
+    add_ignore_times(command)
     add_bandwidth(command)
     add_dry_run(command, "written")
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             hint="convert into a directory, then `ckptsync push` it",
         )
     sources = [located(source) for source in args.sources]
-    work = MergeResources(thread_count(args.jobs, sources), tensor_digests=False)
+    resources = MergeResources(thread_count(args.jobs, sources), tensor_digests=False)
     access = access_of(args).within(PARTS)
     request = MergeRequest(sources, destination, MergeOptions(source=args.source))
     tag = pure_path(without_links(sources[0])).name
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         label = f"converting into {show_path(destination)}"
         with output.progress(args, label, "are converted") as progress:
-            merged = merge(prepared, access, progress, work)
+            merged = merge(prepared, access, progress, resources)
         files = [{"path": f.path, "bytes": f.size, "blake3": f.digest} for f in merged.files]
         notes = list(merged.notes)
     result = _result(prepared, files, notes) | {"dry_run": args.dry_run}
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result(prepared: Prepared, files: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
-    """Return what ``--json`` prints, but for ``dry_run``."""
+    """Return the result for ``--json``, without ``dry_run``."""
     names = [plan.name.rpartition("/") for plan in prepared.job.plans if plan.ending]
     states = {last.removesuffix(".pt") for _, _, last in names}
     return {
@@ -127,6 +127,7 @@ def _result(prepared: Prepared, files: list[dict[str, Any]], notes: list[str]) -
 
 
 def _show(result: dict[str, Any]) -> None:
+    """Print a result for people."""
     say(f"source      {result['source']}")
     say(f"parameters  {result['parameters']}, each with {', '.join(result['states'])}")
     for note in result["notes"]:

@@ -1,7 +1,8 @@
 """``ckptsync demo``: two nodes, a head, a flipped bit and its repair, on this machine.
 
-The nodes and the head are real processes of the service; two trainings are played from files that
-trainers have written.  Each step ends when it has been seen in the store, or fails with an error.
+A user should see the service work before setting it up.  The nodes and the head are real processes
+of the service; two trainings are played by copying files that trainers have written.  Each step
+ends when its result is in the store, or fails with an error.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ BASE = DATA / "base"  # config and tokenizer of the model: FSDP's shards do not 
 PATIENCE = 180.0  # seconds for a step
 POLL_EVERY = 0.25
 PAUSE = 0.05  # seconds between two files of a trainer
-END_PATIENCE = 8.0  # seconds that a child has to end after SIGTERM
+END_PATIENCE = 8.0  # seconds from a child's SIGTERM to its SIGKILL
 
-# Shards of all ranks first, then the file that says that they are there, then small states;
-# trainer_state.json is last.
+# the order in which a trainer writes files: shards of all ranks, the file that lists them, small
+# states, and at last trainer_state.json
 _ORDER = (
     re.compile(r".*\.json|.*\.jinja"),
     re.compile(r".*\.distcp|.*_states\.pt"),
@@ -67,6 +68,7 @@ _ORDER = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     command.add_argument(
         "--dir",
         metavar="DIR",
@@ -75,15 +77,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the demo.
+    """Play the demo, and print where its models are; return 0.
 
-    Exit 0 only if every step was observed in the store; whatever is wrong is exit 1.
+    Raises CkptsyncError (exit code 1) for any step whose result did not appear in the store.
     """
     directory = working_directory(args.dir)
     store = create_store(str(directory / "store"))
     try:
         with running(directory / "etc", configurations(directory)) as children:
-            demo = Demo(directory, store, children, Shown(as_json=args.json))
+            demo = Demo(directory, store, children, DemoPrinter(as_json=args.json))
             demo.play()
     except CkptsyncError as e:
         raise CkptsyncError(
@@ -105,11 +107,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def working_directory(given: str | None) -> Path:
-    """Return an empty directory to work in.  Raises ConfigError."""
-    if given is None:
+def working_directory(path: str | None) -> Path:
+    """Return the directory to work in, made if need be: ``path``, or a new temporary one.
+
+    Raises ConfigError if it is not empty.
+    """
+    if path is None:
         return Path(tempfile.mkdtemp(prefix="ckptsync-demo-")).resolve()
-    directory = Path(given).resolve()
+    directory = Path(path).resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(
             f"{directory}: not an empty directory", hint="name one that is empty or absent"
@@ -119,17 +124,17 @@ def working_directory(given: str | None) -> Path:
 
 
 def program() -> list[str]:
-    """Return how a shell calls this program: ``make demo`` installs it outside of PATH."""
+    """Return the words that call this program in a shell, also if it is not in PATH."""
     if shutil.which("ckptsync"):
         return ["ckptsync"]
     beside = Path(sys.executable).with_name("ckptsync")
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "ckptsync"]
 
 
-class Shown:
-    """Prints the demo: sentences, and rows of the checkpoints' table that changed.
+class DemoPrinter:
+    """Prints sentences, and the rows of the table of checkpoints that have changed.
 
-    With ``--json`` an event a line.
+    With ``--json`` it prints a JSON document on each line.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -137,57 +142,57 @@ class Shown:
         self._last: dict[tuple[str, str], Sequence[str]] = {}
 
     def say(self, text: str) -> None:
-        """Print a sentence."""
+        """Print a sentence, at once."""
         print(
             json.dumps(output.as_document({"say": text})) if self._as_json else clean(text),
             flush=True,
         )
 
-    def table(self, found: Sequence[Sequence[str]]) -> None:
-        """Print the rows under `HEADING` that are new.
+    def table(self, table: Sequence[Sequence[str]]) -> None:
+        """Print the rows under `HEADING` that differ from those of the last call.
 
-        With ``--json`` the whole table if one is.
+        With ``--json`` print the whole table if any row does.
         """
-        new = [row for row in found if self._last.get((row[0], row[1])) != row]
-        self._last = {(row[0], row[1]): row for row in found}
-        if new and self._as_json:
+        changed = [row for row in table if self._last.get((row[0], row[1])) != row]
+        self._last = {(row[0], row[1]): row for row in table}
+        if changed and self._as_json:
             keys = [word.lower() for word in HEADING]
-            rows = [dict(zip(keys, row, strict=True)) for row in found]
+            rows = [dict(zip(keys, row, strict=True)) for row in table]
             print(json.dumps(output.as_document({"table": rows})), flush=True)
-        for row in () if self._as_json else new:
+        for row in () if self._as_json else changed:
             print(output.paint(f"  {output.aligned([row])[0]}"), flush=True)
 
 
 @dataclass(slots=True)
 class Demo:
-    """A directory with a store, running children, and where to show what happens."""
+    """Plays the steps of the demo, and waits for the result of each in the store."""
 
     directory: Path
     store: Store
     children: tuple[DemoProcess, ...]
-    shown: Shown
+    printer: DemoPrinter
 
     def play(self) -> None:
-        """Play all steps.  Raises CkptsyncError where anything is not as it should be."""
-        begun, say = time.monotonic(), self.shown.say
+        """Play all steps.  Raises CkptsyncError if the result of one does not appear in time."""
+        start, say = time.monotonic(), self.printer.say
         say(
             "two nodes and a head start as processes of their own; they share only the store"
             f" {self.store.url}"
         )
-        self._wait_for("nodes and head alive", lambda _: self._alive() == {*NODES, "head"})
+        self._wait_for("nodes and head alive", lambda _: self._list_alive() == {*NODES, "head"})
         say("two trainings save: FSDP2 and ZeRO-3, each node its own shards on its own disk")
         for run in RUNS:
             for _ in play(script(run, DATA / run, partial(self.output_dir, run))):
                 self._read_store()
         self._wait_for(
-            "both checkpoints VERIFIED", lambda seen: all(_is_verified(seen, run) for run in RUNS)
+            "both checkpoints VERIFIED", lambda state: all(_is_verified(state, run) for run in RUNS)
         )
         say(
             "both were uploaded, completed, and merged into one model each, and every byte of them"
             " is verified"
         )
         self._damage_and_repair()
-        say(f"all of it observed in the store, in {time.monotonic() - begun:.0f} seconds")
+        say(f"all of it observed in the store, in {time.monotonic() - start:.0f} seconds")
 
     def output_dir(self, run: str, node: str) -> Path:
         """Return a run's output directory on a node."""
@@ -198,80 +203,92 @@ class Demo:
         return Path(self.store.url) / consolidated_prefix(run, CHECKPOINT).rstrip("/")
 
     def _damage_and_repair(self) -> None:
+        """Flip a bit in the store, and wait for its report, its repair and the verification.
+
+        Raise CkptsyncError if one does not come, Corrupt if the report names another tensor.
+        """
         stored = Path(self.store.url) / "fsdp2" / CHECKPOINT
-        path, at, tensor = byte_of_a_tensor(stored)
-        known = set(_location(self._read_store()).records.reports)
-        self.shown.say(f"one bit flips in the store: byte {at} of {path}, inside {tensor}")
-        flip(stored / path, at)
+        path, position, tensor = byte_of_a_tensor(stored)
+        known_reports = set(_damaged_location(self._read_store()).records.reports)
+        self.printer.say(f"one bit flips in the store: byte {position} of {path}, inside {tensor}")
+        flip(stored / path, position)
         report, finding = self._wait_for(
-            "the damage reported", lambda seen: find_damage(_location(seen), known, path)
+            "the damage reported",
+            lambda state: find_damage(_damaged_location(state), known_reports, path),
         )
         if tensor not in finding.tensors:
-            found = ", ".join(finding.tensors) or "no tensor"
-            raise Corrupt(f"{path}: damage in {tensor} was reported as {found}")
-        self.shown.say(
+            reported = ", ".join(finding.tensors) or "no tensor"
+            raise Corrupt(f"{path}: damage in {tensor} was reported as {reported}")
+        self.printer.say(
             f"the verifier names {finding.name} (report {report.n}), and which tensors the damage"
             f" overlaps: {', '.join(finding.tensors)}"
         )
         written = [self.output_dir("fsdp2", node) / CHECKPOINT / path for node in NODES]
-        before = next(one for one in written if one.exists()).read_bytes()
+        original = next(file for file in written if file.exists()).read_bytes()
 
-        def is_repaired(seen: StoreState) -> bool:
-            reports = _location(seen).records.reports.values()
+        def is_repaired(state: StoreState) -> bool:
+            """Return whether a later report is ok, and the file is the original one."""
+            reports = _damaged_location(state).records.reports.values()
             is_read = any(later.n > report.n and later.verdict == "ok" for later in reports)
             return (
-                is_read and (stored / path).read_bytes() == before and _is_verified(seen, "fsdp2")
+                is_read
+                and (stored / path).read_bytes() == original
+                and _is_verified(state, "fsdp2")
             )
 
         self._wait_for("the file uploaded again and VERIFIED", is_repaired)
-        self.shown.say(
+        self.printer.say(
             "the node that still had the bytes uploaded them again; everything is verified once"
             " more"
         )
 
-    def _alive(self) -> set[str]:
-        found = [file.content for file in read_nodes(self.store).hearts]
-        return {heart.node for heart in found if isinstance(heart, Heartbeat) and not heart.stopped}
+    def _list_alive(self) -> set[str]:
+        """Return the names of the nodes whose heartbeat says that they run."""
+        hearts = [file.content for file in read_nodes(self.store).hearts]
+        return {h.node for h in hearts if isinstance(h, Heartbeat) and not h.stopped}
 
     def _read_store(self) -> StoreState:
-        seen = read_state(self.store)
-        summaries = [summarize(one, seen.mtimes) for one in seen.locations]
-        self.shown.table(list_rows(self.store, summaries))
-        return seen
+        """Read the store, print the rows of its table that have changed, and return its state."""
+        state = read_state(self.store)
+        summaries = [summarize(location, state.mtimes) for location in state.locations]
+        self.printer.table(list_rows(self.store, summaries))
+        return state
 
-    def _wait_for(self, what: str, answer_of: Callable[[StoreState], T | None]) -> T:
-        """Look until there is an answer.
+    def _wait_for(self, step: str, answer_of: Callable[[StoreState], T | None]) -> T:
+        """Read the store until ``answer_of`` returns something true of it; return that.
 
-        Raises CkptsyncError after `PATIENCE` seconds, or if a child ends.
+        ``step`` names the result in errors.  Raises CkptsyncError after `PATIENCE` seconds, or if a
+        child ends.
         """
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
-            check(self.children)
+            check_running(self.children)
             if answer := answer_of(self._read_store()):
                 return answer
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 logs = ", ".join(str(child.log) for child in self.children)
-                why = f"{what}: not seen within {PATIENCE:.0f} s"
+                why = f"{step}: not seen within {PATIENCE:.0f} s"
                 raise CkptsyncError(why, hint=f"read the logs: {logs}")
             time.sleep(POLL_EVERY)
 
 
-def _location(seen: StoreState) -> LocationState:
-    """Return the location of the checkpoint that is damaged."""
-    found = seen.of("fsdp2", CHECKPOINT)
-    if found is None:
+def _damaged_location(state: StoreState) -> LocationState:
+    """Return the location that the demo damages.  Raises CkptsyncError if it is gone."""
+    location = state.of("fsdp2", CHECKPOINT)
+    if location is None:
         raise CkptsyncError(f"fsdp2/{CHECKPOINT}: no longer in the store")
-    return found
+    return location
 
 
-def _is_verified(seen: StoreState, run: str) -> bool:
-    found = seen.of(run, CHECKPOINT)
-    nodes = [stored.manifest.node for stored in found.manifests] if found else []
-    return found is not None and found.status == "VERIFIED" and nodes == list(NODES)
+def _is_verified(state: StoreState, run: str) -> bool:
+    """Return whether a run's checkpoint is VERIFIED and has the files of both nodes."""
+    location = state.of(run, CHECKPOINT)
+    nodes = [stored.manifest.node for stored in location.manifests] if location else []
+    return location is not None and location.status == "VERIFIED" and nodes == list(NODES)
 
 
 def byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
-    """Return path, byte and tensor: the middle of the largest stored piece of a tensor."""
+    """Return file, byte and tensor of the middle of the largest stored piece of a tensor."""
     files = DirectoryFiles(str(checkpoint))
     tensors = registry.tensors(files, registry.choose(files, None))
     copies = [(copy, tensor.name) for tensor in tensors for copy in tensor.copies]
@@ -281,31 +298,40 @@ def byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
 
 
 def find_damage(
-    snapshot: LocationState, known: set[str], path: str
+    location: LocationState, known_reports: set[str], path: str
 ) -> tuple[Report, VerifyFinding] | None:
-    """Return the first report of damage in a file that is not ``known``, and its finding."""
-    new = [report for name, report in snapshot.records.reports.items() if name not in known]
+    """Return the first new report of damage in a file, with the finding; None if there is none.
+
+    ``known_reports``: the names of reports that are not new.
+    """
+    new = [report for name, report in location.records.reports.items() if name not in known_reports]
     for report in sorted(new, key=lambda r: r.n):
         for finding in report.findings if report.verdict == "damaged" else ():
-            if finding.name == f"{snapshot.location}/{path}":
+            if finding.name == f"{location.location}/{path}":
                 return report, finding
     return None
 
 
 def configurations(directory: Path) -> dict[str, dict[str, object]]:
-    """Return two workers and a head with a verifier, by name, with short periods."""
-    found: dict[str, dict[str, object]] = {}
+    """Return the configurations of two workers and a head with a verifier, by name.
+
+    Periods are short, so that each step takes seconds.
+    """
+    sections: dict[str, dict[str, object]] = {}
     for node in NODES:
         runs = [{"path": f"{glob.escape(str(directory))}/{node}/out/*"}]
         worker = {"runs": runs, "quiet": "500ms", "unmarked": "1s", "scan_every": "500ms"}
-        found[node] = {"roles": ["worker"], "worker": worker}
-    found["head"] = {
+        sections[node] = {"roles": ["worker"], "worker": worker}
+    sections["head"] = {
         "roles": ["head", "verifier"],
         "head": {"every": "500ms", "config_from": {"fsdp2": str(BASE)}},
         "verify": {"level": "parse", "period": "2s", "tick": "500ms"},
     }
     store = str(directory / "store")
-    return {name: {"node": name, "store": {"url": store}, **one} for name, one in found.items()}
+    return {
+        name: {"node": name, "store": {"url": store}, **section}
+        for name, section in sections.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +347,10 @@ class DemoProcess:
 def running(
     directory: Path, configurations: Mapping[str, dict[str, object]]
 ) -> Iterator[tuple[DemoProcess, ...]]:
-    """Run a service for each configuration until the block ends.
+    """Run a service for each configuration within the block, and give the processes.
 
-    Configurations and logs lie in ``directory``.
+    Configurations and logs are written to ``directory``.  At the end of the block the services get
+    SIGTERM, and SIGKILL after `END_PATIENCE` seconds.
     """
     directory.mkdir(parents=True, exist_ok=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTSYNC_")}
@@ -353,7 +380,7 @@ def running(
                 child.process.wait()
 
 
-def check(children: Sequence[DemoProcess]) -> None:
+def check_running(children: Sequence[DemoProcess]) -> None:
     """Raise CkptsyncError if a child has ended."""
     for child in children:
         code = child.process.poll()
@@ -364,24 +391,25 @@ def check(children: Sequence[DemoProcess]) -> None:
 
 
 def script(run: str, data: Path, output_dir: Callable[[str], Path]) -> list[tuple[Path, Path]]:
-    """Return each file of a run, and where a trainer writes it, in the order of writing.
+    """Return each file of a run with the path to write it to, in a trainer's order of writing.
 
-    ``output_dir(node)`` is the run's output directory there.
+    ``output_dir(node)`` returns the run's output directory on a node.  Raises StoreError if the
+    installation has no demo data.
     """
-    found: list[tuple[int, str, str, Path, Path]] = []
+    writes: list[tuple[int, str, str, Path, Path]] = []
     for node in data.iterdir():
         for path in filter(Path.is_file, node.rglob("*")):
-            turn = max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(path.name))
+            order = max(i for i, pattern in enumerate(_ORDER) if pattern.fullmatch(path.name))
             target = output_dir(node.name) / path.relative_to(node)
-            found.append((turn, path.name, node.name, path, target))
-    if not found:
+            writes.append((order, path.name, node.name, path, target))
+    if not writes:
         hint = "the installation is not complete: install ckptsync again"
         raise StoreError(f"{data}: no demo data for {run}", hint=hint)
-    return [(source, target) for _, _, _, source, target in sorted(found)]
+    return [(source, target) for _, _, _, source, target in sorted(writes)]
 
 
 def play(writes: Iterable[tuple[Path, Path]], pause: float = PAUSE) -> Iterator[Path]:
-    """Write one file after the other, and yield where."""
+    """Write one file after the other, and yield each path, with ``pause`` seconds between."""
     for source, target in writes:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())
@@ -389,11 +417,11 @@ def play(writes: Iterable[tuple[Path, Path]], pause: float = PAUSE) -> Iterator[
         time.sleep(pause)
 
 
-def flip(path: Path, at: int) -> None:
-    """Flip one bit of one byte in place, as a disk would."""
+def flip(path: Path, position: int) -> None:
+    """Flip one bit of the byte at ``position`` in place; make the file writable first."""
     path.chmod(path.stat().st_mode | 0o200)
     with path.open("r+b") as f:
-        f.seek(at)
+        f.seek(position)
         byte = f.read(1)[0]
-        f.seek(at)
+        f.seek(position)
         f.write(bytes([byte ^ 1]))

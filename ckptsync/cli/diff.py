@@ -1,7 +1,8 @@
 """``ckptsync diff``: compare two checkpoints, models or adapters tensor by tensor.
 
-Each is what ``merge`` would write of it, in the model's own names and types.  A checkpoint of a
-store is its consolidated model, whose record has the digest of every tensor, else its shards.
+Two checkpoints can hold the same model in different shards, so the tensors that ``merge`` would
+write of each are compared.  A checkpoint of a store stands for its consolidated model, if it has
+one: its record has the digest of every tensor, and tensors of one digest are not read.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from ckptsync.merger.differences import (
     bytes_to_read,
     judge,
     most_changed,
+    planned_side,
     read_changes,
     recorded_tensor,
 )
 from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
 from ckptsync.merger.plan import MergeOptions
-from ckptsync.merger.prepare import MergeJob, prepare
+from ckptsync.merger.prepare import prepare
 from ckptsync.merger.readers import open_reader
 from ckptsync.quantities import show_size
 from ckptsync.records.location_status import LocationState
@@ -57,14 +59,14 @@ from ckptsync.stores.checkpoint_files import FileTree, StoreFiles
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
-from ckptsync.tensors import Extent, Files
+from ckptsync.tensors import Extent
 from ckptsync.verifier.verification import InStore, resolve_target
 
 TOP = 10  # tensors of a kind that are shown
 DIFFERENT = 1  # exit code
 NONE = "-"
 _NOWHERE = Path(os.devnull)  # nothing is written
-_OF_MERGE = ("--config-from", "--base")  # options of merge: notes that advise them are left out
+_OF_MERGE = ("--config-from", "--base")  # notes that advise these options of merge are left out
 DETAILS = (
     "Compared is what `merge` would write of each. The exit code is 0 if all is the same, 1 if not."
     " What recorded digests show to be equal is not read. The relative change of a tensor is the"
@@ -73,10 +75,11 @@ DETAILS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """One of two models, as the user named it (``target``); ``source``: the weights of it.
+class OpenedModel:
+    """One of the two models, opened.
 
-    ``trees``: directories that must not change while they are read.
+    ``target``: its name in the command.  ``source``: which weights of it are compared.  ``trees``:
+    directories that must not change while they are read.
     """
 
     target: str
@@ -87,6 +90,7 @@ class Opened:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     kinds = f"{CHECKPOINT} of a store, or a path or URL of a checkpoint, a model or an adapter"
     add("a", metavar="A", nargs="+", help=f"{kinds}; several directories of one save, one a node")
@@ -129,10 +133,10 @@ def run(args: argparse.Namespace) -> int:
     sources = [*args.source, *args.source][:2] if args.source else ["", ""]
     a = _open(args, args.a, sources[0], access)
     b = _open(args, [args.b], sources[1], access)
-    for one in (a, b) if args.digests else ():
-        if one.side.tensors.keys() - one.side.digests.keys():
+    for opened in (a, b) if args.digests else ():
+        if opened.side.tensors.keys() - opened.side.digests.keys():
             raise ConfigError(
-                f"{one.target}: no digests of its tensors are recorded",
+                f"{opened.target}: no digests of its tensors are recorded",
                 hint="leave --digests out, or name a consolidated checkpoint of a store",
             )
     differences, notes = judge(a.side, b.side), (*a.notes, *b.notes)
@@ -140,8 +144,8 @@ def run(args: argparse.Namespace) -> int:
     if size:
         with output.progress(args, f"comparing {a.target} with {b.target}") as progress:
             count = _counter(progress, size)
-            differences, more = read_changes(a.side, b.side, differences, count)
-        notes = (*notes, *more)
+            differences, read_notes = read_changes(a.side, b.side, differences, count)
+        notes = (*notes, *read_notes)
         check_unchanged((*a.trees, *b.trees))
     notes = tuple(n for n in dict.fromkeys(notes) if not any(option in n for option in _OF_MERGE))
     code = DIFFERENT if any(d.state != "same" for d in differences) else 0
@@ -153,10 +157,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _counter(progress: Progress, total: int) -> Any:
-    """Return a function that takes each number of bytes, from any thread."""
+    """Return a function that adds bytes, from any thread, and reports their sum of ``total``."""
     lock, done = threading.Lock(), 0
 
     def count(size: int) -> None:
+        """Add bytes that were read."""
         nonlocal done
         with lock:
             done += size
@@ -165,11 +170,14 @@ def _counter(progress: Progress, total: int) -> Any:
     return count
 
 
-def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: Access) -> Opened:
+def _open(
+    args: argparse.Namespace, words: Sequence[str], source: str, access: Access
+) -> OpenedModel:
     """Open what words name: one checkpoint of a store, or directories and URLs of one save.
 
-    A word without the marks of a path is one if it exists and no option names a store.  Raises
-    ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    A single word counts as a path if it looks like one, or if it exists and no option names a
+    store.  ``source``: which weights; "" for those that `merge` takes.  Raises ConfigError,
+    Incomplete, Unsupported, Corrupt, StoreError.
     """
     target, is_named = " ".join(words), bool(args.url or args.config)
     first = words[0]
@@ -184,8 +192,8 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
         options = MergeOptions(source=source or None)
         request = MergeRequest([located(word) for word in words], _NOWHERE, options)
         prepared = open_sources(request, access)
-        return Opened(target, prepared.job.source, _planned(prepared.job, prepared.files),
-                      prepared.job.notes, prepared.trees)  # fmt: skip
+        job, side = prepared.job, planned_side(prepared.job.plans, prepared.files)
+        return OpenedModel(target, job.source, side, job.notes, prepared.trees)
     except (Corrupt, Incomplete, Unsupported) as e:
         if target not in str(e):
             e.args = (f"{target}: {e}",)
@@ -196,15 +204,11 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
         raise
 
 
-def _planned(job: MergeJob, files: Files) -> Side:
-    tensors = by_name((plan.name, tensor) for plan in job.plans for tensor in plan.tensors)
-    return Side(tensors, files, {})
+def _open_stored(store: Store, run: str, location: str, target: str, source: str) -> OpenedModel:
+    """Open a checkpoint's consolidated model; its shards if it has none, or ``source`` is given.
 
-
-def _open_stored(store: Store, run: str, location: str, target: str, source: str) -> Opened:
-    """Open the consolidated model of a checkpoint, or its shards if it has none, or by ``source``.
-
-    Raises ConfigError, Incomplete, Unsupported, Corrupt, StoreError.
+    ``target``: its name in messages.  Raises ConfigError, Incomplete (also for a CONFLICT or a
+    retired one), Unsupported, Corrupt, StoreError.
     """
     if not location:
         raise ConfigError(f"{target}: expected {CHECKPOINT}", hint="`ckptsync ls` lists them")
@@ -216,19 +220,21 @@ def _open_stored(store: Store, run: str, location: str, target: str, source: str
         for fault in listing.faults:
             raise fault.error
         raise not_found(store, run, location)
-    c = state.conditions
-    if c.conflict or c.retired:
-        raise Incomplete(f"{target}: {c.conflict or c.retired}", hint="`ckptsync ls` says more")
-    if state.model_record and c.consolidated.holds and not source:
+    conditions = state.conditions
+    if conditions.conflict or conditions.retired:
+        raise Incomplete(
+            f"{target}: {conditions.conflict or conditions.retired}", hint="`ckptsync ls` says more"
+        )
+    if state.model_record and conditions.consolidated.holds and not source:
         side = _recorded(store, state, state.model_record)
-        return Opened(target, state.model_record.options.get("source", ""), side)
+        return OpenedModel(target, state.model_record.options.get("source", ""), side)
     files = source_files(store, state)
     job = prepare(files, MergeOptions(source=source or None), every=True)
-    return Opened(target, job.source, _planned(job, files), job.notes)
+    return OpenedModel(target, job.source, planned_side(job.plans, files), job.notes)
 
 
 def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
-    """Return a consolidated model by its record, without reading its files."""
+    """Return the side of a consolidated model, with digests, from its record alone."""
     prefix = consolidated_prefix(state.run, state.location)
     sizes = {f.path: f.size for f in record.files}
     tensors = by_name(
@@ -242,16 +248,19 @@ def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
 
 
 def describe(
-    sides: Sequence[Opened],
+    sides: Sequence[OpenedModel],
     differences: Sequence[Difference],
     top: int | None,
     size: int,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what ``--json`` prints; ``sides``: A and B; ``size``: bytes that were read."""
+    """Return the result for ``--json``.
+
+    ``sides``: A and B; ``top``: how many tensors to list, None for all; ``size``: bytes read.
+    """
     counts = Counter(d.state for d in differences)
     return {
-        **{key: _describe_side(one) for key, one in zip("ab", sides, strict=True)},
+        **{key: _describe_side(opened) for key, opened in zip("ab", sides, strict=True)},
         **{state: counts[state] for state in STATES},
         "bytes_read": size,
         **_describe_change(_total(differences)),
@@ -265,7 +274,8 @@ def describe(
     }  # fmt: skip
 
 
-def _describe_side(opened: Opened) -> dict[str, Any]:
+def _describe_side(opened: OpenedModel) -> dict[str, Any]:
+    """Return A or B for ``--json``."""
     tensors = opened.side.tensors
     return {
         "target": opened.target,
@@ -277,20 +287,21 @@ def _describe_side(opened: Opened) -> dict[str, Any]:
 
 
 def _describe_tensor(d: Difference) -> dict[str, Any]:
+    """Return the difference of a tensor for ``--json``; a side that lacks it is None."""
     sides = {"a": d.a, "b": d.b}
     return {
         "name": d.name,
         "state": d.state,
         **{
-            key: {"dtype": one.dtype, "shape": list(one.shape)} if one else None
-            for key, one in sides.items()
+            key: {"dtype": tensor.dtype, "shape": list(tensor.shape)} if tensor else None
+            for key, tensor in sides.items()
         },
         **_describe_change(d.change),
     }
 
 
 def _describe_change(change: Change | None) -> dict[str, Any]:
-    """Return the numbers of a change; null where they are not known, or no numbers."""
+    """Return the numbers of a change for ``--json``; None for those unknown or not finite."""
     if change is None:
         keys = ("relative", "norm", "largest", "elements", "differing", "nonfinite")
         return dict.fromkeys(keys)
@@ -301,13 +312,16 @@ def _describe_change(change: Change | None) -> dict[str, Any]:
 
 
 def _total(differences: Sequence[Difference]) -> Change | None:
-    """Return the change of all tensors that are not the same and were read."""
+    """Return the sum of the changes of all differing tensors that were read; None if none was."""
     changes = [d.change for d in differences if d.change and d.state != "same"]
     return sum(changes, Change()) if changes else None
 
 
 def _top(differences: Sequence[Difference], top: int | None) -> Iterator[Difference]:
-    """Yield what is not the same, of what only one side has, or both have, at most ``top`` each."""
+    """Yield differing tensors, the most changed first, at most ``top`` of each kind.
+
+    The kinds are: only in A, only in B, in both.  None yields all.
+    """
     shown: Counter[str] = Counter()
     for d in most_changed(differences):
         kind = d.state if d.state in ("only_a", "only_b") else "both"
@@ -317,8 +331,13 @@ def _top(differences: Sequence[Difference], top: int | None) -> Iterator[Differe
 
 
 def _show(
-    a: Opened, b: Opened, differences: Sequence[Difference], top: int, notes: Sequence[str]
+    a: OpenedModel,
+    b: OpenedModel,
+    differences: Sequence[Difference],
+    top: int,
+    notes: Sequence[str],
 ) -> None:
+    """Print the comparison for people: both models, counts, groups of layers, ``top`` tensors."""
     for name, opened in (("A", a), ("B", b)):
         size = show_size(sum(tensor.size for tensor in opened.side.tensors.values()))
         say(f"{name}  {opened.target}: {opened.source}, {len(opened.side.tensors)} tensors, {size}")
@@ -335,10 +354,13 @@ def _show(
         "only_a": "only in A",
         "only_b": "only in B",
     }
-    others = [f"{counts[state]} {text}" for state, text in names.items() if counts[state]]
+    state_counts = [f"{counts[state]} {text}" for state, text in names.items() if counts[state]]
     total = _total(differences)
-    by = f"; relative change {_number(total.relative)}" if total else ""
-    say(f"{counts['same']} of {len(differences)} tensors are the same, {', '.join(others)}{by}")
+    relative_change = f"; relative change {_number(total.relative)}" if total else ""
+    say(
+        f"{counts['same']} of {len(differences)} tensors are the same,"
+        f" {', '.join(state_counts)}{relative_change}"
+    )
     groups = by_group(differences)
     if len(groups) > 1:
         rows = [_group_row(group) for group in groups]
@@ -350,11 +372,12 @@ def _show(
         heading = ["TENSOR", "", "RELATIVE", "LARGEST", "ELEMENTS"]
         print()
         print("\n".join(output.aligned([heading, *rows])))
-    if left := len(differences) - counts["same"] - len(shown):
-        say(f"and {left} more (--top N shows more)")
+    if hidden := len(differences) - counts["same"] - len(shown):
+        say(f"and {hidden} more (--top N shows more)")
 
 
 def _group_row(group: GroupDifferences) -> list[str]:
+    """Return a group of layers as a row: its counts of equal and other tensors, its change."""
     same = group.counts.get("same", 0)
     return [
         group.group,
@@ -365,6 +388,7 @@ def _group_row(group: GroupDifferences) -> list[str]:
 
 
 def _row(d: Difference) -> list[str]:
+    """Return a differing tensor as a row of the table."""
     state = {"only_a": "only in A", "only_b": "only in B"}.get(d.state, d.state)
     if d.a and d.b and d.state == "dtype":
         state = f"{d.a.dtype} to {d.b.dtype}"
@@ -382,6 +406,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _numbers(change: Change | None) -> list[str]:
+    """Return the relative and the largest change as cells."""
     if change is None:
         return [NONE, NONE]
     return [_number(change.relative), _number(change.largest)]

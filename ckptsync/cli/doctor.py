@@ -1,4 +1,9 @@
-"""``ckptsync doctor``: find what would make a training hang or lose files, before it starts."""
+"""``ckptsync doctor``: find what would make a training hang or lose files, before it starts.
+
+The package `doctor` examines; this module collects what to examine from options, configuration and
+environment, and prints the findings.  Either this node is examined, or nodes that have published
+are compared.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +48,7 @@ with 0, or with --strict 1."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add_targets(command, "", argparse.SUPPRESS)
     add(
@@ -118,42 +124,50 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, print the findings, and return the exit code that docs/doctor.md gives."""
+    """Examine, and print the findings; return the exit code that docs/doctor.md defines.
+
+    Raises ConfigError for wrong or contradicting options.
+    """
     for word in args.targets[:1]:
         why = f"{word}: doctor takes no argument; --store names the store"
         raise ConfigError(why, hint=with_store(args, word))
-    # a wrong value is refused, also where nothing is compared
-    fresh = option_value("--fresh", period, args.fresh)
+    # a wrong value is refused even if nothing is compared
+    max_age = option_value("--fresh", period, args.fresh)
     wait = 0.0 if args.wait is None else option_value("--wait", period, args.wait)
     if wait and not args.publish:
         hint = "ckptsync doctor --publish --wait 2m …, on every node"
         raise ConfigError("--wait needs --publish", hint=hint)
-    found = _diagnose(args, wait, fresh)
-    code = exit_code(found.findings) or int(args.strict and bool(found.findings))
+    result = _diagnose(args, wait, max_age)
+    code = exit_code(result.findings) or int(args.strict and bool(result.findings))
     if args.json:
-        output.print_json(document(found, code))
+        output.print_json(document(result, code))
     else:
-        for line in lines(found):
+        for line in lines(result):
             output.say(line)
     return code
 
 
 def examine(path: Path) -> tuple[Diagnosis, int]:
-    """Return what `ckptsync doctor -c PATH` finds, and its exit code.  Raises ConfigError."""
+    """Return the diagnosis of `ckptsync doctor -c PATH`, and its exit code.  Raises ConfigError."""
     command = argparse.ArgumentParser()
     add_arguments(command)
     diagnosis = _diagnose(command.parse_args(["-c", str(path)]), 0.0, 0.0)
     return diagnosis, exit_code(diagnosis.findings)
 
 
-def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
+def _diagnose(args: argparse.Namespace, wait: float, max_age: float) -> Diagnosis:
+    """Examine this node, or compare published nodes; return the diagnosis.
+
+    A configuration of ``-c`` that cannot be read is a finding, unless nodes are compared.  ``wait``
+    and ``max_age`` are seconds.  Raises ConfigError, StoreError.
+    """
     is_compared = (args.nodes or args.url is not None) and not args.publish
     if args.config and args.url:
         why = f"{args.url}: a store and a configuration are given"
         raise ConfigError(why, hint="give one of them")
-    given = training_facts.read_training(Path(args.training)) if args.training else {}
+    training_options = training_facts.read_training(Path(args.training)) if args.training else {}
     try:
-        request = _request(args, given, wait, fresh)
+        request = _request(args, training_options, wait, max_age)
     except (ConfigError, StoreError) as e:
         if is_compared or (isinstance(e, ConfigError) and not args.config):
             raise
@@ -161,8 +175,8 @@ def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
         if isinstance(e, StoreError):
             kind, subject = "no-answer", ""
             why = "every program that opens it blocks forever: trainers and the worker, too"
-        found = refusal(e, kind, subject, why).on(args.node or node_id())
-        return Diagnosis("", (), (found,))
+        finding = refusal(e, kind, subject, why).on(args.node or node_id())
+        return Diagnosis("", (), (finding,))
     if is_compared:
         return diagnosis.compare_published(request)
     if args.publish:
@@ -171,27 +185,33 @@ def _diagnose(args: argparse.Namespace, wait: float, fresh: float) -> Diagnosis:
         request = replace(request, nnodes=_nnodes(args, request.environment))
 
     def show_waiting(arrived: Arrived) -> None:
+        """Print which nodes have published, if others are waited for."""
         if arrived.expected > 1 and not args.json:
-            here = f"{len(arrived.nodes)} of {arrived.expected} nodes have published"
+            count = f"{len(arrived.nodes)} of {arrived.expected} nodes have published"
             names = ", ".join(diagnosis.names(arrived.nodes))
-            output.say(f"ckptsync: {here}: {names}; waiting up to {args.wait}", to_stderr=True)
+            output.say(f"ckptsync: {count}: {names}; waiting up to {args.wait}", to_stderr=True)
 
     return diagnosis.examine(request, show_waiting)
 
 
 def _request(
-    args: argparse.Namespace, given: Mapping[str, str], wait: float, fresh: float
+    args: argparse.Namespace, training_options: Mapping[str, str], wait: float, max_age: float
 ) -> DoctorRequest:
-    """Read the configuration; ``given``: what the training's file says.
+    """Return what to examine, from options, configuration and environment.
 
-    Raises ConfigError; StoreError where the file system of a path that is named does not answer.
+    ``training_options``: those of the training's own file.  With ``-c``, set the variables of the
+    file beside it in this process.  Raises ConfigError; StoreError if the file system of a named
+    path does not answer.
     """
-    output_dirs = [*args.output_dir, *filter(None, [training_facts.output_dir_of(given)])]
-    model = args.model or given.get("model_name_or_path", "")
+    output_dirs = [
+        *args.output_dir,
+        *filter(None, [training_facts.output_dir_of(training_options)]),
+    ]
+    model = args.model or training_options.get("model_name_or_path", "")
     check_answers(*output_dirs, *([model] if model.startswith("/") else []))
     config, target, environment = None, None, dict(os.environ)
     if args.config:
-        config, target, served = _configured(Path(args.config))
+        config, target, served = _read_service(Path(args.config))
         output_dirs = [*served, *output_dirs]
     elif url := args.url or os.environ.get("CKPTSYNC_STORE", ""):
         access = access_of(args)
@@ -202,7 +222,7 @@ def _request(
         target=target,
         config=config,
         output_dirs=tuple(dict.fromkeys(Path(path).absolute() for path in output_dirs)),
-        training=given,
+        training=training_options,
         model=model,
         python=args.python,
         environment=environment,
@@ -210,16 +230,17 @@ def _request(
         publishes=args.publish,
         compares=args.nodes,
         wait=wait,
-        max_age=fresh,
+        max_age=max_age,
     )
 
 
-def _configured(path: Path) -> tuple[Config, StoreTarget, list[str]]:
+def _read_service(path: Path) -> tuple[Config, StoreTarget, list[str]]:
     """Return the service's configuration, its store and its output directories.
 
-    Raises ConfigError; StoreError where the file system of one of them does not answer.
+    Set the variables of the file beside it in this process, as systemd does for the service.
+    Raises ConfigError; StoreError if the file system of one of them does not answer.
     """
-    # as the service: systemd gives it these variables, and not this shell's
+    # systemd gives the service these variables, and not this shell's
     os.environ.update(variables(path))
     config = read_configuration(path)
     runs, url = config.worker.runs if "worker" in config.roles else (), config.store.url
@@ -227,72 +248,76 @@ def _configured(path: Path) -> tuple[Config, StoreTarget, list[str]]:
     try:
         output_dirs = [run.path for run in existing_directories(runs, url).runs]
     except OSError as e:
-        what = f"worker.runs: {e.filename}: {(e.strerror or str(e)).lower()}"
-        raise ConfigError(what, hint="run the worker, and doctor, as the user who trains") from e
+        why = f"worker.runs: {e.filename}: {(e.strerror or str(e)).lower()}"
+        raise ConfigError(why, hint="run the worker, and doctor, as the user who trains") from e
     limits = loading.limits_of(config.limits)
     deletes = "head" in config.roles and config.retention.has_rules
     return config, StoreTarget(url, config.store.options, limits, deletes=deletes), output_dirs
 
 
 def _nnodes(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Return how many nodes to wait for.
+    """Return how many nodes to wait for; of an elastic launch (``2:4``) the fewest.
 
-    Of an elastic launch (``2:4``) the fewest that it starts with.
+    Raises ConfigError if neither option nor variable gives a number.
     """
-    of_launch = environment.get("MIN_NNODES") or environment.get("NNODES", "").partition(":")[0]
-    text = args.nnodes or of_launch
+    launcher_count = (
+        environment.get("MIN_NNODES") or environment.get("NNODES", "").partition(":")[0]
+    )
+    text = args.nnodes or launcher_count
     if not text:
-        what = "--wait: NNODES is not set, so the number of nodes is not known"
-        raise ConfigError(what, hint="export NNODES, or give --nnodes")
+        why = "--wait: NNODES is not set, so the number of nodes is not known"
+        raise ConfigError(why, hint="export NNODES, or give --nnodes")
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
-        what = f"--wait: {text!r} is not a number of nodes"
-        raise ConfigError(what, hint="set NNODES, or give --nnodes, such as 2")
+        why = f"--wait: {text!r} is not a number of nodes"
+        raise ConfigError(why, hint="set NNODES, or give --nnodes, such as 2")
     return int(text)
 
 
-def document(found: Diagnosis, code: int) -> dict[str, Any]:
-    """Return what ``--json`` prints of a diagnosis."""
-    levels = [finding.level for finding in found.findings]
+def document(result: Diagnosis, code: int) -> dict[str, Any]:
+    """Return a diagnosis for ``--json``."""
+    levels = [finding.level for finding in result.findings]
     return {
-        "store": found.store,
-        "nodes": list(found.nodes),
-        "findings": list(found.findings),
+        "store": result.store,
+        "nodes": list(result.nodes),
+        "findings": list(result.findings),
         "failures": levels.count("fail"),
         "warnings": levels.count("warn"),
-        "published": found.published or None,
-        "python": found.facts.get("prefix") or None,
-        "versions": found.facts.get("versions", {}),
-        "checked": list(found.checked),
-        "not_checked": list(found.unchecked),
+        "published": result.published or None,
+        "python": result.facts.get("prefix") or None,
+        "versions": result.facts.get("versions", {}),
+        "checked": list(result.checked),
+        "not_checked": list(result.unchecked),
         "exit_code": code,
     }
 
 
-def lines(found: Diagnosis) -> Iterator[str]:
-    """Yield what people read of a diagnosis."""
-    for finding in found.findings:
+def lines(result: Diagnosis) -> Iterator[str]:
+    """Yield a diagnosis as lines for people: findings, the Python, what was checked, counts."""
+    for finding in result.findings:
         yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
         yield f"      why: {finding.why}"
         yield f"      hint: {finding.hint}"
-    if prefix := found.facts.get("prefix"):
-        had = ", ".join(f"{name} {version}" for name, version in found.facts["versions"].items())
-        python = f"{prefix}, Python {found.facts['python']}"
-        yield f"the Python that trains: {python}, {had or 'no training library'}"
-    if found.published:
-        node = found.nodes[0] if len(found.nodes) == 1 else "this node"
-        yield f"{node}: published in {found.published}"
+    if prefix := result.facts.get("prefix"):
+        libraries = ", ".join(
+            f"{name} {version}" for name, version in result.facts["versions"].items()
+        )
+        python = f"{prefix}, Python {result.facts['python']}"
+        yield f"the Python that trains: {python}, {libraries or 'no training library'}"
+    if result.published:
+        node = result.nodes[0] if len(result.nodes) == 1 else "this node"
+        yield f"{node}: published in {result.published}"
     counts = []
-    for level, what in (("fail", "failure"), ("warn", "warning")):
-        count = sum(finding.level == level for finding in found.findings)
-        counts.append(f"{count} {what}{'' if count == 1 else 's'}")
-    if found.checked:
-        yield f"checked: {'; '.join(found.checked)}"
-    if found.unchecked:
-        yield f"not checked: {'; '.join(found.unchecked)}"
-    nodes = ", ".join(found.nodes) or "no node"
-    if found.findings:
+    for level, noun in (("fail", "failure"), ("warn", "warning")):
+        count = sum(finding.level == level for finding in result.findings)
+        counts.append(f"{count} {noun}{'' if count == 1 else 's'}")
+    if result.checked:
+        yield f"checked: {'; '.join(result.checked)}"
+    if result.unchecked:
+        yield f"not checked: {'; '.join(result.unchecked)}"
+    nodes = ", ".join(result.nodes) or "no node"
+    if result.findings:
         yield f"{', '.join(counts)}: {nodes}"
-    elif not found.checked:
+    elif not result.checked:
         yield f"nothing was checked: {nodes}"
     else:
-        yield f"no problems found on {nodes}{' in what was checked' if found.unchecked else ''}"
+        yield f"no problems found on {nodes}{' in noun was checked' if result.unchecked else ''}"

@@ -1,4 +1,9 @@
-"""``ckptsync drain``: wait until a store has what a training saved on this machine."""
+"""``ckptsync drain``: wait until a store has what a training saved on this machine.
+
+A machine can be shut down only when the store has its saves.  `resume.drain` judges and waits; this
+module starts a worker if none serves the directory, and stops it at the end.  `resume` uses the
+same `Upload` for its training.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from ckptsync.config.yaml_lines import LIMIT, parse
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.hooks import embedded_worker
 from ckptsync.quantities import parse_duration
-from ckptsync.resume.drain import DrainedSave, DrainResult, LocalSaves, describe, drain
+from ckptsync.resume.drain import DrainedSave, DrainResult, OutputDirSaves, describe, drain
 from ckptsync.safe_open import read_named
 from ckptsync.stores.contract import Store
 from ckptsync.walk import SPOOL
@@ -46,6 +51,7 @@ INCOMPLETE = 3
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_output_dir(command)
     command.add_argument(
         "--wait",
@@ -56,7 +62,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_output_dir(command: argparse.ArgumentParser) -> None:
-    """Add OUT, its store, and its run."""
+    """Define OUT, ``--store``, ``-c`` and ``--run``."""
     command.add_argument(
         "output_dir", metavar="OUT", help="the output directory, in which a training saves"
     )
@@ -69,9 +75,12 @@ def add_output_dir(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wait, and print what is stored and what is not."""
+    """Wait, and print which saves are stored and which are not.
+
+    Return 0 if the store has all, else 3.  Raises ConfigError, StoreError.
+    """
     wait = option_value("--wait", parse_duration, args.wait)
-    if not Path(args.output_dir).exists():  # what a disk has that is not mounted is not stored
+    if not Path(args.output_dir).exists():  # an unmounted disk may have saves that are not stored
         hint = "check the path, and mount the file system"
         raise ConfigError(f"{args.output_dir}: no such directory", hint=hint)
     upload = upload_of(args)
@@ -79,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     result = drain(
         upload.saves,
         lambda: time.monotonic() >= until or upload.is_unserved(),
-        upload.serve if wait else _nothing,
+        upload.ensure_worker if wait else _nothing,
         note,
         math.inf,
     )
@@ -91,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
                 "run": upload.run.name,
                 "store": upload.url,
                 "may_shut_down": result.is_stored,
-                "saves": [_described(save) for save in result.saves],
+                "saves": [_describe(save) for save in result.saves],
                 "error": result.error,
             },
             code,
@@ -103,12 +112,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, if anybody still reads it: a terminal may have been closed."""
+    """Print a line on stderr; do nothing if it is closed, as with a closed terminal."""
     with contextlib.suppress(OSError):
         say(f"ckptsync: {text}", to_stderr=True)
 
 
-def _described(save: DrainedSave) -> dict[str, Any]:
+def _describe(save: DrainedSave) -> dict[str, Any]:
+    """Return a save for ``--json``."""
     row = asdict(save)
     return {key: row[key] for key in ("checkpoint", "step", "status", "reason", "location")}
 
@@ -119,27 +129,29 @@ def _nothing() -> None:
 
 @dataclass
 class Upload:
-    """What is uploaded of an output directory, where to, and by which worker.
+    """The upload of an output directory: its store, and the worker of our own that does it.
 
-    ``configured``: what the file of ``-c`` says, for a worker of our own.  ``problem``: why that
-    could not be started.  ``has_logs``: whether its logs are carried.
+    ``configured``: the values of the file of ``-c``, for our worker.  ``has_worker``: whether we
+    may start one.  ``has_logs``: whether it uploads logs.  ``problem``: why it could not be
+    started, else empty.
     """
 
     run: RunDir
     node: str
     url: str
     store: Store
-    saves: LocalSaves
+    saves: OutputDirSaves
     configured: Mapping[str, object] | None
     has_worker: bool = True
     has_logs: bool = True
     problem: str = ""
-    _served_at: float = 0.0
+    _last_served: float = 0.0
 
-    def serve(self) -> None:
-        """See to it that a worker serves the directory, once it holds anything.
+    def ensure_worker(self) -> None:
+        """Start a worker for the directory if none serves it, and set `problem` if that fails.
 
-        A program that is to train may refuse a directory that is not empty.  What fails is noted.
+        Do nothing while the directory is empty: a worker writes into it, and a training may refuse
+        a directory that is not empty.
         """
         if not self.has_worker or not has_entries(self.run.path):
             return
@@ -150,17 +162,20 @@ class Upload:
             self.problem = str(e)
 
     def is_unserved(self) -> bool:
-        """Return whether no worker is, or will be, at work."""
+        """Return whether no worker has served the directory for so long that none will.
+
+        Notes the time of the call if one serves it.
+        """
         spool, now = self.run.path / SPOOL, time.monotonic()
         is_own = self.has_worker and embedded_worker.is_worker_running(self.run.path)
-        if is_own or embedded_worker.is_served(spool) or not self._served_at:
-            self._served_at = now
-        # of ours, another one is started a minute after the last start
+        if is_own or embedded_worker.is_served(spool) or not self._last_served:
+            self._last_served = now
+        # our own is started again a minute after its last start
         patience = embedded_worker.RESTART_EVERY if self.has_worker else 0.0
-        return now - self._served_at >= embedded_worker.RESTART + patience
+        return now - self._last_served >= embedded_worker.RESTART + patience
 
     def finish(self, result: DrainResult) -> None:
-        """End our own worker if nothing is left for it; else say that it goes on."""
+        """Stop our own worker and send its logs if no save is left; else print who uploads."""
         why = self.problem
         try:
             why = why or embedded_worker.problem(self.run.path)
@@ -168,7 +183,7 @@ class Upload:
         except OSError:  # the log cannot be read
             who = ""
         is_done = all(save.status in ("stored", "refused") for save in result.saves)
-        if is_done and not result.error:  # else there may be more than was seen
+        if is_done and not result.error:  # after an error there may be saves that were not read
             is_own = embedded_worker.is_worker_running(self.run.path)
             embedded_worker.stop(self.run.path)
             if is_own and self.has_logs:
@@ -178,7 +193,7 @@ class Upload:
             note(text)
 
     def _carry_logs(self) -> None:
-        """Send what the worker, which looks at logs seldom, has not sent; note what fails."""
+        """Send the logs that the stopped worker has not sent; print what fails."""
         try:
             notes = RunLogs(self.run, self.node, self.store).carry()
         except CkptsyncError as e:
@@ -188,7 +203,7 @@ class Upload:
 
 
 def has_entries(directory: Path) -> bool:
-    """Return whether there is a directory that is not empty."""
+    """Return whether a directory exists and is not empty."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is not None
@@ -197,9 +212,10 @@ def has_entries(directory: Path) -> bool:
 
 
 def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "") -> Upload:
-    """Return what the arguments say is uploaded, where to, and how it is judged.
+    """Return the upload of the output directory that arguments and configuration describe.
 
-    ``store``: instead of the one that is named.  Raises ConfigError, StoreError.
+    ``store`` and ``url`` replace the store that is named; a named one is made if it is new.  Raises
+    ConfigError, StoreError.
     """
     path = Path(os.path.abspath(args.output_dir))  # noqa: PTH100 - links stay
     if path.exists() and not path.is_dir():
@@ -226,20 +242,20 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     view = StoreView(store, node, run.name, selection)
     rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
     nodes = (node, embedded_worker.own_node(node, path / SPOOL))
-    configured = _file_of(args) if args.config else None
-    saves = LocalSaves(run, nodes, view, rule)
+    configured = _file_values(args) if args.config else None
+    saves = OutputDirSaves(run, nodes, view, rule)
     has_logs = worker is None or worker.logs
     return Upload(run, node, url, store, saves, configured, has_logs=has_logs)
 
 
 def _configured_name(args: argparse.Namespace, path: Path, url: str) -> str:
-    """Return the name that the configuration gives this directory; "" if it does not name it."""
+    """Return the run's name that the configuration gives a directory; "" if it gives none."""
     config = configuration(args)
     runs = existing_directories(config.worker.runs, url).runs if config else ()
     return next((run.name for run in runs if Path(run.path) in (path, path.resolve())), "")
 
 
-def _file_of(args: argparse.Namespace) -> Mapping[str, object] | None:
-    """Return what the configuration file says, as plain values; `configuration` has checked it."""
+def _file_values(args: argparse.Namespace) -> Mapping[str, object] | None:
+    """Return the plain values of the file of ``-c``, which `configuration` has checked."""
     values = parse(read_named(Path(args.config), LIMIT).decode(), args.config).values
     return values if isinstance(values, dict) else None

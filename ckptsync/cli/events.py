@@ -1,4 +1,8 @@
-"""``ckptsync events``: what happened to the checkpoints of a run; run one event by hand."""
+"""``ckptsync events``: print what happened to a run's checkpoints, or run one event by hand.
+
+What happened follows from the store's records, so printing needs no log.  A head runs this command
+as a child for each event that is due.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,11 @@ if TYPE_CHECKING:
     from ckptsync.cli.output import Progress
     from ckptsync.config.schema import Config
     from ckptsync.events.definitions import Definition
+    from ckptsync.events.handling import Request
     from ckptsync.stores.contract import Store
 
 WORDS = "RUN[/CHECKPOINT] | run RUN/CHECKPOINT NAME"
-EVERY = 2.0  # seconds between two looks with --follow
+EVERY = 2.0  # seconds between two readings with --follow
 DETAILS = (
     "With `run`, a checkpoint and a name, the event of that name in the configuration is run for it"
     " now, also if it was done before."
@@ -40,6 +45,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_targets(command, WORDS, "whose events are printed; or the event to run, with -c")
     add = command.add_argument
     add("--follow", action="store_true", help="go on, and print what happens, until interrupted")
@@ -49,7 +55,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what happened, or run an event; see `ckptsync help events`."""
+    """Print what happened, or run an event (``events run RUN/CHECKPOINT NAME``).
+
+    Return the exit code.  Raises ConfigError, and the errors of the event.
+    """
     words: list[str] = args.targets
     if words[:1] == ["run"] and len(words) > 1:
         return with_progress(args, _run_one)
@@ -65,7 +74,60 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_one(args: argparse.Namespace, progress: Progress) -> int:
-    from ckptsync.events.handling import Elsewhere, Request, handle
+    """Run the event that the words name, and print what was done; return 0.
+
+    With ``--if-due`` print no event if another head handles it.  Raises ConfigError, and the errors
+    of the event.
+    """
+    from ckptsync.events.handling import Elsewhere, handle
+
+    store, request = _request(args)
+    beats = 0
+
+    def beat() -> None:
+        """Report a sign of life."""
+        nonlocal beats
+        beats += 1
+        progress(beats, 0)
+
+    try:
+        handled = handle(store, request, lambda s: describe(store, s), beat)
+    except Elsewhere:
+        if not args.if_due:
+            raise
+        output.print_json({"events": []})
+        return 0
+    run_, location, name = request.run, request.location, request.definition.name
+    if args.json or args.progress:
+        entry = {
+            "run": run_,
+            "location": location,
+            "name": name,
+            "event": handled.happened.event,
+            "was_done": handled.was_done,
+            "metrics": dict(handled.metrics),
+            "note": handled.note,
+            "seconds": round(handled.seconds, 1),
+        }
+        output.print_json({"events": [entry]})
+        return 0
+    output.say(
+        f"{run_}/{location}: {name} ({handled.happened.event}):"
+        f" {'was done before' if handled.was_done else f'done in {handled.seconds:.1f} s'}"
+    )
+    for metric, value in handled.metrics.items():
+        output.say(f"  {metric}: {value:g}")
+    if handled.note:
+        output.say(f"  {handled.note}")
+    return 0
+
+
+def _request(args: argparse.Namespace) -> tuple[Store, Request]:
+    """Return the store, and the event to run there by configuration and words.
+
+    Raises ConfigError for missing or wrong words and options.
+    """
+    from ckptsync.events.handling import Request
     from ckptsync.worker.node_identity import node_id
 
     if len(args.targets) != 3:
@@ -80,54 +142,18 @@ def _run_one(args: argparse.Namespace, progress: Progress) -> int:
     if args.on and args.on not in definition.on:
         hint = f"it is on {', '.join(definition.on)}"
         raise ConfigError(f"--on {args.on}: {definition.name} has no such event", hint=hint)
-    store, what = store_and_name(args, args.targets[1])
-    where, location = run_and_location(what)
+    store, path = store_and_name(args, args.targets[1])
+    run_, location = run_and_location(path)
     secrets = {
         "CKPTSYNC_STORE": store.url,
         "CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(config.store.options)),
     }
-    request = Request(
-        definition, where, location, args.on or "", args.if_due, config.node or node_id(), secrets
-    )
-    count = 0
-
-    def beat() -> None:
-        nonlocal count
-        count += 1
-        progress(count, 0)
-
-    try:
-        done = handle(store, request, lambda s: describe(store, s), beat)
-    except Elsewhere:
-        if not args.if_due:
-            raise
-        output.print_json({"events": []})
-        return 0
-    entry = {
-        "run": where,
-        "location": location,
-        "name": definition.name,
-        "event": done.happened.event,
-        "was_done": done.was_done,
-        "metrics": dict(done.metrics),
-        "note": done.note,
-        "seconds": round(done.seconds, 1),
-    }
-    if args.json or args.progress:
-        output.print_json({"events": [entry]})
-        return 0
-    output.say(
-        f"{where}/{location}: {definition.name} ({done.happened.event}):"
-        f" {'was done before' if done.was_done else f'done in {done.seconds:.1f} s'}"
-    )
-    for name, value in done.metrics.items():
-        output.say(f"  {name}: {value:g}")
-    if done.note:
-        output.say(f"  {done.note}")
-    return 0
+    node = config.node or node_id()
+    return store, Request(definition, run_, location, args.on or "", args.if_due, node, secrets)
 
 
 def _definition(config: Config, name: str) -> Definition:
+    """Return the event of a name in a configuration; raise ConfigError if it has none."""
     for definition in config.events:
         if definition.name == name:
             return definition
@@ -139,7 +165,7 @@ def _definition(config: Config, name: str) -> Definition:
 
 
 def describe(store: Store, s: Summary) -> dict[str, Any]:
-    """Return a location as `ls RUN/CHECKPOINT --json` does."""
+    """Return a location as `ls RUN/CHECKPOINT --json` prints it."""
     from ckptsync.status.location_details import describe_progress
     from ckptsync.status.locations import describe_locations
     from ckptsync.status.training_curves import read_newest
@@ -155,16 +181,19 @@ def describe(store: Store, s: Summary) -> dict[str, Any]:
     }
 
 
-def _print(args: argparse.Namespace, what: str) -> int:
-    """Print what happened to a run, or to a checkpoint of it; return the exit code."""
-    from ckptsync.cli.ls import catalogues, exit_code, selected
+def _print(args: argparse.Namespace, target: str) -> int:
+    """Print what happened to a run, or to one checkpoint of it; return the exit code.
 
-    store, wanted, location = store_run_location(args, what)
-    read = catalogues(store, wanted)
+    With ``--follow`` print what is new, every `EVERY` seconds, until interrupted.
+    """
+    from ckptsync.cli.ls import catalogue_reader, exit_code, select
+
+    store, run_, location = store_run_location(args, target)
+    read_now = catalogue_reader(store, run_)
     printed: set[tuple[Any, ...]] = set()
     while True:
-        catalogue = selected(store, read(), wanted, location)
-        rows = [row for row in _rows(catalogue.summaries) if _key(row) not in printed]
+        catalogue = select(store, read_now(), run_, location)
+        rows = [row for row in _list_rows(catalogue.summaries) if _key(row) not in printed]
         printed |= {_key(row) for row in rows}
         if args.follow and args.json:  # a line each
             for row in rows:
@@ -174,20 +203,21 @@ def _print(args: argparse.Namespace, what: str) -> int:
         else:
             output.print_lines([_line(row) for row in rows])
             if not (rows or args.follow):
-                output.say(f"{store.url}/{what}: nothing has happened yet")
+                output.say(f"{store.url}/{target}: nothing has happened yet")
         if not args.follow:
             return exit_code(catalogue)
         sys.stdout.flush()
         time.sleep(EVERY)
 
 
-def _rows(summaries: tuple[Summary, ...]) -> list[Mapping[str, Any]]:
-    """Return what happened, and what events did about it, by time."""
-    rows = [row for s in summaries for row in _rows_of(s)]
+def _list_rows(summaries: tuple[Summary, ...]) -> list[Mapping[str, Any]]:
+    """Return a row for all that happened, and for each event that was handled, by time."""
+    rows = [row for s in summaries for row in _rows_of_location(s)]
     return sorted(rows, key=lambda row: row["at"])
 
 
-def _rows_of(s: Summary) -> Iterator[Mapping[str, Any]]:
+def _rows_of_location(s: Summary) -> Iterator[Mapping[str, Any]]:
+    """Yield what happened to a location, then each event that was handled for it."""
     from ckptsync.events.due import list_occurrences
 
     where = {"run": s.run, "checkpoint": s.checkpoint, "location": s.location, "step": s.step}
@@ -218,6 +248,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line for people."""
     moment = datetime.fromtimestamp(row["at"], timezone.utc).astimezone()
     line = f"{moment:%Y-%m-%d %H:%M:%S}  {row['run']}/{row['location']}  {row['event']}"
     if row["name"]:

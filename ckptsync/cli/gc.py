@@ -1,4 +1,8 @@
-"""``ckptsync gc``: delete checkpoints that no retention rule keeps."""
+"""``ckptsync gc``: delete checkpoints that no retention rule keeps.
+
+`head.gc` decides and deletes; this module takes the rules from options or configuration, and prints
+decisions and results.  A head runs the same command as a child.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add_targets(command, "", argparse.SUPPRESS)
     add("--run", metavar="RUN", default="", help="only this run")
@@ -97,11 +102,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decide, and unless it is a dry run do it."""
+    """Decide which checkpoints are marked and deleted, and do it unless it is a dry run.
+
+    Return the greatest exit code of what failed, else 0.
+    """
     return with_progress(args, _run)
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
+    """Decide, delete and print, as `run`; report the deleted bytes to ``progress``.
+
+    Raises ConfigError for a target, for no rules, and for a run that is not in the store.
+    """
     if word := only_target(args):
         hint = with_store(args, word) if may_be_store(args, word) else f"one run is --run {word}"
         raise ConfigError(f"{word}: gc takes no argument", hint=hint)
@@ -110,69 +122,74 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
     if args.run and next(iter(store.names(f"{checked_name(args.run, 'run')}/")), None) is None:
         raise not_found(store, args.run)
     if args.dry_run:
-        found = plan_retention(store, request, _clock(store))
+        result = plan_retention(store, request, _clock(store))
     else:
-        found = _applied(args, store, request, progress)
+        result = _apply(args, store, request, progress)
     orphans: list[Orphan] = []
     if args.orphans:
         now = _clock(store) if args.dry_run else store_now(store)
         orphans = list(find_orphans(store, now, args.run))
         orphans = orphans if args.dry_run else list(delete_orphans(store, orphans, now))
-    code = max((f.error.exit_code for f in found.failed), default=0)
+    code = max((f.error.exit_code for f in result.failed), default=0)
     if args.json:
-        result = _described(found, is_dry=args.dry_run)
-        if args.progress:  # what is kept may be very much
-            del result["locations"]
+        document = _describe(result, is_dry=args.dry_run)
+        if args.progress:  # the list of what is kept may be long
+            del document["locations"]
         entries = [
-            {"name": one.entry.name, "bytes": one.entry.size, "mtime": one.entry.mtime}
-            for one in orphans
+            {"name": orphan.entry.name, "bytes": orphan.entry.size, "mtime": orphan.entry.mtime}
+            for orphan in orphans
         ]
-        output.print_json({**result, "orphans": entries}, code)
+        output.print_json({**document, "orphans": entries}, code)
     else:
         verb = "orphaned" if args.dry_run else "deleted orphaned file"
-        for line in _lines(found, is_dry=args.dry_run):
+        for line in _lines(result, is_dry=args.dry_run):
             output.say(line)
-        for one in orphans:
-            output.say(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}")
+        for orphan in orphans:
+            output.say(f"{verb}: {orphan.entry.name}, {show_size(orphan.entry.size)}")
     return code
 
 
-def _applied(
+def _apply(
     args: argparse.Namespace, store: Store, request: RetentionRequest, progress: Progress
 ) -> RetentionResult:
-    """Do what is due, for as long as ``--stop-after`` says; report the bytes that are deleted."""
+    """Mark and delete what is due, and return the result; stop after ``--stop-after`` seconds.
+
+    Saves the cache of the store's records, also after an error.
+    """
     seconds = option_value("--stop-after", duration, args.stop_after) if args.stop_after else None
     removed, began = 0, time.monotonic()
     cache = Cache.load(store.url)
 
     def count(size: int) -> None:
+        """Report the bytes that were deleted so far."""
         nonlocal removed
         removed += size
         progress(removed, 0)
 
     def is_over() -> bool:
+        """Return whether ``--stop-after`` has passed."""
         return seconds is not None and time.monotonic() - began > seconds
 
     try:
         return apply_retention(store, request, cache, count, is_over)
     finally:
-        if not args.run:  # what was read of one run only would replace what is known of all
-            cache.save(store.url)  # also when it must end: the next one continues there
+        if not args.run:  # records of one run would replace the cached ones of all runs
+            cache.save(store.url)  # also after an error: the next gc continues there
 
 
 def build_request(args: argparse.Namespace) -> RetentionRequest:
-    """Return the rules of the command line, else of the configuration.
+    """Return the rules of the command line, else of the configuration, and the grace period.
 
-    Raise ConfigError if there are none.
+    Raises ConfigError if there are no rules, unless ``--orphans`` is given.
     """
-    given = {key: value for key in RULES if (value := getattr(args, key)) is not None}
+    rule_texts = {key: value for key in RULES if (value := getattr(args, key)) is not None}
     loaded = configuration(args)
     config = loaded.retention if loaded else None
     grace = config.grace if config else GRACE
     if args.grace:
         grace = option_value("--grace", duration, args.grace)
-    if given:
-        rules = Rules(**{key: _rule(key, value) for key, value in given.items()})
+    if rule_texts:
+        rules = Rules(**{key: _rule(key, value) for key, value in rule_texts.items()})
         return RetentionRequest(lambda _: rules, grace, args.run)
     if config is None and not args.orphans:
         hint = "give a configuration with -c, or rules such as --keep-last 3"
@@ -181,6 +198,8 @@ def build_request(args: argparse.Namespace) -> RetentionRequest:
 
 
 def _rule(key: str, text: str) -> Any:
+    """Return the value of a rule's option, read as in a configuration.  Raises ConfigError."""
+
     def read(text: str) -> Any:
         return RULES[key](int(text) if text.isdigit() else text)
 
@@ -188,62 +207,65 @@ def _rule(key: str, text: str) -> Any:
 
 
 def _clock(store: Store) -> float:
-    """Return the store's time as far as it is known without writing.
+    """Return an estimate of the store's clock, without writing to it, for a dry run.
 
-    It is not before the newest record.
+    It is this machine's time, or that of the newest record if that is later.
     """
     return max([time.time(), *(entry.mtime for entry in store.names(f"{RECORDS}/"))])
 
 
-def _lines(found: RetentionResult, *, is_dry: bool) -> Iterator[str]:
-    """Yield a table of all decisions, what was done, and what failed."""
-    if found.planned:
-        yield from output.aligned([HEADING, *map(_row, found.planned)])
+def _lines(result: RetentionResult, *, is_dry: bool) -> Iterator[str]:
+    """Yield lines for people: the table of decisions, what was or would be done, what failed."""
+    if result.planned:
+        yield from output.aligned([HEADING, *map(_row, result.planned)])
     else:
         yield "no checkpoint to which a rule applies"
     yield ""
     verbs = {"mark": "mark", "remove": "delete", "withdraw": "withdraw the mark of"}
-    for one in found.planned if is_dry else ():
-        decision = one.decision
+    for removal in result.planned if is_dry else ():
+        decision = removal.decision
         if verb := verbs.get(decision.action):
-            yield f"would {verb} {_name(decision)}: {show_size(one.size)}"
-    for outcome in found.done:
+            yield f"would {verb} {_name(decision)}: {show_size(removal.size)}"
+    for outcome in result.done:
         size = f", {show_size(outcome.size)}" if outcome.result in ("marked", "removed") else ""
         yield f"{outcome.result}: {_name(outcome)}{size} ({outcome.reason})"
-    for failed in found.failed:
-        at = f"{failed.run}/{failed.location}".rstrip("/")
-        yield f"failed: {at}: {failed.error}"
-    yield _summary(found, is_dry=is_dry)
+    for failed in result.failed:
+        target = f"{failed.run}/{failed.location}".rstrip("/")
+        yield f"failed: {target}: {failed.error}"
+    yield _summary(result, is_dry=is_dry)
 
 
-def _row(one: PlannedRemoval) -> list[str]:
-    seen, decision = one.summary, one.decision
+def _row(removal: PlannedRemoval) -> list[str]:
+    """Return a decision as a row under `HEADING`."""
+    summary, decision = removal.summary, removal.decision
     verdict: str = decision.verdict
     if decision.action == "wait" and decision.left:
         verdict += f" (in {show_duration(round(decision.left))})"
-    size = show_size(seen.size + seen.model_size)
-    return [seen.run, seen.location, seen.status, size, verdict, decision.reason]
+    size = show_size(summary.size + summary.model_size)
+    return [summary.run, summary.location, summary.status, size, verdict, decision.reason]
 
 
-def _name(one: RetentionDecision | RemovalOutcome) -> str:
-    return f"{one.run}/{one.location}{', its shards' if one.scope == 'shards' else ''}"
+def _name(removal: RetentionDecision | RemovalOutcome) -> str:
+    return f"{removal.run}/{removal.location}{', its shards' if removal.scope == 'shards' else ''}"
 
 
-def _summary(found: RetentionResult, *, is_dry: bool) -> str:
-    """Return how many checkpoints are deleted, and how much that is."""
+def _summary(result: RetentionResult, *, is_dry: bool) -> str:
+    """Return a line with the number and the size of the checkpoints for each outcome."""
     sizes: dict[str, list[int]] = {}
-    for outcome in () if is_dry else found.done:
+    for outcome in () if is_dry else result.done:
         sizes.setdefault(outcome.result, []).append(outcome.size)
     names = {"mark": "to mark", "remove": "to remove", "wait": "waiting", "withdraw": "to withdraw"}
-    for one in found.planned if is_dry else ():
-        if word := names.get(one.decision.action):
-            sizes.setdefault(word, []).append(one.size)
-    listed = [f"{len(each)} {word} ({show_size(sum(each))})" for word, each in sizes.items()]
-    return f"{len(found.planned)} checkpoints; {', '.join(listed) or 'nothing to do'}"
+    for removal in result.planned if is_dry else ():
+        if word := names.get(removal.decision.action):
+            sizes.setdefault(word, []).append(removal.size)
+    listed = [
+        f"{len(amounts)} {word} ({show_size(sum(amounts))})" for word, amounts in sizes.items()
+    ]
+    return f"{len(result.planned)} checkpoints; {', '.join(listed) or 'nothing to do'}"
 
 
-def _described(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
-    """Return the decisions and what was done, for ``--json``."""
+def _describe(result: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
+    """Return the decisions, and what was done and failed, for ``--json``."""
     locations = [
         {
             "run": p.summary.run,
@@ -257,12 +279,12 @@ def _described(found: RetentionResult, *, is_dry: bool) -> dict[str, Any]:
             "in": p.decision.left or None,
             "would_free": p.size,
         }
-        for p in found.planned
+        for p in result.planned
     ]
     names = {"result": "outcome", "size": "bytes"}
-    done = [{names.get(key, key): value for key, value in asdict(o).items()} for o in found.done]
+    done = [{names.get(key, key): value for key, value in asdict(o).items()} for o in result.done]
     failed = [
         {"run": f.run, "location": f.location, "error": str(f.error), "hint": f.error.hint}
-        for f in found.failed
+        for f in result.failed
     ]
     return {"dry_run": is_dry, "locations": locations, "done": done, "failed": failed}

@@ -1,4 +1,8 @@
-"""``ckptsync help``: print a command's help, or a page of the documents."""
+"""``ckptsync help``: print a command's help, or a page of the documents.
+
+The documents are files of the installed package, so they are those of this version, and need no
+network.  `show` prints one file by name, or the list of all; `config example` uses it, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     command.add_argument(
         "name",
         metavar="COMMAND | TOPIC",
@@ -25,16 +30,20 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the help of a command and the page of that name; without a name, list the pages."""
+    """Print the help of a command and the page of that name; without a name, list the pages.
+
+    Return 0.  Raises ConfigError if there is no such command or page.
+    """
     pages = topics()
     if args.name == "exit-codes" or args.name in COMMANDS:
-        texts = [EXIT_CODES if args.name == "exit-codes" else _help_of(args.name)]
+        texts = [EXIT_CODES if args.name == "exit-codes" else _command_help(args.name)]
         texts += [pages[args.name].read_text("utf-8")] if args.name in pages else []
-        return _print("topic", args, "\n".join(texts))
+        return _print_text("topic", args, "\n".join(texts))
     return show("topic", pages, args, [*COMMANDS, "exit-codes"])
 
 
-def _help_of(command: str) -> str:
+def _command_help(command: str) -> str:
+    """Return the help of a command, as ``--help`` prints it."""
     from ckptsync.cli.main import parser
 
     return parser(command).format_help()
@@ -49,9 +58,10 @@ def topics() -> dict[str, Path]:
 def show(
     kind: str, files: Mapping[str, Path], args: argparse.Namespace, more: Iterable[str] = ()
 ) -> int:
-    """Print the file that ``args.name`` names, or a list of all.
+    """Print the file that ``args.name`` names, or the list of all if it is empty; return 0.
 
-    ``more``: other names that may have been meant.  Raises ConfigError if there is no such file.
+    ``kind``: the word for a file in messages and JSON.  ``more``: further names to suggest.  Raises
+    ConfigError if there is no such file.
     """
     if not args.name:
         titles = {name: _title(path) for name, path in files.items()}
@@ -64,10 +74,11 @@ def show(
         command = "ckptsync help" if kind == "topic" else "ckptsync config example"
         hint = f"{did_you_mean(args.name, [*files, *more])}  `{command}` lists them all".strip()
         raise ConfigError(f"{args.name}: no such {kind}", hint=hint)
-    return _print(kind, args, files[args.name].read_text("utf-8"))
+    return _print_text(kind, args, files[args.name].read_text("utf-8"))
 
 
-def _print(kind: str, args: argparse.Namespace, text: str) -> int:
+def _print_text(kind: str, args: argparse.Namespace, text: str) -> int:
+    """Print a text, or its JSON document with ``args.name`` under ``kind``; return 0."""
     if args.json:
         output.print_json({kind: args.name, "text": text})
     else:
@@ -76,7 +87,7 @@ def _print(kind: str, args: argparse.Namespace, text: str) -> int:
 
 
 def _title(path: Path) -> str:
-    """Return the first line with text, without the marks of its format."""
+    """Return a file's first line with text, without the marks of its format."""
     if path.name == "json-schema.json":
         return "what commands print with --json"
     if path.suffix == ".json":

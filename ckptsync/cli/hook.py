@@ -1,8 +1,8 @@
-"""``ckptsync hook install`` and ``hook uninstall``: one line beside a Python's packages.
+"""``ckptsync hook install`` and ``hook uninstall``: give each trainer of a Python the hook.
 
-Python reads every ``.pth`` file beside its packages when it starts, and so does each process that
-torchrun or Ray starts.  With ``CKPTSYNC_AUTOLOAD=1`` the line gives each trainer of that Python the
-hook; without it, it does nothing.
+A user should not have to change a training script.  Every Python process reads the ``.pth`` files
+beside its packages when it starts, also under torchrun or Ray.  The command writes such a file with
+one line; it installs the hook if ``CKPTSYNC_AUTOLOAD=1`` is set, and does nothing without it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ print(json.dumps([sysconfig.get_path("purelib"), has_loaded, why]))
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     install = add_command(
         actions,
@@ -63,25 +64,26 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             help="the Python that trains (default: the one that runs this command)",
         )
         add_dry_run(action, does)
-    old = actions.add_parser("remove")  # the name of before, which `run` refuses
+    old = actions.add_parser("remove")  # the old name of uninstall, which `run` refuses
     old.set_defaults(action="remove")
     old.add_argument("--python")
     old.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Install or remove the line of one Python, and print what was done.
+    """Install or remove the line of one Python, print what was done, and return 0.
 
-    Raises ConfigError where that Python cannot be run, or may not be changed.
+    Raises ConfigError if that Python cannot be run or its packages cannot be changed, CkptsyncError
+    if it does not load the line.
     """
     if args.action == "remove":
         raise ConfigError("hook remove: no such action", hint="ckptsync hook uninstall")
-    found = shutil.which(args.python) if args.python else sys.executable
-    if not found:
+    program = shutil.which(args.python) if args.python else sys.executable
+    if not program:
         hint = "give the path of the Python that trains: /opt/train/bin/python"
         raise ConfigError(f"{args.python}: no such program", hint=hint)
-    python = os.path.abspath(found)  # noqa: PTH100 - its links stay: they name an environment
-    if args.python:  # the one that runs this is trusted already
+    python = os.path.abspath(program)  # noqa: PTH100 - its links stay: they name an environment
+    if args.python:  # the Python that runs this command is trusted
         check_is_ours(Path(python))
     folder, _, why = _probe(python)
     path = Path(folder) / NAME
@@ -89,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
         return _uninstall(args, python, path)
     state = _install(python, path, why, is_dry=args.dry_run)
     if args.json:
-        done = {"python": python, "path": str(path), "state": state}
-        output.print_json({"dry_run": args.dry_run, **done})
+        result = {"python": python, "path": str(path), "state": state}
+        output.print_json({"dry_run": args.dry_run, **result})
         return 0
     would = "would be " if args.dry_run and state != "unchanged" else ""
     output.say(f"{path}: {would}{state}")
@@ -101,17 +103,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(python: str, path: Path, why: str, *, is_dry: bool) -> str:
+    """Write the line unless it is a dry run; return "installed", "replaced" or "unchanged".
+
+    ``why``: why that Python cannot import the hook, which raises ConfigError.  Also raises
+    CkptsyncError if it does not load the line then, and the errors of `_refusal`.
+    """
     if why:
         raise ConfigError(f"{python}: has no ckptsync: {why}", hint=install_self(python))
     line = resources.files("ckptsync").joinpath("hooks/autoload.pth").read_bytes()
-    before = None
+    old_line = None
     with contextlib.suppress(OSError):  # absent, or no file
-        before = safe_open.read_named(path, len(line))
+        old_line = safe_open.read_named(path, len(line))
     is_there = os.path.lexists(path)
-    state = "unchanged" if before == line else "replaced" if is_there else "installed"
+    state = "unchanged" if old_line == line else "replaced" if is_there else "installed"
     if is_dry:
         return state
-    if before != line or path.is_symlink():
+    if old_line != line or path.is_symlink():
         try:
             safe_open.replace_named(path, line)
         except OSError as e:
@@ -123,6 +130,10 @@ def _install(python: str, path: Path, why: str, *, is_dry: bool) -> str:
 
 
 def _uninstall(args: argparse.Namespace, python: str, path: Path) -> int:
+    """Remove the line unless it is a dry run, and print that; return 0.
+
+    Raises the errors of `_refusal`.
+    """
     removed = [path] if os.path.lexists(path) else []
     try:
         for line in () if args.dry_run else removed:
@@ -135,6 +146,7 @@ def _uninstall(args: argparse.Namespace, python: str, path: Path) -> int:
 
 
 def _refusal(path: Path, error: OSError) -> CkptsyncError:
+    """Return a failed change of a Python's packages as an error with a hint."""
     if isinstance(error, PermissionError) or not path.parent.is_dir():
         own = "or name the Python of an environment of your own with --python"
         hint = f"run this as the owner of that directory, {own}"
@@ -143,9 +155,9 @@ def _refusal(path: Path, error: OSError) -> CkptsyncError:
 
 
 def _probe(python: str, **variables: str) -> tuple[str, bool, str]:
-    """Return where a Python's packages lie, whether it loads the hook, and why it cannot.
+    """Return where a Python's packages lie, whether it has loaded the hook, and why it cannot.
 
-    Raises ConfigError if it cannot be run.
+    ``variables`` are set in its environment.  Raises ConfigError if it cannot be run.
     """
     environment = {k: v for k, v in os.environ.items() if k != "CKPTSYNC_AUTOLOAD"} | variables
     try:

@@ -1,4 +1,8 @@
-"""``ckptsync init``: write a short configuration that works, and check it."""
+"""``ckptsync init``: write a short configuration that works, and check it.
+
+A new user needs three values only: the role, the store and the output directories.  They come from
+options, or are asked for on a terminal; all other keys keep their defaults.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,10 @@ import json
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 from ckptsync.cli import doctor, output
-from ckptsync.cli.arguments import shown_store
+from ckptsync.cli.arguments import ask, shown_store
 from ckptsync.errors import ConfigError
 
 ROLES = {
@@ -27,6 +30,7 @@ _PLAIN = re.compile(r"[A-Za-z/][\w./:*@+=?-]*[\w*/]")  # text that YAML reads as
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add(
         "file",
@@ -53,9 +57,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file, run the doctor, and say the next command; return the doctor's exit code.
+    """Write the file, run the doctor on it, and print the next command.
 
-    Raises ConfigError for an answer that is missing or wrong, and for a file that is there.
+    Return the doctor's exit code.  Raises ConfigError for a value that is missing or wrong, and for
+    a file that exists.
     """
     from ckptsync.config import loading
 
@@ -63,17 +68,17 @@ def run(args: argparse.Namespace) -> int:
     if os.path.lexists(path):
         hint = f"`ckptsync config check {shlex.quote(args.file)}` reads it; or name another FILE"
         raise ConfigError(f"{path}: exists already", hint=hint)
-    role = args.role or _asked("--role", "worker (it trains), head (it merges), or both", "both")
-    if role not in ROLES:
-        raise ConfigError(f"role: {role!r} is none of {', '.join(ROLES)}")
-    url = args.url or _asked("--store", "the store: a directory that all machines reach, or a URL")
+    role = args.role or _ask_role()
+    url = args.url or _ask_option(
+        "--store", "the store: a directory that all machines reach, or a URL"
+    )
     url = _absolute(url)
     output_dirs = args.output_dir
     if role == "head" and output_dirs:
         raise ConfigError("--output-dir: a head has none", hint="--role both, if it trains, too")
     if role != "head" and not output_dirs:
         question = "output directories of trainings, globs allowed, with spaces between"
-        output_dirs = _words(_asked("--output-dir", question))
+        output_dirs = _words(_ask_option("--output-dir", question))
     text = text_of(role, url, [_absolute(each) for each in output_dirs])
     config = loading.read(text, args.file, {})
     _write(path, text)
@@ -101,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text_of(role: str, url: str, output_dirs: list[str]) -> str:
-    """Return the file: the keys that have no default, and where the others are listed."""
+    """Return the text of the file: the keys without a default, and hints at others."""
     lines = [
         "# All keys and their defaults: `ckptsync help configuration`.",
         f"roles: [{ROLES[role]}]",
@@ -117,12 +122,12 @@ def text_of(role: str, url: str, output_dirs: list[str]) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return a text as YAML has it."""
+    """Return a text as a YAML scalar, quoted if YAML would read it otherwise."""
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _absolute(place: str) -> str:
-    """Return a path from the root, `~` replaced; a URL as it is.  Raises ConfigError."""
+    """Return a path as an absolute one, `~` replaced; a URL as it is.  Raises ConfigError."""
     from ckptsync.stores.urls import Remote, located
 
     where = located(place.strip())
@@ -130,7 +135,7 @@ def _absolute(place: str) -> str:
 
 
 def _words(answer: str) -> list[str]:
-    """Return the words of an answer, quoted as in a shell.  Raises ConfigError."""
+    """Return the words of an answer, split as by a shell.  Raises ConfigError."""
     try:
         return shlex.split(answer)
     except ValueError as e:
@@ -138,21 +143,34 @@ def _words(answer: str) -> list[str]:
         raise ConfigError(f"--output-dir: {answer}: {str(e).lower()}", hint=hint) from e
 
 
-def _asked(option: str, question: str, default: str = "") -> str:
-    """Return the answer of whoever sits at the terminal.  Raises ConfigError if there is none."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"{option} is needed where nobody can be asked", hint=question)
-    shown = f" [{default}]" if default else ""
-    print(f"{question}{shown}: ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()  # empty at its end: ^D is no answer, not even the default
-    answer = line.strip() or (default if line else "")
-    if not answer:
+def _ask_role() -> str:
+    """Return the role that the user chooses on the terminal; ask again for any other word.
+
+    Raises ConfigError if there is no terminal or no answer.
+    """
+    while True:
+        role = _ask_option("--role", "worker (it trains), head (it merges), or both", "both")
+        if role in ROLES:
+            return role
+        output.say(f"role: {role!r} is none of {', '.join(ROLES)}", to_stderr=True)
+
+
+def _ask_option(option: str, question: str, default: str = "") -> str:
+    """Return the value of an option that the user types on the terminal, or presses Enter for.
+
+    Raises ConfigError if there is no terminal, or no answer and no default.
+    """
+    refusal = ConfigError(f"{option} is needed where nobody can be asked", hint=question)
+    answer = ask(f"{question}{f' [{default}]' if default else ''}: ", refusal)
+    if answer == "":
+        answer = default
+    if not answer:  # ^D is no answer, not even the default
         raise ConfigError(f"{option}: no answer", hint=question)
     return answer
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that is new.  Raises ConfigError."""
+    """Write a new file.  Raises ConfigError, also if it exists."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -1,7 +1,8 @@
 """``ckptsync inspect``: show a checkpoint's layouts, tensors, and whether it is complete.
 
-Several directories overlay, as they do for ``merge``.  The exit code is 10 if any source of weights
-is corrupt, else that of the source that a merge would take.
+Before a merge a user wants to know which weights a checkpoint holds, and what is missing.  Several
+directories count as the parts of one save, as for ``merge``.  The exit code is 10 if any source of
+weights is corrupt, else that of the source that a merge would take.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FIRST = 8  # tensors shown without --tensors
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     command.add_argument(
         "targets",
         metavar="PATH",
@@ -43,17 +45,21 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Inspect the directories as one checkpoint, and print what was found."""
+    """Inspect the directories as one checkpoint, and print the result; return its exit code.
+
+    Raises Corrupt if they hold different saves, Unsupported or Incomplete if there are no weights,
+    ConfigError, StoreError.
+    """
     access, locations = access_of(args), [located(target) for target in args.targets]
     check_exists(args.targets)
-    found = [path_or_url.list_tree(location, access) for location in locations]
-    overlay = Overlay(found)
+    trees = [path_or_url.list_tree(location, access) for location in locations]
+    overlay = Overlay(trees)
     if conflicts := overlay.conflicts():
         hint = "the directories hold different saves: name only those of one save"
         raise Corrupt(f"{conflicts[0]}: has another size in each directory", hint=hint)
     nearest = _nearest_inside(args.targets, overlay)
     try:
-        inspection = inspect_checkpoint(open_reader(overlay, found), found)
+        inspection = inspect_checkpoint(open_reader(overlay, trees), trees)
     except (Unsupported, Incomplete) as e:
         e.hint = nearest or e.hint
         raise
@@ -68,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_exists(targets: Sequence[str]) -> None:
-    """Raise ConfigError for a path that does not exist, with the name beside it that is like it."""
+    """Raise ConfigError for a path that does not exist, if a similar name lies beside it."""
     for path in [Path(target) for target in targets if "://" not in target]:
         if not path.exists() and path.parent.is_dir():
             beside = near_names(path.name, (entry.name for entry in path.parent.iterdir()))
@@ -78,7 +84,7 @@ def check_exists(targets: Sequence[str]) -> None:
 
 
 def _nearest_inside(targets: Sequence[str], files: Files) -> str:
-    """Return the question whether a checkpoint in the one directory that is named was meant."""
+    """Return a hint at the newest checkpoint inside the only directory; empty if there is none."""
     inner = registry.inner_checkpoints(files.sizes()) if len(targets) == 1 else []
     if not inner:
         return ""
@@ -87,6 +93,7 @@ def _nearest_inside(targets: Sequence[str], files: Files) -> str:
 
 
 def _show(result: dict[str, Any], first: int | None) -> None:
+    """Print an inspection for people, with the ``first`` tensors; None prints all."""
     world = result["world_size"]
     print(f"files       {result['files']}, {show_size(result['bytes'])}")
     print(f"world size  {world if world is not None else 'not recorded'}")
@@ -97,12 +104,12 @@ def _show(result: dict[str, Any], first: int | None) -> None:
         line += f": {source['detail']}" if source["detail"] else ""
         is_preferred = source["source"] == result["preferred"] and len(result["sources"]) > 1
         say(f"{line}  (preferred)" if is_preferred else line)
-    for what, key in (("missing", "missing"), ("missing to resume", "missing_for_resume")):
+    for label, key in (("missing", "missing"), ("missing to resume", "missing_for_resume")):
         names = result[key]
         for name in names[:20]:
-            say(f"{what}: {name}")
+            say(f"{label}: {name}")
         if len(names) > 20:
-            say(f"{what}: and {len(names) - 20} more")
+            say(f"{label}: and {len(names) - 20} more")
     for note in result["notes"]:
         say(f"note        {note}")
     for source in result["sources"]:
@@ -118,6 +125,7 @@ def _show(result: dict[str, Any], first: int | None) -> None:
 
 
 def _row(tensor: dict[str, Any]) -> list[str]:
+    """Return a tensor as a row: name, dtype, shape, and how it is stored or tied."""
     shape = " x ".join(map(str, tensor["shape"])) or "scalar"
     more = []
     if tensor["stored"] != [tensor["dtype"]]:

@@ -1,4 +1,8 @@
-"""``ckptsync join``: declare that two locations of a checkpoint are one save."""
+"""``ckptsync join``: declare that two locations of a checkpoint are one save.
+
+Nodes whose records do not link their parts upload them as different saves.  Only a user can know
+that they are one; `worker.join` records it and copies the files together.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +21,36 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_targets(command, CHECKPOINT, "two locations, as `ckptsync ls` shows them, or their URLs")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Join them, and say where the save lies now."""
+    """Join two locations, and print where the save lies now; return 0.
+
+    Raises ConfigError for anything but two locations of one run.
+    """
     if len(args.targets) != 2:
         hint = "`ckptsync ls` shows which locations can be joined"
         raise ConfigError(f"expected two of {CHECKPOINT}, not {len(args.targets)}", hint=hint)
-    (store, one), (_, two) = (store_and_name(args, what) for what in args.targets)
-    (where, first), (other, second) = run_and_location(one), run_and_location(two)
-    if where != other:
+    (store, path_a), (_, path_b) = (store_and_name(args, target) for target in args.targets)
+    (run_a, location_a), (run_b, location_b) = run_and_location(path_a), run_and_location(path_b)
+    if run_a != run_b:
         raise ConfigError(
             f"{' and '.join(args.targets)} are of two runs",
             hint="`ckptsync ls` shows which locations can be joined",
         )
-    done = join(store, where, first, second)
+    result = join(store, run_a, location_a, location_b)
     if args.json:
-        changed = done.is_new or bool(done.moved)
+        changed = result.is_new or bool(result.moved)
         output.print_json(
-            {"run": where, "location": done.location, "moved": done.moved, "changed": changed}
+            {"run": run_a, "location": result.location, "moved": result.moved, "changed": changed}
         )
         return 0
-    how = "joined" if done.is_new else "was one save already"
+    how = "joined" if result.is_new else "was one save already"
     copied = [
         f"the part of {node} was copied from {source}"
-        for node, source in sorted(done.moved.items())
+        for node, source in sorted(result.moved.items())
     ]
-    output.say("; ".join([f"{where}/{done.location}: {how}", *copied]))
+    output.say("; ".join([f"{run_a}/{result.location}: {how}", *copied]))
     return 0

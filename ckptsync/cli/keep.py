@@ -1,4 +1,8 @@
-"""``ckptsync keep``: keep a checkpoint whatever the retention rules say, or release it."""
+"""``ckptsync keep``: keep a checkpoint whatever the retention rules say, or release it.
+
+Some checkpoints matter for reasons that no rule knows.  A record in the store, with a reason for
+people, protects such a checkpoint from retention and from ``rm``.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from ckptsync.cli.arguments import (
     store_and_name,
     store_run_location,
 )
-from ckptsync.cli.ls import exit_code, selected
+from ckptsync.cli.ls import exit_code, select
 from ckptsync.head.removal import keep, release
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_targets(command, CHECKPOINT, "the checkpoint, as `ckptsync ls` shows it, or its URL")
     how = command.add_mutually_exclusive_group()
     how.add_argument(
@@ -31,31 +36,35 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Keep or release the checkpoint, and say what has changed."""
+    """Keep or release the checkpoint, or list the kept ones; print what has changed.
+
+    Return 0, for a list the exit code of unreadable records.  Raises ConfigError, StoreError.
+    """
     if args.list:
         return _list(args)
-    store, what = store_and_name(args, only_target(args, CHECKPOINT, is_needed=True))
-    where, location = run_and_location(what)
-    # bytes that are no text cannot be recorded
+    store, path = store_and_name(args, only_target(args, CHECKPOINT, is_needed=True))
+    run_, location = run_and_location(path)
+    # a record cannot hold bytes that are no text
     reason = args.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if args.release:
-        changed = release(store, where, location)
-        done = "released: the retention rules decide" if changed else "was not kept"
+        changed = release(store, run_, location)
+        text = "released: the retention rules decide" if changed else "was not kept"
     else:
-        changed = keep(store, where, location, reason)
-        done = "kept from now on" if changed else "was kept already"
+        changed = keep(store, run_, location, reason)
+        text = "kept from now on" if changed else "was kept already"
     if args.json:
-        kept = not args.release
-        output.print_json({"run": where, "location": location, "kept": kept, "changed": changed})
+        is_kept = not args.release
+        output.print_json({"run": run_, "location": location, "kept": is_kept, "changed": changed})
     else:
-        output.say(f"{where}/{location}: {done}")
+        output.say(f"{run_}/{location}: {text}")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    store, wanted, location = store_run_location(args, only_target(args))
+    """Print the kept checkpoints of the store, or of a run; return the exit code."""
+    store, run_, location = store_run_location(args, only_target(args))
     cache = Cache.load(store.url)
-    catalogue = selected(store, read_catalogue(store, cache, wanted), wanted, location)
+    catalogue = select(store, read_catalogue(store, cache, run_), run_, location)
     cache.save(store.url)
     kept = [summary for summary in catalogue.summaries if summary.kept]
     if args.json:

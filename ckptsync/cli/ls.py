@@ -1,4 +1,9 @@
-"""``ckptsync ls``: list the checkpoints of a store with their status, as a table or as JSON."""
+"""``ckptsync ls``: list the checkpoints of a store with their status, as a table or as JSON.
+
+A status follows from the store's records and from what nodes do now.  `ls` reads both into a
+`Listing`, and prints it: a store as a table of all runs, a run by `ls_run`, a checkpoint in full,
+or with ``--watch`` as a screen.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +57,14 @@ from ckptsync.status.training_curves import Curve, read_newest, states_of
 from ckptsync.stores.contract import Store
 
 HEADING = ("RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL")
-BESIDE = 50  # columns beside a sparkline
-FEW = 5  # alarms, and things that nodes do, above a table
+BESIDE = 50  # columns of text beside a sparkline
+FEW = 5  # alarms, and activities of nodes, above a table
 SPARE = ("KEPT", "NODES", "RESUME", "EVAL", "SIZE", "AGE")
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that are left out on a narrow terminal, in this order."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_targets(command, IN_STORE, "only this run, or this checkpoint")
     command.add_argument(
         "--sort", metavar="COLUMN", choices=SORT, help=f"the least first: {', '.join(SORT)}"
@@ -73,12 +79,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What was read of a store, or of a run; ``rows``: of a run, with its ``curves``.
+    """The state of a store, or of a run, at the time ``now`` (seconds since the epoch).
 
-    ``alarms``: read only to be watched.
+    ``shown``: the selected locations, in their order.  ``rows`` and ``curves``: only of one run.
+    ``alarms``: only for a screen.
     """
 
-    overlay: LiveCatalogue
+    live: LiveCatalogue
     shown: Sequence[Summary]
     now: float
     rows: Sequence[Row] = ()
@@ -88,40 +95,18 @@ class Listing:
 
 @paused()
 def run(args: argparse.Namespace) -> int:
-    """List the store, or a run; return the worst exit code of the records that cannot be read."""
-    store, wanted, location = store_run_location(args, only_target(args))
-    if args.sort in ("loss", "eval") and not wanted:
+    """List the store, or a run; with ``--watch`` again and again.
+
+    Return the greatest exit code of the records that cannot be read, else 0.  Raises ConfigError,
+    StoreError.
+    """
+    store, run_, location = store_run_location(args, only_target(args))
+    if args.sort in ("loss", "eval") and not run_:
         why = f"--sort {args.sort}: only the checkpoints of one run have it"
         raise ConfigError(why, hint=f"ckptsync ls RUN --sort {args.sort}")
-    reader = OverviewReader(store, catalogues(store, wanted), run=wanted)
-    last: tuple[object, Mapping[str, Curve]] = None, {}
-    is_drawn = args.watch and not args.json and sys.stdout.isatty()
-
-    def read() -> Listing:
-        nonlocal last
-        alarms: Sequence[Alarm] = ()
-        if is_drawn:
-            whole = reader.read()
-            seen, now, alarms = (
-                LiveCatalogue(whole.catalogue, whole.running),
-                whole.at,
-                whole.alarms,
-            )
-        else:
-            seen, now = reader.read_live_catalogue()
-        if wanted and (its := states_of(seen.catalogue.summaries)) != last[0]:
-            last = its, read_newest(store, its)
-        seen = replace(seen, catalogue=selected(store, seen.catalogue, wanted, location))
-        shown = [s for s in seen.catalogue.shown if args.status in (None, s.status)]
-        if not (wanted or args.sort):
-            return Listing(seen, shown, now, alarms=alarms)
-        rows = read_rows(store.url, shown, seen.running, last[1], now)
-        if args.sort:
-            rows.sort(key=SORT[args.sort])
-        its_rows = rows if wanted else ()
-        return Listing(seen, [r.summary for r in rows], now, its_rows, last[1], alarms)
-
-    if is_drawn:
+    has_screen = args.watch and not args.json and sys.stdout.isatty()
+    read = _listing_reader(args, store, run_, location, with_alarms=has_screen)
+    if has_screen:
         # rich puts a file without an encoding in the place of stdout
         lines = partial(watch_lines, store, sys.stdout.encoding, is_sorted=bool(args.sort))
         return Screen(read, lines, store.url).run()
@@ -133,111 +118,155 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(EVERY)
 
 
-def _show(args: argparse.Namespace, store: Store, seen: Listing, *, in_full: bool) -> int:
-    """Print what was read; return the exit code."""
-    found, running = seen.overlay.catalogue, seen.overlay.running
-    faults = [fault.text for fault in found.faults]
+def _listing_reader(
+    args: argparse.Namespace, store: Store, run_: str, location: str, *, with_alarms: bool
+) -> Callable[[], Listing]:
+    """Return a function that reads the listing of now; curves only if records have changed."""
+    reader = OverviewReader(store, catalogue_reader(store, run_), run=run_)
+    last: tuple[object, Mapping[str, Curve]] = None, {}
+
+    def read() -> Listing:
+        """Read, select and sort.  Raises ConfigError if the target is not in the store."""
+        nonlocal last
+        alarms: Sequence[Alarm] = ()
+        if with_alarms:
+            overview = reader.read()
+            live, now = LiveCatalogue(overview.catalogue, overview.running), overview.at
+            alarms = overview.alarms
+        else:
+            live, now = reader.read_live_catalogue()
+        if run_ and (states := states_of(live.catalogue.summaries)) != last[0]:
+            last = states, read_newest(store, states)
+        live = replace(live, catalogue=select(store, live.catalogue, run_, location))
+        shown = [s for s in live.catalogue.shown if args.status in (None, s.status)]
+        if not (run_ or args.sort):
+            return Listing(live, shown, now, alarms=alarms)
+        rows = read_rows(store.url, shown, live.running, last[1], now)
+        if args.sort:
+            rows.sort(key=SORT[args.sort])
+        run_rows = rows if run_ else ()
+        return Listing(live, [r.summary for r in rows], now, run_rows, last[1], alarms)
+
+    return read
+
+
+def _show(args: argparse.Namespace, store: Store, listing: Listing, *, in_full: bool) -> int:
+    """Print a listing, with ``in_full`` all that is known of each row; return the exit code."""
+    catalogue, running = listing.live.catalogue, listing.live.running
+    faults = [fault.text for fault in catalogue.faults]
     if args.json:
-        locations = describe_locations(store.url, seen.shown, running)
-        for document, row in zip(locations, seen.rows, strict=False):
+        locations = describe_locations(store.url, listing.shown, running)
+        for document, row in zip(locations, listing.rows, strict=False):
             document.update(row.values)
         result = {"store": store.url, "locations": locations, "unreadable": faults}
-        output.print_json(result, exit_code(found))
-        return exit_code(found)
+        output.print_json(result, exit_code(catalogue))
+        return exit_code(catalogue)
     if in_full:
-        for row in seen.rows:
+        for row in listing.rows:
             details = read_details(store, row.summary)
-            output.print_lines(full_lines(store.url, row, details, seen.now))
-    elif seen.rows:
-        output.print_lines(curve_line(seen.curves, sys.stdout.encoding))
-        heading, rows = list_rows_of_run(seen.rows, seen.now)
-        # what is read by a program, or in a file, is whole
+            output.print_lines(full_lines(store.url, row, details, listing.now))
+    elif listing.rows:
+        output.print_lines(curve_line(listing.curves, sys.stdout.encoding))
+        heading, rows = list_rows_of_run(listing.rows, listing.now)
+        # lines are cut on a terminal only, not for a program or in a file
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         lines = output.aligned([heading, *rows])
         output.print_lines(cut(line, width) if width else line for line in lines)
-    elif seen.shown:
-        output.print_table(HEADING, list_rows(store, seen.shown, running, seen.now))
+    elif listing.shown:
+        output.print_table(HEADING, list_rows(store, listing.shown, running, listing.now))
     elif not faults:
-        output.say(f"{store.url}: {_none(found)}")
+        output.say(f"{store.url}: {_empty_text(catalogue)}")
     for line in faults:
         output.say(f"unreadable: {line}")
-    return exit_code(found)
+    return exit_code(catalogue)
 
 
-def _none(found: Catalogue) -> str:
-    return "no checkpoint has that status" if found.shown else "no checkpoints yet"
+def _empty_text(catalogue: Catalogue) -> str:
+    """Return why no checkpoint is listed."""
+    return "no checkpoint has that status" if catalogue.shown else "no checkpoints yet"
 
 
 def watch_lines(
-    store: Store, encoding: str, seen: Listing, width: int, *, is_sorted: bool
+    store: Store, encoding: str, listing: Listing, width: int, *, is_sorted: bool
 ) -> list[str]:
-    """Return the same as lines of at most ``width`` columns: alarms, what nodes do, the table.
+    """Return a listing as lines of at most ``width`` columns: alarms, activities, the table.
 
-    Rows that ``--sort`` does not sort begin with what is on its way, then the newest.
+    Rows are in reverse order, those on their way first, unless ``is_sorted``.  A row has no
+    detail if a line above has it.
     """
-    found, running = seen.overlay.catalogue, seen.overlay.running
+    catalogue, running = listing.live.catalogue, listing.live.running
     heading: Sequence[str] = HEADING
-    lines = list_rows(store, seen.shown, running, seen.now)
-    if seen.rows:
-        heading, lines = list_rows_of_run(seen.rows, seen.now)
-    listed = list(zip(seen.shown, lines, strict=True))
+    lines = list_rows(store, listing.shown, running, listing.now)
+    if listing.rows:
+        heading, lines = list_rows_of_run(listing.rows, listing.now)
+    listed = list(zip(listing.shown, lines, strict=True))
     if not is_sorted:
         moving = {(e.run, e.location) for e in running}
-        listed = listed[::-1] if seen.rows else sorted(listed, key=lambda pair: -pair[0].arrived)
+        listed = listed[::-1] if listing.rows else sorted(listed, key=lambda pair: -pair[0].arrived)
         listed.sort(key=lambda pair: (pair[0].run, pair[0].location) not in moving)
-    told = {(e.run, e.location) for e in running[:FEW]}
+    described = {(e.run, e.location) for e in running[:FEW]}
     rows = [
-        (cells, [detail] if detail and (s.run, s.location) not in told else [])
+        (cells, [detail] if detail and (s.run, s.location) not in described else [])
         for s, (*cells, detail) in listed
     ]
-    faults = [f"unreadable: {fault.text}" for fault in found.faults]
-    curves = curve_line(seen.curves, encoding, max(LEAST, min(CELLS, width - BESIDE)))
+    faults = [f"unreadable: {fault.text}" for fault in catalogue.faults]
+    curves = curve_line(listing.curves, encoding, max(LEAST, min(CELLS, width - BESIDE)))
     return [
-        *alarms_of(seen.alarms, seen.now, width, FEW),
-        *running_lines(running, seen.now, width, FEW),
+        *alarms_of(listing.alarms, listing.now, width, FEW),
+        *running_lines(running, listing.now, width, FEW),
         *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
         *more(faults, "more records that cannot be read"),
-        *([""] if seen.alarms or running or faults else []),
+        *([""] if listing.alarms or running or faults else []),
         *(line for curve in curves for line in wrapped(curve, width)),
-        *(table(*narrowed(heading[:-1], rows, width, SPARE), width) if rows else [_none(found)]),
+        *(
+            table(*narrowed(heading[:-1], rows, width, SPARE), width)
+            if rows
+            else [_empty_text(catalogue)]
+        ),
     ]
 
 
-def catalogues(store: Store, run: str) -> Callable[[], Catalogue]:
-    """Return a function that reads the catalogue of a store, or of a run, and saves its cache."""
+def catalogue_reader(store: Store, run: str) -> Callable[[], Catalogue]:
+    """Return a function that reads the catalogue of a store, or of a run.
+
+    Each call continues from the cache on this machine, and saves it.
+    """
     cache = Cache.load(store.url)
 
-    def catalogue() -> Catalogue:
+    def read() -> Catalogue:
         try:
             return read_catalogue(store, cache, run)
         finally:
-            # also what was read before an error: the next call continues there
+            # also after an error: the next call continues there
             cache.save(store.url)
 
-    return catalogue
+    return read
 
 
-def selected(store: Store, catalogue: Catalogue, run: str, location: str) -> Catalogue:
+def select(store: Store, catalogue: Catalogue, run: str, location: str) -> Catalogue:
     """Return the part of a catalogue that is of a run, and of a location or checkpoint in it.
 
-    Both may be empty.  Raises ConfigError if that is not in the store.
+    An empty ``run`` selects all; an empty ``location`` all of the run.  Raises ConfigError if the
+    store has nothing of it.
     """
     if not run:
         return catalogue
     summaries = [s for s in catalogue.summaries if s.run == run]
-    begun = [s for s in catalogue.begun if s.run == run]
+    uploads = [s for s in catalogue.begun if s.run == run]
     faults = [fault for fault in catalogue.faults if fault.run == run]
     if location:
         summaries = [s for s in summaries if location in (s.location, s.checkpoint)]
-        begun = [s for s in begun if location in (s.location, s.checkpoint)]
+        uploads = [s for s in uploads if location in (s.location, s.checkpoint)]
         faults = [f for f in faults if location in (f.location, checkpoint_of(f.location))]
-    if not (summaries or begun or faults):
+    if not (summaries or uploads or faults):
         raise not_found(store, run, location)
-    return replace(catalogue, summaries=tuple(summaries), begun=tuple(begun), faults=tuple(faults))
+    return replace(
+        catalogue, summaries=tuple(summaries), begun=tuple(uploads), faults=tuple(faults)
+    )
 
 
 def exit_code(catalogue: Catalogue) -> int:
-    """Return the worst exit code of the records that cannot be read; 0 if all can."""
+    """Return the greatest exit code of the records that cannot be read; 0 if all can."""
     return max((fault.error.exit_code for fault in catalogue.faults), default=0)
 
 
@@ -247,21 +276,24 @@ def list_rows(
     running: Sequence[NodeProgress] = (),
     now: float = 0.0,
 ) -> list[list[str]]:
-    """Return all checkpoints of a store as rows of a table under `HEADING`."""
-    newer, entries, found = newer_saves(summaries), by_location(running), []
+    """Return locations as rows of a table under `HEADING`.
+
+    ``running``: what nodes do; ``now``: seconds since the epoch.
+    """
+    newer, entries, rows = newer_saves(summaries), by_location(running), []
     for s in summaries:
         key = (s.run, s.location)
         size, nodes = show_size(s.whole or s.size), str(len(s.nodes))
-        its, later, model = entries.get(key, ()), newer.get(key, ""), _model_line(store, s)
-        line = "; ".join(reasons(store.url, s, its, later, now=now, model=model))
-        found.append([*key, s.status, size, nodes, line])
-    return found
+        activities, later, model = entries.get(key, ()), newer.get(key, ""), _model_line(store, s)
+        line = "; ".join(reasons(store.url, s, activities, later, now=now, model=model))
+        rows.append([*key, s.status, size, nodes, line])
+    return rows
 
 
-def _model_line(store: Store, seen: Summary) -> str:
-    """Return where the model of a location lies, and what is to be said of it."""
-    model = model_url(store.url, seen) or ""
-    line = f"{seen.unopenable}; {seen.to_give}; {model}" if seen.unopenable else model
-    line += f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""
-    line += "; no tokenizer" if TOKENIZER in seen.to_open else ""
-    return line + (f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else "")
+def _model_line(store: Store, summary: Summary) -> str:
+    """Return where the model of a location is, and what it lacks to be loaded."""
+    model = model_url(store.url, summary) or ""
+    line = f"{summary.unopenable}; {summary.to_give}; {model}" if summary.unopenable else model
+    line += f" ({summary.proof.level})" if summary.status == "VERIFIED" else ""
+    line += "; no tokenizer" if TOKENIZER in summary.to_open else ""
+    return line + (f"; code left out: {', '.join(summary.left_out)}" if summary.left_out else "")

@@ -1,4 +1,9 @@
-"""What ``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` print: a run's table, a checkpoint in full."""
+"""Make what ``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` print.
+
+Of a run: a table with times, losses and metrics, below the curve of its loss.  Of a checkpoint: all
+that records say of it, and the next command.  Both begin with `Row`, which adds to a location's
+summary its values and the reasons of its status.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A location; ``values``: its times and losses; ``reasons``: why it is no better, and more."""
+    """A location with its times and losses (``values``), and the lines of `reasons`."""
 
     summary: Summary
     values: Mapping[str, Any]
@@ -42,7 +47,7 @@ def read_rows(
     curves: Mapping[str, Curve],
     now: float,
 ) -> list[Row]:
-    """Return the rows of locations of the store at ``url``."""
+    """Return the rows of locations of the store at ``url``; no row is read from the store."""
     newer, entries = newer_saves(summaries), by_location(running)
     return [
         Row(
@@ -58,59 +63,68 @@ def read_rows(
 def reasons(
     url: str,
     s: Summary,
-    its: Sequence[NodeProgress],
+    activities: Sequence[NodeProgress],
     newer: str,
     *,
     now: float,
     model: str | None = None,
 ) -> Iterator[str]:
-    """Yield what nodes do with a location, why its status is no better, and what speaks against it.
+    """Yield lines about a location: findings, activities of nodes, why its status is no better.
 
-    ``model``: in a list of all runs, what is said of its model if it has one; then only the first
-    of the lines that say why is given.
+    Args:
+        url: the store.
+        s: the location.
+        activities: what nodes do with it.
+        newer: the name of a newer save of the same checkpoint, or "".
+        now: seconds since the epoch.
+        model: the text about its model, in a list of all runs; then only one reason is yielded.
+
     """
     why = s.lost or s.evidence
-    at_work = {e.node for e in its}
-    are_sent = bool(s.uploading and s.awaited) and set(s.awaited) <= at_work
+    busy_nodes = {e.node for e in activities}
+    are_sent = bool(s.uploading and s.awaited) and set(s.awaited) <= busy_nodes
     is_told = are_sent or s.status == "COMPLETE" or not s.manifests
-    if its and is_told:  # the nodes said it
+    if activities and is_told:  # the activities are the reason
         why = ()
     if model is not None:
         why = tuple(filter(None, [output.first_of(why)]))
-    if s.uploading and not its:
+    if s.uploading and not activities:
         why = (upload_line(s.uploading, s.percent), *why)
     lines = [
         *(finding.line for finding in s.weights_findings),
-        *(describe(e, now) for e in its),
+        *(describe(e, now) for e in activities),
         *((model or s.unopenable,) if has_model(s) else why),
         *(d for d in s.doubts if d not in s.evidence),
         f"{newer} is newer" if newer else "",
-        *(sibling_line(url, s.run, s.location, other) for other in s.siblings),
+        *(sibling_line(url, s.run, s.location, sibling) for sibling in s.siblings),
         s.unnamed_line,
     ]
     yield from filter(None, lines)
 
 
 def has_model(s: Summary) -> bool:
-    """Return whether a location's model is all that is said of it."""
+    """Return whether a location's model stands for the reasons of its status."""
     return s.status in ("VERIFIED", "CONSOLIDATED") and s.consolidated
 
 
 def upload_line(nodes: Sequence[str], percent: int | None) -> str:
-    """Return who uploads a checkpoint, and how much of what its model needs is there."""
+    """Return which nodes upload a checkpoint, and the percentage of its model that is stored."""
     return f"from {', '.join(nodes)}{f', {percent} %' if percent is not None else ''}"
 
 
-def sibling_line(url: str, run: str, location: str, other: Sibling) -> str:
-    """Return what is known of another part of a save, and the command that joins them."""
-    nodes, command = ", ".join(other.nodes), other.command(url, run, location)
-    if not other.against:
-        return f"{other.location} of {nodes} is another part of this save; to join them: {command}"
-    guess = f"{other.location} of {nodes} may be another part of this save"
-    return f"{guess} ({'; '.join(other.against)}); if so: {command}"
+def sibling_line(url: str, run: str, location: str, sibling: Sibling) -> str:
+    """Return a line about another part of the same save, with the command that joins them."""
+    nodes, command = ", ".join(sibling.nodes), sibling.command(url, run, location)
+    if not sibling.against:
+        return (
+            f"{sibling.location} of {nodes} is another part of this save; to join them: {command}"
+        )
+    guess = f"{sibling.location} of {nodes} may be another part of this save"
+    return f"{guess} ({'; '.join(sibling.against)}); if so: {command}"
 
 
 def _model(s: Summary) -> str:
+    """Return the column MODEL of a location, one of `MODELS`."""
     if s.retired or not s.consolidated:
         return "none"
     if s.suspects:
@@ -119,10 +133,12 @@ def _model(s: Summary) -> str:
 
 
 def _resume(s: Summary) -> str:
+    """Return whether a training can resume from a location, as "yes" or "no"."""
     return "yes" if s.resume and not (s.retired or s.shards_retired) else "no"
 
 
 def _least(value: float | None) -> tuple[bool, float]:
+    """Return a sort key: the least value first, an unknown one last."""
     return value is None, value or 0.0
 
 
@@ -138,24 +154,24 @@ SORT: Mapping[str, Callable[[Row], Any]] = {
     "resume": lambda r: _resume(r.summary) == "no",
     "kept": lambda r: not r.summary.kept,
 }
-"""What a column is sorted by: the least first, and last what nobody knows."""
+"""The sort key of each column: the least first, unknown values last."""
 RUN_HEADING = (*map(str.upper, SORT), "REASON")
 
 
 def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[list[str]]]:
-    """Return a heading, and locations under it; metrics of events follow the evaluation's loss."""
+    """Return a heading, and the rows of a run; metrics of events stand before SIZE."""
     names = sorted({name for row in rows for name, _ in row.summary.metrics})
-    at, names = RUN_HEADING.index("SIZE"), names[:METRICS]
+    index, names = RUN_HEADING.index("SIZE"), names[:METRICS]
     measured = [dict(row.summary.metrics) for row in rows]
     cells = [list_row(row, now) for row in rows]
-    return [*RUN_HEADING[:at], *names, *RUN_HEADING[at:]], [
-        [*its[:at], *(_number(values.get(name)) for name in names), *its[at:]]
-        for its, values in zip(cells, measured, strict=True)
+    return [*RUN_HEADING[:index], *names, *RUN_HEADING[index:]], [
+        [*row_cells[:index], *(_number(values.get(name)) for name in names), *row_cells[index:]]
+        for row_cells, values in zip(cells, measured, strict=True)
     ]
 
 
 def list_row(row: Row, now: float) -> list[str]:
-    """Return a location under `RUN_HEADING`, with the first of its reasons."""
+    """Return a location as cells under `RUN_HEADING`, with the first of its reasons."""
     s = row.summary
     return [
         _step(s),
@@ -178,11 +194,15 @@ def _step(s: Summary) -> str:
 
 
 def _number(value: float | None) -> str:
+    """Return a number with four digits; `NONE` if it is not known."""
     return NONE if value is None else f"{value:.4g}"
 
 
 def curve_line(curves: Mapping[str, Curve], encoding: str | None, cells: int = CELLS) -> list[str]:
-    """Return the loss over steps as a line; none where it has no points or cannot be encoded."""
+    """Return the loss over steps in one line.
+
+    Return no line for less than two points, or if ``encoding`` has no blocks.
+    """
     points = curves.get("loss", [])
     numbers = [value for _, value in points if value is not None]
     try:
@@ -197,14 +217,14 @@ def curve_line(curves: Mapping[str, Curve], encoding: str | None, cells: int = C
 
 
 def sparkline(points: Curve, cells: int) -> str:
-    """Return the means of consecutive points as blocks; blank where none was finite."""
+    """Return ``cells`` blocks, each as high as the mean of its points; blank if none is finite."""
     cells, means = min(cells, len(points)), []
     for i in range(cells):
-        part = points[i * len(points) // cells : (i + 1) * len(points) // cells]
-        numbers = [value for _, value in part if value is not None]
+        cell_points = points[i * len(points) // cells : (i + 1) * len(points) // cells]
+        numbers = [value for _, value in cell_points if value is not None]
         means.append(sum(value / len(numbers) for value in numbers) if numbers else None)
-    there = [mean for mean in means if mean is not None]
-    least, height = min(there), max(there) / 2 - min(there) / 2
+    finite = [mean for mean in means if mean is not None]
+    least, height = min(finite), max(finite) / 2 - min(finite) / 2
     return "".join(
         " "
         if mean is None
@@ -214,13 +234,16 @@ def sparkline(points: Curve, cells: int) -> str:
 
 
 def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> Iterator[str]:
-    """Yield all that is known of a location, and the next command."""
+    """Yield all that is known of a location as lines, and the next command.
+
+    ``details``: the result of `read_details`.
+    """
     s, model = row.summary, model_url(url, row.summary)
     ranks = dict(s.ranks)
     nodes = (f"{n} (ranks {ranks[n]})" if ranks.get(n) else n for n in s.nodes)
     times = {name: row.values[name] for name in ("saved", "uploaded", "merged", "verified")}
     level = s.proof.level if s.status == "VERIFIED" else None
-    measured = dict(s.metrics)  # counts before what the trainer logged under the same name
+    measured = dict(s.metrics)  # comes before what the trainer logged under the same name
     names = {"loss": "loss", "evaluation": "eval_loss"}
     losses = {title: measured.pop(name, row.values[name]) for title, name in names.items()}
     opens = [_model(s), s.to_give, model or ""]
@@ -228,7 +251,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
     tokenizer = "no tokenizer" if TOKENIZER in s.to_open else ""
     facts = {
         "status": f"{s.status} ({level})" if level else s.status,
-        **{name: _time(at, now) for name, at in times.items() if at},
+        **{name: _time(moment, now) for name, moment in times.items() if moment},
         **{name: _number(value) for name, value in losses.items() if value is not None},
         "metrics": ", ".join(f"{name} {_number(value)}" for name, value in measured.items()),
         "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
@@ -254,7 +277,10 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
 
 
 def weights_lines(s: Summary) -> Iterator[str]:
-    """Yield the norms of a model by group of layers, its zeros, and what is no number, loud."""
+    """Yield the norms of a model by group of layers, its zeros, NaNs and infinities.
+
+    Yield nothing for a model without statistics.
+    """
     if s.weights is None:
         return
     groups = s.weights.groups
@@ -269,23 +295,24 @@ def weights_lines(s: Summary) -> Iterator[str]:
         yield f"{s.weights.uncounted} tensors have no statistics"
 
 
-def _time(at: float, now: float) -> str:
-    date = datetime.fromtimestamp(at, timezone.utc).astimezone()
-    return f"{date:%Y-%m-%d %H:%M:%S}, {show_duration(max(0, round(now - at)))} ago"
+def _time(moment: float, now: float) -> str:
+    """Return a time of the epoch as local date and time, and how long ago it was."""
+    date = datetime.fromtimestamp(moment, timezone.utc).astimezone()
+    return f"{date:%Y-%m-%d %H:%M:%S}, {show_duration(max(0, round(now - moment)))} ago"
 
 
 def next_command(url: str, s: Summary) -> str:
-    """Return the command that helps most: what makes a location whole, proves it, or uses it."""
-    where = f"{s.run}/{s.location}"
-    for other in s.siblings:
-        if not other.against:
-            return other.command(url, s.run, s.location)
+    """Return the command that helps most: it joins, repairs, verifies, pulls or watches."""
+    target = f"{s.run}/{s.location}"
+    for sibling in s.siblings:
+        if not sibling.against:
+            return sibling.command(url, s.run, s.location)
     words = {
-        "WAITING": ["ls", where, "--watch"],
-        "UPLOADING": ["ls", where, "--watch"],
-        "DAMAGED": ["repair", where],
-        "COMPLETE": ["verify", where],
-        "CONSOLIDATED": ["verify", where],
-        "VERIFIED": ["pull", where, "DIR"],
+        "WAITING": ["ls", target, "--watch"],
+        "UPLOADING": ["ls", target, "--watch"],
+        "DAMAGED": ["repair", target],
+        "COMPLETE": ["verify", target],
+        "CONSOLIDATED": ["verify", target],
+        "VERIFIED": ["pull", target, "DIR"],
     }.get(s.status, ["status", s.run])
     return shlex.join(["ckptsync", *words, "--store", url])

@@ -1,4 +1,9 @@
-"""``main``: parse the arguments, run the command, turn an error into a message and an exit code."""
+"""Run the command line: parse arguments, import and run one command, turn errors into exit codes.
+
+Most time of a short command is imports, so only the module of the called command is imported.  A
+command raises errors; only this module catches them, prints them with their hint, and chooses the
+exit code, also for signals, a closed pipe and a full memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from ckptsync.cli.arguments import Parser, add_json, described
+from ckptsync.cli.arguments import Parser, add_json, parser_options
 from ckptsync.cli.commands import COMMANDS, EXIT_CODES, GROUPS
 from ckptsync.cli.output import print_error
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
@@ -31,16 +36,16 @@ _ALGEBRA = "OPENBLAS_NUM_THREADS"
 
 
 class Command(Protocol):
-    """A command's module.
+    """The module of a command.
 
-    If it has a string ``DETAILS``, that follows the summary in its help.
+    A module may have a string ``DETAILS``, which follows the summary in its help.
     """
 
     def add_arguments(self, command: argparse.ArgumentParser) -> None:
-        """Define the command's arguments."""
+        """Define the command's arguments on its parser."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Run the command, and return its exit code."""
+        """Run the command, print its result, and return its exit code.  Raises CkptsyncError."""
         ...
 
 
@@ -52,16 +57,17 @@ _OUT_OF_MEMORY = CkptsyncError("there is not enough memory", hint=HINT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Run one command, and return its exit code.
 
-    What is no `CkptsyncError` escapes with its traceback (exit code 1).
+    ``argv``: the words after the program's name.  A `CkptsyncError` is printed; any other exception
+    is raised, with its traceback (exit code 1).
     """
     if "CKPTSYNC_PARENT" in os.environ:  # a head has started it
         from ckptsync.child import die_with_parent
 
         die_with_parent()
     words = [*(sys.argv[1:] if argv is None else argv)]
-    own = words[: words.index("--")] if "--" in words else words  # others' are a training's
+    own = words[: words.index("--")] if "--" in words else words  # later words are a training's
     as_json = any(word.partition("=")[0] in ("--json", "--progress") for word in own)
     try:
         if words[:1] in (["-h"], ["--help"]):
@@ -75,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as e:
         print_error(e, as_json=as_json)
         return e.exit_code
-    except (MemoryError, ImportError) as e:  # a library's, where there is no room to load it
+    except (MemoryError, ImportError) as e:  # there may be no memory to load a library
         if isinstance(e, ImportError) and "failed to map" not in str(e):
             raise
         print_error(_OUT_OF_MEMORY, as_json=as_json)
@@ -87,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """Return what ``ckptsync --help`` prints: the commands by purpose."""
+    """Return the text of ``ckptsync --help``: the commands by purpose."""
     lines = ["usage: ckptsync COMMAND …", "", *textwrap.wrap(_ABOUT, 80)]
     for purpose, commands in GROUPS.items():
         lines += ["", f"{purpose}:"]
@@ -102,22 +108,23 @@ def overview() -> str:
 
 
 def parser(command: str) -> Parser:
-    """Return the parser of a command; no other command's module is imported.
+    """Return the parser of a command, and import its module, but no other command's.
 
-    Raises ConfigError if there is no such command.
+    Its namespace has ``command``, the module's `run`.  Raises ConfigError if there is no such
+    command.
     """
     if command not in COMMANDS:
         hint = did_you_mean(command, COMMANDS) or "`ckptsync --help` lists the commands"
-        what = f"{command}: no such command" if command else "no command is given"
-        raise ConfigError(what, hint=hint)
+        why = f"{command}: no such command" if command else "no command is given"
+        raise ConfigError(why, hint=hint)
     entry, module = COMMANDS[command], _imported(f"ckptsync.cli.{command}")
     examples = "\n".join(["examples:", *(f"  ckptsync {line}" for line in entry.examples)])
-    how = described(entry.summary, getattr(module, "DETAILS", ""), examples)
-    made = Parser(f"ckptsync {command}", **how)
-    add_json(made)
-    made.set_defaults(json=False, command=module.run)
-    module.add_arguments(made)
-    return made
+    parser_kwargs = parser_options(entry.summary, getattr(module, "DETAILS", ""), examples)
+    command_parser = Parser(f"ckptsync {command}", **parser_kwargs)
+    add_json(command_parser)
+    command_parser.set_defaults(json=False, command=module.run)
+    module.add_arguments(command_parser)
+    return command_parser
 
 
 def whole_parser() -> argparse.ArgumentParser:
@@ -130,9 +137,9 @@ def whole_parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     for name, entry in COMMANDS.items():
-        made = parser(name)
+        command_parser = parser(name)
         commands.add_parser(name, help=entry.summary)
-        commands.choices[name] = made
+        commands.choices[name] = command_parser
     return top
 
 
@@ -144,18 +151,18 @@ class _Clean(logging.Formatter):
 
 
 def _imported(command: str) -> Command:
-    """Return the module of a command, and import numpy where the module needs it.
+    """Return a command's module, imported with one thread for numpy's OpenBLAS.
 
-    OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all
-    else at the start, and never any work here. The variable is taken away again, as other programs
-    that are started from here would inherit it.
+    OpenBLAS would start a thread for each core, which spin without work and take more CPU than all
+    other imports.  The variable is removed afterwards, as child processes would inherit it.  The
+    garbage collector is off meanwhile, and never scans the imported modules later.
     """
-    # a program that calls `main` again: what it has by now may become garbage
+    # `main` was called again: do not freeze the garbage of the program that calls it
     if command in sys.modules:
         return cast("Command", sys.modules[command])
     is_set = _ALGEBRA in os.environ
     os.environ.setdefault(_ALGEBRA, "1")
-    gc.disable()  # what is imported stays: looking through it for garbage takes a tenth of the time
+    gc.disable()  # scanning imported modules for garbage takes a tenth of the time
     try:
         return cast("Command", import_module(command))
     finally:
@@ -166,7 +173,11 @@ def _imported(command: str) -> Command:
 
 
 def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
-    """Run a command; return its exit code, or that of the error, which is printed."""
+    """Run a command; return its exit code, or that of its error, after printing that.
+
+    Errors of memory, disk and threads become a `CkptsyncError`; any other exception is raised.  ^C
+    returns `INTERRUPTED`, a closed pipe `BROKEN_PIPE`.
+    """
     try:
         with _terminated_like_interrupted():
             code = command()
@@ -177,8 +188,7 @@ def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output has left; stdout must not be flushed into the pipe once more at
-        # exit
+        # the reader of stdout has ended: Python must not flush into the pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except MemoryError:
@@ -202,9 +212,10 @@ def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds the stack as ^C does, so that unfinished output is removed.
+    """Within the block, let SIGTERM raise SystemExit, as ^C raises KeyboardInterrupt.
 
-    With either nothing is tried again.
+    So unfinished output is removed; and with either signal no failed call is tried again.  Outside
+    the main thread, signals stay as they are.
     """
     progress_signs.clear_shutdown()
     if threading.current_thread() is not threading.main_thread():
@@ -212,11 +223,12 @@ def _terminated_like_interrupted() -> Iterator[None]:
         return
 
     def unwind(number: int, _frame: object) -> None:
+        """Announce the end, and raise KeyboardInterrupt for SIGINT, else SystemExit."""
         progress_signs.announce_shutdown()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     numbers = [signal.SIGTERM]
-    # else ^C is not for us, as in the background
+    # any other handler: ^C is ignored, as for a process in the background
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
     before = {number: signal.signal(number, unwind) for number in numbers}

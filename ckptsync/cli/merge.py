@@ -1,4 +1,8 @@
-"""``ckptsync merge``: consolidate a sharded checkpoint, with no service running."""
+"""``ckptsync merge``: consolidate a sharded checkpoint, with no service running.
+
+It turns options into a `MergeRequest`, opens the sources, and calls the merge that a head uses,
+too.  With ``--into`` the sources are adapters, which are summed into their base.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments import access_of, add_bandwidth, add_dry_run, option_value
+from ckptsync.cli.arguments import (
+    access_of,
+    add_bandwidth,
+    add_dry_run,
+    add_ignore_times,
+    add_jobs,
+    option_value,
+)
 from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
@@ -28,8 +39,9 @@ from ckptsync.stores.opening import Access
 from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import located
 
-PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
-# they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
+# bytes of parts in flight to a store: enough to keep a network busy, and all of a merge stays
+# within 300 MB
+PARTS = 64 << 20
 KEPT = "are merged; the same command continues"
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 DETAILS = (
@@ -39,6 +51,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add(
         "sources",
@@ -114,13 +127,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="BASE is the model that the adapter's initialisation left (PiSSA, OLoRA, CorDA,"
         " LoRA-GA, LoftQ), not the original one",
     )
-    add(
-        "--jobs",
-        metavar="N",
-        type=int,
-        help="threads that read, cast and digest; 1: only the main thread (default: one for each"
-        " core, at most 8; 4 from a URL)",
-    )
+    add_jobs(command, "read, cast and digest")
     add(
         "--engine",
         choices=("local", "ray"),
@@ -140,26 +147,24 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print of each tensor: minimum, maximum, norm, NaNs, infinities, zeros",
     )
-    add(
-        "--ignore-times",
-        action="store_true",
-        help="do not compare the files' times to find shards of different saves: the times were"
-        " lost in copying",
-    )
+    add_ignore_times(command)
     add_bandwidth(command)
     add_dry_run(command, "written")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the merge, write it, and print what was written."""
+    """Plan the merge, write it unless it is a dry run, and print the result; return 0.
+
+    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    """
     size = AS_BASE if args.into else SHARD_SIZE
     if args.max_shard_size is not None:
-        size = _shard_size(args.max_shard_size)
+        size = _parse_shard_size(args.max_shard_size)
     _check_options(args)
     options = MergeOptions(args.dtype, size, args.source, args.allow_code)
     places = [located(word) for word in (*args.sources, args.into) if word]
     jobs = thread_count(args.jobs, places)
-    work = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
+    resources = MergeResources(jobs, tensor_digests=False, statistics=args.statistics)
     access = access_of(args).within(PARTS)
     request = MergeRequest(
         [located(source) for source in args.sources],
@@ -176,21 +181,23 @@ def run(args: argparse.Namespace) -> int:
         check_free(request, access)
         open_all = open_into_base if request.into else open_sources
         prepared = open_all(request, access, use_times=not args.ignore_times)
-        # the plan stays to the end: the cycle collector need not look at it again and again
+        # the plan stays to the end: spare the cycle collector from scanning it again and again
         gc.freeze()
     if args.dry_run:
         result = describe_plan(prepared)
     else:
         engine_at = _ray_engine(args, prepared, access) if args.engine == "ray" else None
-        what = f"merging into {show_path(prepared.request.destination)}"
-        with output.progress(args, what, KEPT) as progress:
-            result = describe_result(prepared, merge(prepared, access, progress, work, engine_at))
+        label = f"merging into {show_path(prepared.request.destination)}"
+        with output.progress(args, label, KEPT) as progress:
+            result = describe_result(
+                prepared, merge(prepared, access, progress, resources, engine_at)
+            )
     output.print_json(result) if args.json else _show(result)
     return 0
 
 
 def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) -> EngineAt:
-    """Return how to make the engine for a place to write to.  Raises ConfigError."""
+    """Return a function that makes the Ray engine for a destination.  Raises ConfigError."""
     from ckptsync.merger.ray_engine import RayEngine, reach
 
     if args.bandwidth:
@@ -200,7 +207,7 @@ def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) ->
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that do not go together."""
+    """Raise ConfigError for options that contradict each other."""
     if args.into and args.engine == "ray":
         why = "--engine ray: adapters are summed by this process alone"
         raise ConfigError(why, hint="leave it out: a sum needs little more than a copy")
@@ -216,7 +223,8 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--changed-base: no base", hint="name it with --into")
 
 
-def _shard_size(text: str) -> int:
+def _parse_shard_size(text: str) -> int:
+    """Return the bytes of ``--max-shard-size``.  Raises ConfigError."""
     count = option_value("--max-shard-size", parse_size, text)
     if count < 1:
         raise ConfigError(f"--max-shard-size: {text!r} is too small: expected at least one byte")
@@ -224,9 +232,9 @@ def _shard_size(text: str) -> int:
 
 
 def thread_count(jobs: int | None, places: Iterable[PathOrUrl]) -> int:
-    """Return how many threads work: ``--jobs``, or what is usual for these sources.
+    """Return ``--jobs``, or the usual number of threads for these places.
 
-    Raises ConfigError for fewer than one.
+    Raises ConfigError for less than one.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs: expected at least 1, not {jobs}")
@@ -234,7 +242,7 @@ def thread_count(jobs: int | None, places: Iterable[PathOrUrl]) -> int:
 
 
 def describe_plan(prepared: Prepared) -> dict[str, Any]:
-    """Return what ``--dry-run --json`` prints."""
+    """Return the result of ``--dry-run`` for ``--json``."""
     job = prepared.job
     files = [{"path": plan.name, "bytes": plan.size} for plan in job.plans]
     for name, directory in job.beside:
@@ -243,28 +251,33 @@ def describe_plan(prepared: Prepared) -> dict[str, Any]:
         files.append({"path": name, "bytes": size})
     dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
     result = _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
-    return result | ({"change": _described_change(prepared)} if prepared.request.into else {})
+    return result | ({"change": _describe_change(prepared)} if prepared.request.into else {})
 
 
 def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
-    """Return what ``--json`` prints of a merge; a statistic that is not finite is null there."""
+    """Return the result of a merge for ``--json``; a statistic that is not finite is None."""
     files = [
         {"path": file.path, "bytes": file.size, "blake3": file.digest} for file in merged.files
     ]
     dtypes = Counter(tensor.dtype for tensor in merged.tensors)
     result = _result(prepared, files, dtypes, merged.notes) | {"dry_run": False}
     if merged.statistics is not None:
-        statistics = {name: _described(found) for name, found in merged.statistics.items()}
+        statistics = {
+            name: _describe_statistics(statistic) for name, statistic in merged.statistics.items()
+        }
         result["statistics"] = statistics
     if prepared.request.into:
-        result["change"] = _described_change(prepared, merged.changes)
+        result["change"] = _describe_change(prepared, merged.changes)
     return result
 
 
-def _described_change(
+def _describe_change(
     prepared: Prepared, totals: Mapping[str, ChangeTotals] | None = None
 ) -> dict[str, Any]:
-    """Return what adapters change; the relative norms of the change by group of layers."""
+    """Return how many modules and tensors adapters change.
+
+    With ``totals``, also the relative norm of the change, in all and by group of layers.
+    """
     counts: dict[str, Any] = {
         "adapters": len(prepared.request.sources),
         "modules": prepared.job.modules,
@@ -284,16 +297,18 @@ def _described_change(
     }
 
 
-def _described(found: Statistics) -> dict[str, Any]:
-    numbers = {"min": found.low, "max": found.high, "norm": found.norm}
+def _describe_statistics(statistics: Statistics) -> dict[str, Any]:
+    """Return the statistics of a tensor for ``--json``; None for a number that is not finite."""
+    numbers = {"min": statistics.low, "max": statistics.high, "norm": statistics.norm}
     finite = {key: n if n is not None and math.isfinite(n) else None for key, n in numbers.items()}
-    counts = {"nan": found.nans, "infinite": found.infinities, "zeros": found.zeros}
-    return {**finite, **counts, "elements": found.count}
+    counts = {"nan": statistics.nans, "infinite": statistics.infinities, "zeros": statistics.zeros}
+    return {**finite, **counts, "elements": statistics.count}
 
 
 def _result(
     prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]
 ) -> dict[str, Any]:
+    """Return the keys that a plan and a written merge have in common, for ``--json``."""
     return {
         "destination": show_path(prepared.request.destination),
         "source": prepared.job.source,
@@ -308,6 +323,7 @@ def _result(
 
 
 def _show(result: dict[str, Any]) -> None:
+    """Print a result of `describe_plan` or `describe_result` for people."""
     dtypes = ", ".join(f"{count} {dtype}" for dtype, count in result["dtypes"].items())
     say(f"source   {result['source']}")
     say(f"tensors  {result['tensors']} ({dtypes})")
@@ -315,11 +331,13 @@ def _show(result: dict[str, Any]) -> None:
     print("\n".join(output.aligned(files)))
     if tensors := result.get("statistics"):
         rows = [["tensor", "min", "max", "norm", "nan", "infinite", "zero"]]
-        for name, found in tensors.items():
-            values = [found[key] for key in ("min", "max", "norm")]
+        for name, statistics in tensors.items():
+            values = [statistics[key] for key in ("min", "max", "norm")]
             numbers = ["" if value is None else f"{value:.6g}" for value in values]
-            zeros = f"{found['zeros'] / found['elements']:.2%}"
-            rows.append([name, *numbers, str(found["nan"]), str(found["infinite"]), zeros])
+            zeros = f"{statistics['zeros'] / statistics['elements']:.2%}"
+            rows.append(
+                [name, *numbers, str(statistics["nan"]), str(statistics["infinite"]), zeros]
+            )
         print("\n".join(output.aligned(rows)))
     if change := result.get("change"):
         count = change["adapters"]

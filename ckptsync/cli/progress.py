@@ -1,9 +1,9 @@
-"""``--progress json``: what a program reads that starts a long command, as a head does.
+"""``--progress json``: report progress and the result of a long command to a program.
 
-On stdout come lines ``{"done": n, "total": n}`` in bytes (a total of 0 is not known), one a second
-while the work moves, then one line with what the command prints with ``--json``, or its error.  The
-log is on stderr.  With ``-c`` the command logs as the configuration says, and takes the share of
-its limits that one child of a head has.
+A head starts long commands as children, and must see that they move.  On stdout it reads lines
+``{"done": n, "total": n}`` in bytes (a total of 0 is not known), one a second while the work moves,
+then one line with what the command prints with ``--json``, or its error.  The log is on stderr.
+With ``-c`` the command logs as the configuration says, and takes one child's share of its limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def add_progress(command: argparse.ArgumentParser) -> None:
-    """Add ``--progress``."""
+    """Define ``--progress``."""
     command.add_argument(
         "--progress",
         choices=("json",),
@@ -42,17 +42,18 @@ def add_progress(command: argparse.ArgumentParser) -> None:
 def with_progress(
     args: argparse.Namespace,
     command: Callable[[argparse.Namespace, Progress], int],
-    what: str = "",
-    kept: str = "",
+    label: str = "",
+    kept_text: str = "",
 ) -> int:
-    """Run a command and return its exit code; print as ``--progress`` says.
+    """Run a command, and return its exit code; report as ``--progress`` says.
 
-    Without that, people see how far ``what`` is (see `output.progress`).
+    Without that option, show progress for people if there is a ``label`` (see `output.progress`),
+    and let errors pass.  With it, set ``args.json``, and print and return every error but OSError.
     """
     if not args.progress:
-        if not what:
+        if not label:
             return command(args, lambda _done, _total: None)
-        with output.progress(args, what, kept) as progress:
+        with output.progress(args, label, kept_text) as progress:
             return command(args, progress)
     args.json, stdout, printed = True, sys.stdout, io.StringIO()
     try:
@@ -69,7 +70,7 @@ def with_progress(
         error = e if isinstance(e, CkptsyncError) else out_of_memory
         output.print_json(describe_error(error))
         return error.exit_code
-    except OSError:  # `main` says what that is
+    except OSError:  # `main` prints it
         raise
     except Exception:
         log.critical("%s", args.command.__module__, exc_info=True)
@@ -78,59 +79,36 @@ def with_progress(
     return code
 
 
-class ReadCounter:
-    """Takes each count of bytes that were read, and reports their sum.
-
-    A count of 0 is a sign of life of a process of its own, which has its own limits.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._lock = progress, threading.Lock()
-        self._read = self._total = 0
-
-    def __call__(self, size: int) -> None:
-        """Count bytes that were read."""
-        with self._lock:
-            self._read += size or 1
-            self._report()
-
-    def expect(self, size: int) -> None:
-        """Count bytes that will be read; those that are read twice, nobody expects."""
-        with self._lock:
-            self._total += size
-            self._report()
-
-    def _report(self) -> None:
-        self._progress(self._read, max(self._read, self._total) if self._total else 0)
-
-
 @contextlib.contextmanager
 def _beats(stdout: TextIO) -> Iterator[Progress]:
-    """Within the block, print a line each second in which there was progress.
+    """Within the block, print a line for each `BEAT` seconds in which there was progress.
 
-    Give the function that takes down how far the work is.
+    Give the function that gets the bytes done and in all.  A thread prints; it also counts CPU time
+    and I/O of the process as progress.
     """
     from ckptsync.service.tasks import progress_of_process
 
-    position, over = (0, 0), threading.Event()
+    position, is_over = (0, 0), threading.Event()
 
-    def note(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
+        """Remember how far the work is."""
         nonlocal position
         position = done, total
 
     def beat() -> None:
-        before, sent = progress_of_process(), position
-        while not over.wait(BEAT):
-            now, at = progress_of_process(), position
-            if at != sent or now.is_beyond(before):
-                with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                    stdout.write(json.dumps({"done": at[0], "total": at[1]}) + "\n")
+        """Print the position until the block ends, whenever it or the process has moved."""
+        last_signs, printed = progress_of_process(), position
+        while not is_over.wait(BEAT):
+            signs, current = progress_of_process(), position
+            if current != printed or signs.is_beyond(last_signs):
+                with contextlib.suppress(OSError, ValueError):  # the reader has ended
+                    stdout.write(json.dumps({"done": current[0], "total": current[1]}) + "\n")
                     stdout.flush()
-                before, sent = now, at
+                last_signs, printed = signs, current
 
     thread = start_thread(beat, "beat")
     try:
-        yield note
+        yield report
     finally:
-        over.set()
+        is_over.set()
         thread.join(BEAT)

@@ -1,4 +1,8 @@
-"""``ckptsync pull``: download a checkpoint or a consolidated model from a store."""
+"""``ckptsync pull``: download a checkpoint or a consolidated model from a store.
+
+`downloader` finds, plans and downloads; this module turns options into a request, and tells the
+user what else a training needs: other nodes' shards, the best checkpoint, repairs of damaged files.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add(
         "target",
@@ -90,58 +95,65 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find the checkpoint, download it, print where it is.
+    """Find the checkpoint, download it unless it is a dry run, and print where it is.
 
-    Return the exit code of the worst file that failed.
+    Return 10 if a file is damaged, 3 if one failed otherwise, else 0.  Raises ConfigError,
+    Incomplete, StoreError.
     """
     if args.nnodes is not None and args.nnodes < 1:
         raise ConfigError(f"--nnodes: expected at least 1, not {args.nnodes}")
     destination = Path(args.destination).absolute()
-    store, what = store_and_name(args, args.target)
+    store, name = store_and_name(args, args.target)
     check_outside(store, destination)
     if args.logs:
-        return _pull_logs(args, store, what, destination)
+        return _pull_logs(args, store, name, destination)
     request = PullRequest(
-        what, "any" if args.unverified else "verified", args.node or "", args.consolidated
+        name, "any" if args.unverified else "verified", args.node or "", args.consolidated
     )
-    found = find(store, request)
-    download = _download(destination, found.plan, is_model=args.consolidated)
+    checkpoint = find(store, request)
+    download = _download(destination, checkpoint.plan, is_model=args.consolidated)
     if args.dry_run:
-        done = download.preview()
+        result = download.preview()
     else:
-        with output.progress(args, f"downloading {found.run}/{found.location}", KEPT) as progress:
-            done = download.run(store, progress, access_of(args).limits.threads)
-    notes = [*found.plan.notes, *found.plan.missing, *_failure_notes(store, found, done)]
+        with output.progress(
+            args, f"downloading {checkpoint.run}/{checkpoint.location}", KEPT
+        ) as progress:
+            result = download.run(store, progress, access_of(args).limits.threads)
+    notes = [
+        *checkpoint.plan.notes,
+        *checkpoint.plan.missing,
+        *_failure_notes(store, checkpoint, result),
+    ]
     notes += [
-        f"{other}: left by another pull, and not needed by this one"
-        for other in download.leftovers()
+        f"{directory}: left by another pull, and not needed by this one"
+        for directory in download.leftovers()
     ]
     if args.nnodes and not args.consolidated:
-        notes += _nodes_note(args.nnodes, found, download.directory)
-    if not (args.dry_run or args.consolidated or done.failed):
-        notes += _best_note(done.directory)
-    codes = {e.exit_code for e in done.failed.values()}
-    result = {
-        "run": found.run,
-        "location": found.location,
-        "status": found.status,
+        notes += _nodes_note(args.nnodes, checkpoint, download.directory)
+    if not (args.dry_run or args.consolidated or result.failed):
+        notes += _best_note(result.directory)
+    codes = {e.exit_code for e in result.failed.values()}
+    document = {
+        "run": checkpoint.run,
+        "location": checkpoint.location,
+        "status": checkpoint.status,
         "part": "model" if args.consolidated else args.node or "whole",
-        "directory": str(done.directory),
-        "files": done.files,
-        "bytes": done.size,
-        "there": {"files": done.there, "bytes": done.there_size},
-        "failed": {path: str(e) for path, e in sorted(done.failed.items())},
-        "pointers": list(done.pointers),
+        "directory": str(result.directory),
+        "files": result.files,
+        "bytes": result.size,
+        "there": {"files": result.there, "bytes": result.there_size},
+        "failed": {path: str(e) for path, e in sorted(result.failed.items())},
+        "pointers": list(result.pointers),
         "notes": notes,
         "dry_run": args.dry_run,
         "exit_code": Corrupt.exit_code if Corrupt.exit_code in codes else 3 if codes else 0,
     }
-    output.print_json(result) if args.json else _show(result)
-    return int(result["exit_code"])
+    output.print_json(document) if args.json else _show(document)
+    return int(document["exit_code"])
 
 
 def _pull_logs(args: argparse.Namespace, store: Store, run: str, destination: Path) -> int:
-    """Download the logs of a run, and print where they are.  Return the exit code."""
+    """Download a run's logs, and print where they are; return the greatest exit code of a file."""
     run = run.strip("/")
     done = pull_logs(store, run, destination, access_of(args).limits.threads, dry=args.dry_run)
     codes = {e.exit_code for e in done.failed.values()}
@@ -165,7 +177,10 @@ def _pull_logs(args: argparse.Namespace, store: Store, run: str, destination: Pa
 
 
 def _download(directory: Path, plan: PullPlan, *, is_model: bool) -> Download:
-    """Return the download of a checkpoint, or of a model, which becomes the directory itself."""
+    """Return the download of a checkpoint, or of a model, which becomes ``directory`` itself.
+
+    Raises ConfigError if that has no name, as ``/``.
+    """
     if not is_model:
         return Download(directory, plan)
     directory = directory.resolve() if directory.name in ("", "..") else directory
@@ -176,7 +191,7 @@ def _download(directory: Path, plan: PullPlan, *, is_model: bool) -> Download:
 
 
 def _best_note(directory: Path) -> list[str]:
-    """Return a note if the best checkpoint, which a trainer loads at the end, is not here."""
+    """Return a note if the best checkpoint, which the Trainer loads at its end, is missing."""
     best = absent_best(directory)
     note = (
         f"trainer_state.json names {best} as the best checkpoint, and it does not exist here: pull"
@@ -186,7 +201,7 @@ def _best_note(directory: Path) -> list[str]:
 
 
 def _nodes_note(count: int, checkpoint: FoundCheckpoint, directory: Path) -> list[str]:
-    """Return what to do where ``count`` nodes cannot read shards as they are."""
+    """Return a note if ``count`` nodes cannot resume from DeepSpeed's shards as they are."""
     is_sharded = any(file.under.endswith("_optim_states.pt") for file in checkpoint.plan.files)
     if count == len(checkpoint.nodes) or not is_sharded:
         return []
@@ -200,32 +215,33 @@ def _nodes_note(count: int, checkpoint: FoundCheckpoint, directory: Path) -> lis
     return [note]
 
 
-def _failure_notes(store: Store, found: FoundCheckpoint, done: Result) -> list[str]:
-    """Return what a user can do about files that failed."""
+def _failure_notes(store: Store, checkpoint: FoundCheckpoint, done: Result) -> list[str]:
+    """Return notes on what the user can do about files that failed; none if all are there."""
     if not done.failed:
         return []
-    name = f"{found.run}/{found.location}"
-    kept = "the files that could be downloaded are kept; the same command continues with them"
-    if reason := why_retired(store, found.run, found.location):
-        return [f"retention is deleting {name}: {reason}", kept]
+    name = f"{checkpoint.run}/{checkpoint.location}"
+    kept_note = "the files that could be downloaded are kept; the same command continues with them"
+    if reason := why_retired(store, checkpoint.run, checkpoint.location):
+        return [f"retention is deleting {name}: {reason}", kept_note]
     command = shlex.join(["ckptsync", "verify", name, "--store", store.url])
-    first = "" if found.status == "DAMAGED" else f"`{command}` records the damage; then "
-    failed = (file.name for file in found.plan.files if file.under in done.failed)
-    names = [one.removeprefix(f"{found.run}/") for one in failed]
+    verify_note = "" if checkpoint.status == "DAMAGED" else f"`{command}` records the damage; then "
+    failed = (file.name for file in checkpoint.plan.files if file.under in done.failed)
+    names = [file_name.removeprefix(f"{checkpoint.run}/") for file_name in failed]
     repair = shlex.join(["ckptsync", "repair", name, "--store", store.url])
-    again = f"{who_repairs(names)}; `{repair}` shows who can"
-    return [f"{first}{again}", kept]
+    repair_note = f"{who_repairs(names)}; `{repair}` shows who can"
+    return [f"{verify_note}{repair_note}", kept_note]
 
 
 def _show(result: dict[str, Any]) -> None:
+    """Print a result for people."""
     parts = {"whole": "", LOGS: "", "model": ", its consolidated model"}
     part = parts.get(result["part"], f", what {result['part']} needs")
     amount = f"{result['files']} files, {show_size(result['bytes'])}"
     name = f"{result['run']}/{result['location']} ({result['status']})"
     name = f"logs of {result['run']}" if result["part"] == LOGS else name
     say(f"{name}{part}: {amount}")
-    if (there := result["there"])["files"]:
-        say(f"  there already: {there['files']} files, {show_size(there['bytes'])}")
+    if (present := result["there"])["files"]:
+        say(f"  there already: {present['files']} files, {show_size(present['bytes'])}")
     for path, why in list(result["failed"].items())[:MOST_LINES]:
         say(f"  failed: {path}: {why}")
     if len(result["failed"]) > MOST_LINES:

@@ -1,4 +1,8 @@
-"""``ckptsync push``: upload one checkpoint, or every checkpoint of a directory, now."""
+"""``ckptsync push``: upload one checkpoint, or every checkpoint of a directory, now.
+
+A user may want to upload without a worker, or what a worker refuses.  `worker.push` finds, plans
+and uploads; this module reads options and configuration, and prints what was left out and why.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,12 @@ from ckptsync.worker.push import Offer, find_offer, plan_push, push
 from ckptsync.worker.results import UploadProgress
 
 KEPT = "are stored; the same command continues"
-SHOWN = 12  # names of files that are left out
+SHOWN = 12  # the number of left-out files whose names are printed
 PRESETS = ("all", "no-optimizer", "weights")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add(
         "directories",
@@ -78,50 +83,54 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Upload each directory; a file that the store has already is not uploaded again."""
+    """Upload each directory unless it is a dry run, and print what was uploaded; return 0.
+
+    Files that the store has already are not uploaded again.  Raises ConfigError, Incomplete,
+    Corrupt, StoreError.
+    """
     _check_directories(args)
     url, config = store_url(args), configuration(args)
     node = _checked_node(args.node) or (config.node if config else "") or node_id()
     worker = config.worker if config else None
     selection = Selection(
         args.send or (worker.send if worker else "all"),
-        _globs("--include", args.include) or (worker.include if worker else ()),
-        _globs("--exclude", args.exclude) or (worker.exclude if worker else ()),
+        _checked_globs("--include", args.include) or (worker.include if worker else ()),
+        _checked_globs("--exclude", args.exclude) or (worker.exclude if worker else ()),
     )
     runs: tuple[RunDir, ...] = ()
     if worker:
         from ckptsync.config.output_dirs import existing_directories
 
-        there = existing_directories(worker.runs, url).runs
-        runs = tuple(RunDir(one.name, Path(one.path)) for one in there)
+        directories = existing_directories(worker.runs, url).runs
+        runs = tuple(RunDir(run.name, Path(run.path)) for run in directories)
     access = access_of(args)
-    located(url)  # a URL that names no store is refused before a directory is read
+    located(url)  # refuse a wrong URL before any directory is read
     uploads = [
-        _planned(args, Path(directory), url, runs, node=node, selection=selection)
+        _plan_upload(args, Path(directory), url, runs, node=node, selection=selection)
         for directory in args.directories
     ]
-    left_out = [path for one in uploads for path in one.left_out]
+    left_out = [path for upload in uploads for path in upload.left_out]
     if args.dry_run:
         rows = [
-            {**_described(save), "run": one.offer.run, "phase": "would be sent"}
-            for one in uploads
-            for save in one.plan
+            {**_describe(save), "run": upload.offer.run, "phase": "would be sent"}
+            for upload in uploads
+            for save in upload.plan
         ]
         return _show(args, url, rows, left_out)
     rows = []
-    for one in uploads:
-        store = open_or_make_store(args, one.offer.root)
-        with output.progress(args, f"uploading {one.offer.run}", KEPT) as progress:
-            passed = counted(progress, sum(save.size for save in one.plan))
-            sent = push(
-                one.offer, store, node, passed, threads=access.limits.threads, selection=selection
+    for upload in uploads:
+        store = open_or_make_store(args, upload.offer.root)
+        with output.progress(args, f"uploading {upload.offer.run}", KEPT) as progress:
+            add = counted(progress, sum(save.size for save in upload.plan))
+            results = push(
+                upload.offer, store, node, add, threads=access.limits.threads, selection=selection
             )
-        rows += [_described(save) for save in sent]
+        rows += [_describe(save) for save in results]
     return _show(args, url, rows, left_out)
 
 
-class _Upload(NamedTuple):
-    """One directory's checkpoints, what is planned of each, and what is in none of them."""
+class _PlannedUpload(NamedTuple):
+    """The checkpoints of a directory, the plan of each, and the entries that are in none."""
 
     offer: Offer
     plan: Sequence[UploadProgress]
@@ -129,17 +138,17 @@ class _Upload(NamedTuple):
 
 
 def _check_directories(args: argparse.Namespace) -> None:
-    """Raise ConfigError where the last word names a store, or one name is for several."""
-    *others, last = args.directories
+    """Raise ConfigError if the last word names a store, or ``--as`` is given for several."""
+    *earlier, last = args.directories
     is_store_like = "://" in last or not Path(last).exists() or is_store(last)
-    if (others or "://" in last) and is_store_like:
+    if (earlier or "://" in last) and is_store_like:
         why = f"{last}: is no directory of checkpoints; --store names the store"
         raise ConfigError(why, hint=with_store(args, last))
-    if others and args.name:
+    if earlier and args.name:
         raise ConfigError("--as is the name of one checkpoint", hint="push each directory alone")
 
 
-def _planned(
+def _plan_upload(
     args: argparse.Namespace,
     directory: Path,
     url: str,
@@ -147,62 +156,72 @@ def _planned(
     *,
     node: str,
     selection: Selection,
-) -> _Upload:
-    """Find what a directory offers, and plan its upload.  Raises ConfigError."""
+) -> _PlannedUpload:
+    """Return the plan of a directory's upload, and what of it is left out.  Raises ConfigError."""
     offer = find_offer(directory, runs, args.name, url)
     try:
         name = checked_run(args.run or offer.run)
     except ConfigError as e:
         raise e if args.run else ConfigError(str(e), hint="give the run a name: --run NAME") from e
     plan = plan_push(offer, node, selection)
-    added = {path for one in plan for path in one.added}
-    # of one directory as always by its name in it, of several by the path that finds it
-    left_out = [entry for entry in offer.left_out if str(directory.resolve() / entry) not in added]
+    uploaded = {path for save in plan for path in save.added}
+    # named within the directory; by path if there are several directories
+    left_out = [
+        entry for entry in offer.left_out if str(directory.resolve() / entry) not in uploaded
+    ]
     if len(args.directories) > 1:
         left_out = [f"{directory}/{entry}" for entry in left_out]
-    return _Upload(replace(offer, run=name), plan, left_out)
+    return _PlannedUpload(replace(offer, run=name), plan, left_out)
 
 
 def open_or_make_store(args: argparse.Namespace, output_dir: Path) -> Store:
-    """Open the store, or make it where none was before.  Raises ConfigError."""
+    """Open the store, or make a new one.
+
+    Raises ConfigError if a store of this directory's uploads, or a mount, has gone: a new one there
+    would hide that.  Raises StoreError.
+    """
     from ckptsync.service.store_connection import Absent, check_not_gone, remembers
 
-    def opened(url: str, options: Mapping[str, object], limits: Limits) -> Store:
-        served = [str(output_dir)] if remembers(output_dir / SPOOL, url) else []
+    def open_checked(url: str, options: Mapping[str, object], limits: Limits) -> Store:
+        """Return the store; raise ConfigError if it has gone."""
+        directories = [str(output_dir)] if remembers(output_dir / SPOOL, url) else []
         is_local = not isinstance(located(url), Remote)
-        if (served or is_local) and not is_store(url, options, limits):
+        if (directories or is_local) and not is_store(url, options, limits):
             try:
-                check_not_gone(url, served)
+                check_not_gone(url, directories)
             except Absent as e:
                 raise ConfigError(str(e), hint=e.hint) from e
         return create_store(url, options, limits)
 
-    return named_store(args, opened)
+    return named_store(args, open_checked)
 
 
 def _checked_node(node: str | None) -> str:
+    """Return the id of ``--node``, "" if it is not given.  Raises ConfigError."""
     try:
         return checked_node(node) if node else ""
     except Corrupt as e:
         raise ConfigError(f"--node: {e}") from e
 
 
-def _globs(flag: str, given: list[str] | None) -> tuple[str, ...]:
-    for glob in given or ():
+def _checked_globs(flag: str, globs: list[str] | None) -> tuple[str, ...]:
+    """Return the globs of an option, which are relative.  Raises ConfigError."""
+    for glob in globs or ():
         if not glob or glob.startswith("/"):
             why = f"{flag}: {glob!r} is not a glob of files in a checkpoint"
             raise ConfigError(why, hint='such as "*.safetensors", or "optimizer*"')
-    return tuple(given or ())
+    return tuple(globs or ())
 
 
 def counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """Return a function that adds the bytes of a chunk and shows progress.
+    """Return a function that adds the bytes of a chunk, and reports the sum of ``total``.
 
-    A chunk that must be read again counts less than 0.
+    A chunk that must be read again has a negative count.
     """
     done = 0
 
     def add(count: int) -> None:
+        """Add a chunk's bytes."""
         nonlocal done
         done += count
         progress(max(0, min(done, total)), total)
@@ -211,7 +230,7 @@ def counted(progress: Progress, total: int) -> Callable[[int], None]:
 
 
 def notes(url: str) -> list[str]:
-    """Return what a user should know of stores of this kind."""
+    """Return what a user should know of stores of this kind, as sentences."""
     where = located(url)
     if not isinstance(where, Remote) or where.scheme in SCHEMES:
         return []
@@ -220,29 +239,31 @@ def notes(url: str) -> list[str]:
     return [NOTE]
 
 
-def _described(one: UploadProgress) -> dict[str, Any]:
-    row = asdict(one)
+def _describe(save: UploadProgress) -> dict[str, Any]:
+    """Return the progress of a save for ``--json``."""
+    row = asdict(save)
     row["bytes"] = row.pop("size")
     return {key: value for key, value in row.items() if key not in ("k", "detail")}
 
 
 def _show(
-    args: argparse.Namespace, url: str, found: list[dict[str, Any]], left_out: Sequence[str]
+    args: argparse.Namespace, url: str, rows: list[dict[str, Any]], left_out: Sequence[str]
 ) -> int:
+    """Print the rows of all saves, as JSON or for people, and what was left out; return 0."""
     if args.json:
-        result = {"store": url, "dry_run": args.dry_run, "checkpoints": found}
+        result = {"store": url, "dry_run": args.dry_run, "checkpoints": rows}
         output.print_json({**result, "left_out": left_out, "notes": notes(url)})
         return 0
-    for one in found:
-        where = f" as {one['location']}" if one["location"] not in ("", one["checkpoint"]) else ""
+    for row in rows:
+        where = f" as {row['location']}" if row["location"] not in ("", row["checkpoint"]) else ""
         amount = "the store had every file already"
-        if one["files"]:
-            amount = f"{one['files']} files, {show_size(one['bytes'])}"
-        say(f"{one['run']}/{one['checkpoint']}: {one['phase']}{where}, {amount}")
-        for note in one["notes"]:
+        if row["files"]:
+            amount = f"{row['files']} files, {show_size(row['bytes'])}"
+        say(f"{row['run']}/{row['checkpoint']}: {row['phase']}{where}, {amount}")
+        for note in row["notes"]:
             say(f"  note: {note}")
-        if one["left_out"]:
-            say(f"  left out: {_listed(one['left_out'])}")
+        if row["left_out"]:
+            say(f"  left out: {_listed(row['left_out'])}")
     if left_out:
         say(f"not uploaded, not part of a checkpoint: {_listed(left_out)}")
         say(f"  {_how_to_upload(args, left_out)}")
@@ -252,7 +273,7 @@ def _show(
 
 
 def _how_to_upload(args: argparse.Namespace, left_out: Sequence[str]) -> str:
-    """Say how to upload what lies beside checkpoints: directories, each as one checkpoint."""
+    """Return how to upload files beside checkpoints: the command for the first directory."""
     folder = next((name for name in left_out if name.endswith("/")), None)
     if folder is None:
         return "to upload such files, move them into a directory, and push it with --as NAME"
@@ -267,5 +288,6 @@ def _how_to_upload(args: argparse.Namespace, left_out: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return the first `SHOWN` names with commas, and how many more there are."""
     more = f" and {len(names) - SHOWN} more (--json lists them)" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

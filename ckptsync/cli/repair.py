@@ -1,4 +1,9 @@
-"""``ckptsync repair``: show what is damaged, who can repair it and what is lost; then repair it."""
+"""``ckptsync repair``: show what is damaged, who can repair it and what is lost; then repair it.
+
+`head.repair` plans one location and carries the plan out.  A repair is proven only by reading the
+bytes again, and can show further damage, so this module repeats: plan, repair, verify, until
+nothing is left that this command can do.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from ckptsync.cli.arguments import (
 )
 from ckptsync.cli.consolidate import bases_of
 from ckptsync.cli.output import Progress, say
-from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
+from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.errors import CkptsyncError, without_frames
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.repair import NodeState, RepairPlan, plan_repair, repair
@@ -30,6 +35,7 @@ from ckptsync.spool.markers import boot_id
 from ckptsync.status.nodes import list_nodes, read_nodes
 from ckptsync.stores.contract import Store
 from ckptsync.verifier.expected_files import check_records, check_sizes, expected_files
+from ckptsync.verifier.tracked_files import ReadCounter
 from ckptsync.verifier.verification import InStore, VerifyOptions, verify
 from ckptsync.verifier.write_reports import write_report
 
@@ -51,6 +57,7 @@ Exit code 10: something cannot be repaired; 3: nodes still have to upload files 
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add_targets(command, IN_STORE, "what to repair (default: all that is damaged)")
     add("--dry-run", action="store_true", help="only say what would be done, and what is lost")
@@ -64,34 +71,45 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """The outcome of one repair: names of what changed, the error, the damage that is left."""
+    """The outcome of one repair.
+
+    ``written``: the names of what changed.  ``remaining``: the plan for damage that is left after
+    the repair; None if nothing was, or could be, done.
+    """
 
     plan: RepairPlan
     written: tuple[str, ...] = ()
     error: CkptsyncError | None = None
-    left: RepairPlan | None = None
+    remaining: RepairPlan | None = None
 
     @property
     def exit_code(self) -> int:
-        """The error's, else that of the damage that is left; 3 where it can still be repaired."""
+        """Return the error's exit code, else the remaining plan's; 3 if it can be repaired."""
         if self.error:
             return self.error.exit_code
-        if self.left is None:
+        if self.remaining is None:
             return self.plan.exit_code
-        return self.left.exit_code or (3 if self.left.doable else 0)
+        return self.remaining.exit_code or (3 if self.remaining.doable else 0)
 
     @property
-    def waits(self) -> bool:
-        """Whether a node may still do something about it."""
-        return not self.error and (self.left or self.plan).exit_code == 3
+    def is_waiting(self) -> bool:
+        """Return whether a node may still upload a file that is damaged or missing."""
+        return not self.error and (self.remaining or self.plan).exit_code == 3
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, show and repair; with ``--wait`` until no node can do anything more."""
+    """Plan, show and repair; with ``--wait`` until no node can do anything more.
+
+    Return 10 if something is lost, 3 if nodes must still upload, or the code of an error; else 0.
+    """
     return with_progress(args, _run, "verifying", KEPT)
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
+    """Do what `run` says; a named location without known damage is read first.
+
+    Raises ConfigError if the target is not in the store, StoreError.
+    """
     store, run_, location = store_run_location(args, only_target(args))
     options = HeadOptions()
     if config := configuration(args):
@@ -99,53 +117,55 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         merge = MergeOptions(head.dtype, head.max_shard_size, allow_code=head.allow_code)
         options = HeadOptions(merge, head.config_from, **bases_of(config))
     repairs = StoreRepairs(store, options, progress)
-    plans = repairs.plans(run_, location)
+    plans = repairs.list_plans(run_, location)
     if location and (not plans or (not args.dry_run and repairs.is_answered(plans[0]))):
         plans = _plans_by_reading(args, repairs, run_, location)
     elif not args.json:
         _show(plans)
-    done = [RepairOutcome(plan) for plan in plans]
+    outcomes = [RepairOutcome(plan) for plan in plans]
     if not args.dry_run:
-        done = [repairs.repair(plan) for plan in plans]
-        while args.wait and any(one.waits for one in done):
+        outcomes = [repairs.repair(plan) for plan in plans]
+        while args.wait and any(outcome.is_waiting for outcome in outcomes):
             time.sleep(EVERY)
-            done = [repairs.follow(one) if one.waits else one for one in done]
-    code = max((one.exit_code for one in done), default=0)
+            outcomes = [
+                repairs.follow(outcome) if outcome.is_waiting else outcome for outcome in outcomes
+            ]
+    code = max((outcome.exit_code for outcome in outcomes), default=0)
     if args.json:
         locations = []
-        for one in done:
-            error = str(one.error) if one.error else None
-            locations.append({**asdict(one.plan), "written": one.written, "error": error})
+        for outcome in outcomes:
+            error = str(outcome.error) if outcome.error else None
+            locations.append({**asdict(outcome.plan), "written": outcome.written, "error": error})
         output.print_json({"dry_run": args.dry_run, "locations": locations, "exit_code": code})
         return code
-    for one in done:
-        at = f"{one.plan.run}/{one.plan.location}"
-        for name in one.written:
-            say(f"written: {at}: {name}")
-        if one.error:
-            say(f"failed: {at}: {one.error}")
+    for outcome in outcomes:
+        target = f"{outcome.plan.run}/{outcome.plan.location}"
+        for name in outcome.written:
+            say(f"written: {target}: {name}")
+        if outcome.error:
+            say(f"failed: {target}: {outcome.error}")
     return code
 
 
 def _plans_by_reading(
     args: argparse.Namespace, repairs: StoreRepairs, run_: str, location: str
 ) -> list[RepairPlan]:
-    """Read every byte of a location without known damage, or whose files have all come.
+    """Verify a location, print and write the reports, and return its plan, if it has damage.
 
-    Show and return the plan.
+    With ``--dry-run`` no report is written; the plan is made as if it were.
     """
     plans = []
     for report, news in repairs.verify(run_, location):
         if not args.json:
-            found = "DAMAGED" if report.verdict == "damaged" else "nothing is damaged"
-            line = f"{found} (every byte in the store was read: {show_size(report.read)})"
+            verdict = "DAMAGED" if report.verdict == "damaged" else "nothing is damaged"
+            line = f"{verdict} (every byte in the store was read: {show_size(report.read)})"
             notes = [finding.detail for finding in report.findings if finding.kind == "note"]
             if notes and report.verdict == "incomplete":
                 line += f"; {notes[0]}"
             say(f"{run_}/{location}: {line}")
         if news and not args.dry_run:
             write_report(repairs.store, news)
-        plan = repairs.plan(run_, location, news if args.dry_run else None)
+        plan = repairs.make_plan(run_, location, news if args.dry_run else None)
         plans += [plan] if plan.parts else []
     if plans and not args.json:
         _show(plans)
@@ -153,7 +173,7 @@ def _plans_by_reading(
 
 
 def _show(plans: Sequence[RepairPlan]) -> None:
-    """Print each location: its damaged files, what is done about them, and what is lost."""
+    """Print each plan: the damaged files, what is done about each, and what is lost."""
     for plan in plans:
         say(f"{plan.run}/{plan.location}")
         for part in plan.parts:
@@ -175,139 +195,175 @@ class StoreRepairs:
     options: HeadOptions
     progress: Progress
 
-    def plans(self, run_: str, location: str) -> list[RepairPlan]:
-        """Return the plans of all damaged locations, or of the named ones.
+    def list_plans(self, run_: str, location: str) -> list[RepairPlan]:
+        """Return the plans of damaged locations: of all, of a run, or the one that is named.
 
-        Raises ConfigError if they are not found.
+        Raises ConfigError if the store has no such run or location.
         """
-        states, found = self._states(), read_state(self.store, run_)
-        names = {(one.run, one.location) for one in found.locations}
-        names |= {(fault.run, fault.location) for fault in found.faults}
+        states, state = self._read_node_states(), read_state(self.store, run_)
+        names = {
+            (location_state.run, location_state.location) for location_state in state.locations
+        }
+        names |= {(fault.run, fault.location) for fault in state.faults}
         if (run_ and not names) or (location and (run_, location) not in names):
             raise not_found(self.store, run_, location)
-        plans = [_plan(found, *name, states) for name in sorted(names) if location in ("", name[1])]
+        plans = [
+            _plan_of(state, *name, states) for name in sorted(names) if location in ("", name[1])
+        ]
         return [plan for plan in plans if plan.parts]
 
-    def plan(self, run_: str, location: str, news: Report | None = None) -> RepairPlan:
-        """Return the plan of a location, as if ``news`` were written."""
-        found = read_state(self.store, run_)
+    def make_plan(self, run_: str, location: str, news: Report | None = None) -> RepairPlan:
+        """Return the plan of a location, as if the report ``news`` were written."""
+        state = read_state(self.store, run_)
         if news:
             as_if = (
-                _with_report(s, news) if s.location == location else s for s in found.locations
+                _with_report(s, news) if s.location == location else s for s in state.locations
             )
-            found = replace(found, locations=tuple(as_if))
-        return _plan(found, run_, location, self._states())
+            state = replace(state, locations=tuple(as_if))
+        return _plan_of(state, run_, location, self._read_node_states())
 
-    def _states(self) -> dict[str, NodeState]:
+    def _read_node_states(self) -> dict[str, NodeState]:
+        """Return the state of each worker, by node."""
         files = read_nodes(self.store)
-        known = list_nodes(files, files.now(boot_id(), time.time()))
-        workers = [node for node in known if "worker" in node.roles]
+        nodes = list_nodes(files, files.now(boot_id(), time.time()))
+        workers = [node for node in nodes if "worker" in node.roles]
         return {node.node: NodeState(node.state == "alive", node.lacks) for node in workers}
 
     def verify(
         self, run_: str, location: str, level: Level | None = None
     ) -> Iterator[tuple[Report, Report | None]]:
-        """Verify a location at a level, or at one that answers every report of damage.
+        """Verify a location, and yield each report with its news (None without).
 
-        Yield each report, and what is new in it.
+        If ``level`` is None, take digest, or the deepest level at which damage was reported.
         """
         levels: list[Level] = [level or "digest"]
-        seen = read_state(self.store, run_).of(run_, location)
-        if seen and level is None:
-            levels += [seen.records.reports[name].level for name in seen.conditions.proof.damage]
-        read, deepest = ReadCounter(self.progress), max(levels, key=LEVELS.index)
-        options = VerifyOptions(deepest, time.time(), progress=read, expect=read.expect)
-        for one in verify(InStore(self.store, run_, location), options):
-            yield one.report, one.news
+        location_state = read_state(self.store, run_).of(run_, location)
+        if location_state and level is None:
+            levels += [
+                location_state.records.reports[name].level
+                for name in location_state.conditions.proof.damage
+            ]
+        counter, deepest = ReadCounter(self.progress), max(levels, key=LEVELS.index)
+        options = VerifyOptions(deepest, time.time(), progress=counter, expect=counter.expect)
+        for verified in verify(InStore(self.store, run_, location), options):
+            yield verified.report, verified.news
 
-    def _verify(self, plan: RepairPlan, level: Level | None = None) -> None:
-        found = read_state(self.store, plan.run)
-        if not (found.of(plan.run, plan.location) or found.faults_of(plan.run, plan.location)):
-            return  # its damaged record was the last: no manifest of it is left
+    def _verify_and_report(self, plan: RepairPlan, level: Level | None = None) -> None:
+        """Verify a location, and write the reports; nothing if the store has nothing of it."""
+        state = read_state(self.store, plan.run)
+        if not (state.of(plan.run, plan.location) or state.faults_of(plan.run, plan.location)):
+            return  # the repair deleted its last record, a damaged manifest
         for _, news in self.verify(plan.run, plan.location, level):
             if news:
                 write_report(self.store, news)
 
     def repair(self, plan: RepairPlan) -> RepairOutcome:
-        """Repair and verify, and repair what that finds, each part once.
+        """Repair, verify, and repair further damage that this finds; try each part once.
 
-        Where only a listing shows damage, a report is written first: that is what nodes answer.
+        Damage that only a listing shows is reported first, since nodes act on reports.  An error is
+        returned in the outcome.
         """
         written: list[str] = []
-        tried, left = frozenset[str](), plan
+        tried_parts, remaining = frozenset[str](), plan
         try:
             while True:
-                seen = self._seen(plan)
-                if seen and _names(_findings(seen)) - _names(unanswered_findings(seen)):
-                    self._verify(plan, "stat")
-                    seen = self._seen(plan)
-                written += repair(self.store, left, seen, self.options)
-                if not left.doable:
+                location_state = self._read_location(plan)
+                if location_state and _names(_findings(location_state)) - _names(
+                    unanswered_findings(location_state)
+                ):
+                    self._verify_and_report(plan, "stat")
+                    location_state = self._read_location(plan)
+                written += repair(self.store, remaining, location_state, self.options)
+                if not remaining.doable:
                     return RepairOutcome(plan, tuple(written))
-                self._verify(plan)
-                tried |= left.doable
-                left = self.plan(plan.run, plan.location)
-                if not left.doable - tried:
-                    return RepairOutcome(plan, tuple(written), None, left)
+                self._verify_and_report(plan)
+                tried_parts |= remaining.doable
+                remaining = self.make_plan(plan.run, plan.location)
+                if not remaining.doable - tried_parts:
+                    return RepairOutcome(plan, tuple(written), None, remaining)
         except CkptsyncError as e:
             return RepairOutcome(plan, tuple(written), without_frames(e))
 
-    def _seen(self, plan: RepairPlan) -> LocationState | None:
-        return _readable(read_state(self.store, plan.run), plan.run, plan.location)
+    def _read_location(self, plan: RepairPlan) -> LocationState | None:
+        """Return the present state of a plan's location; None if it is gone or unreadable."""
+        return _find_readable(read_state(self.store, plan.run), plan.run, plan.location)
 
-    def follow(self, before: RepairOutcome) -> RepairOutcome:
-        """Verify what nodes have uploaded since, and repair what can be made of it."""
-        plan = self.plan(before.plan.run, before.plan.location)
+    def follow(self, outcome: RepairOutcome) -> RepairOutcome:
+        """Return the next outcome of a waiting repair: verify uploads if all came, then repair."""
+        plan = self.make_plan(outcome.plan.run, outcome.plan.location)
         if self.is_answered(plan):
             try:
-                self._verify(plan)
+                self._verify_and_report(plan)
             except CkptsyncError as e:
-                return RepairOutcome(plan, before.written, without_frames(e))
-            plan = self.plan(plan.run, plan.location)
-        done = self.repair(plan) if plan.doable else RepairOutcome(plan)
-        return replace(done, written=(*before.written, *done.written))
+                return RepairOutcome(plan, outcome.written, without_frames(e))
+            plan = self.make_plan(plan.run, plan.location)
+        next_outcome = self.repair(plan) if plan.doable else RepairOutcome(plan)
+        return replace(next_outcome, written=(*outcome.written, *next_outcome.written))
 
     def is_answered(self, plan: RepairPlan) -> bool:
-        """Return whether nodes have uploaded all requested files since the report."""
-        found = read_state(self.store, plan.run)
-        seen = _readable(found, plan.run, plan.location)
-        asked = [f"{plan.run}/{part.name}" for part in plan.parts if part.how in ("ask", "away")]
-        if not seen or not asked:
+        """Return whether all requested files were uploaded since the last report of damage."""
+        state = read_state(self.store, plan.run)
+        location_state = _find_readable(state, plan.run, plan.location)
+        requested = [
+            f"{plan.run}/{part.name}" for part in plan.parts if part.how in ("ask", "away")
+        ]
+        if not location_state or not requested:
             return False
-        times, damage = found.mtimes, seen.conditions.proof.damage
-        last = max((times.get(name, 0.0) for name in damage), default=0.0)
-        return all(times.get(name, 0.0) >= last and name in seen.sizes for name in asked)
+        times, damage = state.mtimes, location_state.conditions.proof.damage
+        reported_at = max((times.get(name, 0.0) for name in damage), default=0.0)
+        return all(
+            times.get(name, 0.0) >= reported_at and name in location_state.sizes
+            for name in requested
+        )
 
 
-def _plan(
-    found: StoreState, run_: str, location: str, states: Mapping[str, NodeState]
+def _plan_of(
+    state: StoreState, run_: str, location: str, node_states: Mapping[str, NodeState]
 ) -> RepairPlan:
-    seen = _readable(found, run_, location)
-    return plan_repair(found, run_, location, _findings(seen) if seen else (), states)
+    """Return the plan of a location, without parts if it is gone or unreadable."""
+    location_state = _find_readable(state, run_, location)
+    return plan_repair(
+        state, run_, location, _findings(location_state) if location_state else (), node_states
+    )
 
 
-def _findings(seen: LocationState) -> tuple[VerifyFinding, ...]:
-    """Return the damage of reports, and missing files of a listing that no report has."""
-    if seen.conditions.retired or seen.conditions.conflict:
+def _findings(location_state: LocationState) -> tuple[VerifyFinding, ...]:
+    """Return the damage of reports, and files that a listing shows missing or of another size.
+
+    Return none for a retired location, or one in conflict.
+    """
+    if location_state.conditions.retired or location_state.conditions.conflict:
         return ()
-    reported = unanswered_findings(seen)
-    listed = (*check_sizes(expected_files(seen), seen.sizes), *check_records(seen))
+    reported = unanswered_findings(location_state)
+    listed = (
+        *check_sizes(expected_files(location_state), location_state.sizes),
+        *check_records(location_state),
+    )
     names = _names(reported)
-    return (*reported, *(one for one in listed if one.name not in names))
+    return (*reported, *(finding for finding in listed if finding.name not in names))
 
 
 def _names(findings: Iterable[VerifyFinding]) -> set[str]:
     return {finding.name for finding in findings}
 
 
-def _with_report(seen: LocationState, news: Report) -> LocationState:
-    last = max((report.n for report in seen.records.reports.values()), default=0)
-    reports = {**seen.records.reports, "dry run": replace(news, n=last + 1)}
-    found = proof(reports, {one.name for one in seen.manifests}, seen.model_record_name)
-    records = replace(seen.records, reports=reports)
-    return replace(seen, records=records, conditions=replace(seen.conditions, proof=found))
+def _with_report(location_state: LocationState, news: Report) -> LocationState:
+    """Return a location as if a report were its newest."""
+    last_number = max((report.n for report in location_state.records.reports.values()), default=0)
+    reports = {**location_state.records.reports, "dry run": replace(news, n=last_number + 1)}
+    new_proof = proof(
+        reports,
+        {manifest.name for manifest in location_state.manifests},
+        location_state.model_record_name,
+    )
+    records = replace(location_state.records, reports=reports)
+    return replace(
+        location_state,
+        records=records,
+        conditions=replace(location_state.conditions, proof=new_proof),
+    )
 
 
-def _readable(found: StoreState, run_: str, location: str) -> LocationState | None:
-    """Return a location whose manifests and tombstone can be read; others cannot be judged."""
-    return next((s for s in found.readable if (s.run, s.location) == (run_, location)), None)
+def _find_readable(state: StoreState, run_: str, location: str) -> LocationState | None:
+    """Return a location whose manifests and tombstone can be read; None for any other."""
+    return next((s for s in state.readable if (s.run, s.location) == (run_, location)), None)

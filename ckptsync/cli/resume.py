@@ -1,4 +1,9 @@
-"""``ckptsync resume``: run a training from the newest checkpoint that all nodes have."""
+"""``ckptsync resume``: run a training from the newest checkpoint that all nodes have.
+
+A scheduler can restart a training at any time with the same command.  The package `resume` agrees
+on a checkpoint with the other nodes, and runs the training; this module puts its steps together:
+prepare, train with a worker beside it, restart after a failure, and wait until all is uploaded.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,6 @@ from ckptsync.cli.drain import Upload, add_output_dir, has_entries, note, upload
 from ckptsync.errors import CkptsyncError
 from ckptsync.hooks import embedded_worker
 from ckptsync.quantities import backoff, parse_duration
-from ckptsync.resume.arguments import (
-    TRAINERS,
-    Resumed,
-    check_command,
-    check_nodes_of_command,
-    command_for,
-    environment_for,
-)
 from ckptsync.resume.attempt import Attempt, next_try, read_attempt
 from ckptsync.resume.drain import DrainResult, TrainingMark, describe, drain
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
@@ -34,6 +31,14 @@ from ckptsync.resume.training import (
     exit_code_of,
     find_program,
     read_signal_map,
+)
+from ckptsync.resume.training_command import (
+    TRAINERS,
+    Resumed,
+    check_command,
+    check_nodes_of_command,
+    command_for,
+    environment_for,
 )
 from ckptsync.spool.markers import write_log
 from ckptsync.stores.memory import MemoryStore
@@ -49,6 +54,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     command.usage = "%(prog)s OUT [options] -- COMMAND …"
     command.set_defaults(training=())  # what follows `--`
@@ -114,7 +120,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Agree, get the checkpoint, run the training, upload; return the training's exit code."""
+    """Agree, get the checkpoint, run the training, upload; return the training's exit code.
+
+    Raises ConfigError before anything starts, and the errors of `prepare`.
+    """
     command = list(args.training)
     check_command(command, args.trainer or "")
     find_program(command[0])
@@ -140,17 +149,20 @@ def run(args: argparse.Namespace) -> int:
         say=note,
     )
 
-    def begin(attempt: Attempt) -> Start:
+    def prepare_attempt(attempt: Attempt) -> Start:
+        """Prepare, and show the progress of the download."""
         with output.progress(args, f"downloading {upload.run.name}") as progress:
             return prepare(upload.run.path, attempt, replace(options, progress=progress))
 
-    front = _Front(command, args.trainer or "", upload, signals, drain_for if has_store else None)
-    return front.run(attempt, begin, args.restarts)
+    runner = _TrainingRunner(
+        command, args.trainer or "", upload, signals, drain_for if has_store else None
+    )
+    return runner.run(attempt, prepare_attempt, args.restarts)
 
 
 @dataclass
-class _Front:
-    """What stands in front of a training.
+class _TrainingRunner:
+    """Runs a training, restarts it, and uploads its saves.
 
     ``drain_for``: seconds to wait at its end until the store has its saves; None without a store.
     """
@@ -162,50 +174,59 @@ class _Front:
     drain_for: float | None
     _served_signals: int = 0
 
-    def run(self, attempt: Attempt, begin: Callable[[Attempt], Start], restarts: int) -> int:
-        """Run the training until it ends well, or has failed too often; return its exit code.
+    def run(
+        self, attempt: Attempt, prepare_attempt: Callable[[Attempt], Start], restarts: int
+    ) -> int:
+        """Run the training until it ends well, or has used its restarts; return its exit code.
 
-        Raises the errors of `prepare`.
+        A failure counts as one restart if it left a new save, else as two.  Print which saves are
+        stored at the end.  Raises the errors of `prepare`.
         """
-        used, failures, newest = 0, 0, self._newest_step() if restarts else -1
+        used_restarts, failures, newest = 0, 0, self._newest_step() if restarts else -1
         while True:
-            this = next_try(attempt, failures) if failures else attempt
-            start = begin(this)
+            current = next_try(attempt, failures) if failures else attempt
+            start = prepare_attempt(current)
             note(start.text)
             newest = max(newest, -1 if start.step is None else start.step)
             with self.signals.handled():
-                status = self._train(this, start)
+                status = self._train(current, start)
                 may_restart = bool(status and restarts and not self.signals.is_ending)
                 if may_restart:
                     step = self._drain(self.upload.saves.rule.unmarked).newest_step
-                    failures, used = failures + 1, used + (1 if step > newest else 2)
+                    failures, used_restarts = (
+                        failures + 1,
+                        used_restarts + (1 if step > newest else 2),
+                    )
                     newest = max(newest, step)
-                    if used <= restarts and self._pause(failures, f"{used} of {restarts} used"):
+                    if used_restarts <= restarts and self._pause(
+                        failures, f"{used_restarts} of {restarts} used"
+                    ):
                         continue
-                    note(f"not started again: {used} of {restarts} restarts would be used")
-                self._report(self._drain(math.inf))
+                    note(f"not started again: {used_restarts} of {restarts} restarts would be used")
+                self._print_result(self._drain(math.inf))
                 return exit_code_of(status)
 
     def _train(self, attempt: Attempt, start: Start) -> int:
-        """Run the training once; return its status."""
+        """Run the training once, beside a worker; return its exit code, or minus a signal."""
         resumed = Resumed(str(start.checkpoint), start.step) if start.checkpoint else None
         command = command_for(self.command, resumed, self.trainer)
         mark: TrainingMark | None = None
-        looked_at = -math.inf
+        last_check = -math.inf
 
-        def look(pid: int) -> None:
-            nonlocal mark, looked_at
+        def on_poll(pid: int) -> None:
+            """Mark the training once its directory has entries, and keep a worker running."""
+            nonlocal mark, last_check
             if mark is None and has_entries(self.upload.run.path):
                 mark = TrainingMark(self.upload.run.path, attempt.name, pid, began)
-                with contextlib.suppress(OSError, CkptsyncError):  # then the files decide
+                with contextlib.suppress(OSError, CkptsyncError):  # without a mark the files decide
                     mark.begin()
                     self._log(f"attempt {attempt.name} {start.text}")
-            if (now := time.monotonic()) - looked_at >= _LOOK_EVERY:
-                looked_at = now
-                self._serve()
+            if (now := time.monotonic()) - last_check >= _LOOK_EVERY:
+                last_check = now
+                self._ensure_worker()
 
         began = time.time()
-        status = self.signals.run(command, environment_for(os.environ, resumed), look)
+        status = self.signals.run(command, environment_for(os.environ, resumed), on_poll)
         end = f"the training {describe_end(status)} (attempt {attempt.name})"
         with contextlib.suppress(OSError, CkptsyncError):
             if status == 0 and mark is not None:
@@ -216,50 +237,62 @@ class _Front:
         return status
 
     def _log(self, text: str) -> None:
-        """Add a line to the log of which the worker shows the last lines in `status`.
+        """Add a line to the spool's log, whose last lines the worker reports to `status`.
 
         Raises OSError, CkptsyncError.
         """
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        write_log(self.upload.run.path / SPOOL, f"{at} resume: {text}")
+        timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_log(self.upload.run.path / SPOOL, f"{timestamp} resume: {text}")
 
-    def _drain(self, longest: float) -> DrainResult:
-        """Wait for the store, as long as that is wanted; ``longest`` as of `is_over`."""
+    def _drain(self, max_wait: float) -> DrainResult:
+        """Return the saves once the store has them, or ``drain_for`` or signals end the wait.
+
+        ``max_wait``: see `is_over`.  Without a store return them at once.
+        """
         if self.drain_for is None:
             return DrainResult(self.upload.saves.read(time.monotonic()))
-        until, before = time.monotonic() + self.drain_for, self.signals.count
-        enough = 2 if math.isinf(longest) else 1  # signals: the first one ends only the training
+        deadline, earlier_signals = time.monotonic() + self.drain_for, self.signals.count
+        needed_signals = (
+            2 if math.isinf(max_wait) else 1
+        )  # signals: the first one ends only the training
 
         def is_stopped() -> bool:
-            is_signalled = self.signals.count > before and self.signals.count >= enough
-            return is_signalled or time.monotonic() >= until or self.upload.is_unserved()
+            """Return whether signals, the time, or a missing worker end the wait."""
+            is_signalled = (
+                self.signals.count > earlier_signals and self.signals.count >= needed_signals
+            )
+            return is_signalled or time.monotonic() >= deadline or self.upload.is_unserved()
 
-        return drain(self.upload.saves, is_stopped, self._serve, note, longest)
+        return drain(self.upload.saves, is_stopped, self._ensure_worker, note, max_wait)
 
-    def _serve(self) -> None:
-        """See to it that a worker is at work, also after a signal that it got, too."""
+    def _ensure_worker(self) -> None:
+        """Keep a worker running, also after a signal that has ended it, too."""
         if self.signals.count > self._served_signals:
             self._served_signals = self.signals.count
             embedded_worker.expect_end(self.upload.run.path)
-        self.upload.serve()
+        self.upload.ensure_worker()
 
     def _newest_step(self) -> int:
-        """Return the newest step that is here before the first attempt; -1 without any."""
+        """Return the newest step in the output directory; -1 if there is none, or on an error."""
         try:
             return DrainResult(self.upload.saves.read(time.monotonic())).newest_step
-        except CkptsyncError:  # `prepare` says why
+        except CkptsyncError:  # `prepare` will raise it
             return -1
 
     def _pause(self, failures: int, budget: str) -> bool:
-        """Wait before the next try; return False where a signal asks for an end."""
+        """Wait before the next restart; return False if a signal asks for the end.
+
+        ``failures`` decides for how long; ``budget`` is printed.
+        """
         seconds = backoff(failures, FIRST, LONGEST)
         note(f"starting it again in {seconds:.0f} s: {budget}")
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.signals.is_ending:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.signals.is_ending:
             time.sleep(_POLL)
         return not self.signals.is_ending
 
-    def _report(self, result: DrainResult) -> None:
+    def _print_result(self, result: DrainResult) -> None:
+        """Print which saves are stored, and stop our own worker if it is not needed."""
         if self.drain_for is None:
             note("no store is named: nothing was uploaded")
             return

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments import (
     CHECKPOINT,
     add_dry_run,
     add_targets,
+    ask,
     only_target,
     run_and_location,
     store_and_name,
@@ -25,6 +25,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_targets(command, CHECKPOINT, "the checkpoint, as `ckptsync ls` shows it, or its URL")
     command.add_argument("--yes", action="store_true", help="delete without asking")
     command.add_argument(
@@ -34,17 +35,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, delete, and say what was deleted.  Raises ConfigError where it is protected."""
-    store, what = store_and_name(args, only_target(args, CHECKPOINT, is_needed=True))
-    wanted, location = run_and_location(what)
-    summary = plan_removal(store, wanted, location)
-    name, size = f"{wanted}/{location}", summary.size + summary.model_size
-    row = {"run": wanted, "location": location, "status": summary.status, "bytes": size}
+    """Ask unless ``--yes``, delete the checkpoint, and print what was deleted; return 0.
+
+    Raises ConfigError if the checkpoint is protected, or the user does not confirm.
+    """
+    store, path = store_and_name(args, only_target(args, CHECKPOINT, is_needed=True))
+    run_, location = run_and_location(path)
+    summary = plan_removal(store, run_, location)
+    name, size = f"{run_}/{location}", summary.size + summary.model_size
+    row = {"run": run_, "location": location, "status": summary.status, "bytes": size}
     if args.dry_run:
         text = f"would be deleted: {name} ({summary.status}), {show_size(size)}"
-        output.print_json({**row, "removed": False, "dry_run": True}) if args.json else output.say(
-            text
-        )
+        result = {**row, "removed": False, "dry_run": True}
+        output.print_json(result) if args.json else output.say(text)
         return 0
     if not args.yes and not _is_confirmed(f"delete {name} ({summary.status}), {show_size(size)}"):
         raise ConfigError(f"{name}: not deleted", hint="answer yes, or give --yes")
@@ -58,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_confirmed(question: str) -> bool:
-    """Ask on the terminal.  Raises ConfigError where nobody can answer."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"{question}: nobody can be asked here", hint="give --yes")
-    print(f"{question}? [yes/no] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    """Return whether the user answers yes on the terminal.  Raises ConfigError without one."""
+    refusal = ConfigError(f"{question}: nobody can be asked here", hint="give --yes")
+    return (ask(f"{question}? [yes/no] ", refusal) or "").lower() in ("y", "yes")

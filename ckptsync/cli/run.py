@@ -1,4 +1,7 @@
-"""``ckptsync run``: run the service with the roles of its configuration."""
+"""``ckptsync run``: run the service with the roles of its configuration.
+
+`service.run` does all of it; systemd's units call this command.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from ckptsync.service.run import run as serve
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     command.add_argument(
         "-c",
         "--config",
@@ -26,5 +30,5 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the service until a signal ends it; return its exit code."""
+    """Run the service until a signal, or the end of ``--until-gone``; return its exit code."""
     return serve(lambda: load(Path(args.config)), args.until_gone)

@@ -1,4 +1,9 @@
-"""Lines that fit a terminal, and the picture of ``--watch`` that is made of them."""
+"""Draw the screen of ``--watch``, and fit lines and tables to a terminal's width.
+
+`ls` and `status` draw the same kinds of lines again every two seconds, and a store may answer
+slowly or not at all.  `Screen` keeps what it drew last, with a warning above it; the functions
+below it cut or wrap each kind of line.
+"""
 
 from __future__ import annotations
 
@@ -23,46 +28,46 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 T = TypeVar("T")
-EVERY = 2.0  # seconds between two pictures
-LATE = 6.0  # seconds after which the picture says that it is old
-NARROWEST = 20  # columns: of what is narrower a name and its indent leave nothing
-MOST = 20  # rows that are shown
+EVERY = 2.0  # seconds between two drawings
+LATE = 6.0  # seconds without an answer of the store, after which the screen warns
+NARROWEST = 20  # columns: a narrower terminal has no room for a name and its indent
+MOST = 20  # rows of a table
 LEAST = 12  # columns of a name, however narrow the terminal is
 WIDEST = 40  # columns of any other cell
-LONGEST = 5000  # characters of one error: only the size of a heartbeat bounds it
-_FILLER = "\0"  # in no text that `clean` returns
+LONGEST = 5000  # characters of one error, which is as long as a heartbeat may be
+_FILLER = "\0"  # a character that `clean` never returns
 
 Row = tuple[Sequence[str], Sequence[str]]
 """The cells of a table's row, and the lines that stand below them."""
 
 
 class Screen(logging.Handler, Generic[T]):
-    """The picture of ``--watch``: ``lines`` of what ``read`` returns, in so many columns.
+    """Draws ``lines`` of what ``read`` returns, for the terminal's columns, again and again.
 
-    If the store does not answer, the last picture stays, below a warning with the reason.  It is
-    the log's handler, too: a store that retries says so there, between two pictures.
+    If the store does not answer, the last lines stay, below a warning with the reason.  It is also
+    a log handler: a store that tries again logs why, and the warning shows that.
     """
 
     def __init__(
         self, read: Callable[[], T], lines: Callable[[T, int], Sequence[str]], url: str
     ) -> None:
         super().__init__()
-        self.seen: T | None = None
+        self.shown: T | None = None
         self.reason = ""
         self._read, self._lines, self._url = read, lines, url
         self._last = time.monotonic()
         self._draw: Callable[[], None] = lambda: None
 
     def run(self) -> int:
-        """Draw again and again until somebody presses q, or interrupts it.
+        """Draw every `EVERY` seconds until the user presses q, then return 0.
 
-        Raises CkptsyncError if the store cannot be read at all.
+        Replaces the handlers of the root logger.  Raises CkptsyncError if the first reading fails.
         """
         from rich.live import Live
 
         logging.basicConfig(handlers=[self], force=True)
         with _waiting_for_q() as wait, Live(auto_refresh=False, screen=True) as live:
-            self._draw = lambda: live.update(self.picture(), refresh=True)
+            self._draw = lambda: live.update(self.draw_text(), refresh=True)
             self._draw()
             while True:
                 self.refresh()
@@ -71,30 +76,30 @@ class Screen(logging.Handler, Generic[T]):
                     return 0
 
     def refresh(self) -> None:
-        """Read the store.  Raises CkptsyncError if it has never been read."""
+        """Read the store; keep an error for the warning, but raise that of the first reading."""
         try:
-            self.seen = self._read()
+            self.shown = self._read()
         except CkptsyncError as e:
-            if self.seen is None:
+            if self.shown is None:
                 raise
             self.reason = f"{e}{f' ({e.hint})' if e.hint else ''}"
         else:
             self._last, self.reason = time.monotonic(), ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a message of the log as the reason why the picture is old."""
+        """Show a log message in the warning, at once."""
         self.reason = record.getMessage()
         self._draw()
 
-    def picture(self) -> Text:
-        """Return what the screen shows now: no more lines than it has."""
+    def draw_text(self) -> Text:
+        """Return the text to draw: at most as many lines as the terminal has."""
         from rich.text import Text
 
         size, age = shutil.get_terminal_size(), time.monotonic() - self._last
         width = max(NARROWEST, size.columns)
         shown = [*wrapped(f"store {self._url}", width), "reading ..."]
-        if self.seen is not None:
-            shown = [*self._lines(self.seen, width)]
+        if self.shown is not None:
+            shown = [*self._lines(self.shown, width)]
         if self.reason or age > LATE:
             why = f": {self.reason}" if self.reason else ""
             late = f"WARNING the store has not answered for {show_duration(round(age))}{why}"
@@ -108,7 +113,7 @@ class Screen(logging.Handler, Generic[T]):
 
 
 def _is_in_background(fd: int) -> bool:
-    """Return whether the system would stop this process if it changed its terminal."""
+    """Return whether this process is in the background, and may not change its terminal."""
     try:
         return os.tcgetpgrp(fd) != os.getpgrp()
     except OSError:  # another session's terminal
@@ -117,7 +122,10 @@ def _is_in_background(fd: int) -> bool:
 
 @contextlib.contextmanager
 def _waiting_for_q() -> Iterator[Callable[[float], bool]]:
-    """Give a function that waits that many seconds, and returns whether q was pressed."""
+    """Give a function that waits a number of seconds, and returns True at once if q is pressed.
+
+    Within the block the terminal passes each key on; without a terminal the function only waits.
+    """
     fd = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
     if fd < 0 or _is_in_background(fd):
 
@@ -131,14 +139,15 @@ def _waiting_for_q() -> Iterator[Callable[[float], bool]]:
     import tty
 
     def wait(seconds: float) -> bool:
+        """Return True once q is pressed, False after the seconds."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if select.select([fd], [], [], left)[0]:
+        while (remaining := end - time.monotonic()) > 0:
+            if select.select([fd], [], [], remaining)[0]:
                 keys = os.read(fd, 64)
                 if b"q" in keys.lower():
                     return True
-                if not keys:  # the terminal has gone
-                    time.sleep(left)
+                if not keys:  # the terminal was closed
+                    time.sleep(remaining)
         return False
 
     before = termios.tcgetattr(fd)
@@ -150,7 +159,7 @@ def _waiting_for_q() -> Iterator[Callable[[float], bool]]:
 
 
 def alarms_of(alarms: Sequence[Alarm], now: float, width: int, most: int = MOST) -> Iterator[str]:
-    """Yield what is wrong, and what to do."""
+    """Yield the lines of alarms, each with its remedy, and how many exceed ``most``."""
     for alarm in alarms[:most]:
         age = show_duration(round(max(0.0, now - (alarm.since or 0.0))))
         since = "" if alarm.since is None else f" for {age}"
@@ -162,7 +171,7 @@ def alarms_of(alarms: Sequence[Alarm], now: float, width: int, most: int = MOST)
 def running_lines(
     entries: Sequence[NodeProgress], now: float, width: int, most: int = MOST
 ) -> Iterator[str]:
-    """Yield a line for each thing that nodes do, or wait to do."""
+    """Yield a line for each activity of a node, and how many exceed ``most``."""
     for entry in entries[:most]:
         yield from wrapped(f"{entry.subject}: {describe(entry, now)}", width)
     yield from more(entries, "more that nodes do, or wait to do", most)
@@ -171,41 +180,43 @@ def running_lines(
 def narrowed(
     heading: Sequence[str], rows: Sequence[Row], width: int, spare: Sequence[str]
 ) -> tuple[list[str], list[Row]]:
-    """Return a table that `table` shows with a line a row.
+    """Return heading and rows of which `table` can show each row in one line.
 
-    Columns of ``spare`` are left out, one after the other, until the rest fits.  What stands below
-    a row, and all but the first column, is cut.
+    Columns of ``spare`` are left out, in their order, until the table fits ``width``.  Lines below
+    rows are cut, and cells of all columns but the first.
     """
-    left = list(heading)
+    columns = list(heading)
     cells = [
-        [name, *(cut(cell, max(LEAST, width // 2)) for cell in its)] for (name, *its), _ in rows
+        [name, *(cut(cell, max(LEAST, width // 2)) for cell in other_cells)]
+        for (name, *other_cells), _ in rows
     ]
 
     def needed() -> int:
-        first, *others = (
+        """Return the least width of the remaining columns."""
+        first, *other_widths = (
             max(map(output.columns, [name, *(row[heading.index(name)] for row in cells)])) + 2
-            for name in left
+            for name in columns
         )
-        return min(first, LEAST + 2) + sum(others) - 2
+        return min(first, LEAST + 2) + sum(other_widths) - 2
 
     for name in spare:
-        if name in left and needed() > width:
-            left.remove(name)
-    shown = [[row[heading.index(name)] for name in left] for row in cells]
+        if name in columns and needed() > width:
+            columns.remove(name)
+    shown = [[row[heading.index(name)] for name in columns] for row in cells]
     below = ([cut(clean(text), max(LEAST, width - 2)) for text in texts] for _, texts in rows)
-    return left, list(zip(shown, below, strict=True))
+    return columns, list(zip(shown, below, strict=True))
 
 
 def table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
-    """Yield a table; names in the first column are cut where a row is too wide."""
+    """Yield the lines of a table, at most `MOST` rows; cut the first column to fit ``width``."""
     shown = [(name, *(cut(cell, WIDEST) for cell in cells)) for (name, *cells), _ in rows[:MOST]]
     shown = [tuple(heading), *shown]
-    others = sum(
+    other_widths = sum(
         max(map(output.columns, column)) + 2 for column in list(zip(*shown, strict=True))[1:]
     )
-    room = max(LEAST, width - others)
+    room = max(LEAST, width - other_widths)
     lines = output.aligned([(cut(name, room), *cells) for name, *cells in shown])
-    # a row that is still too wide goes on in the next line
+    # a row that is still too wide continues in the next line
     yield from wrapped(lines[0], width)
     for line, (_, below) in zip(lines[1:], rows, strict=False):
         yield from wrapped(line, width)
@@ -215,13 +226,13 @@ def table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[s
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines; long words are broken, so that a path is seen whole."""
+    """Return a text as lines of at most ``width`` columns; long words are broken, not cut."""
     cleaned, indent = clean(text, LONGEST), "    "
     if output.columns(cleaned) <= width:
         return [cleaned]
     if not cleaned.isascii():
-        # `textwrap` counts characters: one that takes two columns is followed by a filler, which
-        # may be parted from it
+        # `textwrap` counts characters: add a filler after each that takes two columns, and keep a
+        # column free, as a line may end between the two
         cleaned = "".join(c + _FILLER * (output.columns(c) - 1) for c in cleaned)
         width -= 1
     lines = textwrap.wrap(
@@ -230,11 +241,13 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line.replace(_FILLER, "") for line in lines]
 
 
-def more(of: Sequence[object], what: str, most: int = MOST) -> list[str]:
-    return [f"and {len(of) - most} {what}"] if len(of) > most else []
+def more(items: Sequence[object], noun: str, most: int = MOST) -> list[str]:
+    """Return a line with the number of items that exceed ``most``; no line if none do."""
+    return [f"and {len(items) - most} {noun}"] if len(items) > most else []
 
 
 def cut(text: str, room: int) -> str:
+    """Return a text cut to ``room`` columns, with an ellipsis; unchanged if it fits."""
     if output.columns(text) <= room:
         return text
     while output.columns(text) >= room:

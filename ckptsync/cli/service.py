@@ -1,8 +1,8 @@
 """``ckptsync service install`` and ``service uninstall``: copy or remove systemd units.
 
-The units lie in ``systemd/`` and are the same for everybody, but for the path of the program.  What
-a configuration needs beyond them is the operator's: `systemctl edit`.  Both commands start and stop
-nothing: they print the commands that do.
+An operator wants sandboxed units without writing them.  The units in ``systemd/`` are the same for
+everybody, except the path of the program.  What a configuration needs beyond them is printed, for
+`systemctl edit`.  Neither command starts or stops anything: they print the commands that do.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ HEAD, HEAD_USER = "ckptsync-head", "ckptsync"
 _PROGRAM = "/opt/ckptsync/bin/ckptsync"  # in the units, replaced by the program that runs this
 _MARK = "# Written by `ckptsync service install`: it will be replaced.  Changes: `systemctl edit`."
 _DROP_IN = "10-ckptsync.conf"
-_FIXED = re.compile(r"[^*?[]*(?=/)")  # of a pattern, what precedes the first part with a wildcard
+_FIXED = re.compile(r"[^*?[]*(?=/)")  # the directories before the first one with a wildcard
 _HOMES = ("/", "/home", "/root")
-_UNIT_MEMORY = 256 << 20  # of limits.memory: what the unit's MemoryHigh leaves room for
-_UNIT_THREADS = 24  # of limits.threads, by TasksMax
+_UNIT_MEMORY = 256 << 20  # the greatest limits.memory that the unit's MemoryHigh has room for
+_UNIT_THREADS = 24  # the greatest limits.threads that the unit's TasksMax has room for
 _OF_ONE_USER = "--as: a user's own systemd runs only that user's services"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     install = add_command(
         actions,
@@ -94,15 +95,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or remove the units, and print what was done."""
+    """Write or remove the units, and print what was done; return 0.  Raises ConfigError."""
     return _install(args) if args.action == "install" else _uninstall(args)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file, and its ``state``: what was, or would be, done to it.
+    """A file of systemd, and what is done to it.
 
-    Written, replaced, unchanged, or removed.
+    ``state``: written, replaced, unchanged or removed.
     """
 
     path: Path
@@ -112,7 +113,7 @@ class UnitFile:
 
 @dataclass(frozen=True, slots=True)
 class InstallPlan:
-    """The files to write, what the operator should know, and the commands to run then."""
+    """The files to write, notes for the operator, and the commands to run ``next``."""
 
     files: tuple[UnitFile, ...]
     notes: tuple[str, ...]
@@ -120,9 +121,13 @@ class InstallPlan:
 
 
 def _install(args: argparse.Namespace) -> int:
+    """Write the files of the plan, unless it is a dry run, and print it; return 0.
+
+    Raises ConfigError, also without the right to write.
+    """
     plan = _user_plan(args) if args.user else _system_plan(args)
     for file in () if args.dry_run else plan.files:
-        with _hint_of_rights(file.path):
+        with _permissions_hinted(file.path):
             if file.state == "removed":
                 file.path.unlink()
             elif file.state != "unchanged":
@@ -141,7 +146,11 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _system_plan(args: argparse.Namespace) -> InstallPlan:
-    """Plan the unit of the machine's systemd.  Raises ConfigError."""
+    """Return the plan for the machine's systemd.
+
+    Raises ConfigError for a configuration that the unit does not read, for a user that does not
+    exist, and, unless it is a dry run, for a directory that does not exist.
+    """
     default = args.train or os.environ.get("SUDO_USER") or "train"
     source = Path(args.config or CONFIGS / f"{default}.yaml").absolute()
     config = read_configuration(source, variables(source))
@@ -158,8 +167,8 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
         make = f"useradd --system --user-group {user}"
         hint = f"{source} is named after the user who trains" if is_worker else make
         raise ConfigError(f"{user}: there is no such user", hint=hint) from None
-    needed = _needed(config)
-    absent = [path for path in needed if not Path(path).is_dir()]
+    writable = _list_writable(config)
+    absent = [path for path in writable if not Path(path).is_dir()]
     if absent and not args.dry_run:
         raise ConfigError(
             f"{absent[0]}: does not exist, and a service cannot get access to an absent directory",
@@ -167,26 +176,26 @@ def _system_plan(args: argparse.Namespace) -> InstallPlan:
         )
     unit = f"ckptsync-worker@{user}" if is_worker else HEAD
     template = "ckptsync-worker@.service" if is_worker else f"{HEAD}.service"
-    text = _unit(template)
-    files = [_planned(SYSTEM / template, text)]
+    text = _unit_text(template)
+    files = [_plan_file(SYSTEM / template, text)]
     if is_worker:
         has_head = len(config.roles) > 1
-        files += _drop_in_files(SYSTEM / f"{unit}.service.d" / _DROP_IN, is_needed=has_head)
-    edits = _edits(config, text, needed)
+        files += _plan_drop_in(SYSTEM / f"{unit}.service.d" / _DROP_IN, is_needed=has_head)
+    edits = _list_edits(config, text, writable)
     notes = [f"{path}: does not exist yet" for path in absent]
     if edits:
         notes.append(f"{source}: needs more than the unit allows: {'; '.join(edits)}")
-    if is_worker and not config.node and _workers() - {unit}:
+    if is_worker and not config.node and _list_workers() - {unit}:
         remedy = f"node: {node_id()}-{user}"
         notes.append(f"{source}: several workers on one machine need a node name each: {remedy}")
     edit = [f"systemctl edit {unit}"] if edits else []
-    doctor = f"sudo -u {user} {shlex.join([_program(), 'doctor', '-c', str(source)])}"
+    doctor = f"sudo -u {user} {shlex.join([_program_path(), 'doctor', '-c', str(source)])}"
     start = ("systemctl daemon-reload", f"systemctl enable --now {unit}")
     return InstallPlan(tuple(files), tuple(notes), (doctor, *edit, *start))
 
 
 def _user_plan(args: argparse.Namespace) -> InstallPlan:
-    """Plan the unit of a user's own systemd.  Raises ConfigError."""
+    """Return the plan for a user's own systemd.  Raises ConfigError."""
     home = _own_folder()
     if args.train:
         raise ConfigError(_OF_ONE_USER, hint="leave --as out, or leave out --user")
@@ -194,7 +203,7 @@ def _user_plan(args: argparse.Namespace) -> InstallPlan:
     role = "worker" if "worker" in read_configuration(source, variables(source)).roles else "head"
     _check_source(source, home / f"ckptsync/{role}.yaml")
     unit = f"ckptsync-{role}"
-    file = _planned(home / f"systemd/user/{unit}.service", _unit("user/ckptsync.service"))
+    file = _plan_file(home / f"systemd/user/{unit}.service", _unit_text("user/ckptsync.service"))
     note = (
         "a user's own systemd cannot sandbox the service; without lingering it ends with the last"
         " session"
@@ -204,9 +213,9 @@ def _user_plan(args: argparse.Namespace) -> InstallPlan:
 
 
 def _own_folder() -> Path:
-    """Return where this user's configuration is.
+    """Return this user's directory of configurations, ``$XDG_CONFIG_HOME`` or ``~/.config``.
 
-    Raises ConfigError if it is another user's, as under sudo.
+    Raises ConfigError if root runs this and it is another user's, as under sudo.
     """
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     owner = next(path for path in (home, *home.absolute().parents) if path.exists()).stat().st_uid
@@ -218,22 +227,22 @@ def _own_folder() -> Path:
 
 
 def variables(source: Path) -> Mapping[str, str]:
-    """Return the variables of the file beside a configuration.
+    """Return the variables of the ``.env`` file beside a configuration; none if it is unreadable.
 
-    The service has these, and not this shell's.
+    systemd gives the service these, and not the variables of this shell.
     """
     try:
         content = read_named(f"{str(source).removesuffix('.yaml')}.env", LIMIT)
         lines = content.decode().splitlines()
     except (OSError, UnicodeDecodeError):
-        return {}  # the unit allows that it is absent; systemd says so if it cannot be read
+        return {}  # it is optional; systemd reports one that cannot be read
     set_lines = (line for line in lines if "=" in line and not line.startswith(("#", ";")))
     pairs = (line.partition("=") for line in set_lines)
     return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs}
 
 
 def _check_source(source: Path, expected: Path) -> None:
-    """Raise ConfigError for a configuration that the unit does not read."""
+    """Raise ConfigError if the unit reads another configuration than ``source``."""
     if source.resolve() != expected.resolve():
         raise ConfigError(
             f"-c {source}: the unit reads {expected}",
@@ -242,47 +251,47 @@ def _check_source(source: Path, expected: Path) -> None:
         )
 
 
-def _needed(config: Config) -> list[str]:
-    """Return the directories that a service must be able to write in.
+def _list_writable(config: Config) -> list[str]:
+    """Return the directories that a service must be able to write to, sorted.
 
-    They are the output directories' parents and the store's directory.  Raises ConfigError where
-    that would be all of a home, or of the system.
+    They are those above the output directories, and the store's.  Raises ConfigError if one would
+    be the root or all homes.
     """
-    needed = set()
+    paths = set()
     for run in config.worker.runs if "worker" in config.roles else ():
         match = _FIXED.match(run.path)
-        above = (match[0] if match else "") or "/"
+        fixed = (match[0] if match else "") or "/"
         is_pattern = bool(re.search(r"[*?[]", run.path))
-        if is_pattern and above in _HOMES:
-            why = f"{run.path}: all of {above} would be writable for the service"
+        if is_pattern and fixed in _HOMES:
+            why = f"{run.path}: all of {fixed} would be writable for the service"
             hint = "let the jobs write below a directory of their own, such as /data/out/*"
             raise ConfigError(why, hint=hint)
-        is_broad = not is_pattern and str(Path(above).parent) in _HOMES
-        needed.add("/tmp" if above.startswith("/tmp/") else run.path if is_broad else above)  # noqa: S108
+        is_broad = not is_pattern and str(Path(fixed).parent) in _HOMES
+        paths.add("/tmp" if fixed.startswith("/tmp/") else run.path if is_broad else fixed)  # noqa: S108
     if local := local_directory(config.store.url):
-        needed.add(local.rstrip("/") or "/")
-    return sorted(needed)
+        paths.add(local.rstrip("/") or "/")
+    return sorted(paths)
 
 
-def _edits(config: Config, unit: str, needed: list[str]) -> list[str]:
-    """Return the settings that a configuration needs and its unit lacks."""
+def _list_edits(config: Config, unit: str, writable: list[str]) -> list[str]:
+    """Return the settings, as text, that a configuration needs and the unit's text lacks."""
     (listed,) = re.findall("^ReadWritePaths=(.*)", unit, re.MULTILINE)
     roots = [Path(path.lstrip("-")) for path in listed.split()]
-    lacking = [path for path in needed if not any(Path(path).is_relative_to(r) for r in roots)]
+    missing = [path for path in writable if not any(Path(path).is_relative_to(r) for r in roots)]
     edits = []
-    if lacking:
-        words = shlex.join(lacking)
+    if missing:
+        words = shlex.join(missing)
         edits.append(f"[Unit] RequiresMountsFor={words} [Service] ReadWritePaths={words}")
     if config.limits.memory > _UNIT_MEMORY:
-        more = (config.limits.memory - _UNIT_MEMORY) >> 20
-        edits.append(f"[Service] MemoryHigh= and MemoryMax=: {more}M more than the unit has")
+        megabytes = (config.limits.memory - _UNIT_MEMORY) >> 20
+        edits.append(f"[Service] MemoryHigh= and MemoryMax=: {megabytes}M more than the unit has")
     if config.limits.threads > _UNIT_THREADS:
         edits.append(f"[Service] TasksMax={256 + 4 * config.limits.threads}")
     return edits
 
 
-def _program() -> str:
-    """Return the path of the program that runs now.  Raises ConfigError if no unit can name it."""
+def _program_path() -> str:
+    """Return the path of the running program.  Raises ConfigError if no unit can name it."""
     own = Path(shutil.which(sys.argv[0]) or sys.argv[0])
     beside = Path(sys.executable).with_name("ckptsync")
     path = str((own if own.name == "ckptsync" else beside).absolute())
@@ -292,44 +301,47 @@ def _program() -> str:
     return path
 
 
-def _unit(name: str) -> str:
-    """Return the text of a file of ``systemd/`` as it is installed here."""
+def _unit_text(name: str) -> str:
+    """Return a file of ``systemd/`` as it is installed: marked, with this program's path."""
     text = resources.files("ckptsync").joinpath("systemd").joinpath(name).read_text("utf-8")
-    return f"{_MARK}\n{text.replace(_PROGRAM, _program())}"
+    return f"{_MARK}\n{text.replace(_PROGRAM, _program_path())}"
 
 
-def _planned(path: Path, text: str) -> UnitFile:
-    """Return a file and what writing it would do.
+def _plan_file(path: Path, text: str) -> UnitFile:
+    """Return a file with what writing it would do.
 
-    Raises ConfigError for a file that this command did not write.
+    Raises ConfigError if another program wrote the file that exists.
     """
-    old = _read(path)
-    if old is None:
+    old_text = _read_unit(path)
+    if old_text is None:
         return UnitFile(path, text, "written")
-    if old != text and _MARK not in old:
+    if old_text != text and _MARK not in old_text:
         hint = "move it away, then try again"
         raise ConfigError(f"{path}: exists, and was not written by this command", hint=hint)
-    return UnitFile(path, text, "unchanged" if old == text else "replaced")
+    return UnitFile(path, text, "unchanged" if old_text == text else "replaced")
 
 
-def _drop_in_files(path: Path, *, is_needed: bool) -> list[UnitFile]:
-    """Return the drop-in of a worker with a head; to be removed where there is no head any more."""
+def _plan_drop_in(path: Path, *, is_needed: bool) -> list[UnitFile]:
+    """Return the drop-in of a worker that is also a head; one to remove if it is not needed."""
     if is_needed:
-        return [_planned(path, _unit("with-head.conf"))]
-    return [UnitFile(path, "", "removed")] if _MARK in (_read(path) or "") else []
+        return [_plan_file(path, _unit_text("with-head.conf"))]
+    return [UnitFile(path, "", "removed")] if _MARK in (_read_unit(path) or "") else []
 
 
-def _workers() -> set[str]:
-    """Return the workers on this machine that are enabled, or have a drop-in."""
+def _list_workers() -> set[str]:
+    """Return the units of this machine's workers that are enabled, or have a drop-in."""
     links = SYSTEM.glob("*.wants/ckptsync-worker@?*.service")
     folders = SYSTEM.glob("ckptsync-worker@?*.service.d")
     return {path.name.removesuffix(".d").removesuffix(".service") for path in (*links, *folders)}
 
 
-def _read(path: Path) -> str | None:
-    """Return the text of a unit; ``None`` if there is none, "" for a directory."""
+def _read_unit(path: Path) -> str | None:
+    """Return the text of a file; None if there is none, "" for a directory.
+
+    Raises ConfigError without the right to read it.
+    """
     try:
-        with _hint_of_rights(path):
+        with _permissions_hinted(path):
             return read_named(path, LIMIT).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
@@ -338,8 +350,8 @@ def _read(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _hint_of_rights(path: Path) -> Iterator[None]:
-    """Raise ConfigError where this user may not do it; `main` reports other errors."""
+def _permissions_hinted(path: Path) -> Iterator[None]:
+    """Within the block, raise a PermissionError as ConfigError with a hint at ``--user``."""
     try:
         yield
     except PermissionError as e:
@@ -348,16 +360,21 @@ def _hint_of_rights(path: Path) -> Iterator[None]:
 
 
 def _uninstall(args: argparse.Namespace) -> int:
-    """Remove the units that `_install` wrote.
+    """Remove the files that `_install` wrote, unless it is a dry run, and print that; return 0.
 
-    Raises ConfigError while the service is enabled: only its unit says how to disable it.
+    Raises ConfigError while the service is enabled: systemd needs the unit to disable it.
     """
-    folder, unit, files, kept = _installed(args)
-    texts = {path: text for path in files if (text := _read(path)) is not None}
+    folder, unit, files, kept_lines = _find_installed(args)
+    texts = {path: text for path in files if (text := _read_unit(path)) is not None}
     ours = [path for path, text in texts.items() if _MARK in text]
-    kept = [*(f"{p}: was not written by this command" for p in texts if p not in ours), *kept]
-    own = sorted(path for path in (folder / f"{unit}.service.d").glob("*") if path not in files)
-    kept += [f"{path}: your own" for path in own]
+    kept_lines = [
+        *(f"{p}: was not written by this command" for p in texts if p not in ours),
+        *kept_lines,
+    ]
+    operator_files = sorted(
+        path for path in (folder / f"{unit}.service.d").glob("*") if path not in files
+    )
+    kept_lines += [f"{path}: your own" for path in operator_files]
     links = (wants / f"{unit}.service" for wants in folder.glob("*.wants"))
     enabled = sorted(link for link in links if link.is_symlink())
     systemctl = "systemctl --user" if args.user else "systemctl"
@@ -366,7 +383,7 @@ def _uninstall(args: argparse.Namespace) -> int:
         why = f"{enabled[0]}: the service is enabled, and may be running"
         raise ConfigError(why, hint=f"{disable}, then try again")
     for path in () if args.dry_run else ours:
-        with _hint_of_rights(path):
+        with _permissions_hinted(path):
             path.unlink()
             if path.parent.name.endswith(".service.d") and not any(path.parent.iterdir()):
                 path.parent.rmdir()
@@ -378,14 +395,15 @@ def _uninstall(args: argparse.Namespace) -> int:
     elif not enabled and not args.dry_run:
         notes.append(f"if {unit} is running, it keeps running until {systemctl} stop {unit}")
     notes.append("configurations, spools (_ckptsync) and the store were not changed")
-    output.print_removal(args, ours, kept, notes, [f"{systemctl} daemon-reload"], unit=unit)
+    output.print_removal(args, ours, kept_lines, notes, [f"{systemctl} daemon-reload"], unit=unit)
     return 0
 
 
-def _installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[str]]:
-    """Return systemd's folder, the unit's name, its files, and why its template stays.
+def _find_installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[str]]:
+    """Return systemd's directory, the unit's name, its files, and why its template stays.
 
-    Raises ConfigError if the user is not clear.
+    The last is empty if it does not stay.  Raises ConfigError if it is not clear which user's unit
+    is meant.
     """
     if args.user:
         if args.train:
@@ -403,7 +421,7 @@ def _installed(args: argparse.Namespace) -> tuple[Path, str, list[Path], list[st
     unit = HEAD if args.head else f"ckptsync-worker@{user}"
     template = SYSTEM / (f"{HEAD}.service" if args.head else "ckptsync-worker@.service")
     drop_in = SYSTEM / f"{unit}.service.d" / _DROP_IN
-    # other users' workers, which systemd makes from the same template
-    if others := [] if args.head else sorted(_workers() - {unit}):
-        return SYSTEM, unit, [drop_in], [f"{template}: {others[0]} still uses it"]
+    # systemd makes other users' workers from the same template
+    if other_workers := [] if args.head else sorted(_list_workers() - {unit}):
+        return SYSTEM, unit, [drop_in], [f"{template}: {other_workers[0]} still uses it"]
     return SYSTEM, unit, [drop_in, template], []

@@ -1,4 +1,8 @@
-"""``ckptsync status``: show what the nodes and heads of a store do, and what is wrong."""
+"""``ckptsync status``: show what the nodes and heads of a store do, and what is wrong.
+
+`status` and `service.monitor` read the store into an `Overview`; this module prints it: alarms
+first, then what is on its way, runs and nodes; or as JSON, as an HTML file, or for a monitor.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from ckptsync.cli.arguments import (
     only_target,
     store_run_location,
 )
-from ckptsync.cli.ls import catalogues, exit_code
+from ckptsync.cli.ls import catalogue_reader, exit_code
 from ckptsync.cli.ls_run import sibling_line, upload_line
 from ckptsync.cli.output import first_of
 from ckptsync.cli.screen import (
@@ -47,14 +51,15 @@ from ckptsync.status.overview import Overview, document
 from ckptsync.status.run_status import Point, RunStatus
 from ckptsync.stores.contract import Store
 
-WIDE = 10_000  # columns off a terminal: no line is broken there, so that a program can search it
+WIDE = 10_000  # columns without a terminal: lines stay whole, so that programs can search them
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
 RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATUS", "AGO", "LAST GOOD")
 DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
-_LAST = 253402300799.0  # the last second of a calendar; a file's time may be any
+_LAST = 253402300799.0  # the last second that datetime can show; a file's time may be later
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_targets(command, "RUN", "only this run, the nodes and the alarms")
     how = command.add_mutually_exclusive_group()
     how.add_argument(
@@ -74,35 +79,39 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the overview once; with ``--watch`` until it is interrupted."""
-    store, wanted, location = store_run_location(args, only_target(args, "RUN"))
+    """Print the overview; with ``--watch`` again and again, until q or an interrupt.
+
+    Return the exit code of unreadable records; with ``--check`` 10 for damage, 1 for any other
+    alarm. Raises ConfigError, StoreError.
+    """
+    store, run_, location = store_run_location(args, only_target(args, "RUN"))
     if location:
-        hint = f"ckptsync ls {wanted}/{location} shows a checkpoint"
-        raise ConfigError(f"{wanted}/{location}: status is of a run", hint=hint)
+        hint = f"ckptsync ls {run_}/{location} shows a checkpoint"
+        raise ConfigError(f"{run_}/{location}: status is of a run", hint=hint)
     config = configuration(args)
     waits = patience(config) if config else Patience()
-    overviews = OverviewReader(store, catalogues(store, wanted), waits, wanted)
+    overviews = OverviewReader(store, catalogue_reader(store, run_), waits, run_)
     if args.watch and not args.json and sys.stdout.isatty():
         return Screen(overviews.read, overview_lines, store.url).run()
     while True:
-        seen = overviews.read()
-        code = exit_code(seen.catalogue)
+        overview = overviews.read()
+        code = exit_code(overview.catalogue)
         if args.html is not None:
-            _write_html(store, seen, Path(args.html))
+            _write_html(store, overview, Path(args.html))
             if not args.json:
                 output.say(f"{args.html}: written, open it in a browser")
                 return code
         if args.check:
-            is_damaged = any(alarm.kind in ("damage", "weights") for alarm in seen.alarms)
-            code = 10 if is_damaged else int(bool(seen.alarms))
+            is_damaged = any(alarm.kind in ("damage", "weights") for alarm in overview.alarms)
+            code = 10 if is_damaged else int(bool(overview.alarms))
         if args.json:
-            locations = describe_locations(store.url, seen.catalogue.shown, seen.running)
-            output.print_json({**document(seen), "locations": locations}, code)
+            locations = describe_locations(store.url, overview.catalogue.shown, overview.running)
+            output.print_json({**document(overview), "locations": locations}, code)
         else:
             width = WIDE
             if sys.stdout.isatty():
                 width = max(NARROWEST, shutil.get_terminal_size().columns)
-            for line in alarm_lines(seen) if args.check else overview_lines(seen, width):
+            for line in alarm_lines(overview) if args.check else overview_lines(overview, width):
                 print(output.paint(line))
         if not args.watch:
             return code
@@ -110,14 +119,14 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(EVERY)
 
 
-def _write_html(store: Store, seen: Overview, path: Path) -> None:
-    """Write the page into a file, which is there whole or not at all.  Raises CkptsyncError."""
+def _write_html(store: Store, overview: Overview, path: Path) -> None:
+    """Write the page to a file, whole or not at all.  Raises ConfigError, CkptsyncError."""
     from ckptsync.web.documents import Documents
     from ckptsync.web.html_file import html_file
 
     if path.is_dir():
         raise ConfigError(f"--html: {path} is a directory", hint="name a file: --html status.html")
-    body, draft = html_file(seen, Documents(store)), path.with_name(f"{path.name}.part")
+    body, draft = html_file(overview, Documents(store)), path.with_name(f"{path.name}.part")
     try:
         draft.write_bytes(body)
         draft.replace(path)
@@ -127,26 +136,27 @@ def _write_html(store: Store, seen: Overview, path: Path) -> None:
         raise CkptsyncError(f"{path}: {e.strerror}", hint="name a file that you may write") from e
 
 
-def alarm_lines(seen: Overview) -> list[str]:
-    """Return a line for each alarm, as ``--check`` prints them, or one that all is well."""
-    lines = [f"{alarm.severity.upper()} {alarm.code}: {alarm.text}" for alarm in seen.alarms]
-    return [clean(line) for line in lines or [f"OK: {_counts(seen)}"]]
+def alarm_lines(overview: Overview) -> list[str]:
+    """Return a line for each alarm, for ``--check``; one with counts if there is none."""
+    lines = [f"{alarm.severity.upper()} {alarm.code}: {alarm.text}" for alarm in overview.alarms]
+    return [clean(line) for line in lines or [f"OK: {_counts(overview)}"]]
 
 
-def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
-    """Return an overview as lines of at most ``width`` columns (20 or more), alarms first."""
+def overview_lines(overview: Overview, width: int = WIDE) -> list[str]:
+    """Return an overview as lines of at most ``width`` columns, which is at least `NARROWEST`."""
     urgent = sorted(
-        seen.nodes, key=lambda n: (n.state == "stopped", n.state == "alive", not n.errors, n.name)
+        overview.nodes,
+        key=lambda n: (n.state == "stopped", n.state == "alive", not n.errors, n.name),
     )
     nodes = [_node_row(node) for node in urgent]
-    newest = sorted(seen.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
-    told = {(e.run, e.location) for e in seen.running if e.state in ON_ITS_WAY}
-    runs = [_run_row(one, seen.at, seen.store, told) for one in newest]
-    faults = [f"unreadable: {fault.text}" for fault in seen.catalogue.faults]
+    newest = sorted(overview.runs, key=lambda r: r.newest.ended if r.newest else 0.0, reverse=True)
+    described = {(e.run, e.location) for e in overview.running if e.state in ON_ITS_WAY}
+    runs = [_run_row(run_status, overview.at, overview.store, described) for run_status in newest]
+    faults = [f"unreadable: {fault.text}" for fault in overview.catalogue.faults]
     return [
-        *_heading(seen, width),
-        *([""] if seen.running else []),
-        *running_lines(seen.running, seen.at, width),
+        *_heading(overview, width),
+        *([""] if overview.running else []),
+        *running_lines(overview.running, overview.at, width),
         "",
         *(table(RUNS, runs, width) if runs else ["no checkpoints yet"]),
         *(line for fault in faults[:MOST] for line in wrapped(fault, width)),
@@ -156,32 +166,35 @@ def overview_lines(seen: Overview, width: int = WIDE) -> list[str]:
     ]
 
 
-def _heading(seen: Overview, width: int) -> Iterator[str]:
-    at = datetime.fromtimestamp(min(max(seen.at, 0.0), _LAST), timezone.utc)
-    yield from wrapped(f"store {seen.store}  {at:%Y-%m-%d %H:%M:%SZ}", width)
-    yield from wrapped(_counts(seen), width)
-    if seen.room:
-        yield f"{show_size(seen.room.free)} of {show_size(seen.room.total)} free"
-    if seen.alarms:
+def _heading(overview: Overview, width: int) -> Iterator[str]:
+    """Yield the store, the time, counts, free space and alarms."""
+    moment = datetime.fromtimestamp(min(max(overview.at, 0.0), _LAST), timezone.utc)
+    yield from wrapped(f"store {overview.store}  {moment:%Y-%m-%d %H:%M:%SZ}", width)
+    yield from wrapped(_counts(overview), width)
+    if overview.room:
+        yield f"{show_size(overview.room.free)} of {show_size(overview.room.total)} free"
+    if overview.alarms:
         yield ""
-    yield from alarms_of(seen.alarms, seen.at, width)
+    yield from alarms_of(overview.alarms, overview.at, width)
 
 
-def _counts(seen: Overview) -> str:
-    states = _numbers({state: sum(n.state == state for n in seen.nodes) for state in STATES})
-    locations = _numbers(seen.checkpoints)
+def _counts(overview: Overview) -> str:
+    """Return the numbers of nodes, runs, locations, bytes and alarms as one line."""
+    states = _numbers({state: sum(n.state == state for n in overview.nodes) for state in STATES})
+    locations = _numbers(overview.checkpoints)
     parts = [
         f"nodes: {states or 'none'}",
-        f"runs: {len(seen.runs)}",
+        f"runs: {len(overview.runs)}",
         f"locations: {locations or 'none'}",
-        f"{show_size(seen.size)} + models {show_size(seen.model_size)}",
+        f"{show_size(overview.size)} + models {show_size(overview.model_size)}",
     ]
-    if seen.alarms:
-        parts.append(f"{len(seen.alarms)} alarm{'s' if len(seen.alarms) > 1 else ''}")
+    if overview.alarms:
+        parts.append(f"{len(overview.alarms)} alarm{'s' if len(overview.alarms) > 1 else ''}")
     return "; ".join(parts)
 
 
 def _node_row(node: Node) -> Row:
+    """Return a node under `NODES`; below it disks, errors and notes, unless it is stopped."""
     rate = sum(p.rate for p in node.running if p.is_moving)
     cells = [
         node.name,
@@ -207,45 +220,59 @@ def _node_row(node: Node) -> Row:
     return cells, below
 
 
-def _run_row(one: RunStatus, now: float, url: str, told: AbstractSet[tuple[str, str]]) -> Row:
-    """Return a run; ``told``: locations of which other lines say what nodes do with them."""
-    newest, total = one.newest, sum(one.checkpoints.values())
+def _run_row(
+    status: RunStatus, now: float, url: str, described: AbstractSet[tuple[str, str]]
+) -> Row:
+    """Return a run under `RUNS`, and below it what is unverified, on its way or incomplete.
+
+    ``described``: (run, location) of which other lines say what nodes do.
+    """
+    newest, total = status.newest, sum(status.checkpoints.values())
     cells = [
-        one.run,
+        status.run,
         str(total),
-        show_size(one.size),
+        show_size(status.size),
         _step(newest),
         newest.status if newest else "-",
         _ago(now, newest.ended) if newest else "-",
-        _step(one.verified),
+        _step(status.verified),
     ]
     below = []
-    if total > 1 and set(one.checkpoints) != {"VERIFIED"}:
-        below.append(f"locations {_numbers(one.checkpoints)}")
-    if first := one.unverified:
-        since = _ago(now, first.arrived)
-        below.append(f"oldest unverified {first.location}, {first.status} for {since}")
-    sent = [u for u in one.uploading if (one.run, u.location) not in told][-3:]
-    below += [f"uploading {u.location} {upload_line(u.nodes, u.percent)}" for u in sent]
-    for late in [s for s in one.incomplete if (one.run, s.location) not in told][-3:]:
-        missing = first_of(late.lost) or "unknown what is missing"
-        below.append(f"incomplete {late.location} for {_ago(now, late.since)}: {missing}")
-        below += [sibling_line(url, one.run, late.location, other) for other in late.siblings]
-    if one.unopenable:
-        below.append(f"no configuration: the models of {first_of(one.unopenable)} cannot be loaded")
-    if one.every:
-        training = f", its training {one.training}" if one.training else ""
-        below.append(f"one every {_shortly(one.every)}{training}")
+    if total > 1 and set(status.checkpoints) != {"VERIFIED"}:
+        below.append(f"locations {_numbers(status.checkpoints)}")
+    if oldest := status.unverified:
+        since = _ago(now, oldest.arrived)
+        below.append(f"oldest unverified {oldest.location}, {oldest.status} for {since}")
+    uploads = [u for u in status.uploading if (status.run, u.location) not in described][-3:]
+    below += [f"uploading {u.location} {upload_line(u.nodes, u.percent)}" for u in uploads]
+    for location in [s for s in status.incomplete if (status.run, s.location) not in described][
+        -3:
+    ]:
+        missing = first_of(location.lost) or "unknown what is missing"
+        below.append(f"incomplete {location.location} for {_ago(now, location.since)}: {missing}")
+        below += [
+            sibling_line(url, status.run, location.location, sibling)
+            for sibling in location.siblings
+        ]
+    if status.unopenable:
+        below.append(
+            f"no configuration: the models of {first_of(status.unopenable)} cannot be loaded"
+        )
+    if status.every:
+        training = f", its training {status.training}" if status.training else ""
+        below.append(f"one every {_shortly(status.every)}{training}")
     return cells, below
 
 
 def _step(point: Point | None) -> str:
+    """Return the step of a checkpoint, or its name if it has none; "-" without a checkpoint."""
     if point is None:
         return "-"
     return str(point.step) if point.step is not None else cut(point.checkpoint, LEAST)
 
 
 def _numbers(counts: Mapping[str, int]) -> str:
+    """Return the counts above zero, with their words."""
     return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
 
 

@@ -1,8 +1,9 @@
 """``ckptsync verify``: check every byte of a store, or of a checkpoint in a directory.
 
-In a store, an incomplete checkpoint is listed and no failure; in a plain directory nothing is on
-its way, so a missing file is one.  A target that cannot be verified to its end is reported, and the
-others are verified all the same.  New findings of a store are recorded in it.
+`verifier` reads and judges; this module chooses targets and level, prints the findings, and records
+those of a store in it, where workers and heads find them.  In a store an incomplete checkpoint is
+no failure, as files may still come; in a plain directory a missing file is one.  An error of one
+target does not stop the others.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ from ckptsync.cli.arguments import (
     with_store,
 )
 from ckptsync.cli.output import Progress, say
-from ckptsync.cli.progress import ReadCounter, add_progress, with_progress
+from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, without_frames
 from ckptsync.quantities import show_size
 from ckptsync.records.report import DAMAGE, LEVELS, Report, checked_level
 from ckptsync.safe_open import read_named
 from ckptsync.stores import path_or_url
+from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access
 from ckptsync.verifier.expected_files import LIMIT, ExpectedFile, decode_baseline, encode_baseline
 from ckptsync.verifier.level_digest import Sample
+from ckptsync.verifier.tracked_files import ReadCounter
 from ckptsync.verifier.verification import (
     InStore,
     PlainDirectory,
@@ -51,10 +54,11 @@ from ckptsync.verifier.write_reports import exit_code, write_report
 KEPT = "were read; the findings so far are recorded, and the same command begins again"
 Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
 Stopped = list[tuple[str, CkptsyncError]]
-"""Targets as the user named them, with why they were not verified to their end."""
+"""Targets as the user named them, each with the error that ended its verification."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add = command.add_argument
     add_targets(
         command,
@@ -94,38 +98,41 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify each target, and print its verdict, its findings and what to do."""
+    """Verify each target; print its verdict, its findings, and the command that repairs.
+
+    Return 10 for damage, else the code of the first error, 3 for a missing file, or 0.
+    """
     return with_progress(args, _run, "verifying", KEPT)
 
 
 def _run(args: argparse.Namespace, progress: Progress) -> int:
+    """Do what `run` says; report the bytes read to ``progress``.
+
+    Raises ConfigError for contradicting options, and a StoreError of a report with
+    ``--always-report``.
+    """
     reports: list[Report] = []
-    recorded: set[int] = set()  # places of reports that were written
+    recorded: set[int] = set()  # indexes of reports that were written
     stopped: Stopped = []
     # by URL; a store that refuses a report is not tried again
     unwritten: dict[str, StoreError] = {}
     targets = _targets(args, access_of(args), stopped, ReadCounter(progress))
-    for url, where, how in targets:
+    for url, where, options in targets:
+        store = where.store if isinstance(where, InStore) else None
         try:
-            for one in verify(where, how):
-                reports.append(one.report)
-                store = where.store if isinstance(where, InStore) else None
-                if store and one.news and store.url not in unwritten:
+            for verified in verify(where, options):
+                reports.append(verified.report)
+                if store and verified.news and store.url not in unwritten:
                     try:
-                        write_report(store, one.news)
+                        write_report(store, verified.news)
                         recorded.add(len(reports) - 1)
                     except StoreError as e:
                         if args.always_report:
                             raise
                         unwritten[store.url] = without_frames(e)
-                for line in () if args.json else report_lines(one.report):
-                    say(line)
-                if store and one.report.verdict == "damaged" and not args.json:
-                    location = f"{one.report.run}/{one.report.location}"
-                    command = shlex.join(["ckptsync", "repair", location, "--store", store.url])
-                    more = who_repairs(f.name for f in one.report.findings if f.kind in DAMAGE)
-                    say(f"  hint: `{command}` says what can be done; {more}")
-        except CkptsyncError as e:  # noqa: PERF203 - reported below, once the others are verified
+                if not args.json:
+                    _show(verified.report, store)
+        except CkptsyncError as e:  # reported below, once the others are verified
             stopped.append((url, without_frames(e)))
     code = exit_code(reports)
     # damage outweighs an error, and an error a missing file
@@ -135,27 +142,33 @@ def _run(args: argparse.Namespace, progress: Progress) -> int:
         _record(targets[0][1], Path(args.record))
     _print_errors(args, stopped, unwritten)
     if args.json:
-        output.print_json(
-            {
-                "reports": [
-                    {**describe_report(report), "recorded": place in recorded}
-                    for place, report in enumerate(reports)
-                ],
-                "errors": [{"target": url, **output.describe_error(e)} for url, e in stopped],
-                "not_recorded": {url: str(e) for url, e in unwritten.items()},
-            },
-            code,
-        )
+        rows = [{**describe_report(r), "recorded": n in recorded} for n, r in enumerate(reports)]
+        errors = [{"target": url, **output.describe_error(e)} for url, e in stopped]
+        not_recorded = {url: str(e) for url, e in unwritten.items()}
+        document = {"reports": rows, "errors": errors, "not_recorded": not_recorded}
+        output.print_json(document, code)
     elif not (reports or stopped):
         say("nothing to verify: the store has no checkpoints yet")
     return code
 
 
+def _show(report: Report, store: Store | None) -> None:
+    """Print a report for people; for damage in a store also the command that repairs it."""
+    for line in report_lines(report):
+        say(line)
+    if store and report.verdict == "damaged":
+        location = f"{report.run}/{report.location}"
+        command = shlex.join(["ckptsync", "repair", location, "--store", store.url])
+        repairers = who_repairs(f.name for f in report.findings if f.kind in DAMAGE)
+        say(f"  hint: `{command}` says what can be done; {repairers}")
+
+
 def _print_errors(
     args: argparse.Namespace, stopped: Stopped, unwritten: dict[str, StoreError]
 ) -> None:
-    for url, refused in () if args.json else unwritten.items():
-        say(f"ckptsync: warning: the findings were not recorded: {refused}", to_stderr=True)
+    """Print targets that could not be verified, and stores that refused reports, on stderr."""
+    for url, refusal in () if args.json else unwritten.items():
+        say(f"ckptsync: warning: the findings were not recorded: {refusal}", to_stderr=True)
         reason = "`ls`, `repair` and the workers act on recorded findings only"
         say(f"ckptsync: hint: verify {url} with a key that may write: {reason}", to_stderr=True)
     for url, error in () if args.progress else stopped:
@@ -165,61 +178,65 @@ def _print_errors(
 def _targets(
     args: argparse.Namespace, access: Access, stopped: Stopped, progress: ReadCounter
 ) -> list[Target]:
-    """Return what to verify, and how.  Raises ConfigError where options do not go together."""
-    asked = option_value("--level", checked_level, args.level) if args.level else None
-    found: list[tuple[str, InStore | PlainDirectory]] = []
+    """Return what to verify, and how; append a target whose store cannot be opened to ``stopped``.
+
+    Raises ConfigError for contradicting options, and for a target that cannot be one.
+    """
+    chosen_level = option_value("--level", checked_level, args.level) if args.level else None
+    resolved: list[tuple[str, InStore | PlainDirectory]] = []
     for url in args.targets or [""]:
         try:
-            found.append((url, _resolved(args, url, access)))
+            resolved.append((url, _resolve(args, url, access)))
         except StoreError as e:  # noqa: PERF203 - of this target; a URL that cannot be one is a ConfigError
             stopped.append((url, without_frames(e)))
-    has_directory = any(isinstance(where, PlainDirectory) for _, where in found)
-    has_store = any(isinstance(where, InStore) for _, where in found)
+    has_directory = any(isinstance(where, PlainDirectory) for _, where in resolved)
+    has_store = any(isinstance(where, InStore) for _, where in resolved)
     if (args.baseline or args.record) and (has_store or len(args.targets) > 1):
         why = "--baseline and --record are for one plain directory"
         hint = "leave them out: a store has recorded the digests of its files"
         raise ConfigError(why, hint=hint)
-    sample = _sample(args.sample)
+    sample = _parse_sample(args.sample)
     if sample and args.level in ("stat", "load"):
         why = f"a sample is compared at level digest, and --level is {args.level}"
         raise ConfigError(why, hint="leave --sample or --level out")
     if sample and has_directory and not args.baseline:
         why = "a sample of a plain directory needs digests to compare with"
         raise ConfigError(why, hint="give --baseline, or leave --sample out")
-    known = _baseline(Path(args.baseline)) if args.baseline else None
+    baseline = _read_baseline(Path(args.baseline)) if args.baseline else None
     if args.record and Path(args.record).exists():
         why = f"{args.record}: exists, and a baseline is never overwritten"
         raise ConfigError(why, hint="give another name")
     now, targets = time.time(), []
-    for url, where in found:
+    for url, where in resolved:
         # a store has recorded digests, a plain directory has only its own metadata
-        level = asked or ("digest" if isinstance(where, InStore) else "parse")
+        level = chosen_level or ("digest" if isinstance(where, InStore) else "parse")
         always = args.always_report
-        how = VerifyOptions(
-            level, now, sample, known, progress, always_report=always, expect=progress.expect
+        options = VerifyOptions(
+            level, now, sample, baseline, progress, always_report=always, expect=progress.expect
         )
-        targets.append((url, where, how))
+        targets.append((url, where, options))
     return targets
 
 
-def _resolved(args: argparse.Namespace, what: str, access: Access) -> InStore | PlainDirectory:
+def _resolve(args: argparse.Namespace, target: str, access: Access) -> InStore | PlainDirectory:
     """Return what a word names: a directory or URL, or a run or checkpoint of the named store.
 
-    A word without the marks of a path is one if it exists and no option names a store.  Raises
-    ConfigError, StoreError.
+    "" names the whole store.  A word counts as a path if it looks like one, or if it exists and no
+    option names a store.  Raises ConfigError, StoreError.
     """
-    if not what:
+    if not target:
         return InStore(named_store(args))
     is_named = bool(args.url or args.config)
-    if not (is_path(what) or (not is_named and Path(what).exists())):
-        return InStore(*store_run_location(args, what))
-    where = resolve_target(what, access)
+    if not (is_path(target) or (not is_named and Path(target).exists())):
+        return InStore(*store_run_location(args, target))
+    where = resolve_target(target, access)
     if isinstance(where, InStore) and not where.run:
-        raise ConfigError(f"{what}: is a store; --store names it", hint=with_store(args, what))
+        raise ConfigError(f"{target}: is a store; --store names it", hint=with_store(args, target))
     return where
 
 
-def _sample(text: str | None) -> Sample | None:
+def _parse_sample(text: str | None) -> Sample | None:
+    """Return the random sample of ``--sample PERCENT``; None without it.  Raises ConfigError."""
     if text is None:
         return None
     try:
@@ -232,7 +249,11 @@ def _sample(text: str | None) -> Sample | None:
     return Sample(share, time.time_ns())
 
 
-def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
+def _read_baseline(path: Path) -> tuple[ExpectedFile, ...]:
+    """Return the files and checksums that ``--record`` wrote.
+
+    Raises ConfigError if the file cannot be read, Corrupt for its content.
+    """
     try:
         data = read_named(path, LIMIT)
     except OSError as e:
@@ -242,6 +263,7 @@ def _baseline(path: Path) -> tuple[ExpectedFile, ...]:
 
 
 def _record(where: InStore | PlainDirectory, path: Path) -> None:
+    """Write the checksums of a directory's files to a new file.  Raises ConfigError, StoreError."""
     assert isinstance(where, PlainDirectory)
     data = encode_baseline(record_directory(path_or_url.list_tree(where.source, where.access)))
     try:
@@ -253,7 +275,7 @@ def _record(where: InStore | PlainDirectory, path: Path) -> None:
 
 
 def describe_report(report: Report) -> dict[str, Any]:
-    """Return a report for ``--json``."""
+    """Return a report for ``--json``, without ``recorded``."""
     keys = ("run", "checkpoint", "location", "level", "verdict", "read", "findings")
     names = {"size": "bytes", "of_size": "of_bytes"}
     readings = [
@@ -264,7 +286,7 @@ def describe_report(report: Report) -> dict[str, Any]:
 
 
 def report_lines(report: Report) -> Iterator[str]:
-    """Yield the verdict, then the findings, then what each level looked at."""
+    """Yield a report as lines for people: verdict, findings, and what each level has read."""
     name = f"{report.run}/{report.location}" if report.run else report.location
     incomplete = "INCOMPLETE" if report.run else "incomplete"
     verdict = {"ok": "ok", "damaged": "DAMAGED"}.get(report.verdict, incomplete)

@@ -10,11 +10,11 @@ from ckptsync.cli import output
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Define no argument."""
+    """Define no argument but ``--json``, which every command has."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the version."""
+    """Print the version; return 0."""
     if args.json:
         output.print_json({"version": __version__, "python": platform.python_version()})
     else:

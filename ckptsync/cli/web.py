@@ -1,4 +1,8 @@
-"""``ckptsync web``: show a store in a browser, until it is interrupted."""
+"""``ckptsync web``: show a store in a browser, until it is interrupted.
+
+A head can serve the same page (``web.listen``); this command serves it for anybody who can read the
+store.  The package `web` makes the page; this module chooses address and token.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ DETAILS = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the command's arguments."""
     add_store_option(command)
     command.add_argument(
         "--listen",
@@ -31,8 +36,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the page of a store until it is interrupted."""
-    from ckptsync.cli.ls import catalogues
+    """Print the URL, and serve the page of a store until an interrupt.
+
+    Raises ConfigError for a wrong address or token, or one that other machines reach without a
+    token; StoreError.
+    """
+    from ckptsync.cli.ls import catalogue_reader
     from ckptsync.config import value_parsers
     from ckptsync.config.loading import token_problem
     from ckptsync.service.monitor import OverviewReader, patience
@@ -51,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--listen: {problem}", hint=f"${TOKEN} or web.token of -c FILE")
     store = named_store(args)
     waits = patience(config) if config else Patience()
-    latest = OverviewCache(OverviewReader(store, catalogues(store, ""), waits).read)
+    latest = OverviewCache(OverviewReader(store, catalogue_reader(store, ""), waits).read)
     page = Page(latest, Documents(store), Guard(listen, token))
     server = HttpServer(listen, make_app({}, page), "--listen")
     try:

@@ -1,7 +1,11 @@
-"""Configuration: YAML and environment in, frozen values out, all problems at once.
+"""Read the configuration of the service from a YAML file and the environment into frozen values.
 
-In reading order: `schema` has every key with its type, default and variable; `value_parsers` reads
-a key's value; `yaml_lines` reads YAML with the line of each key; `loading` makes a `Config` of file
-and environment, and limits and options as stores take them; `output_dirs` finds the output
-directories.
+A service must not start with a mistake in its configuration, and a user wants to correct all
+mistakes at once.  So every key is declared once, with its type, reader and default, and one error
+names every problem with its line.
+
+In reading order: `schema` declares every key.  `value_parsers` reads the value of a key.
+`yaml_lines` reads YAML with the line of each key.  `loading` makes a `Config` of file and
+environment, and the limits and options that stores take.  `output_dirs` finds the output
+directories that the configuration names.
 """

@@ -1,7 +1,8 @@
 """Read a configuration from a file and the environment.
 
-A default is overridden by the file, and the file by ``CKPTSYNC_*`` variables
-(`ckptsync.config.schema` names them). One `ConfigError` names all problems.
+The file overrides defaults, and ``CKPTSYNC_*`` variables (`ckptsync.config.schema` names them)
+override the file.  All values are read before anything is reported, so that one `ConfigError` names
+every problem.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from ckptsync.walk import UnsafeSpool, split
 
 _HIDDEN = "***"
 _LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
-_MOST = 50  # problems that are shown
+_MOST_SHOWN = 50  # problems of one error
 _VARIABLES = {key.variable: name for name, key in KEYS.items() if key.variable}
 _REMOVED = {"alerts.webhook": f"is now a URL in alerts.urls: {APPRISE_FORM}"}
 _REMOVED_VARIABLES = {variable_of(key): text for key, text in _REMOVED.items()}
-_Given = dict[str, tuple[str, object]]
-"""By key: where it is given (file and line, or variable), and its value as written."""
+_WrittenValues = dict[str, tuple[str, object]]
+"""For each key that is set: its source (file and line, or variable), and the value as written."""
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     """Return the configuration in a file, with the environment's overrides.
 
-    A file that a hook wrote into a spool is read only if it is this user's alone.  Raises
-    ConfigError with every problem.
+    Raises ConfigError with every problem, and UnsafeSpool for a file in a spool (a hook wrote it)
+    that other users could have changed.
     """
     config = read(_text_of(path), str(path), environment)
     return replace(config, file=os.path.abspath(path))  # noqa: PTH100 - links stay
 
 
 def _text_of(path: Path) -> str:
-    """Return a file's text.  Raises ConfigError."""
+    """Return a file's text.  Raises ConfigError, and UnsafeSpool as `load` does."""
     try:
         if split(path)[1]:
             content = safe_files.read(path)
@@ -65,35 +66,38 @@ def _text_of(path: Path) -> str:
 
 
 def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
-    """Return the configuration in a file's text, as `load` does."""
+    """Return the configuration in a file's text; ``name`` is the file's name in messages.
+
+    Raises ConfigError with every problem.
+    """
     document = parse(text, name)
-    problems = [f"{_at(name, document, key)}: given twice" for key in document.twice]
-    in_file = _known(document, name, problems)
+    problems = [f"{_position(name, document, key)}: given twice" for key in document.twice]
+    in_file = _file_values(document, name, problems)
     overrides = _overrides(environment, problems)
-    given = in_file | overrides
+    written = in_file | overrides
     refused: dict[str, str] = {}
-    values = {key: _value(key, given, refused) for key in KEYS}
+    values = {key: _value(key, written, refused) for key in KEYS}
     problems += refused.values()
-    # of a value that could not be read nothing else is a problem
-    problems += [text for key, text in _conflicts(values, name, given) if key not in refused]
+    # a value that could not be read has its problem already
+    problems += [text for key, text in _conflicts(values, name, written) if key not in refused]
     if problems:
         hint = "`ckptsync help configuration` lists every key"
-        raise ConfigError(_all(name, problems), hint=hint)
+        raise ConfigError(_join_problems(name, problems), hint=hint)
     overridden = []
     for key in (key for key in in_file if key in overrides):
         (where, old), (variable, new) = in_file[key], overrides[key]
         if _value(key, in_file, {}) != values[key]:
-            by = f"{variable}={_shown(key, new)}"
-            overridden.append(f"{where}: {_shown(key, old)} is overridden by {by}")
+            by = f"{variable}={_shown_value(key, new)}"
+            overridden.append(f"{where}: {_shown_value(key, old)} is overridden by {by}")
     sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
     top = {key: values[key] for key in ("node", "roles", "events")}
     return Config(**top, **sections, overridden=tuple(overridden))
 
 
 class Setting(NamedTuple):
-    """A key, its value as it is written (a secret hidden), and the file's line or the variable.
+    """A key, its value as it is written (a secret is hidden), and its source.
 
-    ``source`` is ``default`` where neither gives it.
+    ``source``: the file's line, the variable, or ``default``.
     """
 
     key: str
@@ -107,47 +111,48 @@ def settings(path: Path, environment: Mapping[str, str] = os.environ) -> list[Se
     Raises ConfigError, as `load` does.
     """
     load(path, environment)
-    name, unread = str(path), list[str]()
-    in_file = _known(parse(_text_of(path), name), name, unread)
-    given = in_file | _overrides(environment, unread)
-    listed = []
+    name, problems = str(path), list[str]()
+    in_file = _file_values(parse(_text_of(path), name), name, problems)
+    written = in_file | _overrides(environment, problems)
+    result = []
     for key in KEYS:
-        source, value = given.get(key, ("default", None))
+        source, value = written.get(key, ("default", None))
         if value is None:
             source, value = "default", KEYS[key].default
         source = source.removesuffix(f": {key}")
         hidden = KEYS[key].is_secret and value != KEYS[key].default
-        listed.append(
-            Setting(key, _shown(key, value) if hidden or key == "store.url" else value, source)
+        result.append(
+            Setting(
+                key, _shown_value(key, value) if hidden or key == "store.url" else value, source
+            )
         )
-    return listed
+    return result
 
 
 def from_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[dict[str, object], LimitsConfig]:
-    """Return the store's options and the limits where there is no file.
+    """Return the store's options and the limits that variables set, if there is no file.
 
     Raises ConfigError with every problem.
     """
     problems: list[str] = []
     prefixes = ("CKPTSYNC_STORAGE_OPTIONS", "CKPTSYNC_LIMITS_")
-    ours = {name: value for name, value in environment.items() if name.startswith(prefixes)}
-    given = _overrides(ours, problems)
+    store_variables = {
+        name: value for name, value in environment.items() if name.startswith(prefixes)
+    }
+    written = _overrides(store_variables, problems)
     keys = ["store.options", *(key for key in KEYS if key.startswith("limits."))]
     refused: dict[str, str] = {}
-    values = {key: _value(key, given, refused) for key in keys}
+    values = {key: _value(key, written, refused) for key in keys}
     if problems := [*problems, *refused.values()]:
         hint = "`ckptsync help cli` lists the variables and their values"
-        raise ConfigError(_all("environment", problems), hint=hint)
+        raise ConfigError(_join_problems("environment", problems), hint=hint)
     return values["store.options"], LimitsConfig(**_section("limits", values))
 
 
 def shown_url(url: str) -> str:
-    """Return a store's URL for a message.
-
-    One that is refused may have a password in it and is hidden.
-    """
+    """Return a store's URL for a message; ``***`` for a refused one, which may hold a password."""
     try:
         located(url)
     except ConfigError:
@@ -156,25 +161,26 @@ def shown_url(url: str) -> str:
 
 
 def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the options for a URL's scheme, where they are given by scheme (``{"s3": {…}}``).
+    """Return the client options for a store's URL.
 
-    A path gets all, and refuses any.
+    Options may be grouped by scheme (``{"s3": {…}}``); those of the URL's scheme are returned.  For
+    a path all are returned, and opening it refuses any.
     """
     where = located(url)
     return Access(options).options_of(where) if isinstance(where, Remote) else options
 
 
 def limits_of(config: LimitsConfig) -> Limits:
-    """Return the limits of all stores of a process.
+    """Return the limits of all stores of a process, with a new rate limiter.
 
-    Its transfers share one rate limiter, so call it once.
+    Call it once in a process: its transfers must share one rate limiter.
     """
     pace: RateLimiter = TokenBucket(config.bandwidth) if config.bandwidth else Unlimited()
     return Limits(pace, config.threads, config.memory, config.patience, config.stall)
 
 
 def share(config: Config) -> LimitsConfig:
-    """Return the part of the limits that one child of a head has, which shares them with others."""
+    """Return a child's share of a head's limits, whose children work at the same time."""
     limits, count = config.limits, config.head.jobs
     table = limits.bandwidth
     rates = tuple(rate and rate / count for rate in table.rates) if table else ()
@@ -182,54 +188,59 @@ def share(config: Config) -> LimitsConfig:
     return replace(limits, bandwidth=replace(table, rates=rates) if table else None, memory=memory)
 
 
-def _known(document: Document, name: str, problems: list[str]) -> _Given:
-    """Return every known key of a file; others become problems."""
+def _file_values(document: Document, name: str, problems: list[str]) -> _WrittenValues:
+    """Return the values of a file's known keys; append a problem for every other key."""
     if document.values is not None and not isinstance(document.values, dict):
         problems.append(f"{name}: not a mapping of keys to values")
         return {}
-    found: _Given = {}
+    written: _WrittenValues = {}
     for top, value in (document.values or {}).items():
         if top in SECTIONS and value is None:
             continue  # a section whose keys are all commented out
         if top in SECTIONS and not isinstance(value, dict):
-            what = f"{value!r} is not a mapping (its keys are {', '.join(_section(top, KEYS))})"
-            problems.append(f"{_at(name, document, top)}: {what}")
+            why = f"{value!r} is not a mapping (its keys are {', '.join(_section(top, KEYS))})"
+            problems.append(f"{_position(name, document, top)}: {why}")
             continue
         items = {top: value}
         if top in SECTIONS:
             items = {f"{top}.{key}": item for key, item in value.items()}
         for key, item in items.items():
-            where = _at(name, document, key)
+            where = _position(name, document, key)
             if key in KEYS:
-                found[key] = where, item
+                written[key] = where, item
             elif key in _REMOVED:
                 problems.append(f"{where} {_REMOVED[key]}")
             else:
-                # a comparison with every key takes a while: nobody reads thousands
-                meant = _suggestion(key, [*KEYS, *SECTIONS]) if len(problems) < _MOST else ""
-                problems.append(f"{where}: unknown key{meant}")
-    return found
+                # comparing with every key takes long: only for problems that are shown
+                suggestion = (
+                    _suggestion(key, [*KEYS, *SECTIONS]) if len(problems) < _MOST_SHOWN else ""
+                )
+                problems.append(f"{where}: unknown key{suggestion}")
+    return written
 
 
-def _overrides(environment: Mapping[str, str], problems: list[str]) -> _Given:
-    """Return the keys that variables give; an unknown variable of a section becomes a problem."""
+def _overrides(environment: Mapping[str, str], problems: list[str]) -> _WrittenValues:
+    """Return the values that variables set; append a problem for an unknown one of a section."""
     sections = tuple(f"CKPTSYNC_{section.upper()}_" for section in SECTIONS)
-    given: _Given = {}
+    written: _WrittenValues = {}
     for variable, value in environment.items():
         if variable in _VARIABLES:
-            given[_VARIABLES[variable]] = variable, value
+            written[_VARIABLES[variable]] = variable, value
         elif variable in _REMOVED_VARIABLES:
             problems.append(f"{variable} {_REMOVED_VARIABLES[variable]}")
         elif variable.startswith(sections):
             problems.append(f"{variable}: unknown variable{_suggestion(variable, _VARIABLES)}")
-    return given
+    return written
 
 
-def _value(key: str, given: _Given, refused: dict[str, str]) -> Any:
-    """Return a key's value; its default, and the problem in ``refused``, if it cannot be read."""
-    where, value = given.get(key, ("", None))
+def _value(key: str, written: _WrittenValues, refused: dict[str, str]) -> Any:
+    """Return a key's value, or its default if it is not set or cannot be read.
+
+    Add the problem of a value that cannot be read to ``refused``.
+    """
+    where, value = written.get(key, ("", None))
     try:
-        if value is not None:  # None: not given, or a key with nothing behind it
+        if value is not None:  # None: the key is not set, or has an empty value
             return KEYS[key].read(value)
     except ValueError as e:
         refused[key] = f"{where}: {e}"
@@ -237,11 +248,11 @@ def _value(key: str, given: _Given, refused: dict[str, str]) -> Any:
 
 
 def _conflicts(
-    values: Mapping[str, Any], name: str, given: Collection[str]
+    values: Mapping[str, Any], name: str, written_keys: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield problems between keys, each with the key that it is of."""
+    """Yield each problem between keys, after the key that must change."""
     if not values["store.url"]:
-        problem = "empty" if "store.url" in given else "missing"
+        problem = "empty" if "store.url" in written_keys else "missing"
         example = "such as /mnt/checkpoints or s3://bucket/prefix"
         text = f"{name}: store.url: {problem}: a path or URL is expected, {example}"
         yield "store.url", text
@@ -265,39 +276,44 @@ def _conflicts(
 
 
 def token_problem(listen: str, token: str) -> str:
-    """Return why the page may not be shown at an address without a token; empty if it may."""
+    """Return why an address needs a token that is not set; empty if it needs none or has one."""
     if token or not listen or is_local(listen):
         return ""
     why = "other machines reach this address, and web.token is not set"
     return f"{listen}: {why}; set it, or listen on 127.0.0.1 or unix:/path"
 
 
-def _shown(key: str, value: object) -> str:
+def _shown_value(key: str, value: object) -> str:
+    """Return a value for a message: a secret hidden, others cut at 200 characters."""
     if KEYS[key].is_secret:
         return _HIDDEN
     return shown_url(str(value)) if key == "store.url" else f"{value!s:.200}"
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section's keys, without the section in their names."""
     prefix = f"{section}."
-    there = {key: value for key, value in values.items() if key.startswith(prefix)}
-    return {key.removeprefix(prefix): value for key, value in there.items()}
+    own = {key: value for key, value in values.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in own.items()}
 
 
-def _at(name: str, document: Document, key: str) -> str:
+def _position(name: str, document: Document, key: str) -> str:
+    """Return file, line (if known) and key, as the beginning of a problem."""
     line = document.lines.get(key)
     return f"{name}:{line}: {key}" if line else f"{name}: {key}"
 
 
 def _suggestion(key: str, among: Collection[str]) -> str:
+    """Return "did you mean …" for a key like one of ``among``; empty if there is none."""
     close = near_names(key, among)
     if not close:  # the right name in the wrong section
         close = [name for name in among if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _all(name: str, problems: list[str]) -> str:
+def _join_problems(name: str, problems: list[str]) -> str:
+    """Return the problems as one text, at most `_MOST_SHOWN` of them."""
     if len(problems) == 1:
         return problems[0]
-    more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
-    return f"{name}: {len(problems)} problems: {'; '.join([*problems[:_MOST], *more])}"
+    remainder = [f"and {len(problems) - _MOST_SHOWN} more"] if len(problems) > _MOST_SHOWN else []
+    return f"{name}: {len(problems)} problems: {'; '.join([*problems[:_MOST_SHOWN], *remainder])}"

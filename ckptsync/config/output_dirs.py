@@ -1,6 +1,8 @@
 """Find the output directories that a configuration names, and the names of their runs.
 
-The worker calls it before every scan: a glob also matches the directories of jobs that start later.
+A configuration names paths and globs, and jobs make directories at any time, so the worker matches
+them again before every scan.  A directory that a wildcard matched is left out if other users decide
+what lies in it, or if its run's name is not its own.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ _ESCAPED = re.compile(r"\[[*?[]\]")
 
 @dataclass(frozen=True, slots=True)
 class OutputDirectories:
-    """``runs``: each has a name of its own, ordered by path.
+    """The output directories of a configuration, and why others are left out.
 
-    ``problems``: why others are left out; ``unsafe``: the same of those where other users decide
-    what lies there, each with what to do.
+    ``runs``: ordered by path; no two have the same name.  ``problems``: why directories are left
+    out.  ``unsafe``: the problem of each directory in which other users decide what lies, with
+    what to do about it.
     """
 
     runs: tuple[RunConfig, ...]
@@ -44,66 +47,75 @@ def output_directories(
     *,
     as_owner: bool = False,
 ) -> OutputDirectories:
-    """Return the directories that exist and that this user may serve.
+    """Return the output directories that exist and that a worker may upload from.
 
-    An absent one is no problem: its job has not started.  ``coming``: directories that count as if
-    they existed.  ``as_owner``: each is judged for the user whose it is, and not for this one.
+    A path or glob that matches nothing is no problem: its job has not started yet.
+
+    Args:
+        runs: paths and globs of the configuration.
+        store_url: directories inside a store, or around it, are left out.
+        coming: directories that count as if they existed.
+        as_owner: judge the safety of each directory for its owner, not for this user.
+
     """
-    found = _matches(runs, coming)
-    outer, _ = _outer_and_inner(found)
-    given = {match.run.path for match in found if not match.way}
+    matches = _matches(runs, coming)
+    outer, _ = _outer_and_inner(matches)
+    named_paths = {match.run.path for match in matches if not match.wild_dirs}
     unsafe: dict[str, tuple[str, str]] = {}
-    for match in (match for match in outer if match.run.path not in given):
-        there = [part for part in match.way if _is_directory(part)]
-        uid = there[-1].stat().st_uid if as_owner and there else os.geteuid()
-        for part in there:
+    for match in (match for match in outer if match.run.path not in named_paths):
+        existing = [part for part in match.wild_dirs if _is_directory(part)]
+        uid = existing[-1].stat().st_uid if as_owner and existing else os.geteuid()
+        for part in existing:
             if refused := _why_not_ours(part, uid):
                 why, cure = refused
-                named = f"name {match.run.path} itself in worker.runs"
+                other_cure = f"name {match.run.path} itself in worker.runs"
                 problem = f"{match.run.path}: left out: {part}: {why}"
-                unsafe[match.run.path] = problem, f"{cure}, or {named}"
+                unsafe[match.run.path] = problem, f"{cure}, or {other_cure}"
                 break
-    names = _named((one.run for one in outer if one.run.path not in unsafe), store_url)
+    names = _with_unique_names(
+        (match.run for match in outer if match.run.path not in unsafe), store_url
+    )
     return replace(names, unsafe=dict(sorted(unsafe.values())))
 
 
 def is_matched(runs: Iterable[RunConfig], directory: Path) -> bool:
     """Return whether a path or glob matches a directory, which need not exist.
 
-    A wildcard matches no link.  The folder of an output directory in which some trainers keep their
-    checkpoints belongs to it.
+    Links in ``directory`` are resolved first.  A subdirectory in which some trainers keep their
+    checkpoints (`checkpoint_dirs.NESTED`) counts as its output directory.
     """
     real = Path(os.path.realpath(directory))
     names = [real, *([real.parent] if real.name in checkpoint_dirs.NESTED else [])]
     return any(_fits(run, name.parts) for run in runs for name in names)
 
 
-def _fits(run: RunConfig, own: Sequence[str]) -> bool:
+def _fits(run: RunConfig, own_parts: Sequence[str]) -> bool:
+    """Return whether a run's path or glob matches a real path, given by its components."""
     parts = Path(run.path).parts
     first = next(iter(_wildcards(parts)), len(parts))
     fixed = Path(os.path.realpath(Path(*parts[:first]))).parts  # a given path may be a link
-    rest = own[len(fixed) :]
+    wild_names = own_parts[len(fixed) :]
     return (
-        tuple(own[: len(fixed)]) == fixed
-        and len(rest) == len(parts) - first
-        and SPOOL not in rest
+        tuple(own_parts[: len(fixed)]) == fixed
+        and len(wild_names) == len(parts) - first
+        and SPOOL not in wild_names
         and all(
             fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
-            for name, pattern in zip(rest, parts[first:], strict=True)
+            for name, pattern in zip(wild_names, parts[first:], strict=True)
         )
     )
 
 
 def existing_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
-    """Return the directories that exist, whoever decides what lies there."""
+    """Return the output directories that exist, also those that other users can write to."""
     outer, _ = _outer_and_inner(_matches(runs))
-    return _named((match.run for match in outer), store_url)
+    return _with_unique_names((match.run for match in outer), store_url)
 
 
 def local_directory(store_url: str) -> str:
     """Return the directory of a store that is a path; empty for a remote one."""
-    scheme, separator, rest = store_url.partition("://")
-    return store_url if not separator else rest if scheme == "file" else ""
+    scheme, separator, path = store_url.partition("://")
+    return store_url if not separator else path if scheme == "file" else ""
 
 
 def list_unmatched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
@@ -114,29 +126,29 @@ def list_unmatched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
 
 
 def list_watched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
-    """Return the directories to watch: a new output directory would appear in them."""
+    """Return the existing directories in which a new output directory would appear."""
 
     def nearest(parts: Sequence[str]) -> list[str]:
-        """Return the directories that match, else where the first one would appear."""
-        there = [path for path in _glob(parts) if Path(path).is_dir()]
-        return there or (nearest(parts[:-1]) if len(parts) > 1 else [])
+        """Return the directories that match, else the nearest existing ones above them."""
+        existing = [path for path in _glob(parts) if Path(path).is_dir()]
+        return existing or (nearest(parts[:-1]) if len(parts) > 1 else [])
 
-    runs, found = tuple(runs), dict[str, None]()
+    runs, watched = tuple(runs), dict[str, None]()
     for run in runs:
         parts = Path(run.path).parts
         for end in sorted({*_wildcards(parts), len(parts) - 1}):
-            found |= dict.fromkeys(nearest(parts[:end]))
-    _, inner = _outer_and_inner(_matches(runs))  # a first checkpoint may appear in these
-    return tuple(found | dict.fromkeys(match.run.path for match in inner))
+            watched |= dict.fromkeys(nearest(parts[:end]))
+    _, inner = _outer_and_inner(_matches(runs))  # their first checkpoint may appear in these
+    return tuple(watched | dict.fromkeys(match.run.path for match in inner))
 
 
-def _named(found: Iterable[RunConfig], store_url: str) -> OutputDirectories:
-    """Leave out directories without a run's name of their own, or that overlap the store."""
+def _with_unique_names(matched: Iterable[RunConfig], store_url: str) -> OutputDirectories:
+    """Return the directories; those that overlap the store or share a name become problems."""
     local = local_directory(store_url)
     store = os.path.realpath(local) if local else ""
     owner: dict[str, str] = {}
-    kept, problems = [], []
-    for path, name in sorted({(run.path, run.name) for run in found}):
+    accepted, problems = [], []
+    for path, name in sorted({(run.path, run.name) for run in matched}):
         try:
             run_name(name)
         except ValueError as e:
@@ -151,84 +163,93 @@ def _named(found: Iterable[RunConfig], store_url: str) -> OutputDirectories:
             problems.append(f"{path}: {why}: give one of them a name")
         else:
             owner[name] = path
-            kept.append(RunConfig(path, name))
-    return OutputDirectories(tuple(kept), tuple(problems))
+            accepted.append(RunConfig(path, name))
+    return OutputDirectories(tuple(accepted), tuple(problems))
 
 
 @dataclass(frozen=True, slots=True)
 class _Match:
     """A directory that a path or glob matches, and its run.
 
-    ``way``: the directories from the first one that a wildcard matched. ``ends_wild``: the last
-    one is matched by a wildcard.
+    ``wild_dirs``: the directory and those above it, from the first one that a wildcard matched.
+    ``ends_wild``: a wildcard matched the last one.
     """
 
     run: RunConfig
-    way: tuple[Path, ...]
+    wild_dirs: tuple[Path, ...]
     ends_wild: bool
 
 
 def _matches(runs: Iterable[RunConfig], coming: Iterable[Path] = ()) -> list[_Match]:
     """Return the directories that paths or globs match, with their runs' names.
 
-    A given path may be a link; what a wildcard matches may not: whoever can write there would
-    choose what is read. The name follows from the path alone, so that every node that mounts it
-    gives the same one: the directory's own name, or, where wildcards stand before it, what they
-    matched (many jobs have an ``out``).
+    A path without wildcards may be a link.  A directory that a wildcard matched may not: whoever
+    can write there would choose what is read.  A run's name follows from the path alone, so that
+    every node that mounts it computes the same one: the directory's own name, or, if wildcards
+    stand before it, what they matched (many jobs have an ``out``).  ``coming``: directories that
+    count as if they existed.
     """
-    found = []
+    matches = []
     absent = {Path(os.path.realpath(path)) for path in coming if not _is_directory(path)}
     for run in runs:
         wild = _wildcards(Path(run.path).parts)
         to_come = [path for path in absent if _fits(run, path.parts)]
         for path in (*map(Path, _glob(Path(run.path).parts)), *sorted(to_come)):
-            own = path.parts
-            below = len(own) - wild[0] if wild else 0
-            names = own[-below:] if below else ()
-            if SPOOL in names or any(p.is_symlink() for p in [path, *path.parents][:below]):
+            own_parts = path.parts
+            wild_depth = len(own_parts) - wild[0] if wild else 0
+            names = own_parts[-wild_depth:] if wild_depth else ()
+            if SPOOL in names or any(p.is_symlink() for p in [path, *path.parents][:wild_depth]):
                 continue
             if not path.is_dir() and path not in to_come:
                 continue
             real = path.resolve()
-            is_last = below < 2
-            name = run.name or (real.name if is_last else "-".join(own[n] for n in wild))
-            way = tuple(reversed([real, *real.parents][:below]))
-            found.append(_Match(RunConfig(str(real), name), way, wild[-1:] == [len(own) - 1]))
-    return found
+            is_last = wild_depth < 2
+            name = run.name or (real.name if is_last else "-".join(own_parts[n] for n in wild))
+            wild_dirs = tuple(reversed([real, *real.parents][:wild_depth]))
+            matches.append(
+                _Match(RunConfig(str(real), name), wild_dirs, wild[-1:] == [len(own_parts) - 1])
+            )
+    return matches
 
 
-def _outer_and_inner(found: Sequence[_Match]) -> tuple[list[_Match], list[_Match]]:
-    """Return the output directories, and the matches that lie inside another one.
+def _outer_and_inner(matches: Sequence[_Match]) -> tuple[list[_Match], list[_Match]]:
+    """Return the output directories, and those matches of a wildcard that lie inside another match.
 
-    A directory inside another one, where a wildcard matched it, is an output directory only once a
-    checkpoint or a hook's spool lies in it, unless it belongs to a checkpoint of the directory
-    above: Ray's working directories have output directories beside data and logs.
+    Such an inner match is an output directory, too, if a checkpoint or a hook's spool lies in it,
+    and it is no part of a checkpoint of the directory above.  (Ray's working directories have
+    output directories beside data and logs.)
     """
 
     @cache
-    def of_checkpoints(output_dir: Path) -> frozenset[Path]:
+    def list_checkpoint_parts(output_dir: Path) -> frozenset[Path]:
+        """Return the directories of checkpoints, and all directories above them."""
         dirs = checkpoint_dirs.find_checkpoint_dirs(output_dir)
-        return frozenset(above for one in dirs for above in (one.path, *one.path.parents))
+        return frozenset(part for each in dirs for part in (each.path, *each.path.parents))
 
     def is_output_directory(path: Path) -> bool:
+        """Return whether an inner match is an output directory of its own."""
         try:
-            is_one = (path / SPOOL).is_dir() or bool(checkpoint_dirs.find_checkpoint_dirs(path))
-            return is_one and path not in of_checkpoints(path.parent)
+            has_saves = (path / SPOOL).is_dir() or bool(checkpoint_dirs.find_checkpoint_dirs(path))
+            return has_saves and path not in list_checkpoint_parts(path.parent)
         except CkptsyncError:
             return True  # a worker there says why it cannot be read
 
-    paths = {match.run.path for match in found}
-    given = {match.run.path for match in found if not match.ends_wild}
-    inner = [m for m in found if str(Path(m.run.path).parent) in paths and m.run.path not in given]
-    outer = [m for m in found if m not in inner or is_output_directory(Path(m.run.path))]
+    paths = {match.run.path for match in matches}
+    named_paths = {match.run.path for match in matches if not match.ends_wild}
+    inner = [
+        m
+        for m in matches
+        if str(Path(m.run.path).parent) in paths and m.run.path not in named_paths
+    ]
+    outer = [m for m in matches if m not in inner or is_output_directory(Path(m.run.path))]
     return outer, inner
 
 
 def _why_not_ours(directory: Path, uid: int) -> tuple[str, str] | None:
-    """Return why other users decide what lies in a directory of a user's, and what to do."""
+    """Return why other users than ``uid`` can change a directory, and what to do; None if not."""
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as e:  # it has gone, or may not be reached
+    except OSError as e:  # it was removed, or cannot be reached
         return (e.strerror or str(e)).lower(), "check the directories above it"
     try:
         info = os.fstat(fd)
@@ -248,6 +269,7 @@ def _why_not_ours(directory: Path, uid: int) -> tuple[str, str] | None:
 
 
 def _is_directory(path: Path) -> bool:
+    """Return whether a directory exists that this user can reach."""
     try:
         return path.is_dir()
     except OSError:  # this user cannot reach it
@@ -255,13 +277,14 @@ def _is_directory(path: Path) -> bool:
 
 
 def _wildcards(parts: Sequence[str]) -> list[int]:
-    """Return which components are patterns.
+    """Return the indexes of the components that are patterns.
 
-    One whose wildcards are all escaped, as ``glob.escape`` does, is a name.
+    A component whose wildcards are all escaped, as ``glob.escape`` does, is a name.
     """
     return [n for n, part in enumerate(parts) if _MAGIC & set(_ESCAPED.sub("", part))]
 
 
 def _glob(parts: Sequence[str]) -> list[str]:
+    """Return the paths that match, in order; a path without wildcards as it is."""
     path = str(Path(*parts))
     return sorted(glob(path)) if _MAGIC & set(path) else [path]  # noqa: PTH207 - the pattern is absolute

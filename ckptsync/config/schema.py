@@ -1,9 +1,9 @@
-"""Every key of the configuration: its name, type, reader, default and variable, each once.
+"""Every key of the configuration: its name, type, reader, default, variable and text, each once.
 
-A section is a frozen dataclass; each of its fields is a key.  A default is written as a person
-would write it, and passes the key's own reader. The environment variable of ``worker.quiet`` is
-``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.  The texts are those of
-``docs/configuration.md``.
+The loader, the errors and ``docs/configuration.md`` are made from this table, so that they cannot
+differ.  A section is a frozen dataclass, and each of its fields is a key.  A default is written as
+a user would write it, and is read by the key's own reader.  The environment variable of
+``worker.quiet`` is ``CKPTSYNC_WORKER_QUIET``.  Durations are seconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ckptsync.stores.limits import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """How a key is read.
+    """How a key is read, and its text in the documentation.
 
-    ``variable`` is empty where a value is too rich for one.  No message shows a value that
-    ``is_secret``.
+    ``read`` raises ValueError for a wrong value.  ``default``: as a user would write it.
+    ``variable``: its environment variable; None for `variable_of`, empty if the value does not fit
+    into one.  No message shows a value that ``is_secret``.
     """
 
     read: Callable[[object], Any]
@@ -46,9 +47,9 @@ def _key(
     variable: str | None = None,
     is_secret: bool = False,
 ) -> Any:
-    """Return a field of a section."""
-    about = Key(read, default, text, variable, is_secret)
-    return field(default_factory=lambda: read(default), repr=not is_secret, metadata={"key": about})
+    """Return a dataclass field with a `Key` in its metadata, and the default as it is read."""
+    key = Key(read, default, text, variable, is_secret)
+    return field(default_factory=lambda: read(default), repr=not is_secret, metadata={"key": key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class LimitsConfig:
         "rclone's notation (`08:00,50M 19:00,off`, `Mon-08:00,10M Sat-00:00,off`).",
     )
     threads: int = _key(
-        value_parsers.some,
+        value_parsers.positive_count,
         4,
         "Parts of files on their way at once.",
     )
@@ -190,7 +191,7 @@ class WorkerConfig:
         "the newest `keep_local`.",
     )
     keep_local: int = _key(
-        value_parsers.some,
+        value_parsers.positive_count,
         2,
         "See `clean`.",
     )
@@ -244,12 +245,12 @@ class HeadConfig:
         "copied anyway.",
     )
     jobs: int = _key(
-        value_parsers.some,
+        value_parsers.positive_count,
         1,
         "Merges and verifications at once, each in a process of its own.",
     )
     threads: int = _key(
-        value_parsers.some,
+        value_parsers.positive_count,
         2,
         "Threads of one merge.",
     )
@@ -354,11 +355,11 @@ class RetentionConfig(Rules):
 
     @property
     def has_rules(self) -> bool:
-        """Whether anything is ever deleted."""
+        """Return whether any rule for any run can delete a checkpoint."""
         return any(self.of(run) != Rules() for run in ("", *self.runs))
 
     def of(self, run: str) -> Rules:
-        """Return the rules of one run: those of its own name, or of the first glob it matches."""
+        """Return a run's rules: general ones, replaced by those of its name or its first glob."""
         rules = Rules(**{rule.name: getattr(self, rule.name) for rule in fields(Rules)})
         names = (run, *(name for name in self.runs if fnmatchcase(run, name)))
         own: Mapping[str, Any] = next((self.runs[name] for name in names if name in self.runs), {})
@@ -441,10 +442,11 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All of it.  ``node`` is empty where the id is to be computed.
+    """The whole configuration, as the service uses it.
 
-    ``overridden``: a line for each key of the file that a variable overrides with another value; no
-    line holds a secret.  ``file``: the absolute path that it was read from.
+    ``node``: empty if the id is to be computed.  ``overridden``: a line for each key of the file
+    that a variable overrides with another value, without secrets.  ``file``: the absolute path that
+    it was read from.
     """
 
     node: str = _key(
@@ -468,7 +470,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     web: WebConfig = field(default_factory=WebConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    # what happens to checkpoints starts commands, or calls URLs; they may hold tokens
+    # secret: a command or URL may contain a token
     events: tuple[Definition, ...] = _key(
         value_parsers.events,
         [],
@@ -482,7 +484,7 @@ class Config:
 
     @property
     def switched_off(self) -> tuple[str, ...]:
-        """What a head does not do by default, although it may be expected: a sentence for each."""
+        """Return a sentence for each task of a head that is off; empty without a head."""
         if "head" not in self.roles:
             return ()
         off = []
@@ -501,17 +503,18 @@ SECTIONS: dict[str, Callable[..., Any]] = {
 
 
 def variable_of(key: str) -> str:
-    """Return the environment variable of a key, where it has no other name."""
+    """Return the name of a key's environment variable, unless its `Key` names another."""
     return f"CKPTSYNC_{key.upper().replace('.', '_')}"
 
 
 def _all_keys() -> Iterator[tuple[str, Key]]:
+    """Yield the full name (``worker.quiet``) and the `Key` of each key, in documented order."""
     for section, of in {"": Config, **SECTIONS}.items():
         for each in fields(of):  # type: ignore[arg-type]
             if key := each.metadata.get("key"):
                 name = f"{section}.{each.name}" if section else each.name
-                named = key.variable is not None
-                yield name, key if named else replace(key, variable=variable_of(name))
+                has_own_name = key.variable is not None
+                yield name, key if has_own_name else replace(key, variable=variable_of(name))
 
 
 KEYS: dict[str, Key] = dict(_all_keys())

@@ -1,6 +1,8 @@
 """Readers of the configuration's values: each returns a value, or raises ValueError.
 
-The environment always gives a string.  YAML reads ``off`` as false.
+A value comes from YAML, with a type, or from an environment variable, always as a string; one
+reader accepts both.  YAML reads ``off`` as false.  Every function here with the parameter ``value``
+is such a reader; the message of its ValueError says what was expected.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ckptsync.stores.limits import Schedule, parse_schedule
 T = TypeVar("T")
 Role = Literal["worker", "head", "verifier"]
 ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
-_MOST = 10**9  # of whatever is counted: threads, jobs, checkpoints, steps
+_MOST = 10**9  # the greatest count of threads, jobs, checkpoints or steps
 _BEST = re.compile(r"(?:(min|max):)?([\w./@-]+):([1-9][0-9]*)")
 _SHARDS = re.compile(r"drop-after:([0-9]+)")
 UNIX = "unix:"
@@ -47,19 +49,19 @@ class RunConfig:
 
 
 def text(value: object) -> str:
-    """Read any string."""
+    """Return a string as it is.  Raises ValueError for anything else."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a string")  # noqa: TRY004 - a problem of the file's, not of the program's types
     return value
 
 
 def duration(value: object) -> float:
-    """Read seconds from zero."""
+    """Return the seconds of a duration, zero included.  Raises ValueError."""
     return parse_duration(str(value))
 
 
 def period(value: object) -> float:
-    """Read a duration above zero."""
+    """Return the seconds of a duration above zero.  Raises ValueError."""
     seconds = duration(value)
     if seconds <= 0:
         raise ValueError(f"{value!r} is not a period: expected more than zero, such as 30s")
@@ -67,7 +69,7 @@ def period(value: object) -> float:
 
 
 def size(value: object) -> int:
-    """Read bytes, at least one."""
+    """Return the bytes of a size, at least one.  Raises ValueError."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     count = int(value) if is_number else parse_size(text(value))  # type: ignore[call-overload]
     if not 1 <= count <= LARGEST:
@@ -76,7 +78,7 @@ def size(value: object) -> int:
 
 
 def location(value: object) -> str:
-    """Read an absolute path or a URL."""
+    """Return an absolute path or a URL; may be empty.  Raises ValueError."""
     url = text(value)
     if url and "://" not in url and not url.startswith("/"):
         raise ValueError(f"{url!r} {_RELATIVE} or a URL")
@@ -84,15 +86,15 @@ def location(value: object) -> str:
 
 
 def count(value: object) -> int:
-    """Read a whole number from zero."""
+    """Return a whole number from zero to `_MOST`.  Raises ValueError."""
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST:
         raise ValueError(f"{value!r:.80} is not a whole number from zero to {_MOST}")
     return number
 
 
-def some(value: object) -> int:
-    """Read a whole number from one."""
+def positive_count(value: object) -> int:
+    """Return a whole number from one to `_MOST`.  Raises ValueError."""
     number = count(value)
     if not number:
         raise ValueError(f"{value!r} is too small: expected at least one")
@@ -100,7 +102,7 @@ def some(value: object) -> int:
 
 
 def factor(value: object) -> float:
-    """Read a number above one, at most a million."""
+    """Return a number above one and at most a million.  Raises ValueError."""
     try:
         number = float(value) if isinstance(value, str) else value
     except ValueError:
@@ -111,44 +113,45 @@ def factor(value: object) -> float:
 
 
 def one_of(*words: str) -> Callable[[object], str]:
-    """Return a reader of one word out of a list.
+    """Return a reader that returns one of ``words`` and raises ValueError for any other value.
 
-    YAML's false is ``off`` where that is one of them.
+    YAML's false is read as ``off`` if that is one of them.
     """
 
-    def read(value: object) -> str:
+    def read_word(value: object) -> str:
+        """Return the word, or raise ValueError that lists the words."""
         word = "off" if value is False and "off" in words else value
         if word not in words:
             raise ValueError(f"{value!r} is not one of {', '.join(words)}")
         return str(word)
 
-    return read
+    return read_word
 
 
 def yes_or_no(value: object) -> bool:
-    """Read ``true`` or ``false``, as YAML reads them, or as words of the environment."""
+    """Return a bool, also of the words ``true`` and ``false``.  Raises ValueError."""
     if isinstance(value, bool):
         return value
     return one_of("true", "false")(value.lower() if isinstance(value, str) else value) == "true"
 
 
-def or_off(read: Callable[[object], T]) -> Callable[[object], T | int]:
-    """Return a reader that reads ``off`` as 0."""
-    return lambda value: 0 if value is False or value == "off" else read(value)
+def or_off(read_other: Callable[[object], T]) -> Callable[[object], T | int]:
+    """Return a reader that returns 0 for ``off``, and uses ``read_other`` for any other value."""
+    return lambda value: 0 if value is False or value == "off" else read_other(value)
 
 
-def _listed(value: object, what: str) -> list[Any]:
-    """Read a list, or (from the environment) its items with commas."""
+def _listed(value: object, item_kind: str) -> list[Any]:
+    """Return a list, or the items of a string with commas; else raise ValueError."""
     items = value
     if isinstance(value, str):
         items = [item.strip() for item in value.split(",") if item.strip()]
     if not isinstance(items, list):
-        raise ValueError(f"{value!r} is not a list of {what}")  # noqa: TRY004 - as in `text`
+        raise ValueError(f"{value!r} is not a list of {item_kind}")  # noqa: TRY004 - as in `text`
     return items
 
 
 def roles(value: object) -> tuple[str, ...]:
-    """Read a list of roles."""
+    """Return roles, each once, at least one.  Raises ValueError."""
     items = _listed(value, f"roles ({', '.join(ROLES)})")
     if not items:
         raise ValueError(f"no role is given: expected one or more of {', '.join(ROLES)}")
@@ -156,21 +159,21 @@ def roles(value: object) -> tuple[str, ...]:
 
 
 def alarms(value: object) -> tuple[str, ...]:
-    """Read a list of kinds of alarms."""
+    """Return kinds of alarms, each once.  Raises ValueError."""
     return tuple(dict.fromkeys(map(one_of(*KINDS), _listed(value, ", ".join(KINDS)))))
 
 
 def globs(value: object) -> tuple[str, ...]:
-    """Read a list of globs of files in a checkpoint."""
-    what = 'globs such as ["*.safetensors", "optimizer*"]'
-    items = _listed(value, what)
+    """Return globs of files in a checkpoint, which are relative.  Raises ValueError."""
+    expected = 'globs such as ["*.safetensors", "optimizer*"]'
+    items = _listed(value, expected)
     if not all(isinstance(item, str) and item and not item.startswith("/") for item in items):
-        raise ValueError(f"{value!r} is not a list of {what}")
+        raise ValueError(f"{value!r} is not a list of {expected}")
     return tuple(items)
 
 
 def node(value: object) -> str:
-    """Read a node id, or nothing (it is computed then)."""
+    """Return a node id, or "" if it is to be computed.  Raises ValueError."""
     try:
         return checked_node(text(value)) if value else ""
     except Corrupt as e:
@@ -178,29 +181,29 @@ def node(value: object) -> str:
 
 
 def mapping(value: object) -> dict[str, object]:
-    """Read a mapping with strings for keys."""
+    """Return a mapping with strings for keys.  Raises ValueError."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError(f"{value!r} is not a mapping of names to values")
     return dict(value)
 
 
 def storage_options(value: object) -> dict[str, object]:
-    """Read a mapping, or (from the environment) its JSON.
+    """Return a mapping, also of its JSON.
 
-    No problem repeats a value: keys may be among them.
+    Raises ValueError, whose message repeats no value: access keys may be among them.
     """
     try:
-        found = plain_json.parse(value, "") if isinstance(value, str) else value
+        options = plain_json.parse(value, "") if isinstance(value, str) else value
     except Corrupt as e:
         why = 'not JSON: expected an object such as {"endpoint_url": "https://…"}'
         raise ValueError(why) from e
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise ValueError("not a mapping of names to values")
-    return dict(found)
+    return dict(options)
 
 
 def bandwidth(value: object) -> Schedule | None:
-    """Read a rate, a schedule, or off."""
+    """Return a rate or timetable as a schedule; None for off.  Raises ValueError."""
     if value is False:  # what YAML makes of `off`
         return None
     schedule = parse_schedule(text(value))
@@ -208,7 +211,7 @@ def bandwidth(value: object) -> Schedule | None:
 
 
 def spool_full(value: object) -> str:
-    """Read ``oldest``, ``wait`` or ``every:N``."""
+    """Return ``oldest``, ``wait`` or ``every:N``.  Raises ValueError."""
     word, _, number = text(value).partition(":")
     if word == "every" and number.isascii() and number.isdigit() and int(number):
         return f"every:{int(number)}"
@@ -218,14 +221,14 @@ def spool_full(value: object) -> str:
 
 
 def directories(value: object) -> dict[str, str]:
-    """Read a mapping of run names to directories."""
+    """Return a mapping of run names to directories.  Raises ValueError."""
     return {name: text(path) for name, path in mapping(value).items()}
 
 
 def bases(value: object) -> dict[str, str]:
-    """Return run name (``*`` for all) → base of ``{into: BASE}`` or ``{into: {RUN: BASE}}``.
+    """Return the base model for each run (``*`` for all) that ``{into: …}`` names.
 
-    Raises ValueError.
+    It is ``{into: BASE}`` or ``{into: {RUN: BASE}}``.  Raises ValueError.
     """
     settings = mapping(value)
     if unknown := settings.keys() - {"into"}:
@@ -236,7 +239,7 @@ def bases(value: object) -> dict[str, str]:
 
 
 def run_name(name: str) -> str:
-    """Return ``name`` if it may be a directory of the store; raise ValueError."""
+    """Return ``name`` if a run may have it in a store, else raise ValueError."""
     try:
         return checked_run_name(name)
     except Corrupt as e:
@@ -244,42 +247,45 @@ def run_name(name: str) -> str:
 
 
 def best(value: object) -> Best | None:
-    """Read ``eval_loss:2``, ``max:eval_accuracy:3``; nothing, or off, is none."""
+    """Return the rule of ``eval_loss:2`` or ``max:eval_accuracy:3``; None for "" or off.
+
+    Raises ValueError.
+    """
     if value in (False, "", "off"):
         return None
-    found = _BEST.fullmatch(text(value))
-    if not found:
+    match = _BEST.fullmatch(text(value))
+    if not match:
         example = "such as eval_loss:2 or max:eval_accuracy:2"
         raise ValueError(f"{value!r} is not a metric and a number, {example}")
-    return Best(found[2], int(found[3]), is_greatest=found[1] == "max")
+    return Best(match[2], int(match[3]), is_greatest=match[1] == "max")
 
 
 def shards(value: object) -> int | None:
-    """Read ``keep``, or ``drop-after:N``."""
+    """Return N of ``drop-after:N``, or None for ``keep``.  Raises ValueError."""
     if value == "keep":
         return None
-    found = _SHARDS.fullmatch(text(value))
-    if not found:
+    match = _SHARDS.fullmatch(text(value))
+    if not match:
         raise ValueError(f"{value!r} is not one of keep, drop-after:N (such as drop-after:3)")
-    return int(found[1])
+    return int(match[1])
 
 
 RULES: Mapping[str, Callable[[object], Any]] = {
-    "keep_last": or_off(some),
-    "keep_every": or_off(some),
+    "keep_last": or_off(positive_count),
+    "keep_every": or_off(positive_count),
     "keep_best": best,
     "max_age": or_off(period),
     "max_size": or_off(size),
     "shards": shards,
 }
-"""The retention rules, which hold for all runs, or for one."""
+"""The reader of each retention rule, which holds for all runs or for one."""
 
 
 def by_run(value: object) -> dict[str, dict[str, Any]]:
-    """Read runs (or globs of their names), each with the rules that hold for it instead."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return for each run, or glob of run names, its own retention rules.  Raises ValueError."""
+    rules_of: dict[str, dict[str, Any]] = {}
     for name, rules in mapping(value).items():
-        own = found[run_name(name)] = {}
+        own = rules_of[run_name(name)] = {}
         for key, item in mapping(rules).items():
             if key not in RULES:
                 raise ValueError(f"{name}: {key!r} is not one of {', '.join(RULES)}")
@@ -287,13 +293,13 @@ def by_run(value: object) -> dict[str, dict[str, Any]]:
                 own[key] = RULES[key](item)
             except ValueError as e:
                 raise ValueError(f"{name}: {key}: {e}") from e
-    return found
+    return rules_of
 
 
 def apprise_urls(value: object) -> tuple[str, ...]:
-    """Read a list of Apprise URLs, or (from the environment) URLs with spaces between them.
+    """Return Apprise URLs, also of a string with spaces between them.
 
-    Error messages never quote one: it holds tokens.
+    Raises ValueError, whose message never quotes a URL: it may contain a token.
     """
     items = value.split() if isinstance(value, str) else value
     if not isinstance(items, list) or not all(
@@ -306,7 +312,10 @@ def apprise_urls(value: object) -> tuple[str, ...]:
 
 
 def command(value: object) -> tuple[str, ...]:
-    """Read a list of words, or one string as a shell would split it; no shell runs it."""
+    """Return a command's words, also of a string, which is split as a shell does.
+
+    Its program is an absolute path.  Raises ValueError.
+    """
     words = shlex.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError(f'{value!r} is not a command such as ["/usr/local/bin/page", "--now"]')
@@ -318,22 +327,22 @@ def command(value: object) -> tuple[str, ...]:
 
 
 def events(value: object) -> tuple[Definition, ...]:
-    """Read a list of events, each with a command or a URL."""
+    """Return event definitions, each with a command or a URL.  Raises ValueError."""
     return read_definitions(value, command)
 
 
 def listen(value: object) -> str:
-    """Read ``host:port``; nothing, or off, is none."""
+    """Return ``host:port``, or "" for "" and off.  Raises ValueError."""
     if value in (False, "", "off"):
         return ""
-    found = _LISTEN.fullmatch(text(value))
-    if not found or count(found[2]) > 65535:
+    match = _LISTEN.fullmatch(text(value))
+    if not match or count(match[2]) > 65535:
         raise ValueError(f"{value!r} is not a host and a port, such as 127.0.0.1:9464 or [::]:9464")
-    return found[0]
+    return match[0]
 
 
 def listen_or_path(value: object) -> str:
-    """Read what `listen` does, or ``unix:/path``, a socket that only this user may open."""
+    """Return ``unix:/path`` as it is, else what `listen` returns.  Raises ValueError."""
     if isinstance(value, str) and value.startswith(UNIX):
         if not value.startswith("unix:/"):
             raise ValueError(f"{value!r} is not a socket's absolute path, such as unix:/run/web")
@@ -342,12 +351,15 @@ def listen_or_path(value: object) -> str:
 
 
 def is_local(where: str) -> bool:
-    """Return whether only this machine reaches an address that `listen_or_path` read."""
+    """Return whether only this machine reaches an address of `listen_or_path`."""
     return where.startswith(UNIX) or bool(_LOCAL.fullmatch(where.rpartition(":")[0].lower()))
 
 
 def token(value: object) -> str:
-    """Read a token of at least 16 characters, or nothing.  Error messages never quote it."""
+    """Return a token of 16 to 200 characters, or "".
+
+    Raises ValueError, whose message never quotes it.
+    """
     if value == "":
         return ""
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{16,200}", value):
@@ -356,18 +368,18 @@ def token(value: object) -> str:
 
 
 def runs(value: object) -> tuple[RunConfig, ...]:
-    """Read a list of ``{path, name}``; a plain string is a path."""
+    """Return runs of a list of ``{path, name}``, or of plain paths.  Raises ValueError."""
     if not isinstance(value, list):
         raise ValueError(f"{value!r} is not a list of runs, such as - path: /data/out")  # noqa: TRY004 - as in `text`
-    found = []
+    result = []
     for item in value:
-        given = {"path": item} if isinstance(item, str) else mapping(item)
-        if unknown := sorted(set(given) - {"path", "name"}):
+        fields = {"path": item} if isinstance(item, str) else mapping(item)
+        if unknown := sorted(set(fields) - {"path", "name"}):
             raise ValueError(f"{unknown[0]!r} is not a key of a run: path and name are")
-        if not given.get("path"):
+        if not fields.get("path"):
             raise ValueError(f"{item!r} has no path")
-        path, name = text(given["path"]), text(given.get("name") or "")
+        path, name = text(fields["path"]), text(fields.get("name") or "")
         if not path.startswith("/"):
             raise ValueError(f"path {path!r} {_RELATIVE}")
-        found.append(RunConfig(path, run_name(name) if name else ""))
-    return tuple(found)
+        result.append(RunConfig(path, run_name(name) if name else ""))
+    return tuple(result)

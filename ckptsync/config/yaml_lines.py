@@ -1,7 +1,8 @@
-"""Read YAML as plain values, with the line of each key, so that a problem can say where it is.
+"""Read YAML as plain values, with the line of each key, so that a problem can name its line.
 
-A configuration is text, numbers, true and false, lists and mappings. All else that YAML has is
-refused or is text: tags, aliases (300 bytes of them make gigabytes), dates.
+PyYAML's parser makes nodes, which know their lines; this module reads values from the nodes.  A
+configuration has text, numbers, true and false, lists and mappings.  Tags and aliases (300 bytes of
+them make gigabytes) are refused, and dates are text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import yaml
 from ckptsync.errors import ConfigError
 
 LIMIT = 256 << 10
-"""Bytes of a file: a hundred times a long configuration, and some seconds for PyYAML."""
+"""The most bytes of a file: a hundred long configurations, and some seconds for PyYAML."""
 _DEEPEST = 50
 _TAG = "tag:yaml.org,2002:"
 _MAKER = yaml.constructor.SafeConstructor()
@@ -30,9 +31,10 @@ _READERS: dict[str, Callable[[yaml.ScalarNode], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``values``: what the file says.
+    """The plain values of a file, and where its keys are.
 
-    ``lines``: the line of each key by its path (``worker.quiet``).  ``twice``: keys given twice.
+    ``lines``: the line of each key by its path (``worker.quiet``).  ``twice``: the paths of keys
+    that a mapping has twice; the last value counts.
     """
 
     values: object = None
@@ -43,8 +45,9 @@ class Document:
 def parse(text: str, name: str) -> Document:
     """Return the values of a YAML document, with the line of each key.
 
-    Raises ConfigError, with the line where there is one, for what is not YAML or more than plain
-    values. Every key is a string as it is written, so that ``on`` is a word.
+    Every key is a string as it is written, so that ``on`` is a word.  ``name``: the file in
+    messages.  Raises ConfigError, with the line if it is known, for a text that is no YAML, too
+    long, or has more than plain values.
     """
     if len(text) > LIMIT:
         most = f"at most {LIMIT} expected of a configuration"
@@ -59,22 +62,25 @@ def parse(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as e:
         where = f"{name}:{e.problem_mark.line + 1}" if e.problem_mark else name
         raise ConfigError(f"{where}: not YAML: {e.problem or e.context}") from e
-    except (yaml.YAMLError, ValueError, OverflowError) as e:  # of a character that is none, too
+    except (yaml.YAMLError, ValueError, OverflowError) as e:  # also for an invalid character
         raise ConfigError(f"{name}: not YAML: {' '.join(str(e).split())}") from e
 
 
 class _NotPlainError(Exception):
-    def __init__(self, text: str, at: yaml.Event | yaml.Node) -> None:
+    """A part of a file that is no plain value, with its line."""
+
+    def __init__(self, text: str, part: yaml.Event | yaml.Node) -> None:
         super().__init__(text)
-        self.line = at.start_mark.line + 1 if at.start_mark else 1
+        self.line = part.start_mark.line + 1 if part.start_mark else 1
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, and nothing from them."""
+    """Makes nodes of plain YAML only; no value is constructed from them."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node.  Raise _NotPlainError for an alias, or too many levels."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise _NotPlainError("an alias (*name) is not read here: write its values out", event)
@@ -87,19 +93,23 @@ class _Loader(yaml.SafeLoader):
 
 
 def _value(node: yaml.Node, path: str, lines: dict[str, int], twice: dict[str, None]) -> Any:
+    """Return a node's value; fill ``lines`` and ``twice`` for the keys in it.
+
+    Raise _NotPlainError for a tag, or a value that cannot be read or encoded.
+    """
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value(item, f"{path}[].", lines, twice) for item in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not key.value.isprintable():
                 raise _NotPlainError("a key that is no word", key)
             full = f"{path}{key.value}"
-            if key.value in found:
+            if key.value in mapping:
                 twice[full] = None
             lines[full] = key.start_mark.line + 1
-            found[key.value] = _value(value, f"{full}.", lines, twice)
-        return found
+            mapping[key.value] = _value(value, f"{full}.", lines, twice)
+        return mapping
     try:
         if isinstance(node, yaml.ScalarNode):
             node.value.encode()  # half a character could not be written anywhere

@@ -135,6 +135,16 @@ def by_name(tensors: Iterable[tuple[str, PlannedTensor]]) -> dict[str, PlannedTe
     return result
 
 
+def planned_side(plans: Iterable[FilePlan], files: Files) -> Side:
+    """Return the tensors that a merge would write, without digests; ``files`` holds their bytes.
+
+    Raises Corrupt if two tensors have one name.
+    """
+    return Side(
+        by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors), files, {}
+    )
+
+
 def judge(a: Side, b: Side) -> tuple[Difference, ...]:
     """Return every tensor with what names, types, shapes and digests say, in A's order, then B's.
 

@@ -1,10 +1,14 @@
-"""Agree with a training's other nodes on one checkpoint, get it, run the training, and drain it.
+"""Run a training from the newest checkpoint that all of its nodes can resume from.
 
-Before the training begins: `attempt`: which attempt of a training this is, and how many nodes it
-has.  `records`: what nodes write of an attempt in the store.  `local`: what lies in the output
-directory.  `choose`: the one save that all nodes begin with.  `prepare`: what a node could begin
-with, the others' answers, and getting the checkpoint.
+The nodes of a training must begin with the same save, and share nothing but the store.  Each node
+writes there what it could begin with; then each chooses by the same records, gets the checkpoint,
+and waits until all nodes have it.
 
-Then: `arguments`: what the command gets.  `training`: the process and its signals.  `drain`:
-what of an output directory the store has.
+In reading order: `attempt`: which start of a training this is, and of how many nodes.  `choose`:
+the newest save that all nodes could begin with.  `attempt_records`: what nodes write in the store
+about an attempt.  `local_checkpoints`: which checkpoints of the output directory are whole, and
+which are moved aside.  `prepare`: the whole agreement of one node, with the download.
+
+Then: `training_command`: the training's command and environment.  `training`: its process and its
+signals.  `drain`: what of an output directory the store has, and the wait for the rest.
 """

@@ -1,4 +1,8 @@
-"""Which attempt of a training this is, and how many nodes take part in it.  Pure."""
+"""Read which attempt of a training this is, and how many nodes take part in it.
+
+All nodes of one start must use the same name, and each start another one.  Schedulers and launchers
+tell both in environment variables; where they do not, the user must name the attempt.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from ckptsync.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _MOST_NODES = 100_000
-# how many nodes a launcher or a scheduler says; the launcher knows best, since a job may have more
+# the number of nodes; a launcher's come first, since a scheduler's job may have more nodes
 _COUNTS = (
     "NNODES",
     "MAX_NNODES",
@@ -21,7 +25,7 @@ _COUNTS = (
     "SLURM_NNODES",
     "SKYPILOT_NUM_NODES",
 )
-# which of the nodes this is: above 0 where there are several
+# the number of this node: above 0 shows that there are several nodes
 _NODE_RANKS = (
     "NODE_RANK",
     "PET_NODE_RANK",
@@ -31,13 +35,13 @@ _NODE_RANKS = (
     "JOB_COMPLETION_INDEX",
     "OMPI_COMM_WORLD_RANK",
 )
-# how many processes of one node are started, each of which would call `resume`
+# the number of processes on one node, each of which would call `resume`
 _PER_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _NO_NAME = (
     "name each start of the training alike on all of its nodes, and otherwise each time:"
     " --attempt NAME"
 )
-# what tells one start from another, where the variables do not
+# hints: how to name an attempt where a variable is set that does not name it
 _NAMING = {
     "TORCHELASTIC_RUN_ID": "call it in front of torchrun, which counts a restart on one node only;"
     " each start needs a name of its own, the same on all nodes: --attempt NAME",
@@ -68,17 +72,24 @@ class Attempt:
 def read_attempt(
     environment: Mapping[str, str],
     node: str,
-    fresh: str,
+    unique_name: str,
     *,
     name: str | None = None,
     nnodes: int | None = None,
 ) -> Attempt:
-    """Return the attempt that the options and the launcher's variables say.
+    """Return the attempt that the options name, else the variables of a launcher or scheduler.
 
-    ``fresh``: a name that nobody else uses, for a training on one node.
+    Args:
+        environment: the variables of this process.
+        node: the id of this node.
+        unique_name: the name of an attempt on one node that no variable names; nobody else uses it.
+        name: the value of ``--attempt``.
+        nnodes: the value of ``--nnodes``.
 
-    Raises ConfigError where several nodes are expected and no variable names the attempt, where the
-    number of nodes is not known, and in one of several processes of a node.
+    Raises:
+        ConfigError: if several nodes are expected and nothing names the attempt, if the number of
+            nodes is not known, or if several processes of this node would each call `resume`.
+
     """
     _check_once(environment)
     count = _count(environment) if nnodes is None else nnodes
@@ -89,37 +100,42 @@ def read_attempt(
             why = "letters, digits, '_', '.' and '-', at most 100, a letter or digit first"
             raise ConfigError(f"--attempt {name!r}: not an attempt's name", hint=f"use {why}")
         return Attempt(name, count, node)
-    named = next(filter(None, (read(environment) for read in _NAMES)), "")
-    if not named and count > 1:
+    scheduler_name = next(filter(None, (name_from(environment) for name_from in _NAMES)), "")
+    if not scheduler_name and count > 1:
         raise ConfigError(
             f"{count} nodes train together, and no variable of a scheduler names this attempt",
             hint=next((hint for name, hint in _NAMING.items() if name in environment), _NO_NAME),
         )
-    return Attempt(_plain(named) if named else fresh, count, node)
+    return Attempt(_plain(scheduler_name) if scheduler_name else unique_name, count, node)
 
 
 def next_try(attempt: Attempt, number: int) -> Attempt:
-    """Return the attempt of a restart: ``number`` 1 for the first one after the attempt itself."""
+    """Return the attempt of a restart; ``number`` is 1 for the first restart."""
     return replace(attempt, name=f"{attempt.name}.{number}")
 
 
 def _check_once(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if variables show several processes on one node that would each choose."""
     for variable in _PER_NODE:
         if (_number(environment, variable) or 0) > 1:
-            what = f"{environment[variable]} processes of this node"
-            raise ConfigError(f"{variable}: {what} would each choose a checkpoint", hint=_ONCE)
+            processes = f"{environment[variable]} processes of this node"
+            raise ConfigError(f"{variable}: {processes} would each choose a checkpoint", hint=_ONCE)
     tasks, nodes = (
         _number(environment, f"SLURM_STEP_NUM_{kind}") or 0 for kind in ("TASKS", "NODES")
     )
     if tasks > nodes > 0:
-        what = f"srun has started {tasks} tasks on {nodes} nodes"
+        processes = f"srun has started {tasks} tasks on {nodes} nodes"
         raise ConfigError(
-            f"{what}, and each would choose a checkpoint", hint="srun --ntasks-per-node=1"
+            f"{processes}, and each would choose a checkpoint", hint="srun --ntasks-per-node=1"
         )
 
 
 def _count(environment: Mapping[str, str]) -> int:
-    """Return how many nodes the variables say; 1 where they say nothing."""
+    """Return the number of nodes that the variables give; 1 if none of them is set.
+
+    Raise ConfigError for an elastic launch (``1:4``), for what is no number, and if 1 is
+    contradicted.
+    """
     for variable in _COUNTS:
         text = environment.get(variable, "").strip()
         if not text:
@@ -140,7 +156,7 @@ def _count(environment: Mapping[str, str]) -> int:
 
 
 def _check_alone(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError where a variable shows that there may be other nodes."""
+    """Raise ConfigError if a variable shows that there may be more nodes than this one."""
     for variable in _NODE_RANKS:
         number = _number(environment, variable)
         if number and number > 0:
@@ -156,20 +172,25 @@ def _check_alone(environment: Mapping[str, str]) -> None:
 
 
 def _number(environment: Mapping[str, str], variable: str) -> int | None:
+    """Return the whole number in a variable; None if it is not set, or is no number."""
     text = environment.get(variable, "").strip()
     is_number = text.isascii() and text.isdecimal() and len(text) < 9
     return int(text) if is_number else None
 
 
 def _of_mpi(environment: Mapping[str, str]) -> str:
-    """Return the name of one `mpirun`: before Slurm's, which only some of its nodes see."""
+    """Return the name of one `mpirun`, empty outside of one.
+
+    It comes before Slurm's variables, which only some nodes of an `mpirun` see.
+    """
     return environment.get("PMIX_NAMESPACE", "") if "OMPI_COMM_WORLD_SIZE" in environment else ""
 
 
 def _of_slurm(environment: Mapping[str, str]) -> str:
-    """Return job, requeue and step.
+    """Return the Slurm job, its restarts and its step as one name; empty outside of Slurm.
 
-    SLURM_JOB_ID is each array task's own; each `srun` is a step; a requeued job keeps its id.
+    Each array task has its own SLURM_JOB_ID, each `srun` is a step, and a requeued job keeps its
+    id.
     """
     job = environment.get("SLURM_JOB_ID", "")
     restart = environment.get("SLURM_RESTART_COUNT") or "0"
@@ -181,7 +202,7 @@ _NAMES: tuple[Callable[[Mapping[str, str]], str], ...] = (_of_mpi, _of_slurm)
 
 
 def _plain(name: str) -> str:
-    """Return a name as one component of a store's names; another one gets a digest."""
+    """Return a name that is one component of a store's names; any other name gets a digest."""
     if _NAME.fullmatch(name):
         return name
     return f"a-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)[:60]}.{digest(name.encode())[:8]}"

@@ -1,6 +1,7 @@
-"""Choose the save that all nodes of an attempt begin with, by what each of them could begin with.
+"""Choose the save that all nodes of an attempt begin with.
 
-Pure: the same records give the same save, for ever.
+Each node has recorded which saves it could begin with.  The newest one that is in all records is
+chosen.  Pure, so that every node computes the same choice from the same records, however often.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ckptsync.typed_json import Count, FormatNumber
 
 FORMAT = 1
 MOST = 1000
-"""Saves that one node names: its newest."""
+"""The number of saves that one node records at most: its newest ones."""
 _COMPLETE = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
 _ONE_LAUNCH = (
     "give --nnodes alike on all nodes, and begin each start of the training under its own --attempt"
@@ -28,8 +29,9 @@ _ONE_LAUNCH = (
 class Candidate:
     """A save that a node could begin with.
 
-    ``id`` is the same for the same save only: of one in the store, of its location and manifests;
-    of one in the output directory (``location`` is empty), of its files' names, sizes and times.
+    ``id`` identifies the save.  For a save in the store it is computed from its location and its
+    manifests; for one in the output directory (``location`` is empty), from the names, sizes and
+    times of its files.
     """
 
     checkpoint: str
@@ -44,10 +46,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What one node could begin with, the oldest save first, when it joined an attempt.
+    """The saves that one node could begin with when it joined an attempt, the oldest first.
 
-    ``unverified``: the newest checkpoint that is complete and has not been verified, where only
-    verified ones count and there is none; else empty.
+    ``unverified``: the newest checkpoint that is complete but not verified, if only verified ones
+    count and this node has none; else empty.
     """
 
     node: str
@@ -58,8 +60,11 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSave:
-    """A save that is whole in the output directory.  ``written``: s on this machine's clock."""
+class WholeSave:
+    """A save that is whole in the output directory.
+
+    ``written``: seconds since the epoch, on this machine's clock.
+    """
 
     checkpoint: str
     id: str
@@ -67,17 +72,21 @@ class LocalSave:
 
 
 def save_id(location: str, manifests: Iterable[str]) -> str:
-    """Return what identifies a save in a store: the names of manifests hold their digests."""
+    """Return the id of a save in a store; names of manifests contain the manifests' digests."""
     return digest("\n".join([location, *sorted(manifests)]).encode())[:32]
 
 
 def list_candidates(
-    summaries: Sequence[Summary], local: Sequence[LocalSave], *, is_verified: bool
+    summaries: Sequence[Summary], local: Sequence[WholeSave], *, is_verified: bool
 ) -> tuple[Candidate, ...]:
-    """Return what a node could begin with, the oldest save first.
+    """Return the saves that a node could begin with, the oldest first, at most `MOST`.
 
-    Of a run in the store: what is VERIFIED, or with ``is_verified`` false also what is complete,
-    and has all that resuming needs; and what is whole in the output directory.
+    Args:
+        summaries: the run's locations in the store; those that are VERIFIED and have all that
+            resuming needs are candidates.
+        local: the saves that are whole in the output directory.
+        is_verified: whether VERIFIED is required; else a complete location is enough.
+
     """
     extra = last_models(summaries)
     saves: list[tuple[Candidate, SaveDates]] = [
@@ -88,27 +97,27 @@ def list_candidates(
         and not (s.shards_retired or s.location in extra)
     ]
     saves += [
-        (Candidate(one.checkpoint, one.id), SaveDates(one.checkpoint, one.written, one.written))
-        for one in local
-        if one.checkpoint != FINAL
+        (Candidate(s.checkpoint, s.id), SaveDates(s.checkpoint, s.written, s.written))
+        for s in local
+        if s.checkpoint != FINAL
     ]
-    ordered = oldest_first(saves, lambda one: one[1])
+    ordered = oldest_first(saves, lambda save: save[1])
     return tuple(candidate for candidate, _ in ordered)[-MOST:]
 
 
 def find_unverified(
-    summaries: Sequence[Summary], local: Sequence[LocalSave], verified: Sequence[Candidate]
+    summaries: Sequence[Summary], local: Sequence[WholeSave], verified: Sequence[Candidate]
 ) -> str:
-    """Return the checkpoint that `--trust complete` would begin with; empty if it is verified.
+    """Return the checkpoint that `--trust complete` would choose; empty if it is in ``verified``.
 
-    ``verified``: what `list_candidates` gave.
+    ``verified``: the result of `list_candidates` for VERIFIED saves.
     """
     candidates = list_candidates(summaries, local, is_verified=False)
     return candidates[-1].checkpoint if candidates and candidates[-1] not in verified else ""
 
 
 def find_unresumable(summaries: Sequence[Summary]) -> str:
-    """Return the run's newest complete checkpoint and what of it a training lacks; else empty."""
+    """Return what resuming from the newest complete checkpoint lacks; empty if nothing."""
     complete = [s for s in by_age(summaries) if s.status in _COMPLETE]
     if not complete or complete[-1].resume:
         return ""
@@ -117,7 +126,7 @@ def find_unresumable(summaries: Sequence[Summary]) -> str:
 
 
 def check_nodes(records: Mapping[str, NodeRecord], nnodes: int) -> None:
-    """Raise ConfigError where there are more nodes than expected, or nodes expect other numbers."""
+    """Raise ConfigError if more than ``nnodes`` nodes joined, or a node expects another number."""
     nodes = ", ".join(sorted(records))
     counts = {node: record.nnodes for node, record in records.items()}
     if set(counts.values()) - {nnodes}:
@@ -134,23 +143,23 @@ def check_nodes(records: Mapping[str, NodeRecord], nnodes: int) -> None:
 def choose(records: Mapping[str, NodeRecord]) -> Candidate | None:
     """Return the newest save that all nodes could begin with; None if there is none.
 
-    ``records``: of all nodes of an attempt.  Where nodes order saves otherwise, the order of the
-    node whose name comes first counts.
+    ``records``: those of all nodes of an attempt.  If nodes order their saves differently, the
+    order of the node whose name sorts first counts.
     """
     ordered = [record for _, record in sorted(records.items())]
-    common = set.intersection(*({one.id for one in record.candidates} for record in ordered))
-    return next((one for one in reversed(ordered[0].candidates) if one.id in common), None)
+    common = set.intersection(*({save.id for save in record.candidates} for record in ordered))
+    return next((save for save in reversed(ordered[0].candidates) if save.id in common), None)
 
 
 def why_chosen(records: Mapping[str, NodeRecord], choice: Candidate | None) -> str:
-    """Say what newer saves some nodes have, and others have not; empty if there are none."""
+    """Return which newer save only some nodes have, as a sentence; empty if there is none."""
     newer: dict[str, list[str]] = {}
     for node, record in sorted(records.items()):
-        ids = [one.id for one in record.candidates]
+        ids = [save.id for save in record.candidates]
         after = ids.index(choice.id) + 1 if choice else 0
-        for one in record.candidates[after:]:
-            if choice is None or (one.step or 0) > (choice.step or 0):
-                newer.setdefault(one.checkpoint, []).append(node)
+        for save in record.candidates[after:]:
+            if choice is None or (save.step or 0) > (choice.step or 0):
+                newer.setdefault(save.checkpoint, []).append(node)
     if not newer:
         return ""
     name, nodes = next(reversed(newer.items()))

@@ -1,8 +1,8 @@
-"""What of an output directory the store has, and the wait until it has all that is whole.
+"""Say which saves of an output directory the store has, and wait until it has all that are whole.
 
-Whoever uploads: a worker.  This only looks, at the files and at the store's records, and judges as
-the worker does.  A training that `resume` started is known to have ended; its `TrainingMark` says
-so to both.
+A machine may be shut down only when nothing is left on it that is not in the store.  A worker
+uploads; this module only reads the files and the store's records, and judges saves as the worker
+does.  `TrainingMark` tells both that a training, which `resume` started, has ended.
 """
 
 from __future__ import annotations
@@ -35,17 +35,23 @@ from ckptsync.worker.store_view import StoreView
 
 SaveStatus = Literal["stored", "unsent", "waiting", "refused"]
 _POLL = 1.0  # seconds
-_PROCESS = "resume-"  # begins the names of marks
+_PROCESS = "resume-"  # prefix of the marks' names
 
 
 @dataclass(frozen=True, slots=True)
 class DrainedSave:
-    """One save of an output directory.
+    """One save of an output directory, and whether the store has it.
 
-    ``stored``: the store has these files, or gave them up; ``unsent``: whole, and not uploaded yet;
-    ``waiting``: not known to be whole for ``left`` more seconds; ``refused``: torn, aside, perhaps
-    not the final model, or damaged in the store, where no waiting helps.  ``still``: seconds for
-    which nothing has changed, as far as this process saw it.  ``path``: what to push.
+    ``status`` is one of:
+
+    - stored: the store has these files, or has given them up;
+    - unsent: the save is whole, and not uploaded yet;
+    - waiting: it is known to be whole in ``wait_left`` seconds at the earliest;
+    - refused: waiting does not help: it is torn, was moved aside, is perhaps not the final model,
+      or is damaged in the store.
+
+    ``unchanged_for``: seconds since this process last saw a change of its files.  ``path``: the
+    argument for `ckptsync push`.
     """
 
     checkpoint: str
@@ -53,21 +59,21 @@ class DrainedSave:
     status: SaveStatus
     reason: str = ""
     location: str = ""
-    left: float = 0.0
-    still: float = 0.0
+    wait_left: float = 0.0
+    unchanged_for: float = 0.0
     path: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """All saves of an output directory.  ``error``: why the store could not be read, if so."""
+    """All saves of an output directory.  ``error``: why the store could not be read, else empty."""
 
     saves: tuple[DrainedSave, ...] = ()
     error: str = ""
 
     @property
     def is_stored(self) -> bool:
-        """Return whether the store has all, so that this machine may be shut down."""
+        """Return whether the store has every save, so that this machine may be shut down."""
         return not self.error and not self.unstored
 
     @property
@@ -77,25 +83,26 @@ class DrainResult:
 
     @property
     def newest_step(self) -> int:
-        """Return the newest step that is stored, or whole; -1 without any."""
+        """Return the greatest step of a save that is stored or whole; -1 if there is none."""
         whole = (s.step for s in self.saves if s.status in ("stored", "unsent"))
         return max((step for step in whole if step is not None), default=-1)
 
 
-def is_over(result: DrainResult, rule: Rule, longest: float) -> bool:
-    """Return whether nothing is left that waiting brings into the store.
+def is_over(result: DrainResult, rule: Rule, max_wait: float) -> bool:
+    """Return whether waiting would bring no further save into the store.
 
-    A torn save counts once nothing has changed for as long as a finished one needs.  ``longest``:
-    seconds that a save may need until it is known to be whole, to be waited for.
+    False while the store cannot be read, or a save is unsent.  A refused save is waited for only
+    until its files have not changed for ``rule.quiet`` seconds.  A waiting one is waited for unless
+    that takes more than ``max_wait`` seconds.
     """
     return not result.error and all(
-        save.still >= rule.quiet if save.status == "refused" else save.left > longest
+        save.unchanged_for >= rule.quiet if save.status == "refused" else save.wait_left > max_wait
         for save in result.unstored
     )
 
 
-class LocalSaves:
-    """The saves of an output directory, as this process saw them before and sees them now.
+class OutputDirSaves:
+    """Reads the saves of an output directory, and remembers since when each has not changed.
 
     ``nodes``: the ids under which workers of this machine pin.
     """
@@ -106,9 +113,10 @@ class LocalSaves:
         self._since: dict[tuple[str, int], tuple[tuple[Stat, ...], float]] = {}
 
     def read(self, now: float) -> tuple[DrainedSave, ...]:
-        """Return each save.  ``now``: seconds of a clock that only grows.
+        """Return each save; none if there is no such directory.  Refresh the store view.
 
-        Raises CkptsyncError where the directory or the store cannot be read.
+        ``now``: seconds of a monotonic clock.  Raises CkptsyncError if the directory or the store
+        cannot be read.
         """
         path = self.run.path
         if not path.is_dir():
@@ -119,28 +127,37 @@ class LocalSaves:
         saves = [save for save in offered_saves(offer, *self._nodes) if save.files.by_path]
         self._view.refresh()
         around = find_surroundings(path, saves, {save.checkpoint for save in saves})
-        drained = (self._drained(save, around, now) for save in saves)
+        judged = (self._judge(save, around, now) for save in saves)
         aside = self._read_aside(path)
-        return (*(save for save in drained if save is not None), *aside)
+        return (*(save for save in judged if save is not None), *aside)
 
     def _read_aside(self, output_dir: Path) -> list[DrainedSave]:
-        """Return what was moved aside and is not in the store, as far as files and names tell."""
+        """Return the saves that were moved aside and are not in the store, by files and names."""
         reason = "moved aside by an earlier start, and not uploaded"
-        home = output_dir / checkpoint_dirs.ASIDE
+        aside = output_dir / checkpoint_dirs.ASIDE
         return [
             DrainedSave(
-                f"{home.name}/{name}", None, "refused", reason, still=math.inf, path=home / name
+                f"{aside.name}/{name}",
+                None,
+                "refused",
+                reason,
+                unchanged_for=math.inf,
+                path=aside / name,
             )
             for name, (checkpoint, files) in checkpoint_dirs.list_aside(output_dir).items()
             if self._view.find_save(files, checkpoint, self._view.selection) is None
         ]
 
-    def _drained(self, seen: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:
-        """Return where a save stands; None for one that is none, or that nobody can complete."""
-        where = seen.checkpoint_dir
-        path = where.path / where.only[0] if where.only and len(where.only) == 1 else where.path
-        save = DrainedSave(seen.checkpoint, where.step, "stored", path=path)
-        manifest = self._view.find_save(seen.files.stats, seen.checkpoint, self._view.selection)
+    def _judge(self, local: LocalSave, around: Surroundings, now: float) -> DrainedSave | None:
+        """Return a save with its status; None for a remnant of rotation, or an unfinished copy."""
+        directory = local.checkpoint_dir
+        path = (
+            directory.path / directory.only[0]
+            if directory.only and len(directory.only) == 1
+            else directory.path
+        )
+        save = DrainedSave(local.checkpoint, directory.step, "stored", path=path)
+        manifest = self._view.find_save(local.files.stats, local.checkpoint, self._view.selection)
         if manifest is not None and self._view.run_records.is_damaged(manifest.location):
             command = f"`ckptsync repair {self.run.name}/{manifest.location}`"
             return replace(
@@ -148,70 +165,86 @@ class LocalSaves:
                 status="refused",
                 reason=f"damaged in the store; this disk may have the good bytes: {command}",
                 location=manifest.location,
-                still=now - self._unchanged_since(seen, now),
+                unchanged_for=now - self._unchanged_since(local, now),
             )
         if manifest is not None:
             return replace(save, location=manifest.location)
-        if seen.pin is not None and seen.pin.stored:
+        if local.pin is not None and local.pin.stored:
             return save  # the worker has read that another node's files there are the same
-        if self._view.is_given_up(seen, self._view.selection):
+        if self._view.is_given_up(local, self._view.selection):
             return replace(save, reason="given up in the store")
-        still = now - self._unchanged_since(seen, now)
+        unchanged_for = now - self._unchanged_since(local, now)
         try:
-            observed = observe(seen, around, other_part=self._view.has_other_part(seen))
+            observed = observe(local, around, other_part=self._view.has_other_part(local))
         except Incomplete as e:
             return replace(save, status="waiting", reason=str(e))
         if may_be_alone(observed, self.rule):
-            observed = replace(observed, has_similar=is_like_another(seen, around.saves))
-        verdict = judge(observed, still, self.rule)
+            observed = replace(observed, has_similar=is_like_another(local, around.saves))
+        verdict = judge(observed, unchanged_for, self.rule)
         is_copy = observed.unended is not None and observed.unended.is_followed
         if is_lost(observed) or (is_copy and not verdict.finished):
             return None  # what rotation left, or a copy in the middle of training
         if verdict.finished:
-            return replace(save, status="unsent", reason="not uploaded yet", still=still)
+            return replace(
+                save, status="unsent", reason="not uploaded yet", unchanged_for=unchanged_for
+            )
         reason = verdict.reason.partition("; finished if")[0]
         # what is perhaps not the final model is judged anew after hours
         if verdict.remaining is None or observed.unended is not None:
-            return replace(save, status="refused", reason=reason, still=still)
-        return replace(save, status="waiting", reason=reason, left=verdict.remaining, still=still)
+            return replace(save, status="refused", reason=reason, unchanged_for=unchanged_for)
+        return replace(
+            save,
+            status="waiting",
+            reason=reason,
+            wait_left=verdict.remaining,
+            unchanged_for=unchanged_for,
+        )
 
-    def _unchanged_since(self, seen: LocalSave, now: float) -> float:
-        key, state = (seen.checkpoint, seen.k), (*seen.files.stats, *seen.files.partial)
+    def _unchanged_since(self, local: LocalSave, now: float) -> float:
+        """Return since when, on ``now``'s clock, a save has not changed; note a change."""
+        key, state = (local.checkpoint, local.k), (*local.files.stats, *local.files.partial)
         if self._since.get(key, ((), 0.0))[0] != state:
             self._since[key] = state, now
         return self._since[key][1]
 
 
 def drain(
-    saves: LocalSaves,
+    saves: OutputDirSaves,
     is_stopped: Callable[[], bool],
-    serve: Callable[[], None],
-    say: Callable[[str], None],
-    longest: float,
+    ensure_worker: Callable[[], None],
+    report: Callable[[str], None],
+    max_wait: float,
 ) -> DrainResult:
-    """Wait until the store has all that is whole, or until ``is_stopped``; return what it has.
+    """Return the saves once the store has all that are whole, or once ``is_stopped`` is true.
 
-    ``serve`` is called again and again: it sees to it that a worker is at work.  ``longest``: see
-    `is_over`.
+    An error of the store does not end the wait: the result has the latest one.
+
+    Args:
+        saves: reads the output directory, once a second.
+        is_stopped: is asked after each reading.
+        ensure_worker: is called before each reading; it starts a worker if none runs.
+        report: gets a sentence whenever what is waited for changes.
+        max_wait: see `is_over`.
+
     """
-    result, waited_for = DrainResult(), ""
+    result, reported = DrainResult(), ""
     while True:
-        serve()
+        ensure_worker()
         try:
             result = DrainResult(saves.read(time.monotonic()))
         except CkptsyncError as e:  # the store may come back
             result = replace(result, error=str(e))
-        if is_over(result, saves.rule, longest) or is_stopped():
+        if is_over(result, saves.rule, max_wait) or is_stopped():
             return result
         unstored = ", ".join(save.checkpoint for save in result.unstored)
-        if (text := result.error or unstored) != waited_for:
-            waited_for = text
-            say(f"waiting until the store has what was saved: {text}")
+        if (text := result.error or unstored) != reported:
+            reported = text
+            report(f"waiting until the store has what was saved: {text}")
         time.sleep(_POLL)
 
 
 def describe(result: DrainResult, run: RunDir, url: str) -> list[str]:
-    """Return what is stored, what is not and why, and whether the machine may be shut down."""
+    """Return lines for people: what is stored, what is not and why, and the next command."""
     stored = [save.checkpoint for save in result.saves if save.status == "stored"]
     lines = []
     if stored or not result.error:
@@ -245,19 +278,21 @@ def _push(directory: Path, url: str, run: RunDir) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return the last 12 different names with commas, and how many precede them."""
     shown = list(dict.fromkeys(names))[-12:]
-    more = len(dict.fromkeys(names)) - len(shown)
-    return ", ".join(shown) + (f" and {more} older ones" if more else "")
+    hidden = len(dict.fromkeys(names)) - len(shown)
+    return ", ".join(shown) + (f" and {hidden} older ones" if hidden else "")
 
 
 class TrainingMark:
-    """What tells the worker whether a training that `resume` started still runs.
+    """A file in the spool that tells the worker whether a training of `resume` still runs.
 
-    A final model, which no trainer marks, is finished once its training has ended well.  ``at``:
-    seconds since the epoch when it began.
+    No trainer marks its final model, so the worker calls it finished once the training has ended
+    well.
     """
 
-    def __init__(self, output_dir: Path, training: str, pid: int, at: float) -> None:
+    def __init__(self, output_dir: Path, training: str, pid: int, began_at: float) -> None:
+        """Keep what the mark says; nothing is written.  ``began_at``: seconds since the epoch."""
         self._spool, self._process = output_dir / SPOOL, f"{_PROCESS}{os.getpid()}-{pid}"
         self._mark = markers.TrainingProcess(
             train=training,
@@ -268,20 +303,20 @@ class TrainingMark:
             pid=pid,
             began=markers.start_time(pid),
             boot=markers.boot_id(),
-            at=at,
+            at=began_at,
             machine=markers.machine_id(),
             marks="some",
         )
 
     def begin(self) -> None:
-        """Write that it runs, and remove the marks of those that have ended.  Raises OSError."""
+        """Write that the training runs, and remove marks of ended trainings.  Raises OSError."""
         for mark in markers.list_training_processes(self._spool):
             if mark.process.startswith(_PROCESS) and markers.is_training(mark) is False:
                 safe_files.unlink(markers.process_path(self._spool, mark.process))
         markers.write_mark(markers.process_path(self._spool, self._process), self._mark)
 
     def end(self) -> None:
-        """Write that it has ended well.  Raises OSError."""
+        """Write that the training has ended well.  Raises OSError."""
         now = time.time()
         mark = replace(self._mark, ended=now, left=now)
         markers.write_mark(markers.process_path(self._spool, self._process), mark)

@@ -1,12 +1,13 @@
 """Agree on one checkpoint with the training's other nodes, and get it.
 
-Each node writes what it could begin with, waits for the others' records, and chooses by them
-(`choose`).  It gets what it needs, and says that it is ready.  Only when all are ready do
-directories in the output directory change their names.  Where one node fails, or does nothing for
-too long, no node begins, and all raise the same error.
+A training must begin on all nodes with the same save, or on none.  Each node writes what it could
+begin with, waits for the records of the others, and chooses by them (`choose`).  It downloads the
+checkpoint, and writes that it is ready.  Only when all nodes are ready does each rename directories
+in its output directory.  If one node fails, or does nothing for too long, no node begins, and all
+raise the same error.
 
-A node that is killed at any moment and begins again in the same attempt continues: its record is
-there already, so is the decision, and a download goes on.
+A node can be killed at any moment.  Started again in the same attempt, it finds its own record and
+the decision, and continues the download.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ from ckptsync.downloader.download_plan import PullPlan, plan_checkpoint
 from ckptsync.downloader.find import PullRequest, absent_best, check_outside, find
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Transient
 from ckptsync.resume.attempt import Attempt
+from ckptsync.resume.attempt_records import (
+    AttemptRecords,
+    AttemptState,
+    End,
+    failed,
+    forget_old_attempts,
+)
 from ckptsync.resume.choose import (
     Candidate,
     NodeRecord,
@@ -37,7 +45,7 @@ from ckptsync.resume.choose import (
     save_id,
     why_chosen,
 )
-from ckptsync.resume.local import (
+from ckptsync.resume.local_checkpoints import (
     LocalCheckpoint,
     check_idle,
     inode,
@@ -49,18 +57,11 @@ from ckptsync.resume.local import (
     remove_staging,
     staging_of,
 )
-from ckptsync.resume.records import (
-    AttemptRecords,
-    AttemptState,
-    End,
-    failed,
-    forget_old_attempts,
-)
 from ckptsync.stores.contract import Store
 
 ResumeTrust = Literal["verified", "complete"]
-_SLOWEST = 10  # times `PrepareOptions.poll` between two listings where nothing happens
-_SIGN = 30.0  # seconds between two signs of a node that downloads, at most
+_SLOWEST = 10  # the longest pause between two listings, as a multiple of `PrepareOptions.poll`
+_SIGN_EVERY = 30.0  # seconds between two signs of a node that downloads, at most
 _MOST_TRIES = 3
 
 
@@ -72,15 +73,22 @@ def _ignore(_text: str) -> None:
 class PrepareOptions:
     """How a node prepares to begin.
 
-    ``store``: opened; without it the output directory alone is judged.  ``wait``: seconds without a
-    sign of any other node after which the attempt has failed; a node that downloads gives signs.
-    ``keep_newer``: leave directories that are newer than the chosen checkpoint, or torn, where they
-    are.  ``require``: fail where there is nothing to begin with.  ``node``: get only what this node
-    needs, as `ckptsync pull --node` does, if the very nodes that sent the checkpoint take part:
-    with others, launchers may give ranks to other nodes.  Empty: get everything.
-    ``threads``: of the download.  ``poll``: seconds between the first two listings of the
-    attempt's records; later ones are rarer.  ``say`` gets sentences for the log, ``progress`` the
-    bytes of the download.
+    Attributes:
+        store: the store; without it only the checkpoints of the output directory count.
+        run: the run's name in the store.
+        trust: whether a checkpoint must be VERIFIED, or only complete.
+        wait: seconds without a sign of any node after which the attempt has failed; a node that
+            downloads gives signs.
+        keep_newer: leave checkpoints that are newer than the chosen one, or torn, where they are.
+        require: raise Incomplete if there is no checkpoint to begin with.
+        node: download only what this node needs, as `ckptsync pull --node`, if the nodes of the
+            attempt are those that sent the checkpoint; otherwise a launcher may give a rank to
+            another node.  Empty: download everything.
+        threads: the threads of the download.
+        poll: seconds between the first two listings of the attempt's records; then rarer.
+        say: gets sentences for the log.
+        progress: gets the bytes of the download.
+
     """
 
     store: Store | None
@@ -98,10 +106,10 @@ class PrepareOptions:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a training begins with.
+    """The checkpoint that a training begins with.
 
-    ``checkpoint`` and ``step`` are None where it begins from the beginning.  ``text`` is one
-    sentence for the log: what was chosen, and why.
+    ``checkpoint`` and ``step`` are None if it begins from the beginning.  ``text`` is one sentence
+    for the log: which checkpoint was chosen, and why.
     """
 
     checkpoint: Path | None
@@ -112,12 +120,18 @@ class Start:
 def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Start:
     """Return the checkpoint that every node of an attempt begins with, once all nodes have it.
 
-    The same attempt of several nodes gives the same answer, on every node and however often it is
-    called.  One node alone writes no records, and decides by what there is now.
+    It lies in ``output_dir`` then, and newer or torn checkpoints there are moved aside.  The same
+    attempt of several nodes gives the same answer on every node, however often it is called.  One
+    node alone writes no records, and chooses among the checkpoints of now.
 
-    Raises the same class of error on every node where one cannot begin: Incomplete where a node is
-    late, or there is nothing to begin with and ``require`` is set; ConfigError where nodes
-    contradict each other; StoreError, Unsupported, Corrupt.
+    If one node cannot begin, every node raises an error of the same class.
+
+    Raises:
+        Incomplete: if a node does not join in time, or ``require`` finds no checkpoint.
+        ConfigError: if a training writes into ``output_dir``, or the records of nodes contradict
+            each other.
+        StoreError, Unsupported, Corrupt: if the store, a record or a file cannot be read.
+
     """
     output_dir = output_dir.absolute()
     if options.store is not None:
@@ -127,74 +141,80 @@ def prepare(output_dir: Path, attempt: Attempt, options: PrepareOptions) -> Star
             f"{attempt.nnodes} nodes agree on a checkpoint through a store, and none is named",
             hint="name it: --store URL, or -c FILE",
         )
-    work = _Preparation(output_dir, attempt, options)
-    return work.alone() if attempt.nnodes == 1 else work.together()
+    preparation = _Preparation(output_dir, attempt, options)
+    return preparation.run_alone() if attempt.nnodes == 1 else preparation.run_with_nodes()
 
 
 @dataclass(frozen=True, slots=True)
-class _Got:
-    """Where the chosen checkpoint lies now, and where it is to lie; both None without one.
+class _LocalCopy:
+    """The chosen checkpoint on this machine; all fields are empty without one.
 
-    ``other``: device and inode of what lies there instead.
+    ``current``: where it lies now; ``final``: where the training will find it.  ``occupant``: the
+    device and inode of another save that lies at ``final``.  ``pointers``: files such as ``latest``
+    to write beside it, and their contents.
     """
 
-    place: Path | None = None
+    current: Path | None = None
     final: Path | None = None
-    other: tuple[int, int] | None = None
+    occupant: tuple[int, int] | None = None
     pointers: tuple[tuple[str, bytes], ...] = ()
 
 
-class _OtherBytes(ConfigError):
-    """A directory of the checkpoint's name is there, and holds something else."""
+class _NameTaken(ConfigError):
+    """The directory of the checkpoint's name exists, and holds another save."""
 
 
 class _Preparation:
-    """One node's way through one attempt."""
+    """Prepares one node for one attempt; notes for the log collect in `_notes`."""
 
     def __init__(self, output_dir: Path, attempt: Attempt, options: PrepareOptions) -> None:
-        self._out, self._attempt, self._options = output_dir, attempt, options
-        self._here: tuple[LocalCheckpoint, ...] = ()
+        self._output_dir, self._attempt, self._options = output_dir, attempt, options
+        self._checkpoints: tuple[LocalCheckpoint, ...] = ()
         self._notes: list[str] = []
         self._unresumable = ""  # the newest complete checkpoint, and what of it resuming lacks
         self._nodes = {attempt.node}
 
-    def alone(self) -> Start:
-        """Return what the only node begins with."""
-        self._look()
-        records = {self._attempt.node: self._own_record()}
+    def run_alone(self) -> Start:
+        """Return the checkpoint that the only node begins with, in its place."""
+        self._judge_output_dir()
+        records = {self._attempt.node: self._await_own_record()}
         choice = choose(records)
         self._check_required(choice, records)
-        got = self._get(choice)
-        self._apply(got, self._list_aside(choice))
-        return self._start(choice, got, records)
+        copy = self._get_checkpoint(choice)
+        self._move_into_place(copy, self._list_aside(choice))
+        return self._describe_start(choice, copy, records)
 
-    def together(self) -> Start:
-        """Return what all nodes begin with; raise the error of all where one cannot begin."""
+    def run_with_nodes(self) -> Start:
+        """Return the checkpoint that all nodes begin with, in its place on this node.
+
+        Record this node, wait for the others twice: until all joined, and until all are ready.
+        Raise the same error on all nodes if one of them cannot begin.
+        """
         store = self._options.store
         assert store is not None
         records = AttemptRecords(store, self._options.run, self._attempt)
         try:
-            self._look()
+            self._judge_output_dir()
             state = self._join(records)
             self._nodes = set(state.nodes)
             choice = choose(state.nodes)
             self._check_required(choice, state.nodes)
-            with self._signs(records):
-                got = self._get(choice)
+            with self._reported_download(records):
+                copy = self._get_checkpoint(choice)
             aside = self._wait_until_ready(records, choice)
         except CkptsyncError as e:
             end = self._close(records, e)
             end.raise_error()
             raise
-        self._apply(got, aside)
-        with contextlib.suppress(CkptsyncError):  # who may not delete leaves them
+        self._move_into_place(copy, aside)
+        with contextlib.suppress(CkptsyncError):  # a node may lack the right to delete
             forget_old_attempts(store, self._options.run, self._attempt.name)
-        return self._start(choice, got, state.nodes)
+        return self._describe_start(choice, copy, state.nodes)
 
     def _close(self, records: AttemptRecords, error: CkptsyncError) -> End:
-        """Write that the attempt has failed; return how it ended, for all nodes alike.
+        """Write that the attempt has failed, unless it ended before; return its end for all nodes.
 
-        Of a store that cannot be reached, this node's own error.
+        If the store cannot be reached, return this node's own error as the end.
         """
         own = failed(self._attempt.node, error)
         try:
@@ -202,25 +222,23 @@ class _Preparation:
         except CkptsyncError:
             return End(self._attempt.node, str(error), error.hint, error.exit_code)
 
-    # What this node could begin with.
+    def _judge_output_dir(self) -> None:
+        """Set `_checkpoints`.  Raise ConfigError if a training writes into the output directory."""
+        check_idle(self._output_dir)
+        self._checkpoints = judge_output_dir(self._output_dir, self._attempt.node)
 
-    def _look(self) -> None:
-        """Judge what lies in the output directory.  Raises ConfigError where a training writes."""
-        check_idle(self._out)
-        self._here = judge_output_dir(self._out, self._attempt.node)
+    def _await_own_record(self) -> NodeRecord:
+        """Return the record of what this node could begin with.
 
-    def _own_record(self) -> NodeRecord:
-        """Return what this node could begin with.
-
-        Where what it would begin with, if it were verified, waits for that, look again for half of
-        ``wait``: a verifier may be at it.
+        While a newer checkpoint is complete but not verified, a verifier may be reading it: wait
+        for that, at most half of ``wait`` seconds.  Notes what was not waited for.
         """
-        until, waited_for = time.monotonic() + self._options.wait / 2, ""
+        until, announced = time.monotonic() + self._options.wait / 2, ""
         record, unverified = self._read_own()
         while unverified and time.monotonic() < until:
-            if unverified != waited_for:
-                waited_for = unverified
-                self._options.say(f"waits until {waited_for}, which is complete, is verified")
+            if unverified != announced:
+                announced = unverified
+                self._options.say(f"waits until {announced}, which is complete, is verified")
             time.sleep(min(self._options.poll * _SLOWEST, self._options.wait / 8))
             record, unverified = self._read_own()
         if unverified and record.candidates:
@@ -230,25 +248,25 @@ class _Preparation:
         return record
 
     def _read_own(self) -> tuple[NodeRecord, str]:
-        """Return what this node could begin with now; and what is newer, but not verified yet."""
+        """Return this node's record as of now, and a newer checkpoint that is not verified."""
         store, run = self._options.store, self._options.run
         summaries = read_catalogue(store, run=run).summaries if store is not None else ()
-        own = [one for one in summaries if one.run == run]
-        local = [one.save for one in self._here if one.is_whole]
+        own = [summary for summary in summaries if summary.run == run]
+        local = [checkpoint.save for checkpoint in self._checkpoints if checkpoint.is_whole]
         is_verified = self._options.trust == "verified"
         candidates = list_candidates(own, local, is_verified=is_verified)
         unverified = find_unverified(own, local, candidates)
-        of_record = "" if candidates else unverified
+        recorded_unverified = "" if candidates else unverified
         self._unresumable = find_unresumable(own)
         return NodeRecord(
-            self._attempt.node, self._attempt.nnodes, candidates, of_record
+            self._attempt.node, self._attempt.nnodes, candidates, recorded_unverified
         ), unverified
 
     def _check_required(self, choice: Candidate | None, records: Mapping[str, NodeRecord]) -> None:
-        """Raise Incomplete where there must be a checkpoint, and there is none to begin with."""
+        """Raise Incomplete for no choice, if ``require`` is set or one waits for a verifier."""
         if choice is not None:
             return
-        name = self._options.run or self._out
+        name = self._options.run or self._output_dir
         if unverified := next((r.unverified for r in records.values() if r.unverified), ""):
             raise Incomplete(
                 f"{name}: no checkpoint is verified, and {unverified} is complete",
@@ -260,17 +278,15 @@ class _Preparation:
                 hint="without --require the training begins from the beginning",
             )
 
-    # The records of all nodes.
-
     def _join(self, records: AttemptRecords) -> AttemptState:
-        """Write this node's record, unless it is there; return the state once all nodes' are."""
+        """Write this node's record, unless it exists; return the state once all have joined."""
         state = records.read()
         if self._attempt.node not in state.nodes:
-            own = self._own_record()
-            # one too many writes no record, which would count for ever
+            own = self._await_own_record()
+            # a node too many must not write a record, which would count for ever
             check_nodes({**state.nodes, own.node: own}, self._attempt.nnodes)
             records.join(own)
-        elif newer := self._newer_than(state):
+        elif newer := self._warn_of_newer(state):
             self._options.say(newer)
         self._options.say(f"waits for {self._attempt.nnodes} nodes in attempt {self._attempt.name}")
 
@@ -283,18 +299,21 @@ class _Preparation:
 
         return self._wait(records, is_complete, missing)
 
-    def _newer_than(self, state: AttemptState) -> str:
-        """Say that an attempt's name was used before, where more could be chosen by now."""
-        ids = {one.id for one in state.nodes[self._attempt.node].candidates}
-        new = [one.checkpoint for one in self._read_own()[0].candidates if one.id not in ids]
-        begun = f"attempt {self._attempt.name} was begun before"
+    def _warn_of_newer(self, state: AttemptState) -> str:
+        """Return a warning that a reused attempt ignores newer saves; empty if there is none."""
+        ids = {save.id for save in state.nodes[self._attempt.node].candidates}
+        new = [save.checkpoint for save in self._read_own()[0].candidates if save.id not in ids]
+        reused = f"attempt {self._attempt.name} was begun before"
         hint = "give each start of a training its own --attempt"
-        return f"{begun} {new[-1]} was saved, and does not choose it: {hint}" if new else ""
+        return f"{reused} {new[-1]} was saved, and does not choose it: {hint}" if new else ""
 
     def _wait_until_ready(
         self, records: AttemptRecords, choice: Candidate | None
     ) -> tuple[tuple[str, str], ...]:
-        """Say that this node is ready, and wait until all are; return what it moves aside."""
+        """Write that this node is ready, wait until all are, and return what it moves aside.
+
+        Raise the attempt's error if it fails, ConfigError if a node has chosen another checkpoint.
+        """
         own = records.set_ready(self._list_aside(choice))
         nnodes = self._attempt.nnodes
 
@@ -310,7 +329,7 @@ class _Preparation:
             self._wait(records, is_over, missing)
             end = records.close(End(self._attempt.node, checkpoint=checkpoint))
         except CkptsyncError as e:
-            end = self._close(records, e)  # another node may have seen all ready before
+            end = self._close(records, e)  # another node may have written before that all are ready
         end.raise_error()
         if end.checkpoint != checkpoint:
             raise ConfigError(
@@ -326,10 +345,10 @@ class _Preparation:
         is_done: Callable[[AttemptState], bool],
         missing: Callable[[AttemptState], str],
     ) -> AttemptState:
-        """Read the records until they are as expected.
+        """Return the attempt's state once ``is_done`` says so of it; read the records until then.
 
-        Raises the attempt's error if it has failed, ConfigError where nodes contradict each other,
-        and Incomplete after ``wait`` seconds in which no node did anything.
+        Raises the attempt's error if it has failed, ConfigError if nodes contradict each other,
+        and Incomplete, with the text of ``missing``, after ``wait`` seconds without a sign.
         """
         poll = min(self._options.poll, self._options.wait / 4)
         state, pause, deadline = AttemptState(), poll, time.monotonic() + self._options.wait
@@ -356,15 +375,16 @@ class _Preparation:
             pause = min(pause * 1.5, poll * _SLOWEST)
 
     @contextlib.contextmanager
-    def _signs(self, records: AttemptRecords) -> Iterator[None]:
-        """Have the download's progress be a sign for the other nodes, too."""
+    def _reported_download(self, records: AttemptRecords) -> Iterator[None]:
+        """Within the block, record the download's progress, too, as a sign for the other nodes."""
         before, last = self._options, [time.monotonic()]
 
         def show(done: int, total: int) -> None:
+            """Write a sign if the last one is old, and pass the progress on."""
             now = time.monotonic()
-            if now - last[0] > min(_SIGN, before.wait / 4):
+            if now - last[0] > min(_SIGN_EVERY, before.wait / 4):
                 last[0] = now
-                with contextlib.suppress(CkptsyncError):  # the next one tells
+                with contextlib.suppress(CkptsyncError):  # a later sign may succeed
                     records.show_progress(done)
             if before.progress:
                 before.progress(done, total)
@@ -375,90 +395,106 @@ class _Preparation:
         finally:
             self._options = before
 
-    # Getting it.
+    def _get_checkpoint(self, choice: Candidate | None) -> _LocalCopy:
+        """Return the chosen checkpoint on this machine; download it if it is in the store.
 
-    def _get(self, choice: Candidate | None) -> _Got:
-        """Get the chosen checkpoint, without changing what lies in the output directory."""
+        What lies in the output directory is not changed.  Pull its best checkpoint, too.
+        """
         if choice is None:
-            return _Got()
+            return _LocalCopy()
         if not choice.location:
             return self._get_local(choice)
         store = self._options.store
         assert store is not None
         plan = self._plan(store, choice)
-        got = self._download(store, replace(plan, pointers={}), choice)
-        got = replace(got, pointers=tuple(plan.pointers.items()))
-        if got.place and (best := absent_best(got.place)):
-            self._get_best(store, best)
-        return got
+        copy = self._download(store, replace(plan, pointers={}), choice)
+        copy = replace(copy, pointers=tuple(plan.pointers.items()))
+        if copy.current and (best := absent_best(copy.current)):
+            self._pull_best(store, best)
+        return copy
 
-    def _get_local(self, choice: Candidate) -> _Got:
-        """Return the checkpoint that is whole in the output directory, if it is still the same."""
-        self._here = judge_output_dir(self._out, self._attempt.node)
-        one = next((one for one in self._here if one.save.id == choice.id), None)
-        if one is None or not one.is_whole:
-            why = (one.torn or one.lacking) if one else "it is not there any more, or was changed"
-            raise Incomplete(f"{self._out}: {choice.checkpoint}: {why}")
-        if best := absent_best(one.path):
-            self._get_best(self._options.store, best)
-        return _Got(one.path, one.path)
+    def _get_local(self, choice: Candidate) -> _LocalCopy:
+        """Return the chosen checkpoint in the output directory; Incomplete if it has changed."""
+        self._checkpoints = judge_output_dir(self._output_dir, self._attempt.node)
+        local = next((c for c in self._checkpoints if c.save.id == choice.id), None)
+        if local is None or not local.is_whole:
+            why = (
+                (local.torn or local.lacking)
+                if local
+                else "it is not there any more, or was changed"
+            )
+            raise Incomplete(f"{self._output_dir}: {choice.checkpoint}: {why}")
+        if best := absent_best(local.path):
+            self._pull_best(self._options.store, best)
+        return _LocalCopy(local.path, local.path)
 
-    def _home(self, name: str) -> Path:
-        """Return where checkpoints of this series lie, else the output directory."""
+    def _series_dir(self, name: str) -> Path:
+        """Return the directory with checkpoints of the same series, else the output directory."""
         series = series_and_step(name)[0]
-        names = ((one.path, one.save.checkpoint) for one in self._here)
-        ours = (p for p, own in names if p.name == own and series_and_step(own)[0] == series)
-        return next((path.parent for path in ours), self._out)
+        names = ((c.path, c.save.checkpoint) for c in self._checkpoints)
+        same_series = (p for p, own in names if p.name == own and series_and_step(own)[0] == series)
+        return next((path.parent for path in same_series), self._output_dir)
 
     def _plan(self, store: Store, choice: Candidate) -> PullPlan:
-        """Plan the download of the very save that was chosen."""
+        """Return the plan of the download of the chosen save.
+
+        Raise Incomplete if the location has changed or lacks files, Corrupt if it is damaged.
+        """
         name = f"{self._options.run}/{choice.location}"
-        seen = read_location(store, self._options.run, choice.location).of(
+        state = read_location(store, self._options.run, choice.location).of(
             self._options.run, choice.location
         )
-        if seen is None or save_id(choice.location, (k.name for k in seen.manifests)) != choice.id:
+        if (
+            state is None
+            or save_id(choice.location, (k.name for k in state.manifests)) != choice.id
+        ):
             raise Incomplete(f"{name}: it was changed since it was chosen", hint="begin again")
-        senders = {known.manifest.node for known in seen.manifests}
+        senders = {stored.manifest.node for stored in state.manifests}
         node = self._options.node if senders == self._nodes else ""
-        plan = plan_checkpoint(seen, node)
+        plan = plan_checkpoint(state, node)
         if plan.missing:
             why = "; ".join(plan.missing[:8])
-            kind = Corrupt if seen.status == "DAMAGED" else Incomplete
+            kind = Corrupt if state.status == "DAMAGED" else Incomplete
             raise kind(f"{name}: not all of its files are in the store: {why}")
         return plan
 
-    def _download(self, store: Store, plan: PullPlan, choice: Candidate) -> _Got:
-        """Download into the output directory, or beside it where another save has the name."""
-        final = self._home(plan.name) / plan.name
-        staging = staging_of(self._out, choice.id)
-        tries, size, until = 0, -1, 0.0
+    def _download(self, store: Store, plan: PullPlan, choice: Candidate) -> _LocalCopy:
+        """Download to the final place, or to a staging directory if another save has that place.
+
+        Wait for another download of the same checkpoint; raise Incomplete if that stands still for
+        ``wait`` seconds.
+        """
+        final = self._series_dir(plan.name) / plan.name
+        staging = staging_of(self._output_dir, choice.id)
+        tries, size, deadline = 0, -1, 0.0
         while True:
             download = Download(final.parent, plan)
             try:
                 if inode(staging / plan.name) is None:
-                    with contextlib.suppress(_OtherBytes):
-                        return self._run(download, store, final)
-                other, near = inode(final), final if final.is_dir() else None
-                download = Download(staging, plan, near)
-                return replace(self._run(download, store, final), other=other)
-            except Busy as e:  # a node that shares this directory is at it
+                    with contextlib.suppress(_NameTaken):
+                        return self._run_download(download, store, final)
+                occupant = inode(final)
+                download = Download(staging, plan, final if final.is_dir() else None)
+                return replace(self._run_download(download, store, final), occupant=occupant)
+            except Busy as e:  # a node that shares this directory downloads it
                 if size < 0:
                     self._options.say(f"waits for another download of {plan.name}")
-                if (now_there := download.downloaded_bytes()) != size:
-                    size, until = now_there, time.monotonic() + self._options.wait
-                elif time.monotonic() > until:
+                if (downloaded := download.downloaded_bytes()) != size:
+                    size, deadline = downloaded, time.monotonic() + self._options.wait
+                elif time.monotonic() > deadline:
                     text = f"it has got nothing for {self._options.wait:.0f} s"
                     raise Incomplete(f"{e}: {text}", hint="stop the other download") from e
             except ConfigError:
                 tries += 1
-                if tries == _MOST_TRIES:  # else another node has put it there meanwhile
+                if tries == _MOST_TRIES:  # else another node may just have put it there
                     raise
             time.sleep(self._options.poll)
 
-    def _run(self, download: Download, store: Store, final: Path) -> _Got:
-        """Run a download.
+    def _run_download(self, download: Download, store: Store, final: Path) -> _LocalCopy:
+        """Run a download, and return where the checkpoint lies.
 
-        Raises _OtherBytes where something else has its place, and the error of the worst file.
+        Raises _NameTaken if another save has the final place, Busy if another process downloads the
+        same, and the error of the file with the greatest exit code.
         """
         target = download.directory
         was_taken = inode(target) is not None
@@ -468,24 +504,24 @@ class _Preparation:
             raise
         except ConfigError as e:
             if was_taken and target == final:
-                raise _OtherBytes(str(e), hint=e.hint) from e
+                raise _NameTaken(str(e), hint=e.hint) from e
             raise
         if done.failed:
-            path, error = max(done.failed.items(), key=lambda one: one[1].exit_code)
+            path, error = max(done.failed.items(), key=lambda item: item[1].exit_code)
             raise type(error)(f"{self._options.run}/{final.name}: {path}: {error}", hint=error.hint)
-        return _Got(done.directory, final)
+        return _LocalCopy(done.directory, final)
 
-    def _get_best(self, store: Store | None, best: str) -> None:
-        """Get the best checkpoint, which the Trainer loads at its end; note what became of it."""
+    def _pull_best(self, store: Store | None, best: str) -> None:
+        """Pull the best checkpoint, which the Trainer loads at its end; note an error."""
         path = Path(best).absolute()
         text = f"trainer_state.json names {best} as the best checkpoint, which is not here"
-        if store is None or path.parent != self._out:
+        if store is None or path.parent != self._output_dir:
             self._notes.append(f"{text}: load_best_model_at_end loads nothing")
             return
         try:
-            found = find(store, PullRequest(f"{self._options.run}/{path.name}"))
-            plan = replace(found.plan, pointers={})
-            done = Download(self._out, plan).run(store, None, self._options.threads)
+            checkpoint = find(store, PullRequest(f"{self._options.run}/{path.name}"))
+            plan = replace(checkpoint.plan, pointers={})
+            done = Download(self._output_dir, plan).run(store, None, self._options.threads)
             if done.failed:
                 raise next(iter(done.failed.values()))
         except CkptsyncError as e:
@@ -493,49 +529,48 @@ class _Preparation:
             return
         self._notes.append(f"{path.name}, the best checkpoint, was pulled, too")
 
-    # Once all are ready.
-
     def _list_aside(self, choice: Candidate | None) -> list[tuple[str, str]]:
-        """Return the paths of what is to be moved aside, each with the id of its save."""
-        here = judge_output_dir(self._out, self._attempt.node)
-        newer = list_newer(here, choice)
+        """Return the paths to move aside, each with its save's id; none with ``keep_newer``."""
+        newer = list_newer(judge_output_dir(self._output_dir, self._attempt.node), choice)
         if self._options.keep_newer:
-            names = ", ".join(one.save.checkpoint for one in newer)
+            names = ", ".join(checkpoint.save.checkpoint for checkpoint in newer)
             if names:
                 self._notes.append(f"{names} stay, since they are to be kept")
             return []
-        return [(one.path.relative_to(self._out).as_posix(), one.save.id) for one in newer]
+        return [(c.path.relative_to(self._output_dir).as_posix(), c.save.id) for c in newer]
 
-    def _apply(self, got: _Got, aside: Collection[tuple[str, str]]) -> None:
-        """Move aside what is newer or torn, and put the checkpoint in its place.
+    def _move_into_place(self, copy: _LocalCopy, aside: Collection[tuple[str, str]]) -> None:
+        """Move checkpoints of ``aside`` aside, and put the chosen one and its pointers in place.
 
-        Raises StoreError.
+        A path is moved only if the same save still lies there.  Raises StoreError, and Incomplete
+        if another process has removed the checkpoint.
         """
-        if not self._out.is_dir():
+        if not self._output_dir.is_dir():
             return
-        with locked(self._out):
+        with locked(self._output_dir):
             paths = [
-                one.path
-                for one in judge_output_dir(self._out, self._attempt.node)
-                if (one.path.relative_to(self._out).as_posix(), one.save.id) in aside
+                c.path
+                for c in judge_output_dir(self._output_dir, self._attempt.node)
+                if (c.path.relative_to(self._output_dir).as_posix(), c.save.id) in aside
             ]
             # a node that shares this directory may have put the checkpoint there before
-            is_staged = got.place != got.final and inode(got.place) is not None
-            if is_staged and got.final and got.other and inode(got.final) == got.other:
-                paths.append(got.final)
-            for path in move_aside(self._out, list(dict.fromkeys(paths))):
+            is_staged = copy.current != copy.final and inode(copy.current) is not None
+            if is_staged and copy.final and copy.occupant and inode(copy.final) == copy.occupant:
+                paths.append(copy.final)
+            for path in move_aside(self._output_dir, list(dict.fromkeys(paths))):
                 self._notes.append(f"{path.name} was moved to {path.parent}")
-            if got.place and got.final:
+            if copy.current and copy.final:
                 if is_staged:
-                    put_in_place(got.place, got.final)
-                write_pointers(got.final.parent, dict(got.pointers))
-            remove_staging(self._out)
-            if got.final and inode(got.final) is None:
-                raise Incomplete(f"{got.final}: removed by another process", hint="begin again")
+                    put_in_place(copy.current, copy.final)
+                write_pointers(copy.final.parent, dict(copy.pointers))
+            remove_staging(self._output_dir)
+            if copy.final and inode(copy.final) is None:
+                raise Incomplete(f"{copy.final}: removed by another process", hint="begin again")
 
-    def _start(
-        self, choice: Candidate | None, got: _Got, records: Mapping[str, NodeRecord]
+    def _describe_start(
+        self, choice: Candidate | None, copy: _LocalCopy, records: Mapping[str, NodeRecord]
     ) -> Start:
+        """Return the start with its sentence for the log: the choice, why, and all notes."""
         where = f" of {self._options.run} in the store" if choice and choice.location else ""
         if choice is None:
             text = "begins from the beginning: there is no checkpoint that all nodes could resume"
@@ -544,6 +579,6 @@ class _Preparation:
             kind = kind if choice.location else "newest that is whole in the output directory"
             text = f"begins with {choice.checkpoint}{where}, the {kind}"
             text += f" of all {self._attempt.nnodes} nodes" if self._attempt.nnodes > 1 else ""
-        notes = [one for one in (why_chosen(records, choice), *self._notes) if one]
+        notes = filter(None, (why_chosen(records, choice), *self._notes))
         text = "; ".join([text, *notes])
-        return Start(got.final, choice.step if choice else None, text)
+        return Start(copy.final, choice.step if choice else None, text)

@@ -1,9 +1,9 @@
-"""Run a training as its own child: its streams, its terminal, its signals, its exit code.
+"""Run a training as a child process that behaves as if no `resume` stood before it.
 
-The training is in this process's group, so that a terminal's Ctrl-C reaches it once and by itself;
-other signals that this process gets are passed on.  Where the kernel can do that (Linux), a
-training whose `resume` was killed gets SIGTERM: another `resume` that a scheduler starts must find
-nobody who still writes into the output directory.
+The training has this process's streams, terminal and process group, so that Ctrl-C reaches it once
+and directly; other signals that this process gets are passed on, and its exit code is returned.  If
+`resume` is killed, the training gets SIGTERM (on Linux): the next `resume` that a scheduler starts
+must find no process that still writes into the output directory.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ except OSError as e:
 """
 
 SignalMap = Mapping[int, int]
-"""From each signal to the one that the training gets; 0: none."""
+"""For each signal, the number of the one that the training gets; 0 for none."""
 
 
 def read_signal_map(texts: Sequence[str]) -> dict[int, int]:
-    """Return what the training gets for each signal; ``USR1=TERM``, ``HUP=NONE``.
+    """Return which signal the training gets for each of `FORWARDED`.
 
-    Raises ConfigError.
+    ``texts``: changes such as ``USR1=TERM`` or ``HUP=NONE``.  Raises ConfigError for any other.
     """
     signals = {_number(name): _number(name) for name in FORWARDED}
     for text in texts:
         before, _, after = text.upper().replace("SIG", "").partition("=")
-        known = {name.removeprefix("SIG") for name in signal.Signals.__members__}
-        if before not in FORWARDED or after not in {*known, NONE}:
+        names = {name.removeprefix("SIG") for name in signal.Signals.__members__}
+        if before not in FORWARDED or after not in {*names, NONE}:
             hint = f"such as USR1=TERM, or HUP=NONE; signals that are passed on: {_listed()}"
             raise ConfigError(f"--signal-map: {text!r} maps no signal to another", hint=hint)
         signals[_number(before)] = 0 if after == NONE else _number(after)
@@ -74,7 +74,7 @@ def _listed() -> str:
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program.  Raises ConfigError, before anything is downloaded for it."""
+    """Return the absolute path of a program in PATH.  Raises ConfigError if it cannot be run."""
     path = shutil.which(name)
     if path is None:
         is_file = Path(name).is_file()
@@ -85,29 +85,29 @@ def find_program(name: str) -> str:
 
 
 class Signals:
-    """The signals of this process while it stands in front of a training.
+    """Passes the signals of this process on to its training.
 
-    ``count``: of those that ask for an end (`ENDING`); ``is_ending``: whether one did.
+    ``count``: how many signals were, or were passed on as, one of `ENDING`.
     """
 
     def __init__(self, signals: SignalMap) -> None:
         self._signals = signals
         self._pid = 0
-        self._early: list[int] = []  # that came before the training had a number
+        self._early: list[int] = []  # to send once the training has a process id
         self.count = 0
 
     @property
     def is_ending(self) -> bool:
-        """Return whether somebody has asked for an end."""
+        """Return whether a signal has asked for the end of the training."""
         return self.count > 0
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle them within the block, in the main thread; one that is ignored stays so."""
+        """Handle the signals within the block, in the main thread; an ignored one stays ignored."""
         self._early.clear()
         numbers = [n for n in self._signals if signal.getsignal(n) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        # where it is ignored, the kernel forgets a child's exit code
+        # if SIGCHLD is ignored, the kernel forgets a child's exit code
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             yield
@@ -116,29 +116,34 @@ class Signals:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        passed = self._signals[number]
-        if number in ENDING or passed in ENDING:
+        """Pass a signal on, or keep it until the training starts; count it if it is ending.
+
+        A second one before the start ends all retries.  SIGINT of the terminal reaches the training
+        without us.
+        """
+        mapped = self._signals[number]
+        if number in ENDING or mapped in ENDING:
             self.count += 1
             if self.count > 1 and not self._pid:
                 progress_signs.announce_shutdown()  # nothing is tried again
         # the terminal has sent it to the whole group already
-        is_there = number == signal.SIGINT == passed and is_in_foreground()
-        if not passed or is_there:
+        has_arrived = number == signal.SIGINT == mapped and is_in_foreground()
+        if not mapped or has_arrived:
             return
         if self._pid:
-            os.kill(self._pid, passed)
+            os.kill(self._pid, mapped)
         else:
-            self._early.append(passed)
+            self._early.append(mapped)
 
     def run(
-        self, command: Sequence[str], environment: Mapping[str, str], look: Callable[[int], None]
+        self, command: Sequence[str], environment: Mapping[str, str], on_poll: Callable[[int], None]
     ) -> int:
-        """Run a training to its end; return its exit code, negative of a signal that killed it.
+        """Run a training to its end; return its exit code, or minus the signal that killed it.
 
-        ``look`` is called every now and then meanwhile, and at its end, with its process id.
-        Raises OSError if no process can be made.
+        ``on_poll`` is called with the training's process id every 0.1 s, and once at its end.
+        Raises ConfigError if the program cannot be run, OSError if no process can be made.
         """
-        # a scheduler may send it to every process: what gets another one instead must not die of it
+        # a scheduler may send a mapped signal to the training, too, which must not die of it
         mapped = (n for n, passed in self._signals.items() if passed not in (0, n))
         ignored = ",".join(map(str, mapped))
         words = [str(os.getpid()), ignored, find_program(command[0]), *command]
@@ -148,17 +153,17 @@ class Signals:
         self._pid = process.pid
         for number in self._early:
             os.kill(process.pid, number)
-        # it is not waited for before its number is forgotten: until then it is nobody else's
+        # WNOWAIT: no other process gets its id before `_pid` is cleared
         while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            look(process.pid)
+            on_poll(process.pid)
             time.sleep(_POLL)
-        look(process.pid)  # of a short one, for the first time
+        on_poll(process.pid)  # the first time for a training that ended at once
         self._pid = 0
         return process.wait()
 
 
 def is_in_foreground() -> bool:
-    """Return whether this process's group is the one that a terminal's keys go to."""
+    """Return whether the terminal's keys, such as Ctrl-C, signal this process's group."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -172,5 +177,5 @@ def is_in_foreground() -> bool:
 
 
 def exit_code_of(status: int) -> int:
-    """Return the exit code of a shell for a child's status: 128 and the number of a signal."""
+    """Return a child's exit code as a shell has it: 128 plus the signal's number."""
     return status if status >= 0 else 128 - status

@@ -26,6 +26,33 @@ def no_progress(_: int) -> None:
     """Ignore progress."""
 
 
+class ReadCounter:
+    """Reports the sum of the bytes that were read, and of those that are expected.
+
+    It is `VerifyOptions.progress`; its `expect` is `VerifyOptions.expect`.  Any thread may call it.
+    """
+
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._read = self._total = 0
+
+    def __call__(self, size: int) -> None:
+        """Count bytes that were read; 0 is a sign of life of a child, and counts as one byte."""
+        with self._lock:
+            self._read += size or 1
+            self._report()
+
+    def expect(self, size: int) -> None:
+        """Count bytes that will be read, each once, even if it is read twice."""
+        with self._lock:
+            self._total += size
+            self._report()
+
+    def _report(self) -> None:
+        """Report the bytes read, and the total: 0 while unknown, never less than was read."""
+        self._progress(self._read, max(self._read, self._total) if self._total else 0)
+
+
 class TrackedFiles(FilesWrapper):
     """Files of a checkpoint or model that remember what was read, and how findings show them.
 

@@ -14,7 +14,7 @@ import yaml
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import demo
-from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, Shown, flip, play, script
+from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, DemoPrinter, flip, play, script
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError, StoreError
@@ -101,7 +101,7 @@ def test_a_child_that_ends_is_an_error_with_its_log(tmp_path: Path) -> None:
     with demo.running(tmp_path, {"head": {"nonsense": 1}}) as children:
         children[0].process.wait(60)
         with pytest.raises(CkptsyncError, match="head ended with exit code 2") as caught:
-            demo.check(children)
+            demo.check_running(children)
     assert str(tmp_path / "head.log") in caught.value.hint
     assert "nonsense: unknown key" in (tmp_path / "head.log").read_text()
 
@@ -176,7 +176,7 @@ def test_a_flip_turns_one_bit_and_twice_none(tmp_path: Path) -> None:
 def test_rows_that_changed_are_lines_and_with_json_an_event_is_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = Shown(as_json=False)
+    lines = DemoPrinter(as_json=False)
     for rows in ([ROW], [ROW], [DONE], [DONE, ["zero3", *ROW[1:]]]):
         lines.table(rows)
     lines.say("a\x1bb")
@@ -186,7 +186,7 @@ def test_rows_that_changed_are_lines_and_with_json_an_event_is_a_line(
         "zero3",
         "a\\x1bb",
     ]
-    events = Shown(as_json=True)
+    events = DemoPrinter(as_json=True)
     events.say("begins")
     events.table([ROW])
     events.table([ROW])

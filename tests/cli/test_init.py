@@ -54,7 +54,7 @@ def test_answers_on_a_terminal_become_a_configuration(tmp_path: Path) -> None:
         (b"head\n~no-such-user/store\n", "no such user's home directory"),
         (b"head\n   \n", "no answer"),
         (b"\x04", "--role: no answer"),
-        (b"neither\n", "none of worker, head, both"),
+        (b"neither\n\x04", "none of worker, head, both"),
     ],
 )
 def test_an_answer_that_is_wrong_is_said_and_nothing_is_written(

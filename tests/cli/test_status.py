@@ -294,18 +294,18 @@ def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: P
 def test_a_store_that_no_longer_answers_leaves_the_last_picture_with_the_reason() -> None:
     store = Away("memory://there")
     shown, late = screen(store), "WARNING the store has not answered for 0s: "
-    assert shown.picture().plain.splitlines() == ["store memory://there", "reading ..."]
+    assert shown.draw_text().plain.splitlines() == ["store memory://there", "reading ..."]
     shown.refresh()
-    assert shown.picture().plain.startswith("store memory://there  ")
+    assert shown.draw_text().plain.startswith("store memory://there  ")
     shown.emit(logging.makeLogRecord({"msg": "memory: 503, trying again"}))
-    assert shown.picture().plain.startswith(f"{late}memory: 503, trying again")
+    assert shown.draw_text().plain.startswith(f"{late}memory: 503, trying again")
     store.error = Transient("memory: 504")
     shown.refresh()
-    assert shown.picture().plain.startswith(f"{late}memory: 504")
-    assert "no checkpoints yet" in shown.picture().plain
+    assert shown.draw_text().plain.startswith(f"{late}memory: 504")
+    assert "no checkpoints yet" in shown.draw_text().plain
     store.error = None
     shown.refresh()
-    assert shown.picture().plain.startswith("store memory://there  ")
+    assert shown.draw_text().plain.startswith("store memory://there  ")
     never = Away()
     never.error = StoreError("memory: refused")
     with pytest.raises(StoreError, match="refused"):
@@ -317,7 +317,7 @@ def test_no_more_is_drawn_than_there_are_lines(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", "80")
     shown = screen(Away())
     shown.refresh()
-    lines = shown.picture().plain.splitlines()
+    lines = shown.draw_text().plain.splitlines()
     assert len(lines) == 5
     assert re.fullmatch(r"\(\d+ more lines: .*", lines[-1])
 
@@ -381,8 +381,8 @@ def test_a_narrow_screen_shows_whole_texts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("COLUMNS", "40")
     watch = screen(Away())
     watch.refresh()
-    watch.seen, watch.reason = busy(), f"503 of {'x' * 90} the end"
-    lines = watch.picture().plain.splitlines()
+    watch.shown, watch.reason = busy(), f"503 of {'x' * 90} the end"
+    lines = watch.draw_text().plain.splitlines()
     assert max(map(len, lines)) <= 40
     assert "theend" in "".join("".join(lines).split())
 

@@ -13,8 +13,8 @@ from ckptsync.errors import ConfigError
 from ckptsync.records.location_status import Status
 from ckptsync.resume.choose import (
     Candidate,
-    LocalSave,
     NodeRecord,
+    WholeSave,
     check_nodes,
     choose,
     find_unresumable,
@@ -98,7 +98,7 @@ def test_a_newest_checkpoint_that_lacks_what_resuming_needs_is_named_with_it() -
 
 def test_what_is_whole_in_the_output_directory_is_ordered_among_what_is_stored() -> None:
     run = [stored(1), stored(3), stored(2)]
-    local = [LocalSave("checkpoint-4", "local-4", 4.0), LocalSave("final", "local-f", 9.0)]
+    local = [WholeSave("checkpoint-4", "local-4", 4.0), WholeSave("final", "local-f", 9.0)]
     found = list_candidates(run, local, is_verified=True)
     assert [one.step for one in found] == [1, 2, 3, 4]
     assert [bool(one.location) for one in found] == [True, True, True, False]

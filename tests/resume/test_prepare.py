@@ -22,11 +22,11 @@ from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, l
 from ckptsync.downloader.find import PullRequest, find
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.resume.attempt import Attempt
+from ckptsync.resume.attempt_records import AttemptRecords
 from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.drain import TrainingMark
-from ckptsync.resume.local import judge_output_dir
+from ckptsync.resume.local_checkpoints import judge_output_dir
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
-from ckptsync.resume.records import AttemptRecords
 from ckptsync.spool.markers import (
     PinNotes,
     TrainingProcess,

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from ckptsync.errors import ConfigError
-from ckptsync.resume.arguments import (
+from ckptsync.resume.training_command import (
     RESUME_FROM,
     Resumed,
     check_command,

@@ -1,5 +1,8 @@
 """The records of an attempt in a store: what each node could begin with, who is ready, the end.
 
+Nodes of a training meet only in the store.  There each node writes records that no other node
+changes, and the first one to see the end of the attempt decides it for all by a single record.
+
 In .ckptsync/resume/<run>/<attempt>/:
 
     <node>.json         what this node could begin with, when it joined
@@ -8,8 +11,7 @@ In .ckptsync/resume/<run>/<attempt>/:
     ~end.json           how the attempt ended: all are ready, or why it failed
 
 Each but ``getting`` is created once and never changed, so a node that is started again in the same
-attempt gets the same answer.  The end is one record for all nodes: whoever is first to see that all
-are ready, or that one cannot be, decides for the others.
+attempt gets the same answer.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ from ckptsync.typed_json import SHORT_RECORD, Decoder, FormatNumber, format_numb
 
 T = TypeVar("T")
 ATTEMPTS = 20
-"""Attempts of a run whose records are kept: its newest."""
+"""The number of attempts of a run whose records are kept: its newest ones."""
 _END = "~end.json"  # no node's id holds a ~
 _READY, _GETTING, _JSON = ".ready.json", ".getting", ".json"
-_OVERWRITTEN = 2.0  # seconds in which another writer may replace a name, where a store allows it
+# seconds in which another writer may replace a record, in a store without exclusive creation
+_OVERWRITTEN = 2.0
 _ANEW = "begin the training again under another --attempt"
 _CLASSES: dict[int, type[CkptsyncError]] = {
     each.exit_code: each for each in (ConfigError, Incomplete, StoreError, Unsupported, Corrupt)
@@ -51,10 +54,10 @@ _CLASSES: dict[int, type[CkptsyncError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A node has what it needs to begin.
+    """The record that a node has what it needs to begin.
 
-    ``aside``: paths below its output directory that it moves aside, each with the id of the save
-    there (`resume.local`): what the training writes there later stays.
+    ``aside``: the paths below its output directory that it moves aside, each with the id of the
+    save there (`WholeSave.id`), so that a save that the training writes there later stays.
     """
 
     node: str
@@ -64,9 +67,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an attempt ended for all of its nodes, as ``node`` was the first to see.
+    """How an attempt ended for all of its nodes, written by ``node``, the first to see it.
 
-    ``error``, ``hint`` and ``exit_code`` say why no node begins; ``error`` is empty where all do.
+    ``error``, ``hint`` and ``exit_code`` say why no node begins; ``error`` is empty if all begin,
+    with ``checkpoint``.
     """
 
     node: str
@@ -77,7 +81,7 @@ class End:
     format: FormatNumber = FORMAT
 
     def raise_error(self) -> None:
-        """Raise the error of a failed attempt: of the same class on each node."""
+        """Raise the error of a failed attempt, the same class on each node."""
         if self.error:
             kind = _CLASSES.get(self.exit_code, CkptsyncError)
             raise kind(self.error, hint=self.hint)
@@ -85,7 +89,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AttemptState:
-    """What one listing of an attempt showed.  ``signs`` changes when any node does something."""
+    """The records of an attempt by node.  ``signs`` differs after each write of a node."""
 
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     ready: dict[str, Ready] = field(default_factory=dict)
@@ -101,9 +105,13 @@ _DECODERS: dict[type, Decoder[object]] = {
 
 
 class AttemptRecords:
-    """The records of one attempt.  Methods raise StoreError, and Corrupt or Unsupported."""
+    """Reads and writes the records of one attempt.
+
+    All methods raise StoreError, and Corrupt or Unsupported for a record that cannot be read.
+    """
 
     def __init__(self, store: Store, run: str, attempt: Attempt) -> None:
+        """Raise ConfigError for a node id that ends in ``.ready``; read nothing."""
         self._store, self._run, self._attempt = store, run, attempt
         self._prefix = resume_prefix(run, attempt.name)
         self._cache: dict[str, object] = {}
@@ -114,7 +122,10 @@ class AttemptRecords:
             )
 
     def read(self) -> AttemptState:
-        """Return what the records say now.  Records that were read before are not read again."""
+        """Return the records of now, by one listing; a record is read only once, but for the end.
+
+        Raise Corrupt also if a record names another node than its own name does.
+        """
         nodes: dict[str, NodeRecord] = {}
         ready: dict[str, Ready] = {}
         end: End | None = None
@@ -136,69 +147,80 @@ class AttemptRecords:
         return AttemptState(nodes, ready, end, entries)
 
     def join(self, record: NodeRecord) -> None:
-        """Write what this node could begin with, unless it has in this attempt."""
+        """Write the record of this node, unless it has written one in this attempt."""
         self._create(f"{record.node}{_JSON}", record)
 
     def set_ready(self, aside: Iterable[tuple[str, str]]) -> Ready:
-        """Write that this node has what it needs, unless it has; return what it has written."""
+        """Write that this node is ready, unless it has; return the record that is stored."""
         base = f"{self._attempt.node}{_READY}"
         self._create(base, Ready(self._attempt.node, tuple(aside)))
         return self._read(self._prefix + base, Ready)
 
     def show_progress(self, done: int) -> None:
-        """Write how many bytes this node has, so that others wait for it."""
+        """Write how many bytes this node has downloaded, as a sign for the other nodes."""
         self._store.write(f"{self._prefix}{self._attempt.node}{_GETTING}", [f"{done}\n".encode()])
 
     def close(self, end: End) -> End:
-        """Write how the attempt ended, and return what counts: what the first node has written."""
+        """Write how the attempt ended, unless a node has; return the end that counts for all nodes.
+
+        Where the store has no exclusive creation, this waits until no other writer can replace it.
+        """
         self._create(_END, end)
         if not self._store.is_exclusive:
             time.sleep(max(self._store.late, _OVERWRITTEN))
         return self._read(self._prefix + _END, End)
 
     def _create(self, base: str, record: object) -> None:
+        """Create a record; do nothing if it exists."""
         try:
             self._store.create(self._prefix + base, [msgspec.json.encode(record) + b"\n"])
         except Exists:
             return
 
     def _read(self, name: str, kind: type[T]) -> T:
-        known = self._cache.get(name)
-        if not isinstance(known, kind):
+        """Return a record of a kind, from the cache if it was read before.
+
+        Raise NotFound if it does not exist, Unsupported for a newer format, Corrupt if it cannot be
+        read.
+        """
+        record = self._cache.get(name)
+        if not isinstance(record, kind):
             data = read_all(self._store, name, SHORT_RECORD)
             if (number := format_number(data, name, "a record of an attempt")) > FORMAT:
                 raise Unsupported(
                     f"{name}: record format {number}, at most {FORMAT} is known here",
                     hint="upgrade ckptsync on this machine",
                 )
-            known = _DECODERS[kind].decode(data, name, _ANEW)
-            assert isinstance(known, kind)
+            record = _DECODERS[kind].decode(data, name, _ANEW)
+            assert isinstance(record, kind)
             if kind is not End:  # where a store is not exclusive, the last writer's counts
-                self._cache[name] = known
-        return known
+                self._cache[name] = record
+        return record
 
 
 def failed(node: str, error: CkptsyncError) -> End:
-    """Return the end of an attempt in which ``node`` failed."""
+    """Return the end of an attempt that failed on ``node`` with an error."""
     return End(node, f"{node}: {error}", error.hint, error.exit_code)
 
 
 def forget_old_attempts(store: Store, run: str, keep: str) -> None:
-    """Delete the records of all attempts of a run but its newest, and ``keep``.
+    """Delete the records of all attempts of a run but the newest `ATTEMPTS`, and ``keep``.
 
-    Raises StoreError, where records may not be deleted, too.
+    Raises StoreError, also if this node may not delete records.
     """
-    above, newest = resume_prefix(run), dict[str, float]()
-    entries = list(store.names(above))
+    prefix, last_written = resume_prefix(run), dict[str, float]()
+    entries = list(store.names(prefix))
     for entry in entries:
-        attempt = _attempt_of(entry, above)
-        newest[attempt] = max(entry.mtime, newest.get(attempt, 0.0))
-    kept = {keep, *sorted(newest, key=lambda name: newest[name])[-ATTEMPTS:]}
-    _delete(store, (entry.name for entry in entries if _attempt_of(entry, above) not in kept))
+        attempt = _attempt_of(entry, prefix)
+        last_written[attempt] = max(entry.mtime, last_written.get(attempt, 0.0))
+    newest_names = {keep, *sorted(last_written, key=lambda name: last_written[name])[-ATTEMPTS:]}
+    _delete(
+        store, (entry.name for entry in entries if _attempt_of(entry, prefix) not in newest_names)
+    )
 
 
-def _attempt_of(entry: Entry, above: str) -> str:
-    return entry.name.removeprefix(above).partition("/")[0]
+def _attempt_of(entry: Entry, prefix: str) -> str:
+    return entry.name.removeprefix(prefix).partition("/")[0]
 
 
 def _delete(store: Store, names: Iterable[str]) -> None:

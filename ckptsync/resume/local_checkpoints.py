@@ -1,7 +1,8 @@
-"""What lies in an output directory before a training begins: what is whole, and what goes aside.
+"""Find the whole checkpoints of an output directory, and move others aside before a training.
 
-Nothing is deleted.  What the training must not take for its newest checkpoint is renamed into
-``<output_dir>/_ckptsync-aside/``, where no trainer looks: some read the number in
+A trainer takes the directory with the greatest step for its newest checkpoint, also if it is torn
+or newer than the one agreed on.  Nothing is deleted: such directories are renamed into
+``<output_dir>/_ckptsync-aside/``.  No trainer looks there; some would read the number in
 ``checkpoint-900.old``, too.
 """
 
@@ -24,14 +25,13 @@ from ckptsync.checkpoint_dirs import (
 )
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import registry
-from ckptsync.resume.choose import Candidate, LocalSave
+from ckptsync.resume.choose import Candidate, WholeSave
 from ckptsync.spool.markers import is_training, list_training_processes
 from ckptsync.spool.pins import list_pins
 from ckptsync.stores.posix.publish import sync_directory
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.finished import Rule, judge, may_be_alone
-from ckptsync.worker.local_save import LocalSave as ListedSave
-from ckptsync.worker.local_save import count_ranks
+from ckptsync.worker.local_save import LocalSave, count_ranks
 from ckptsync.worker.observation import (
     find_surroundings,
     fingerprint,
@@ -43,7 +43,7 @@ from ckptsync.worker.push import Offer, offered_saves
 STAGING = ".ckptsync-resume"
 """The directory of checkpoints that were downloaded, and take their place once all are ready."""
 _RULE = Rule()
-# No training writes here yet: what would be finished after this long at rest, without a doubt, is.
+# seconds; no training writes here yet, so every save is judged as if unchanged for this long
 _AT_REST = _RULE.unmarked
 
 
@@ -51,11 +51,11 @@ _AT_REST = _RULE.unmarked
 class LocalCheckpoint:
     """A checkpoint in the output directory, and its path.
 
-    ``torn``: why no waiting makes it a finished save.  ``lacking``: why it is not whole here, else.
-    Both are empty where it is whole.
+    ``torn``: why it can never become a finished save.  ``lacking``: any other reason why it is not
+    whole in this directory.  Both are empty for a whole checkpoint.
     """
 
-    save: LocalSave
+    save: WholeSave
     path: Path
     torn: str = ""
     lacking: str = ""
@@ -67,63 +67,65 @@ class LocalCheckpoint:
 
 
 def check_idle(output_dir: Path) -> None:
-    """Raise ConfigError where the hook of a training on this machine still writes here."""
-    for one in list_training_processes(output_dir / SPOOL):
-        if is_training(one):  # None: of another machine, nobody can tell
+    """Raise ConfigError if the hook's marks show that a training of this machine writes here."""
+    for process in list_training_processes(output_dir / SPOOL):
+        if is_training(process):  # None: it is of another machine, so its state is not known
             raise ConfigError(
-                f"{output_dir}: a training writes here (process {one.pid})",
+                f"{output_dir}: a training writes here (process {process.pid})",
                 hint="wait until it has ended, or stop it",
             )
 
 
 def judge_output_dir(output_dir: Path, node: str) -> tuple[LocalCheckpoint, ...]:
-    """Return the checkpoints in an output directory, and which are finished and whole.
+    """Return the checkpoints of an output directory, each with why it is not whole, if so.
 
-    The worker's rules judge, as if nothing had changed for a minute.  Raises ConfigError or
-    StoreError where the directory cannot be read.
+    Empty if there is no such directory.  The worker's rules judge, as if nothing had changed for a
+    minute.  ``node``: the id under which this machine pins.  Raises ConfigError or StoreError if
+    the directory cannot be read.
     """
     if not output_dir.is_dir():
         return ()
-    dirs = tuple(one for one in find_checkpoint_dirs(output_dir) if _can_move(one))
+    dirs = tuple(filter(_is_movable, find_checkpoint_dirs(output_dir)))
     offer = Offer("", output_dir, dirs)
-    with contextlib.suppress(UnsafeSpool):  # the checkpoints are what they are
+    with contextlib.suppress(UnsafeSpool):  # then no pins, but the checkpoints still count
         offer = Offer("", output_dir, dirs, list_pins(output_dir))
-    saves = [one for one in offered_saves(offer, node) if not one.files.is_gone]
-    around = find_surroundings(output_dir, saves, [one.checkpoint for one in saves])
-    spool, found = output_dir / SPOOL, []
-    for one in saves:
+    saves = [listed for listed in offered_saves(offer, node) if not listed.files.is_gone]
+    around = find_surroundings(output_dir, saves, [listed.checkpoint for listed in saves])
+    spool, checkpoints = output_dir / SPOOL, []
+    for listed in saves:
         torn = lacking = ""
         try:
-            observed = observe(one, around)
-            if may_be_alone(observed, _RULE):  # then other checkpoints decide
-                observed = replace(observed, has_similar=is_like_another(one, saves))
+            observed = observe(listed, around)
+            if may_be_alone(observed, _RULE):  # then the other checkpoints decide
+                observed = replace(observed, has_similar=is_like_another(listed, saves))
             judgement = judge(observed, _AT_REST, _RULE)
             torn = judgement.reason if judgement.remaining is None else ""
-            lacking = _lacking(one, spool) if judgement.finished else judgement.reason
+            lacking = _lacking(listed, spool) if judgement.finished else judgement.reason
         except (Corrupt, Incomplete, Unsupported) as e:
             lacking = str(e)
-        files = one.files.stats
-        number = f"local-{fingerprint(files):x}"
+        files = listed.files.stats
+        local_id = f"local-{fingerprint(files):x}"
         written = max((f.mtime for f in files), default=0) / 1e9
-        where = one.checkpoint_dir
-        path = where.path / where.only[0] if where.only else where.path
-        save = LocalSave(one.checkpoint, number, written)
-        found.append(LocalCheckpoint(save, path, torn, lacking))
-    return tuple(found)
+        directory = listed.checkpoint_dir
+        path = directory.path / directory.only[0] if directory.only else directory.path
+        save = WholeSave(listed.checkpoint, local_id, written)
+        checkpoints.append(LocalCheckpoint(save, path, torn, lacking))
+    return tuple(checkpoints)
 
 
-def _can_move(one: CheckpointDir) -> bool:
+def _is_movable(directory: CheckpointDir) -> bool:
     """Return whether a checkpoint is one directory, or one file, with a step in its name."""
-    is_one = one.only is None or len(one.only) == 1
-    return one.family != FINAL and is_one and series_and_step(one.name)[1] is not None
+    is_one_path = directory.only is None or len(directory.only) == 1
+    has_step = series_and_step(directory.name)[1] is not None
+    return directory.family != FINAL and is_one_path and has_step
 
 
-def _lacking(one: ListedSave, spool: Path) -> str:
-    """Return what a training that resumes needs, and what is not in the directory itself."""
-    if pinned := [path for path, held in one.files.by_path.items() if held.is_pinned]:
+def _lacking(save: LocalSave, spool: Path) -> str:
+    """Return what resuming needs and the directory itself lacks, as a phrase; empty if nothing."""
+    if pinned := [path for path, file in save.files.by_path.items() if file.is_pinned]:
         return f"{pinned[0]} is only in a pin"
-    demands = registry.demands(one.files, one.files.by_path, count_ranks(one, spool))
-    sizes = one.files.sizes()
+    demands = registry.demands(save.files, save.files.by_path, count_ranks(save, spool))
+    sizes = save.files.sizes()
     for path, size in {**demands.model, **demands.resume}.items():
         if path not in sizes:
             return f"{path} is missing"
@@ -133,30 +135,30 @@ def _lacking(one: ListedSave, spool: Path) -> str:
 
 
 def list_newer(
-    here: Iterable[LocalCheckpoint], choice: Candidate | None
+    checkpoints: Iterable[LocalCheckpoint], choice: Candidate | None
 ) -> tuple[LocalCheckpoint, ...]:
-    """Return what a training that begins with ``choice`` must not find: newer, or torn.
+    """Return the checkpoints that a training which begins with ``choice`` must not find.
 
-    Steps are compared between names of one series.  Where it begins from the beginning, all is
-    newer.
+    They are those of a greater step in the same series of names, and torn ones.  If ``choice`` is
+    None, the training begins from the beginning, and all are returned.
     """
     series, step = series_and_step(choice.checkpoint) if choice else ("", None)
-    found = []
-    for one in here:
-        own_series, own_step = series_and_step(one.save.checkpoint)
+    newer = []
+    for checkpoint in checkpoints:
+        own_series, own_step = series_and_step(checkpoint.save.checkpoint)
         is_newer = choice is None or (
             own_series == series and own_step is not None and step is not None and own_step > step
         )
-        is_chosen = choice is not None and one.save.checkpoint == choice.checkpoint
-        if is_newer or (one.torn and not is_chosen):
-            found.append(one)
-    return tuple(found)
+        is_chosen = choice is not None and checkpoint.save.checkpoint == choice.checkpoint
+        if is_newer or (checkpoint.torn and not is_chosen):
+            newer.append(checkpoint)
+    return tuple(newer)
 
 
 def move_aside(output_dir: Path, paths: Sequence[Path]) -> list[Path]:
-    """Rename checkpoints into the directory of what is aside; return their new paths.
+    """Rename checkpoints into `ASIDE`, sync the directories, and return the new paths.
 
-    One that is gone meanwhile is left out.  Raises StoreError.
+    A path that does not exist any more is left out.  Raises StoreError.
     """
     moved = []
     with _reported(output_dir):
@@ -178,7 +180,10 @@ def move_aside(output_dir: Path, paths: Sequence[Path]) -> list[Path]:
 
 
 def put_in_place(staged: Path, final: Path) -> None:
-    """Rename a downloaded checkpoint to its place, unless another node has.  Raises StoreError."""
+    """Rename a downloaded checkpoint to its place; nothing if ``staged`` does not exist any more.
+
+    Then another node, which shares the directory, has renamed it.  Raises StoreError.
+    """
     with _reported(final):
         with contextlib.suppress(FileNotFoundError):
             staged.rename(final)
@@ -186,7 +191,7 @@ def put_in_place(staged: Path, final: Path) -> None:
 
 
 def inode(path: Path | None) -> tuple[int, int] | None:
-    """Return device and inode of what is at a path, no link followed; None if nothing is."""
+    """Return the device and inode at a path, following no link; None if nothing is there."""
     if path is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             info = path.lstat()
@@ -196,9 +201,10 @@ def inode(path: Path | None) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Hold the lock of an output directory, which nodes may share, while its names change.
+    """Hold an exclusive lock on an output directory, which nodes may share, within the block.
 
-    A file system without locks is no error.  Raises StoreError.
+    On a file system without locks the block runs without one.  Raises StoreError if the directory
+    cannot be opened.
     """
     with _reported(output_dir):
         fd = os.open(output_dir, os.O_RDONLY | os.O_DIRECTORY)
@@ -211,16 +217,17 @@ def locked(output_dir: Path) -> Iterator[None]:
 
 
 def staging_of(output_dir: Path, save_id: str) -> Path:
-    """Return where a save is downloaded to while another one has its place."""
+    """Return the directory for a download whose place another save has."""
     return output_dir / STAGING / save_id
 
 
 def remove_staging(output_dir: Path) -> None:
-    """Remove what downloads have left that were not put in their places; all of it is stored."""
+    """Remove downloads that were not put in their places; the store has all of them."""
     shutil.rmtree(output_dir / STAGING, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
+    """Sync the names in a directory to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync_directory(fd)
@@ -230,6 +237,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _reported(path: Path) -> Iterator[None]:
+    """Within the block, raise an OSError as StoreError with the path that it is about."""
     try:
         yield
     except CkptsyncError:

@@ -1,8 +1,8 @@
-"""The arguments of a training's command, with or without a checkpoint to resume from.  Pure.
+"""Make the command and environment of a training, with or without a checkpoint to resume from.
 
-`{checkpoint}` and `{step}` in COMMAND stand for what was agreed on.  With nothing to resume from,
-the arguments that name it are left out, so that one command line serves the first start and all
-later ones.
+One command line must serve the first start of a training and all later ones.  `{checkpoint}` and
+`{step}` in the command stand for the checkpoint that was agreed on.  Where there is none, the
+arguments that contain them are left out.  Pure.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ class Resumed:
 
 
 def check_command(command: Sequence[str], trainer: str = "") -> None:
-    """Raise ConfigError for a command whose placeholders could not be replaced or left out."""
+    """Raise ConfigError for a command whose placeholders could not be replaced or left out.
+
+    Also raise it if the command is empty, or has a placeholder although ``trainer`` (a key of
+    `TRAINERS`) adds its own arguments.
+    """
     if not command:
         hint = "give it after `--`: `ckptsync resume OUT --store URL -- torchrun train.py`"
         raise ConfigError("resume: no command to run", hint=hint)
-    named = [word for word in command if _has_placeholder(word)]
-    if named and trainer:
-        why = f"--for {trainer} appends what the trainer needs, and COMMAND has {named[0]}, too"
-        raise ConfigError(why, hint="leave one of both out")
+    with_placeholder = [word for word in command if _has_placeholder(word)]
+    if with_placeholder and trainer:
+        both = f"appends what the trainer needs, and COMMAND has {with_placeholder[0]}, too"
+        raise ConfigError(f"--for {trainer} {both}", hint="leave one of both out")
     if _has_placeholder(command[0]):
         raise ConfigError(f"{command[0]}: is the program, and no argument of it")
-    if script := next((word for word in named if re.search(r"\s", word)), ""):
+    if script := next((word for word in with_placeholder if re.search(r"\s", word)), ""):
         why = f"{_shortened(script)}: a placeholder within a longer text cannot be left out"
         hint = (
             f"make it an argument of its own, or read ${RESUME_FROM} in the script:"
@@ -50,13 +54,13 @@ def check_command(command: Sequence[str], trainer: str = "") -> None:
 
 
 def check_nodes_of_command(command: Sequence[str], nnodes: int) -> None:
-    """Raise ConfigError where a launcher is told of another number of nodes than ``nnodes``.
+    """Raise ConfigError if an option of the launcher gives another number of nodes than ``nnodes``.
 
-    Each node would choose a checkpoint for itself.
+    With two numbers, each node would choose a checkpoint for itself.
     """
-    for word, after in zip(command, [*command[1:], ""], strict=True):
+    for word, next_word in zip(command, [*command[1:], ""], strict=True):
         match = _NODES.fullmatch(word)
-        count = (match[1] if match[1] is not None else after) if match else ""
+        count = (match[1] if match[1] is not None else next_word) if match else ""
         if count.isascii() and count.isdecimal() and int(count) != nnodes:
             raise ConfigError(
                 f"{word}: the training is to run on {count} nodes, and this attempt has {nnodes}",
@@ -87,9 +91,9 @@ def command_for(command: Sequence[str], resumed: Resumed | None, trainer: str = 
 
 
 def environment_for(environment: Mapping[str, str], resumed: Resumed | None) -> dict[str, str]:
-    """Return the training's environment: `RESUME_FROM` is set, or not there."""
-    others = {name: value for name, value in environment.items() if name != RESUME_FROM}
-    return {**others, RESUME_FROM: resumed.path} if resumed else others
+    """Return the training's environment; `RESUME_FROM` is set only where there is a checkpoint."""
+    without_resume = {name: value for name, value in environment.items() if name != RESUME_FROM}
+    return {**without_resume, RESUME_FROM: resumed.path} if resumed else without_resume
 
 
 def _has_placeholder(word: str) -> bool:
@@ -105,23 +109,23 @@ def _is_flag(words: Sequence[str]) -> bool:
     return words[-1].startswith("-") and "=" not in words[-1] and words[-1].strip("-") != ""
 
 
-def _replaced(word: str, values: Mapping[str, str | None]) -> str:
-    """Return a word with the placeholders' values, each of which is put in as it is."""
-    pattern = "|".join(map(re.escape, values))
-    return re.sub(pattern, lambda match: values[match[0]] or "", word)
-
-
-# What each trainer wants.
+def _replaced(word: str, values_by_placeholder: Mapping[str, str | None]) -> str:
+    """Return a word with its placeholders replaced; a value is inserted without quoting."""
+    pattern = "|".join(map(re.escape, values_by_placeholder))
+    return re.sub(pattern, lambda match: values_by_placeholder[match[0]] or "", word)
 
 
 def _for_llamafactory(words: Sequence[str], resumed: Resumed | None) -> list[str]:
-    """An override after a configuration file, else a flag, as its `read_args` tells them apart."""
+    """Return an override if a word names a configuration file, else a flag with its value.
+
+    LLaMA-Factory's `read_args` tells the two kinds of command lines apart in the same way.
+    """
     if resumed is None:
         return []
     has_config = any(
-        word.endswith(_CONFIGS) and not _is_flag(words[:at])
-        for at, word in enumerate(words)
-        if at > 0
+        word.endswith(_CONFIGS) and not _is_flag(words[:index])
+        for index, word in enumerate(words)
+        if index > 0
     )
     key = "resume_from_checkpoint"
     return [f"{key}={resumed.path}"] if has_config else [f"--{key}", resumed.path]
@@ -132,13 +136,16 @@ def _for_hf(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
 
 
 def _for_torchtitan(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
-    """A step of its own checkpoint folder; without one it takes the newest, if there is any."""
+    """Return the step to load, if it is known.
+
+    Without the option torchtitan loads the newest step of its own folder, if there is any.
+    """
     is_numbered = resumed is not None and resumed.step is not None
     return ["--checkpoint.load_step", str(resumed.step)] if resumed and is_numbered else []
 
 
 def _for_verl(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
-    """Overrides of Hydra, in which an unusual path is quoted."""
+    """Return Hydra's overrides; a path with special characters is quoted."""
     if resumed is None:
         return ["trainer.resume_mode=disable"]
     path = resumed.path
@@ -159,8 +166,8 @@ TRAINERS: Mapping[str, Callable[[Sequence[str], Resumed | None], list[str]]] = {
     "torchtitan": _for_torchtitan,
     "verl": _for_verl,
 }
-"""By `--for`: the arguments that a trainer gets.
+"""For each value of ``--for``, the function that returns the arguments to append for its trainer.
 
-DeepSpeed has none of its own: each script reads its own arguments, and gives
-``load_checkpoint(directory, tag)`` the two parts of the path.
+DeepSpeed is missing: each script has arguments of its own, and passes the two parts of the path to
+``load_checkpoint(directory, tag)``.
 """
