@@ -23,7 +23,7 @@ from ckptsync.downloader.find import PullRequest, check_outside, find
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merger.destination import check_free
 from ckptsync.merger.destination import merge as write_merge
-from ckptsync.merger.differences import Difference, Side, by_name, judge, read_changes
+from ckptsync.merger.model_differences import Difference, Side, by_name, judge, read_changes
 from ckptsync.merger.inputs import (
     MergeRequest,
     check_unchanged,

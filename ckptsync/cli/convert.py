@@ -15,7 +15,7 @@ from ckptsync.gc_pause import paused
 from ckptsync.merger.destination import check_free, merge
 from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path
 from ckptsync.merger.plan import MergeOptions, MergeResources
-from ckptsync.merger.universal import LATEST, prepare_universal
+from ckptsync.merger.universal_conversion import LATEST, prepare_universal
 from ckptsync.quantities import show_size
 from ckptsync.stores.path_or_url import path, real
 from ckptsync.stores.urls import Remote, located

@@ -30,7 +30,7 @@ from ckptsync.cli.inspect import check_exists
 from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.head.consolidate import source_files
-from ckptsync.merger.differences import (
+from ckptsync.merger.model_differences import (
     STATES,
     Change,
     Difference,

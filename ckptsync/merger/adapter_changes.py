@@ -20,7 +20,7 @@ from ckptsync.merger.adapter_factors import OTHER_MODEL, sums
 from ckptsync.merger.adapter_names import Base, Parts, Slot, split
 from ckptsync.merger.adapter_ties import WITH_HEAD, Tie
 from ckptsync.merger.completeness import check_adapter, listed
-from ckptsync.merger.low_rank import BiasDelta, Change, Changes, IsEqual, LowRank, Replacement, Rows
+from ckptsync.merger.change_types import BiasDelta, Change, Changes, IsEqual, LowRank, Replacement, Rows
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 

@@ -17,7 +17,7 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.merger.adapter_config import Scales, names
 from ckptsync.merger.adapter_names import Base, Pair, Slot
-from ckptsync.merger.low_rank import Factor, LowRank
+from ckptsync.merger.change_types import Factor, LowRank
 from ckptsync.tensors import Shape, Tensor
 
 OTHER_MODEL = "give the model that this adapter was trained on"

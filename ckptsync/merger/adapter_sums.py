@@ -24,7 +24,7 @@ from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merger.cast import FLOATS, RAW, Array, cast, cast_to, round_to_bf16
 from ckptsync.merger.completeness import listed
-from ckptsync.merger.low_rank import (
+from ckptsync.merger.change_types import (
     BiasDelta,
     Change,
     Factor,

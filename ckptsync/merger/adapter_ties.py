@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptsync.merger.adapter_names import Base
-from ckptsync.merger.low_rank import Change, IsEqual, LowRank, Replacement, Rows
+from ckptsync.merger.change_types import Change, IsEqual, LowRank, Replacement, Rows
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, pairs
 from ckptsync.tensors import Tensor
 

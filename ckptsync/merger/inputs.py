@@ -20,7 +20,7 @@ from ckptsync.merger.model_files import DAMAGED, parsed
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import MergeJob, prepare
 from ckptsync.merger.readers import open_reader
-from ckptsync.merger.save_times import check_times, notes_on_times
+from ckptsync.merger.file_times import check_times, notes_on_times
 from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import FileTree, Overlay, TopFiles
 from ckptsync.stores.opening import Access

@@ -24,7 +24,7 @@ from ckptsync.merger.adapter_changes import changes
 from ckptsync.merger.adapter_sums import Sum, floats
 from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path
 from ckptsync.merger.joined_files import JoinedFiles, prefixed
-from ckptsync.merger.low_rank import Change, Changes, Replacement
+from ckptsync.merger.change_types import Change, Changes, Replacement
 from ckptsync.merger.model_files import (
     ADAPTER_CONFIG,
     CONFIG,

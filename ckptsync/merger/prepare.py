@@ -21,13 +21,13 @@ from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merger import (
     adapter,
     completeness,
-    inner_model,
+    model_prefix,
     model_files,
-    other_states,
+    non_model_tensors,
     tensor_names,
 )
 from ckptsync.merger.adapter import EACH, Selected, SeveralAdapters
-from ckptsync.merger.inner_model import InnerModel
+from ckptsync.merger.model_prefix import InnerModel
 from ckptsync.merger.joined_files import FILL, prefixed
 from ckptsync.merger.model_files import ADAPTER_CONFIG, CONFIG
 from ckptsync.merger.plan import FilePlan, MergeOptions, plan
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
     from ckptsync.merger.adapter_sums import Sum
     from ckptsync.merger.base_comparison import BaseModel
-    from ckptsync.merger.base_names import FileModel
+    from ckptsync.merger.name_mapping import FileModel
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
@@ -127,7 +127,7 @@ def prepare(
     code is taken, also without ``options.allow_code``.  ``every``: where ``options.source`` names
     none of several adapters, plan all, each in the directory of its name.
     """
-    name, path = inner_model.split_source(options.source)
+    name, path = model_prefix.split_source(options.source)
     name, part = adapter.split_source(name)
 
     models = _Models(
@@ -217,7 +217,7 @@ class _FilesOfModel:
 
     def relation(self, own: Iterable[Tensor]) -> FileModel:
         """Return where a checkpoint's tensors are in the files; raises Unsupported, Corrupt."""
-        from ckptsync.merger.base_names import FileModel  # noqa: PLC0415 - few merges need it
+        from ckptsync.merger.name_mapping import FileModel  # noqa: PLC0415 - few merges need it
 
         return FileModel(self.tensors, self.config, {t.name: t for t in own})
 
@@ -263,9 +263,9 @@ def _prepare_one(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        own, left = (tensors, ()) if path else other_states.without_states(tensors)
+        own, left = (tensors, ()) if path else non_model_tensors.without_states(tensors)
         clean, renamed = tensor_names.unwrapped(own, base_names)
-        inner = inner_model.inner_model(clean, *where)
+        inner = model_prefix.inner_model(clean, *where)
         inner = replace(inner, notes=(*left, *renamed, *inner.notes))
         if source.layout == "peft" and tensors is stored and not part:
             # the names that peft itself has saved
@@ -275,7 +275,7 @@ def _prepare_one(
     is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
     expected = _expected_model(directories[1:], known) if is_told else None
     if expected:
-        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
+        expected = replace(expected, path=lambda names: model_prefix.find_path(names, *where) or "")
     stored = registry.tensors(files, source, expected)
     selected, inner = select(stored)
     if selected.adapter and join(selected.adapter, ADAPTER_CONFIG) in files.sizes():
@@ -293,9 +293,9 @@ def _prepare_one(
     remarks = dict.fromkeys(t.remark for t in stored if t.remark)
     notes = [*(r for r in remarks if not models.fill or WITHOUT_FROZEN not in r), *inner.notes]
     own = [t.name for t in selected.tensors]
-    is_odd = source.layout == "lightning" or inner_model.is_in_doubt(own)
+    is_odd = source.layout == "lightning" or model_prefix.is_in_doubt(own)
     if inner.path is None and model_config and is_odd and selected.adapter is None:
-        notes.append(inner_model.IN_DOUBT)
+        notes.append(model_prefix.IN_DOUBT)
     notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
     notes += selected.notes
     if selected.adapter is None and source.layout != "peft":
@@ -322,7 +322,7 @@ def _prepare_one(
         head, note = _read_value_head(files, source)
     job = _with_value_head(job, head, note, options)
     _check_bounds(files, job.plans)
-    notes += other_states.notes_on_files(files, source, job.reads)
+    notes += non_model_tensors.notes_on_files(files, source, job.reads)
     return replace(job, source=_source_name(source, *parts), notes=(*notes, *job.notes))
 
 
@@ -357,9 +357,9 @@ def check_complete(files: Files) -> tuple[str, ...]:
 def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
     directories = _directories(files, source)
     config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
-    own, _ = other_states.without_states(registry.tensors(files, source))
+    own, _ = non_model_tensors.without_states(registry.tensors(files, source))
     clean, _ = tensor_names.unwrapped(own)
-    inner = inner_model.inner_model(clean, None, (), model_config, config)
+    inner = model_prefix.inner_model(clean, None, (), model_config, config)
     if source.layout == "peft":
         return completeness.check_adapter(inner.tensors, config)
     selected = adapter.select(inner.tensors, "", config)
@@ -405,9 +405,9 @@ def _check_copies(
                 found[tensor.name] = replace(
                     mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
                 )
-    from ckptsync.merger import copy_comparison  # noqa: PLC0415 - the worker loads no numpy
+    from ckptsync.merger import copy_consistency  # noqa: PLC0415 - the worker loads no numpy
 
-    copy_comparison.check(files, found.values())
+    copy_consistency.check(files, found.values())
 
 
 def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
@@ -423,7 +423,7 @@ def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor,
             if name not in files.sizes():
                 continue
             tensors = registry.file_tensors(files, name)
-            if inner_model.is_value_head([t.name for t in tensors]):
+            if model_prefix.is_value_head([t.name for t in tensors]):
                 return tensors, name
     return (), ""
 
@@ -485,9 +485,9 @@ def _prepare_model(
         )
     base, known = models.base, models.base.tensors if models.base else None
     if model := models.names or models.fill:
-        from ckptsync.merger import base_names  # noqa: PLC0415 - few merges need it
+        from ckptsync.merger import name_mapping  # noqa: PLC0415 - few merges need it
 
-        known = base_names.in_memory(model.tensors, model.config)
+        known = name_mapping.in_memory(model.tensors, model.config)
     is_given = models.fill or models.names
     tying = config
     if known and is_given and not tensor_names.has_head(known):
@@ -561,7 +561,7 @@ def _filled(
     tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
     filled = tuple(map(_from_fill, relation.missing(own, tied)))
     if filled:
-        from ckptsync.merger.base_names import check_same_structure  # noqa: PLC0415 - as above
+        from ckptsync.merger.name_mapping import check_same_structure  # noqa: PLC0415 - as above
 
         check_same_structure(config or {}, model.config, (t.name for t in filled))
     if filled and is_silent:

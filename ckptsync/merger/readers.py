@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ckptsync.merger import read_units
 from ckptsync.merger.checked_files import CheckedFiles
 from ckptsync.merger.container_crcs import CrcCheckedFiles
-from ckptsync.merger.copy_comparison import ComparedFiles
+from ckptsync.merger.copy_consistency import ComparedFiles
 from ckptsync.merger.plan import FilePlan
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.prefetch import AROUND, MEMORY, PrefetchedFiles, is_near

@@ -10,7 +10,7 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.merger.adapter_changes import changes
-from ckptsync.merger.low_rank import Changes, LowRank
+from ckptsync.merger.change_types import Changes, LowRank
 from ckptsync.tensors import Tensor
 from tests.support.whole_numbers import SUMS, apply, changed, digest, tensor, tensors, value
 

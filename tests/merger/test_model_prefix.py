@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from ckptsync.errors import Unsupported
 from ckptsync.layouts import config_shapes
-from ckptsync.merger.inner_model import IN_DOUBT, InnerModel, inner_model, split_source
+from ckptsync.merger.model_prefix import IN_DOUBT, InnerModel, inner_model, split_source
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import prepare
 from ckptsync.tensors import Copy, Tensor

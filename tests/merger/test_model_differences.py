@@ -10,7 +10,7 @@ import pytest
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merger.differences import (
+from ckptsync.merger.model_differences import (
     PIECE,
     Change,
     Difference,

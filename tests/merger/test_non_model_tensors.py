@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merger.other_states import notes_on_files, without_states
+from ckptsync.merger.non_model_tensors import notes_on_files, without_states
 from ckptsync.tensors import Tensor
 from tests.support.files_in_memory import MemoryFiles
 
