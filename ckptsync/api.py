@@ -23,7 +23,6 @@ from ckptsync.downloader.find import PullRequest, check_outside, find
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merger.destination import check_free
 from ckptsync.merger.destination import merge as write_merge
-from ckptsync.merger.model_differences import Difference, Side, by_name, judge, read_changes
 from ckptsync.merger.inputs import (
     MergeRequest,
     check_unchanged,
@@ -33,6 +32,13 @@ from ckptsync.merger.inputs import (
 )
 from ckptsync.merger.inspection import Inspection, inspect_checkpoint
 from ckptsync.merger.into_base import AS_BASE, open_into_base
+from ckptsync.merger.model_differences import (
+    Difference,
+    Side,
+    compare_tensors,
+    index_by_name,
+    read_changes,
+)
 from ckptsync.merger.plan import SHARD_SIZE, DType, MergeOptions, MergeResources, check_dtype
 from ckptsync.merger.readers import open_reader
 from ckptsync.quantities import parse_size
@@ -217,11 +223,11 @@ def diff(
         request = MergeRequest(sources, Path(os.devnull), MergeOptions())
         prepared = open_sources(request, access)
         plans = prepared.job.plans
-        tensors = by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors)
+        tensors = index_by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors)
         sides.append(Side(tensors, prepared.files, {}))
         trees.extend(prepared.trees)
     one, other = sides
-    differences, _ = read_changes(one, other, judge(one, other), lambda _size: None)
+    differences, _ = read_changes(one, other, compare_tensors(one, other), lambda _size: None)
     check_unchanged(trees)
     return differences
 

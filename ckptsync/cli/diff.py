@@ -30,22 +30,22 @@ from ckptsync.cli.inspect import check_exists
 from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.head.consolidate import source_files
+from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
 from ckptsync.merger.model_differences import (
     STATES,
-    Change,
     Difference,
+    Distance,
     GroupDifferences,
     Side,
     State,
-    by_group,
-    by_name,
     bytes_to_read,
-    judge,
+    compare_tensors,
+    count_by_group,
+    index_by_name,
     most_changed,
     read_changes,
     recorded_tensor,
 )
-from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import MergeJob, prepare
 from ckptsync.merger.readers import open_reader
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{one.target}: no digests of its tensors are recorded",
                 hint="leave --digests out, or name a consolidated checkpoint of a store",
             )
-    differences, notes = judge(a.side, b.side), (*a.notes, *b.notes)
+    differences, notes = compare_tensors(a.side, b.side), (*a.notes, *b.notes)
     size = 0 if args.digests else bytes_to_read(differences)
     if size:
         with output.progress(args, f"comparing {a.target} with {b.target}") as progress:
@@ -197,7 +197,7 @@ def _open(args: argparse.Namespace, words: Sequence[str], source: str, access: A
 
 
 def _planned(job: MergeJob, files: Files) -> Side:
-    tensors = by_name((plan.name, tensor) for plan in job.plans for tensor in plan.tensors)
+    tensors = index_by_name((plan.name, tensor) for plan in job.plans for tensor in plan.tensors)
     return Side(tensors, files, {})
 
 
@@ -231,7 +231,7 @@ def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
     """Return a consolidated model by its record, without reading its files."""
     prefix = consolidated_prefix(state.run, state.location)
     sizes = {f.path: f.size for f in record.files}
-    tensors = by_name(
+    tensors = index_by_name(
         (t.file, recorded_tensor(
             t.name, t.dtype, t.shape, Extent(t.file, t.start, t.size), sizes.get(t.file)))
         for t in record.tensors
@@ -258,7 +258,7 @@ def describe(
         "groups": [
             {"group": g.group, **{state: g.counts.get(state, 0) for state in STATES},
              **_describe_change(g.change)}
-            for g in by_group(differences)
+            for g in count_by_group(differences)
         ],
         "tensors": [_describe_tensor(d) for d in _top(differences, top)],
         "notes": list(notes),
@@ -289,7 +289,7 @@ def _describe_tensor(d: Difference) -> dict[str, Any]:
     }
 
 
-def _describe_change(change: Change | None) -> dict[str, Any]:
+def _describe_change(change: Distance | None) -> dict[str, Any]:
     """Return the numbers of a change; null where they are not known, or no numbers."""
     if change is None:
         keys = ("relative", "norm", "largest", "elements", "differing", "nonfinite")
@@ -300,10 +300,10 @@ def _describe_change(change: Change | None) -> dict[str, Any]:
     return {**finite, **counts, "nonfinite": change.nonfinite}
 
 
-def _total(differences: Sequence[Difference]) -> Change | None:
+def _total(differences: Sequence[Difference]) -> Distance | None:
     """Return the change of all tensors that are not the same and were read."""
     changes = [d.change for d in differences if d.change and d.state != "same"]
-    return sum(changes, Change()) if changes else None
+    return sum(changes, Distance()) if changes else None
 
 
 def _top(differences: Sequence[Difference], top: int | None) -> Iterator[Difference]:
@@ -339,7 +339,7 @@ def _show(
     total = _total(differences)
     by = f"; relative change {_number(total.relative)}" if total else ""
     say(f"{counts['same']} of {len(differences)} tensors are the same, {', '.join(others)}{by}")
-    groups = by_group(differences)
+    groups = count_by_group(differences)
     if len(groups) > 1:
         rows = [_group_row(group) for group in groups]
         print()
@@ -381,7 +381,7 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _numbers(change: Change | None) -> list[str]:
+def _numbers(change: Distance | None) -> list[str]:
     if change is None:
         return [NONE, NONE]
     return [_number(change.relative), _number(change.largest)]

@@ -17,8 +17,14 @@ from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
 from ckptsync.merger.adapter_sums import ChangeTotals
 from ckptsync.merger.destination import EngineAt, check_free, merge
-from ckptsync.merger.engine import Merged
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
+from ckptsync.merger.engine import MergeResult
+from ckptsync.merger.inputs import (
+    MergeRequest,
+    PreparedMerge,
+    open_sources,
+    show_path,
+    usual_threads,
+)
 from ckptsync.merger.into_base import AS_BASE, open_into_base
 from ckptsync.merger.plan import SHARD_SIZE, MergeOptions, MergeResources
 from ckptsync.merger.tensor_statistics import Statistics
@@ -189,14 +195,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) -> EngineAt:
+def _ray_engine(args: argparse.Namespace, prepared: PreparedMerge, access: Access) -> EngineAt:
     """Return how to make the engine for a place to write to.  Raises ConfigError."""
-    from ckptsync.merger.ray_engine import RayEngine, reach
+    from ckptsync.merger.ray_engine import RayEngine, task_access
 
     if args.bandwidth:
         why = "--bandwidth: the tasks of a cluster share no limit"
         raise ConfigError(why, hint="leave it out, or use --engine local")
-    return lambda target: RayEngine(args.ray_address, reach(prepared, access, target))
+    return lambda target: RayEngine(args.ray_address, task_access(prepared, access, target))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -233,7 +239,7 @@ def thread_count(jobs: int | None, places: Iterable[PathOrUrl]) -> int:
     return jobs or usual_threads(places)
 
 
-def describe_plan(prepared: Prepared) -> dict[str, Any]:
+def describe_plan(prepared: PreparedMerge) -> dict[str, Any]:
     """Return what ``--dry-run --json`` prints."""
     job = prepared.job
     files = [{"path": plan.name, "bytes": plan.size} for plan in job.plans]
@@ -246,7 +252,7 @@ def describe_plan(prepared: Prepared) -> dict[str, Any]:
     return result | ({"change": _described_change(prepared)} if prepared.request.into else {})
 
 
-def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
+def describe_result(prepared: PreparedMerge, merged: MergeResult) -> dict[str, Any]:
     """Return what ``--json`` prints of a merge; a statistic that is not finite is null there."""
     files = [
         {"path": file.path, "bytes": file.size, "blake3": file.digest} for file in merged.files
@@ -262,7 +268,7 @@ def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
 
 
 def _described_change(
-    prepared: Prepared, totals: Mapping[str, ChangeTotals] | None = None
+    prepared: PreparedMerge, totals: Mapping[str, ChangeTotals] | None = None
 ) -> dict[str, Any]:
     """Return what adapters change; the relative norms of the change by group of layers."""
     counts: dict[str, Any] = {
@@ -292,7 +298,7 @@ def _described(found: Statistics) -> dict[str, Any]:
 
 
 def _result(
-    prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]
+    prepared: PreparedMerge, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]
 ) -> dict[str, Any]:
     return {
         "destination": show_path(prepared.request.destination),

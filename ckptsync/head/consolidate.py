@@ -34,12 +34,12 @@ from ckptsync.head.weights_comparison import record_weights
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merger import model_files
 from ckptsync.merger.completeness import DOUBT
-from ckptsync.merger.engine import Destination, Merged, Progress, Write, write_model
+from ckptsync.merger.engine import Destination, MergeResult, Progress, Write, write_model
 from ckptsync.merger.inputs import MergeRequest, check_unchanged
-from ckptsync.merger.into_base import joined, open_base, summed
+from ckptsync.merger.into_base import join_files, open_base, plan_sums
 from ckptsync.merger.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merger.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
-from ckptsync.merger.ray_engine import RayEngine, Reach
+from ckptsync.merger.ray_engine import RayEngine, TaskAccess
 from ckptsync.merger.readers import open_reader
 from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.records.io import create_record, next_number
@@ -92,7 +92,7 @@ class RayCluster:
         entries = {path: seen.files[path][0].entry for path in there}
         files = partial(_open_files, plain, there, entries)
         write = partial(_open_write, plain, prefix, dict(abouts))
-        return RayEngine(self.address, Reach(files, write, (InTheWay,)))
+        return RayEngine(self.address, TaskAccess(files, write, (InTheWay,)))
 
 
 def _open_files(
@@ -315,7 +315,7 @@ class ModelBuilder:
         return self._record(record, record.files, notes)
 
     def _record_values(
-        self, record: ModelRecord, merged: Merged, doubts: Iterable[str]
+        self, record: ModelRecord, merged: MergeResult, doubts: Iterable[str]
     ) -> Iterator[str]:
         """Write the statistics of a model, if they were asked for; yield a note if that fails.
 
@@ -411,7 +411,7 @@ class ModelBuilder:
 
         for name in sorted(bad):
             if name.endswith(".index.json"):  # it names all files, also those that are well
-                write(name, [model_files.index(job.plans)])
+                write(name, [model_files.make_index(job.plans)])
         plans = tuple(plan for plan in job.plans if plan.name in bad)
         left = replace(job, plans=plans, beside=tuple(b for b in job.beside if b[0] in bad))
         write_model(left, files, Destination(write), self._progress, self._work)
@@ -447,8 +447,8 @@ class ModelBuilder:
         access = self._options.access.within(PREFETCH)
         request = MergeRequest((), located(self._store.url), options, into=place)
         opened = open_base(request, access)
-        both = joined(opened.files, [files])
-        summed_job = summed(opened.job, [(seen.location, of_adapter)], both, options)
+        both = join_files(opened.files, [files])
+        summed_job = plan_sums(opened.job, [(seen.location, of_adapter)], both, options)
         holders = {id(holder): holder for _, holder in opened.job.beside}
         its = [_Origin(_INTO, holder) for holder in holders.values()]
         state = digest(" ".join(tree.state() for tree in opened.trees).encode())
@@ -471,7 +471,7 @@ class ModelBuilder:
         bound = {f.path for f in record.files}
         is_adapter = bool(record.adapters)
         there = [seen.present(), *(o.files.sizes() for o in origins)]
-        beside = {n for sizes in there for n in model_files.beside(sizes, adapter=is_adapter)}
+        beside = {n for sizes in there for n in model_files.files_beside(sizes, adapter=is_adapter)}
         if not beside - bound:
             return None
         files, options = source_files(store, seen), _options_of(seen, record.options)

@@ -114,7 +114,7 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
         [copy(n, [of.get(box, b) for box, b in sets[0].items()]) for n in range(len(some.copies))]
         for of in sets
     )
-    # between the first and the last, which are the ones that `plan.choose` takes
+    # between the first and the last, which are the ones that `plan.choose_copy` takes
     copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
     return Tensor(first.name, some.dtype, shape, copies, first.tied)
 

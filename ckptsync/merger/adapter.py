@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.merger.model_files import ADAPTER_CONFIG
-from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, renamed
+from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, rename_tensors
 from ckptsync.tensors import Tensor
 
 STEM = "adapter_model"
@@ -141,7 +141,7 @@ def select(tensors: Sequence[Tensor], part: str, config: Mapping[str, Any] | Non
     return Selected(tuple(tensors), None)
 
 
-def check(selected: Selected, config: Mapping[str, Any]) -> None:
+def check_rank(selected: Selected, config: Mapping[str, Any]) -> None:
     """Raise Corrupt if the rank in ``adapter_config.json`` is not that of the weights."""
     rank = config.get("r")
     varies = any(
@@ -158,7 +158,7 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
             )
 
 
-def roots(names: Iterable[str]) -> set[str]:
+def find_roots(names: Iterable[str]) -> set[str]:
     """Return where in a training's module PEFT models begin, such as ``policy`` or ``""``."""
     found: set[str] = set()
     inside: tuple[str, ...] = ()  # what names begin with whose root was found
@@ -176,7 +176,7 @@ def roots(names: Iterable[str]) -> set[str]:
     return found
 
 
-def adapted(name: str) -> str:
+def base_name(name: str) -> str:
     """Return the name of the weight that an adapter's tensor adapts, as the base model has it.
 
     Of any other tensor the name that the base model has for it.
@@ -200,7 +200,7 @@ def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
     (Phi-4-multimodal), so an adapter must be expected.
     """
     starts = ("base_model.", *_SAVED_PROMPTS)
-    is_whole = any(n.startswith(starts) for n in names) or "" in roots(names)
+    is_whole = any(n.startswith(starts) for n in names) or "" in find_roots(names)
     if not is_whole:
         # one pass over a model that has no adapter, be its tensors a million
         text = "\n".join(names)
@@ -328,7 +328,7 @@ def _base(tensors: Sequence[Tensor], items: Mapping[str, _Item]) -> Selected:
 def _renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
     """Return those that ``names`` has, without ties to others."""
     kept = (t for t in tensors if t.name in names)
-    return renamed([t if t.tied in names else replace(t, tied=None) for t in kept], names)
+    return rename_tensors([t if t.tied in names else replace(t, tied=None) for t in kept], names)
 
 
 def _is_of_tied_head(item: _Item, config: Mapping[str, Any]) -> bool:

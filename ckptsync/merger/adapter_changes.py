@@ -16,11 +16,19 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, is_castable
 from ckptsync.merger import adapter_config as rules
 from ckptsync.merger.adapter_config import Scales
-from ckptsync.merger.adapter_factors import OTHER_MODEL, sums
+from ckptsync.merger.adapter_factors import OTHER_MODEL, plan_products
 from ckptsync.merger.adapter_names import Base, Parts, Slot, split
 from ckptsync.merger.adapter_ties import WITH_HEAD, Tie
-from ckptsync.merger.completeness import check_adapter, listed
-from ckptsync.merger.change_types import BiasDelta, Change, Changes, IsEqual, LowRank, Replacement, Rows
+from ckptsync.merger.change_types import (
+    BiasDelta,
+    Change,
+    Changes,
+    IsEqual,
+    LowRank,
+    Replacement,
+    Rows,
+)
+from ckptsync.merger.completeness import check_adapter, first_names
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 
@@ -41,7 +49,7 @@ _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _UNQUANTISED = "give the unquantised model that it was made from, or a dequantised copy"
 
 
-def changes(
+def plan_changes(
     base: Sequence[Tensor],
     base_config: Mapping[str, Any] | None,
     adapter: Sequence[Tensor],
@@ -121,7 +129,7 @@ class _Plan:
         if self._lost:
             lost = sorted(set(self._lost))
             raise Corrupt(
-                f"{len(lost)} modules of the adapter are not in the base: {listed(lost)}",
+                f"{len(lost)} modules of the adapter are not in the base: {first_names(lost)}",
                 hint=self._hint,
             )
         self._add_tied()
@@ -217,7 +225,7 @@ class _Plan:
             return frozenset()
         self._added += [replace(t, name=name, tied=None) for name, t in own.items()]
         modules = sorted({name.rpartition(".")[0] for name in own})
-        text = f"{listed(modules)}: the adapter's own, which the base does not have"
+        text = f"{first_names(modules)}: the adapter's own, which the base does not have"
         classes = self._config.get("architectures")
         name = str(classes[0]) if isinstance(classes, list) and len(classes) == 1 else ""
         end = next((e for e in (*WITH_HEAD, "ForMaskedLM") if name.endswith(e)), "")
@@ -258,7 +266,7 @@ class _Plan:
                 (*base.tensors.values(), *(replace(shared, name=f"{m}.weight") for m in heads)),
                 self._config,
             )
-        changes, lost = sums(pairs, base, self._scales, self._config, self._own_config)
+        changes, lost = plan_products(pairs, base, self._scales, self._config, self._own_config)
         self._lost += lost
         for module, own in changes.items():
             side = sides.get(module)
@@ -360,7 +368,10 @@ class _Plan:
         kinds = {_NUMBER.sub("#", module) for module in own if _NUMBER.search(module)}
         modules = (name.removesuffix(".weight") for name in self._base.live_names())
         if lost := sorted(m for m in modules if m not in own and _NUMBER.sub("#", m) in kinds):
-            yield f"the adapter may be incomplete: other layers are adapted, and not {listed(lost)}"
+            yield (
+                "the adapter may be incomplete: other layers are adapted, and not"
+                f" {first_names(lost)}"
+            )
 
     def _set_vocabulary(self) -> None:
         """Set ``vocab_size``; raise Corrupt if the embedding was resized, and the head was not."""
@@ -374,8 +385,8 @@ class _Plan:
         if len(new) > 1 or left:
             raise Corrupt(
                 f"a vocabulary of {', '.join(map(str, sorted(new)))} tokens in"
-                f" {listed(sorted(self._shapes))}, and of {', '.join(map(str, sorted(old)))} in"
-                f" {listed(left) or 'the base'}",
+                f" {first_names(sorted(self._shapes))}, and of {', '.join(map(str, sorted(old)))}"
+                f" in {first_names(left) or 'the base'}",
                 hint="save the adapter with save_embedding_layers=True",
             )
         (count,) = new

@@ -21,7 +21,7 @@ from ckptsync.merger.change_types import Factor, LowRank
 from ckptsync.tensors import Shape, Tensor
 
 OTHER_MODEL = "give the model that this adapter was trained on"
-Sum = tuple[str, LowRank]
+NamedChange = tuple[str, LowRank]
 """The name of a tensor of the base, and what is added to it."""
 _CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
 _CONV1D_LAYERS = frozenset({"c_attn", "c_proj", "c_fc", "q_attn"})
@@ -62,13 +62,13 @@ class _Matrix:
     experts: int | None = None
 
 
-def sums(
+def plan_products(
     pairs: Mapping[str, Pair],
     base: Base,
     scales: Scales,
     config: Mapping[str, Any],
     adapter_config: Mapping[str, Any],
-) -> tuple[dict[str, list[Sum]], list[str]]:
+) -> tuple[dict[str, list[NamedChange]], list[str]]:
     """Return module → what is added to the base, and the modules that the base does not have.
 
     Raises Unsupported, Incomplete or Corrupt.
@@ -125,13 +125,13 @@ def _factors(module: str, pair: Pair) -> _Factors:
 
 def _linear_sums(
     linear: Mapping[str, tuple[_Factors, _Matrix]], scales: Scales, kinds: set[str]
-) -> dict[str, list[Sum]]:
+) -> dict[str, list[NamedChange]]:
     """Return module → what is added; ``kinds``: model types, for square layers of Conv1D."""
     fits = {module: _fits(pair, matrix) for module, (pair, matrix) in linear.items()}
     conv = {module for module in linear if module.rpartition(".")[2] in _CONV1D_LAYERS}
     # a square layer is stored as its siblings are
     siblings = {fits[m] for m in conv if len(fits[m]) == 1}
-    result: dict[str, list[Sum]] = {}
+    result: dict[str, list[NamedChange]] = {}
     for module, (pair, matrix) in linear.items():
         ways = fits[module]
         if pair.is_embedding:
@@ -271,7 +271,7 @@ def _fits(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
 
 def _expert_sums(
     name: str, pair: _Factors, matrix: _Matrix, scales: Scales, *, is_transposed: bool
-) -> list[Sum]:
+) -> list[NamedChange]:
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
     ways = _fits(pair, matrix)
     way = next(iter(ways)) if len(ways) == 1 else is_transposed and matrix.experts is not None
@@ -280,7 +280,7 @@ def _expert_sums(
 
 def _low_ranks(
     module: str, pair: _Factors, matrix: _Matrix, scale: float, *, is_transposed: bool
-) -> Iterator[Sum]:
+) -> Iterator[NamedChange]:
     a, b = pair.a, pair.b
     experts = matrix.experts or 1
     rank = a.shape[0] // experts

@@ -1,4 +1,4 @@
-"""Sum what an adapter changes into stretches of its base's tensors, as they are written.
+"""TensorSum what an adapter changes into stretches of its base's tensors, as they are written.
 
 Everything is computed in float32 and rounded once, to the type that is written; with several
 adapters after each, as peft does.  A stretch is summed block by block: of the product of the two
@@ -23,7 +23,6 @@ import numpy as np
 from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merger.cast import FLOATS, RAW, Array, cast, cast_to, round_to_bf16
-from ckptsync.merger.completeness import listed
 from ckptsync.merger.change_types import (
     BiasDelta,
     Change,
@@ -32,6 +31,7 @@ from ckptsync.merger.change_types import (
     Replacement,
     Rows,
 )
+from ckptsync.merger.completeness import first_names
 from ckptsync.merger.plan import PlannedTensor
 from ckptsync.merger.read_units import stored_bytes
 from ckptsync.merger.tensor_pieces import box_of
@@ -45,7 +45,7 @@ _KEPT = 32 << 20  # bytes of factors that are kept, and of those that are in use
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class TensorSum:
     """What becomes of one tensor: ``steps``, the changes of each adapter in turn.
 
     ``base``: the base's own copy, which DoRA's norms are of, or what is there instead of it.
@@ -159,7 +159,7 @@ class AdapterSums:
     ``files``: what the sums' tensors are read from.
     """
 
-    def __init__(self, files: Files, sums: Mapping[str, Sum]) -> None:
+    def __init__(self, files: Files, sums: Mapping[str, TensorSum]) -> None:
         self._files, self._sums = files, sums
         self._lock = threading.Lock()
         self._factors: OrderedDict[object, _Kept] = OrderedDict()
@@ -421,19 +421,21 @@ class AdapterSums:
         """Return a tensor's values, or those of a box of it, as float32, flat."""
         copy = tensor.copies[0]
         if offsets is None or sizes is None:
-            return floats(self._files, copy)
+            return read_floats(self._files, copy)
         if copy.grid == tensor.shape:
-            return floats(self._files, box_of(copy, offsets, sizes))
+            return read_floats(self._files, box_of(copy, offsets, sizes))
         # it is stored flattened: whole rows of it, then these columns
         width = prod(tensor.shape[1:])
         flat = box_of(copy, (offsets[0] * width,), (sizes[0] * width,))
-        rows = floats(self._files, flat).reshape(sizes[0], *tensor.shape[1:])
+        rows = read_floats(self._files, flat).reshape(sizes[0], *tensor.shape[1:])
         box = [slice(o, o + n) for o, n in zip(offsets[1:], sizes[1:], strict=True)]
         index = (slice(None), *box)
         return np.asarray(rows[index]).reshape(-1)
 
 
-def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Iterator[str]:
+def notes_on_sums(
+    sums: Mapping[str, TensorSum], totals: Mapping[str, ChangeTotals]
+) -> Iterator[str]:
     """Yield warnings on what values tell: adapters that were not trained, or have another base.
 
     ``totals`` are of every tensor of ``sums``.
@@ -450,7 +452,7 @@ def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Ite
     elif still:
         yield (
             f"warning: {len(still)} of {len(modules)} modules are not changed (B is all zero):"
-            f" {listed(still)}"
+            f" {first_names(still)}"
         )
     if _is_contained(totals.values()):
         yield (
@@ -505,7 +507,7 @@ def region_of(change: LowRank, shape: Shape) -> _Region:
     raise Corrupt(f"{change.module}: a change of {sizes} by factors of {rows} and {columns}")
 
 
-def _row_length(shape: Shape, tensor_sum: Sum) -> int:
+def _row_length(shape: Shape, tensor_sum: TensorSum) -> int:
     """Return at how many elements a tensor's blocks are cut: rows of what is changed."""
     strides = (
         region_of(change, shape).stride
@@ -547,7 +549,7 @@ def _dot(one: Array, other: Array) -> float:
     return float(np.dot(one, other))
 
 
-def floats(files: Files, copy: Copy) -> Array:
+def read_floats(files: Files, copy: Copy) -> Array:
     """Return the values of a stored copy as float32."""
     out: Array = np.empty(prod(copy.grid), "<u4")
     at = 0
@@ -566,19 +568,19 @@ def _flat(files: Files, tensor: Tensor, low: int, high: int) -> Array:
     """Return the values of a range of a flattened tensor."""
     copy = tensor.copies[0]
     if len(copy.grid) == 1:
-        return floats(files, box_of(copy, (low,), (high - low,)))
+        return read_floats(files, box_of(copy, (low,), (high - low,)))
     width = prod(copy.grid[1:])
     rows = low // width, -(-high // width)
     offsets = (rows[0], *(0,) * (len(copy.grid) - 1))
     box = box_of(copy, offsets, (rows[1] - rows[0], *copy.grid[1:]))
-    return floats(files, box)[low - rows[0] * width : high - rows[0] * width]
+    return read_floats(files, box)[low - rows[0] * width : high - rows[0] * width]
 
 
 def _slice(of: range) -> slice:
     return slice(of.start, of.stop, of.step)
 
 
-def _not_finite(name: str, tensor_sum: Sum, target: str = "") -> Corrupt:
+def _not_finite(name: str, tensor_sum: TensorSum, target: str = "") -> Corrupt:
     """Return the error of a sum that is NaN or infinite, or too large for the type ``target``."""
     modules = {change.module for step in tensor_sum.steps for change in step}
     how = f"too large for {target}" if target else "not finite (NaN or infinite)"

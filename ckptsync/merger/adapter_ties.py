@@ -12,14 +12,14 @@ from typing import Any
 
 from ckptsync.merger.adapter_names import Base
 from ckptsync.merger.change_types import Change, IsEqual, LowRank, Replacement, Rows
-from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, pairs
+from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, tied_pairs
 from ckptsync.tensors import Tensor
 
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(slots=True)
-class Side:
+class TiedLayer:
     """The changes of an embedding, or of a head: of its base layer, and what was trained."""
 
     base: list[Change] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Tie:
 
     def __init__(self, tensor: Tensor, head: Tensor | None) -> None:
         self.tensor, self.head = tensor, head
-        self.embedding_side, self.head_side = Side(), Side()
+        self.embedding_side, self.head_side = TiedLayer(), TiedLayer()
         self._head_name = ""  # as the adapter has it
 
     @classmethod
@@ -74,7 +74,7 @@ class Tie:
         first = max(words, key=lambda t: t.shape[0], default=None)
         return cls(first, heads[0] if heads else None) if first else None
 
-    def side(self, base: Base, name: str) -> Side | None:
+    def side(self, base: Base, name: str) -> TiedLayer | None:
         """Return the side that a weight is, None of all others."""
         if not ends_in(name, (*HEADS, *EMBEDDINGS)):
             return None
@@ -101,7 +101,9 @@ class Tie:
             return self._untied(config)
         changes = (*(first.base or second.base)[:1], *(first.own or second.own))
         names = [self.tensor.name, *((self.head.name,) if self.head else ())]
-        names += [n for n, own in pairs(base.tensors) if own == self.tensor.name and n not in names]
+        names += [
+            n for n, own in tied_pairs(base.tensors) if own == self.tensor.name and n not in names
+        ]
         is_sum = any(isinstance(change, LowRank) for change in changes)
         note = f"{self.tensor.name} is the head, too: it is changed once, for both"
         if not (first.own and second.own):

@@ -13,7 +13,7 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts import registry
 from ckptsync.merger.adapter import PREFIX, TUNERS
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.completeness import first_names
 from ckptsync.merger.tensor_names import HEADS
 from ckptsync.tensors import Files, Shape, Tensor
 
@@ -36,7 +36,7 @@ Model = Mapping[str, Tensor]
 _OTHER_MODEL = "give the model that this adapter was trained on"
 
 
-def read(files: Files, option: str = "--base") -> BaseModel:
+def read_base(files: Files, option: str = "--base") -> BaseModel:
     """Return the base model of a directory of ``save_pretrained``'s files.
 
     ``option``: what named it, for errors.  Raises Unsupported, Incomplete or Corrupt.
@@ -152,7 +152,7 @@ class BaseModel:
         ]
         if misshapen:
             raise Corrupt(
-                listed(misshapen),
+                first_names(misshapen),
                 hint="give the base of this model; without --base nothing is compared",
             )
         if missing := [
@@ -161,7 +161,7 @@ class BaseModel:
             same = len(own.keys() & there.keys())
             raise Incomplete(
                 f"{len(missing)} of the base model's {len(there)} tensors are missing ({same} are"
-                f" there): {listed(missing)}",
+                f" there): {first_names(missing)}",
                 hint=(
                     "was all of the model saved? if the base model only has other names for them,"
                     " give it with --config-from instead"
@@ -171,7 +171,7 @@ class BaseModel:
         if unexpected := [n for n in own if n not in there and n not in tied]:
             notes.append(
                 f"{len(unexpected)} of {len(own)} tensors are not in the base model:"
-                f" {listed(unexpected)}"
+                f" {first_names(unexpected)}"
             )
         for name in resized:
             rows = own[name].shape[0]
@@ -197,16 +197,18 @@ class BaseModel:
         if len(lost) > len(heads):
             raise Corrupt(
                 f"{len(lost)} of {len(tensors)} adapter tensors belong to modules that the base"
-                f" model does not have: {listed(lost)}",
+                f" model does not have: {first_names(lost)}",
                 hint=_OTHER_MODEL,
             )
         if wrong := [
             t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))
         ]:
-            raise Corrupt(f"shapes do not match the base model: {listed(wrong)}", hint=_OTHER_MODEL)
+            raise Corrupt(
+                f"shapes do not match the base model: {first_names(wrong)}", hint=_OTHER_MODEL
+            )
         if heads:
             count = f"{len(heads)} of {len(tensors)} tensors"
-            return (f"{count} are not in the base model: {listed(heads)}",)
+            return (f"{count} are not in the base model: {first_names(heads)}",)
         return ()
 
 

@@ -76,13 +76,13 @@ def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -
     halves = sorted(name for name in names if (other := _other_half(name)) and other not in names)
     if halves:
         raise Incomplete(
-            f"{listed(halves)}: LoRA needs two factors, and the other one is missing",
+            f"{first_names(halves)}: LoRA needs two factors, and the other one is missing",
             hint="give the directories of all nodes, or save the adapter again",
         )
     return _doubts(_compare_targets(names, config or {}))
 
 
-def listed(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
     return ", ".join(names[:FIRST]) + more
@@ -96,7 +96,8 @@ def _check_empty(tensors: Sequence[Tensor]) -> None:
     # others may rightly be empty: observers of torch's quantisation begin as such
     if empty := [t.name for t in tensors if t.shape == (0,) and t.name.endswith(_WEIGHTS)]:
         raise Incomplete(
-            f"{len(empty)} of {len(tensors)} tensors are empty, without values: {listed(empty)}",
+            f"{len(empty)} of {len(tensors)} tensors are empty, without values:"
+            f" {first_names(empty)}",
             hint=_EMPTY,
         )
 
@@ -140,7 +141,7 @@ def _compare(
         names = [name for name in known.sizes if name in lost or _inner(name) in lost]
         message = (
             f"{len(absent)} of the {len(wanted)} tensors that config.json implies are missing"
-            f" ({len(wanted) - len(absent)} are there): {listed(names)}"
+            f" ({len(wanted) - len(absent)} are there): {first_names(names)}"
         )
         if is_whole:
             raise Incomplete(message, hint=_ALL)
@@ -231,7 +232,7 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
     yield from _without_head(found, config)
     hollow = [name for name, shape in found.items() if 0 in shape and name.endswith(".weight")]
     if hollow:
-        yield f"{len(hollow)} weights have no elements: {listed(hollow)}"
+        yield f"{len(hollow)} weights have no elements: {first_names(hollow)}"
 
 
 def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
@@ -255,7 +256,7 @@ def _thinner(
         more = next((kind for kind in usual if own < kind), None)
         if more and kinds[frozenset(own)] == 1 and number not in apart:
             lacking = sorted(name.removeprefix(".") for name in more - own)
-            yield f"{stack}.{number} has no {listed(lacking)}, which other layers have"
+            yield f"{stack}.{number} has no {first_names(lacking)}, which other layers have"
 
 
 def _uneven(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
@@ -334,10 +335,10 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
             str(t) for t in targets if not any(m == str(t) or m.endswith(f".{t}") for m in modules)
         )
         if absent:
-            yield f"no tensors of the target modules {listed(absent)}"
+            yield f"no tensors of the target modules {first_names(absent)}"
     kept = config.get("modules_to_save")
     if isinstance(kept, list) and kept and not any(f".{m}." in n for m in kept for n in names):
-        yield f"no tensors of modules_to_save ({listed(sorted(map(str, kept)))})"
+        yield f"no tensors of modules_to_save ({first_names(sorted(map(str, kept)))})"
     if config.get("layers_to_transform") is not None or not isinstance(targets, list):
         return
     if has_exceptions:

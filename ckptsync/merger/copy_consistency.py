@@ -66,7 +66,7 @@ class _Range:
         return _holder(self.pair.wide, at), _holder(self.pair.narrow, at)
 
 
-def check(files: Files, tensors: Iterable[Tensor]) -> None:
+def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
     """Raise Corrupt if two stored copies of a tensor differ; it names the file that agrees least.
 
     Raises Unsupported for replicas that differ where nothing else says that they are replicas.
@@ -289,7 +289,7 @@ class ComparedFiles(FilesWrapper):
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """See `Files`.
 
-        Raises Corrupt or Unsupported, as `check`, if a replica has other bytes.
+        Raises Corrupt or Unsupported, as `check_copies`, if a replica has other bytes.
         """
         self._files.read_into(name, start, out)
         for unit, replicas in self.replicas(name, start, start + out.nbytes):

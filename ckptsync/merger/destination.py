@@ -26,14 +26,14 @@ from ckptsync.merger.adapter_sums import ChangeTotals
 from ckptsync.merger.engine import (
     Destination,
     Engine,
-    Merged,
+    MergeResult,
     Progress,
     Write,
     WrittenFile,
     describe_tensor,
     write_model,
 )
-from ckptsync.merger.inputs import MergeRequest, Prepared, check_unchanged
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, check_unchanged
 from ckptsync.merger.joined_files import FILL
 from ckptsync.merger.model_files import index_name
 from ckptsync.merger.plan import FORMAT, MergeResources
@@ -75,12 +75,12 @@ def check_free(request: MergeRequest, access: Access) -> None:
 
 
 def merge(
-    prepared: Prepared,
+    prepared: PreparedMerge,
     access: Access,
     progress: Progress | None = None,
     work: MergeResources | None = None,
     engine_at: EngineAt | None = None,
-) -> Merged:
+) -> MergeResult:
     """Write the model.  In a store, continue the same merge if one was killed there.
 
     Raises ConfigError if anything else is there, Incomplete if a source changed meanwhile.  After
@@ -186,7 +186,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _DECODER = Decoder(_Record, "a record of a merge", MERGING_LIMIT)
 
 
-def fingerprint(prepared: Prepared) -> str:
+def fingerprint(prepared: PreparedMerge) -> str:
     """Return a digest of everything that the output's bytes are a function of."""
     job = prepared.job
     facts = {
@@ -206,7 +206,7 @@ def fingerprint(prepared: Prepared) -> str:
     return digest(json.dumps(facts).encode())
 
 
-def abouts(prepared: Prepared) -> dict[str, About]:
+def abouts(prepared: PreparedMerge) -> dict[str, About]:
     """Return each file of weights with its size and an identity, before it is written.
 
     The identity names the merge, so that a killed upload of the same bytes continues.
@@ -218,7 +218,7 @@ def abouts(prepared: Prepared) -> dict[str, About]:
 class _StoreDestination(Destination):
     """A store and the record in it.  Several threads may finish files."""
 
-    def __init__(self, store: Store, prepared: Prepared) -> None:
+    def __init__(self, store: Store, prepared: PreparedMerge) -> None:
         super().__init__(self._write)
         self._store, self._prepared, self._lock = store, prepared, threading.Lock()
         plans = prepared.job.plans
@@ -297,10 +297,10 @@ class _StoreDestination(Destination):
         if self._there.get(name) != len(data) or read_all(self._store, name) != data:
             self._store.write(name, [data], About(len(data), f"merge {self._record.plan} {name}"))
 
-    def at_last_end(self) -> None:
+    def check_sources(self) -> None:
         check_unchanged((*self._prepared.trees, *self._prepared.fill))
 
-    def at_end(self, name: str, made: WrittenFile) -> None:
+    def record_file(self, name: str, made: WrittenFile) -> None:
         """Record a file before it is there, so that it is never there without."""
         with self._lock:
             files = {

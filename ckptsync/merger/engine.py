@@ -3,8 +3,9 @@
 The bytes written are a pure function of the files, the options and the output's format number.
 
 A file of weights is made as a stream: gathered, cast, digested and counted in one pass, cut into
-units (`read_units.units`).  Threads make several units at once.  Two consumers see every unit in
-order, each in a thread of its own: the digest of the file, and the counts of each tensor's values.
+units (`read_units.cut_units`).  Threads make several units at once.  Two consumers see every unit
+in order, each in a thread of its own: the digest of the file, and the counts of each tensor's
+values.
 Whoever writes the file gets the same units in order.  So memory is bounded, and the bytes are the
 same for any number of threads.
 """
@@ -24,13 +25,18 @@ from blake3 import blake3
 from ckptsync.digest import crc32, digest
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merger import adapter_sums, model_files, read_units
-from ckptsync.merger.adapter_sums import AdapterSums, ChangeTotals, findings
+from ckptsync.merger.adapter_sums import AdapterSums, ChangeTotals, notes_on_sums
 from ckptsync.merger.cast import CAST_ELEMENTS, Array, cast_bytes
 from ckptsync.merger.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merger.prepare import MergeJob
 from ckptsync.merger.read_units import Share, Unit, gather
 from ckptsync.merger.readers import planned_reader
-from ckptsync.merger.tensor_statistics import Statistics, has_statistics, remarks, statistics
+from ckptsync.merger.tensor_statistics import (
+    Statistics,
+    count_values,
+    has_statistics,
+    notes_on_values,
+)
 from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.stores.contract import Chunk
 from ckptsync.tensors import Files
@@ -74,11 +80,11 @@ class Destination:
         self.write = write
         self.finished: Mapping[str, WrittenFile] = {}
 
-    def at_end(self, name: str, made: WrittenFile) -> None:
+    def record_file(self, name: str, made: WrittenFile) -> None:
         """Record a file of weights when `write` has all its bytes, before it is committed."""
 
-    def at_last_end(self) -> None:
-        """Check the sources once everything was read, before the last `at_end`."""
+    def check_sources(self) -> None:
+        """Check the sources once everything was read, before the last `record_file`."""
 
 
 Engine = Callable[
@@ -91,7 +97,7 @@ The number is negative where bytes must be made again.
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """What was written, with notes for the user; tensors have digests if that was asked for."""
 
     files: tuple[ModelFile, ...]
@@ -110,7 +116,7 @@ def write_model(
     work: MergeResources | None = None,
     *,
     engine: Engine | None = None,
-) -> Merged:
+) -> MergeResult:
     """Write the files of a planned merge, and return what was written.
 
     ``engine`` makes the files of weights, by default with threads of this process.
@@ -138,13 +144,13 @@ def write_model(
     written = [ModelFile(p.name, p.size, w.digest) for p, w in zip(job.plans, weights, strict=True)]
     small = [(name, job.content(name)) for name, _ in job.beside]
     if index := model_files.index_name(job.plans):
-        small.append((index, model_files.index(job.plans)))
+        small.append((index, model_files.make_index(job.plans)))
     for name, data in small:
         destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
         written.append(ModelFile(name, len(data), digest(data)))
     notes = [*job.notes, *(note for one in weights for note in one.notes)]
     changes = {name: total for one in weights for name, total in one.changes.items()}
-    notes += findings(job.sums, changes)
+    notes += notes_on_sums(job.sums, changes)
     if work.statistics:
         counts = Counter(
             t.dtype for plan in job.plans for t in plan.tensors if not has_statistics(t.dtype)
@@ -156,7 +162,7 @@ def write_model(
             )
             for dtype, count in sorted(counts.items())
         ]
-    return Merged(
+    return MergeResult(
         tuple(written),
         tuple(tensor for one in weights for tensor in one.tensors),
         tuple(notes),
@@ -196,8 +202,8 @@ def write_weights(
             is_last = not left
         if is_last:
             crcs.finish()
-            destination.at_last_end()
-        destination.at_end(plan.name, made.result())
+            destination.check_sources()
+        destination.record_file(plan.name, made.result())
 
     def write_one(plan: FilePlan) -> WrittenFile:
         made = WeightsFile(plan, reader, progress, own, sums)
@@ -313,7 +319,7 @@ class WeightsFile:
                 notes.append(f"{tensor.name}: {count} finite values became infinite in the cast")
             if found := self._statistics.get(n):
                 counted[tensor.name] = found
-                notes += remarks(tensor.name, found)
+                notes += notes_on_values(tensor.name, found)
         changes = {self._plan.tensors[n].name: totals for n, totals in self._changes.items()}
         return WrittenFile(
             self._digester.hexdigest(), tuple(notes), tuple(tensors), counted, changes
@@ -369,7 +375,7 @@ class WeightsFile:
         at, end = 0, self._plan.size  # which adds up all tensors
         if self._plan.ending:
             end -= self._plan.ending.size
-        for planned in read_units.units(self._plan):
+        for planned in read_units.cut_units(self._plan):
             size = len(planned.text) + sum(
                 _written_size(s, self._plan.tensors[s.number]) for s in planned.shares
             )
@@ -405,7 +411,7 @@ class WeightsFile:
                 unit.changes.append((share.number, totals))
             elif is_cast:
                 overflows = cast_bytes(stored, own, tensor.copy.dtype, tensor.dtype, scratch)
-            found = statistics(own, tensor.dtype) if self._work.statistics else None
+            found = count_values(own, tensor.dtype) if self._work.statistics else None
             unit.shares.append((share.number, own, overflows, found))
             at += len(own)
         if is_cast:

@@ -15,12 +15,12 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
 from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
+from ckptsync.merger.file_times import check_times, notes_on_times
 from ckptsync.merger.joined_files import FILL, JoinedFiles
-from ckptsync.merger.model_files import DAMAGED, parsed
+from ckptsync.merger.model_files import DAMAGED, parse_file
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import MergeJob, prepare
 from ckptsync.merger.readers import open_reader
-from ckptsync.merger.file_times import check_times, notes_on_times
 from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import FileTree, Overlay, TopFiles
 from ckptsync.stores.opening import Access
@@ -62,7 +62,7 @@ class MergeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedMerge:
     """A merge that can be done.  ``files`` are those of all ``trees``, one tree a source.
 
     ``fill``: the directory of this machine that it is filled from.
@@ -81,7 +81,7 @@ def open_sources(
     *,
     use_times: bool = True,
     planner: Callable[[Files], MergeJob] | None = None,
-) -> Prepared:
+) -> PreparedMerge:
     """Open the checkpoint and the models that the request names, and return the planned merge.
 
     The files' times are compared unless ``use_times`` is false.  ``planner`` plans, from the
@@ -132,7 +132,7 @@ def open_sources(
         _check_json(holder, name)
     reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
     fill = (fill_from,) if isinstance(fill_from, TopFiles) else ()
-    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees, fill)
+    return PreparedMerge(request, replace(job, notes=tuple(notes)), reader, trees, fill)
 
 
 def usual_threads(places: Iterable[PathOrUrl]) -> int:
@@ -273,6 +273,6 @@ def _check_json(holder: Files, name: str) -> None:
         return
     size = holder.sizes()[name]
     if size <= _LARGE_JSON:
-        parsed(name, read(holder, Extent(name, 0, size)))
+        parse_file(name, read(holder, Extent(name, 0, size)))
     elif not read(holder, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]")):
         raise Corrupt(f"{name}: not JSON: no end", hint=DAMAGED)

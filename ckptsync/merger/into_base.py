@@ -20,18 +20,18 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merger.adapter import STEM
-from ckptsync.merger.adapter_changes import changes
-from ckptsync.merger.adapter_sums import Sum, floats
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path
-from ckptsync.merger.joined_files import JoinedFiles, prefixed
+from ckptsync.merger.adapter_changes import plan_changes
+from ckptsync.merger.adapter_sums import TensorSum, read_floats
 from ckptsync.merger.change_types import Change, Changes, Replacement
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources, show_path
+from ckptsync.merger.joined_files import JoinedFiles, add_prefix
 from ckptsync.merger.model_files import (
     ADAPTER_CONFIG,
     CONFIG,
     VALUE_HEAD,
     VERL_LORA,
     is_code,
-    parsed,
+    parse_file,
 )
 from ckptsync.merger.plan import (
     SHARD_SIZE,
@@ -39,8 +39,8 @@ from ckptsync.merger.plan import (
     MergeOptions,
     PlannedTensor,
     file_plan,
-    grouped,
-    named,
+    group_tensors,
+    name_files,
 )
 from ckptsync.merger.prepare import MergeJob
 from ckptsync.stores.opening import Access
@@ -99,7 +99,9 @@ class _Model:
                 raise Corrupt(f"{name}: {self.tensors[name].shape}, {shape} expected")
 
 
-def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+def open_into_base(
+    request: MergeRequest, access: Access, *, use_times: bool = True
+) -> PreparedMerge:
     """Open the base and every adapter, and plan the merge.
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
@@ -120,14 +122,14 @@ def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = T
         for source in request.sources
     ]
     adapters = [(show_path(one.request.sources[0]), one.job) for one in opened]
-    files = joined(base.files, [adapter.files for adapter in opened])
-    job = summed(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
-    return Prepared(
+    files = join_files(base.files, [adapter.files for adapter in opened])
+    job = plan_sums(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
+    return PreparedMerge(
         request, job, files, (*base.trees, *(tree for one in opened for tree in one.trees))
     )
 
 
-def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
+def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> PreparedMerge:
     """Open the base that a request names, as a merge of it alone.
 
     Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
@@ -148,12 +150,12 @@ def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) 
     return base
 
 
-def joined(base: Files, adapters: Sequence[Files]) -> JoinedFiles:
-    """Return the files of a base and its adapters under the names that `summed` reads."""
+def join_files(base: Files, adapters: Sequence[Files]) -> JoinedFiles:
+    """Return the files of a base and its adapters under the names that `plan_sums` reads."""
     return JoinedFiles(base, {_prefix(number): files for number, files in enumerate(adapters)})
 
 
-def summed(
+def plan_sums(
     base: MergeJob,
     adapters: Sequence[tuple[str, MergeJob]],
     files: Files,
@@ -163,7 +165,7 @@ def summed(
 ) -> MergeJob:
     """Return the job of the base with what adapters change, each with a name for messages.
 
-    ``files``: see `joined`.  Raises Incomplete, Unsupported or Corrupt.
+    ``files``: see `join_files`.  Raises Incomplete, Unsupported or Corrupt.
     """
     heads = {plan.name: plan for plan in base.plans if plan.name == VALUE_HEAD}
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
@@ -184,10 +186,10 @@ def summed(
                 f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
                 hint="copy it there, or give its directory with --config-from (head.config_from)",
             )
-        its_changes = changes(
+        its_changes = plan_changes(
             list(model.tensors.values()),
             _updated(config, model.config),
-            [_tensor(t, prefixed(t.copy, prefix)) for t in own],
+            [_tensor(t, add_prefix(t.copy, prefix)) for t in own],
             adapter_config,
             is_changed_base=is_changed_base,
             is_equal=partial(_is_equal, files),
@@ -195,7 +197,7 @@ def summed(
         model.apply(its_changes)
         for plan in job.plans:
             if plan.name == VALUE_HEAD:
-                tensors = (replace(t, copy=prefixed(t.copy, prefix)) for t in plan.tensors)
+                tensors = (replace(t, copy=add_prefix(t.copy, prefix)) for t in plan.tensors)
                 heads[VALUE_HEAD] = replace(plan, tensors=tuple(tensors))
         model.notes += [note for note in job.notes if note not in base.notes]
         sources.append(f"{shown} {job.source}")
@@ -218,7 +220,7 @@ def summed(
         contents=contents,
         notes=(*base.notes, *notes, *model.notes),
         sums={
-            name: Sum(model.tensors[name], tuple(steps))
+            name: TensorSum(model.tensors[name], tuple(steps))
             for name, steps in model.steps.items()
             if steps
         },
@@ -238,7 +240,7 @@ def _plans(
         items.append((tensor, tensor.copies[0], dtypes.get(name, own)))
     holders = _holders(base, planned)
     if options.max_shard_size or not holders:
-        return named(grouped(items, options.max_shard_size or SHARD_SIZE), "model")
+        return name_files(group_tensors(items, options.max_shard_size or SHARD_SIZE), "model")
     starts = {t.name: t.copy.parts[0].extent.start for t in planned if t.copy.parts}
     files: dict[str, list[tuple[Tensor, Copy, str]]] = {
         name: [] for name in sorted({*holders.values()})
@@ -300,7 +302,7 @@ def _config(job: MergeJob, name: str) -> dict[str, Any] | None:
     """Return a file beside the weights; None without one.  Raises Corrupt."""
     if name not in dict(job.beside):
         return None
-    content = parsed(name, job.content(name))
+    content = parse_file(name, job.content(name))
     return content if isinstance(content, dict) else None
 
 
@@ -326,6 +328,6 @@ def _is_equal(files: Files, one: Tensor, other: Tensor, is_transposed: bool) -> 
     """Return whether two stored matrices have the same elements, see `IsEqual`."""
     if one.shape != (other.shape[::-1] if is_transposed else other.shape):
         return False
-    its = floats(files, other.copies[0]).reshape(other.shape)
-    own = floats(files, one.copies[0]).reshape(one.shape)
+    its = read_floats(files, other.copies[0]).reshape(other.shape)
+    own = read_floats(files, one.copies[0]).reshape(one.shape)
     return bool(np.array_equal(own, its.T if is_transposed else its))

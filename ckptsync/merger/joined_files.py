@@ -56,7 +56,7 @@ class JoinedFiles:
         return groups
 
 
-def prefixed(copy: Copy, prefix: str) -> Copy:
+def add_prefix(copy: Copy, prefix: str) -> Copy:
     """Return a stored copy whose files are named with a prefix, as `JoinedFiles` names them."""
 
     def extent(own: Extent) -> Extent:

@@ -45,7 +45,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Distance:
     """How far ``elements`` of B lie from those of A.
 
     ``differing`` have other bits, ``nonfinite`` of these have no finite difference. ``squares`` and
@@ -59,8 +59,8 @@ class Change:
     largest: float = 0
     base: float = 0.0
 
-    def __add__(self, other: Change) -> Change:
-        return Change(
+    def __add__(self, other: Distance) -> Distance:
+        return Distance(
             self.elements + other.elements,
             self.differing + other.differing,
             self.nonfinite + other.nonfinite,
@@ -91,7 +91,7 @@ class Difference:
     state: State
     a: PlannedTensor | None
     b: PlannedTensor | None
-    change: Change | None = None
+    change: Distance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class GroupDifferences:
 
     group: LayerGroup
     counts: Mapping[State, int]
-    change: Change | None
+    change: Distance | None
 
 
 def recorded_tensor(
@@ -120,7 +120,7 @@ def recorded_tensor(
     return PlannedTensor(name, dtype, shape, extent.start, extent.size, Copy(dtype, shape, (part,)))
 
 
-def by_name(tensors: Iterable[tuple[str, PlannedTensor]]) -> dict[str, PlannedTensor]:
+def index_by_name(tensors: Iterable[tuple[str, PlannedTensor]]) -> dict[str, PlannedTensor]:
     """Return tensors by name, with the directory of their file where there is one (adapters).
 
     ``tensors``: the name of a file, and a tensor in it.  Raises Corrupt where two have one name.
@@ -135,7 +135,7 @@ def by_name(tensors: Iterable[tuple[str, PlannedTensor]]) -> dict[str, PlannedTe
     return result
 
 
-def judge(a: Side, b: Side) -> tuple[Difference, ...]:
+def compare_tensors(a: Side, b: Side) -> tuple[Difference, ...]:
     """Return every tensor with what names, types, shapes and digests say, in A's order, then B's.
 
     What only the bytes can say is "changed" until they are read.
@@ -179,12 +179,12 @@ def read_changes(
     names = [d.name for d in differences if _is_read(d)]
     if not names:
         return tuple(differences), ()
-    changes: dict[str, Change] = {}
+    changes: dict[str, Distance] = {}
     streams = [_Stream(side, names, progress) for side in (a, b)]
     with contextlib.closing(streams[0].bytes), contextlib.closing(streams[1].bytes):
         for name in names:
             dtypes = a.tensors[name].dtype, b.tensors[name].dtype
-            total, left = Change(), prod(a.tensors[name].shape)
+            total, left = Distance(), prod(a.tensors[name].shape)
             while left:
                 count = min(left, PIECE)
                 pieces = [
@@ -198,7 +198,7 @@ def read_changes(
     return tuple(_with_change(d, changes.get(d.name)) for d in differences), tuple(notes)
 
 
-def _with_change(difference: Difference, change: Change | None) -> Difference:
+def _with_change(difference: Difference, change: Distance | None) -> Difference:
     if change is None:
         return difference
     is_same = difference.state == "changed" and not change.differing
@@ -247,7 +247,7 @@ class _Stream:
         return result.notes
 
 
-def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Change:
+def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Distance:
     """Return how far elements lie apart, of which these are the bytes.
 
     Of one type, elements are equal if their bits are (so NaN is equal to the same NaN, and 0 is not
@@ -263,7 +263,7 @@ def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Change:
             words = RAW[ITEMSIZE[dtype_a]]
             differs = a.view(words) != b.view(words)
             if not differs.any():
-                return Change(elements=len(own), base=_squares(own))
+                return Distance(elements=len(own), base=_squares(own))
             other = exact_values(b, dtype_b)
             if dtype_a in INTEGERS:  # exact, also where float64 is not
                 unsigned = f"u{own.dtype.itemsize}"
@@ -276,7 +276,7 @@ def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Change:
         if finite.dtype.kind == "f":
             finite = finite[np.isfinite(finite)]
         largest = finite.max().item() if len(finite) else 0
-        return Change(
+        return Distance(
             len(own), differing, differing - len(finite), _squares(finite), largest, _squares(own)
         )
 
@@ -295,16 +295,16 @@ def _squares(values: Array) -> float:
     return float(kept.dot(kept))
 
 
-def by_group(differences: Iterable[Difference]) -> tuple[GroupDifferences, ...]:
+def count_by_group(differences: Iterable[Difference]) -> tuple[GroupDifferences, ...]:
     """Return the differences by group of layers, in the order of `LAYER_GROUPS`."""
     counts: dict[LayerGroup, dict[State, int]] = {}
-    changes: dict[LayerGroup, Change] = {}
+    changes: dict[LayerGroup, Distance] = {}
     for d in differences:
         group = layer_group(d.name)
         its = counts.setdefault(group, {})
         its[d.state] = its.get(d.state, 0) + 1
         if d.change and d.state != "same":
-            changes[group] = changes.get(group, Change()) + d.change
+            changes[group] = changes.get(group, Distance()) + d.change
     return tuple(
         GroupDifferences(group, counts[group], changes.get(group))
         for group in LAYER_GROUPS
@@ -321,7 +321,7 @@ def most_changed(differences: Iterable[Difference]) -> list[Difference]:
     rank = {"shape": 0, "dtype": 1, "changed": 1, "only_a": 2, "only_b": 3}
 
     def key(d: Difference) -> tuple[int, bool, float]:
-        change = d.change or Change()
+        change = d.change or Distance()
         relative = math.inf if change.relative is None else change.relative
         return rank[d.state], not change.nonfinite, -relative
 

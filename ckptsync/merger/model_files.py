@@ -26,7 +26,7 @@ VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
 
 
-def beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
+def files_beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
     """Return the files to copy beside the weights, the one that opens the model last.
 
     An adapter has no ``config.json`` of its own, a model no ``adapter_config.json``.
@@ -48,10 +48,10 @@ def is_configuration(name: str) -> bool:
 
 def has_code(name: str, data: bytes) -> bool:
     """Return whether a file is code, or leads to some.  Raises Corrupt if it is not JSON."""
-    return is_code(name) or (is_configuration(name) and bool(code_of(name, data)))
+    return is_code(name) or (is_configuration(name) and bool(find_code(name, data)))
 
 
-def code_of(name: str, config: bytes) -> dict[str, Any]:
+def find_code(name: str, config: bytes) -> dict[str, Any]:
     """Return the keys of a configuration that lead to code, with their values; nested ones, None.
 
     Raises Corrupt if it is not JSON.
@@ -63,12 +63,12 @@ def code_of(name: str, config: bytes) -> dict[str, Any]:
     return {**dict.fromkeys(sorted(keys - top.keys())), **top}
 
 
-def without_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
-    """Return a configuration without the keys of `code_of`, but with those of ``known`` at its top.
+def strip_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
+    """Return a configuration without the keys of `find_code`, but with those of ``known``.
 
     One without such keys is left as it is, byte for byte.  Raises Corrupt if it is not JSON.
     """
-    if not (found := code_of(name, config)):
+    if not (found := find_code(name, config)):
         return config
     content = _without_code(_parse_with_code(name, config)[0])
     kept = {
@@ -77,7 +77,7 @@ def without_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
     return (json.dumps(content | kept if kept else content, indent=2) + "\n").encode()
 
 
-def parsed(
+def parse_file(
     name: str, data: bytes, unique: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
     """Parse a file beside the weights.  Raises Corrupt: with a damaged one nothing opens."""
@@ -95,7 +95,7 @@ def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
         found.update(key for key, value in items if _leads_to_code(key, value))
         return dict(items)
 
-    return parsed(name, config, pairs), found
+    return parse_file(name, config, pairs), found
 
 
 def _without_code(content: Any) -> Any:
@@ -129,7 +129,7 @@ def _leads_to_code(key: str, value: Any) -> bool:
     return False
 
 
-def torch_dtype(dtypes: Iterable[str], option: DType) -> str | None:
+def config_dtype(dtypes: Iterable[str], option: DType) -> str | None:
     """Return the dtype that ``config.json`` should name, or None to leave the file alone.
 
     `from_pretrained` casts to the dtype that is named there.
@@ -143,7 +143,7 @@ def torch_dtype(dtypes: Iterable[str], option: DType) -> str | None:
     return _TORCH[max(found, key=PRECISION.__getitem__)]
 
 
-def with_dtype(config: bytes, dtype: str | None) -> bytes:
+def set_dtype(config: bytes, dtype: str | None) -> bytes:
     """Return ``config.json`` with ``dtype`` where it names one; as it is if it cannot be read."""
     try:
         content = parse(config, CONFIG)
@@ -159,7 +159,7 @@ def with_dtype(config: bytes, dtype: str | None) -> bytes:
     return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2) + "\n").encode()
 
 
-def lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
+def make_lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
     """Return ``adapter_config.json`` for LoRA tensors of these names; empty without rank and alpha.
 
     ``known``: `VERL_LORA`. Modules are named as verl's own merger does, by their last part.
@@ -189,7 +189,7 @@ def index_name(plans: Sequence[FilePlan]) -> str:
     return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
 
 
-def index(plans: Sequence[FilePlan]) -> bytes:
+def make_index(plans: Sequence[FilePlan]) -> bytes:
     """Return ``model.safetensors.index.json`` as transformers writes it."""
     plans = [plan for plan in plans if plan.name != VALUE_HEAD]
     weight_map = {tensor.name: plan.name for plan in plans for tensor in plan.tensors}

@@ -17,7 +17,7 @@ from typing import Any
 from ckptsync.errors import Unsupported
 from ckptsync.layouts import config_shapes
 from ckptsync.merger import adapter
-from ckptsync.merger.tensor_names import HEADS, renamed
+from ckptsync.merger.tensor_names import HEADS, rename_tensors
 from ckptsync.tensors import Tensor
 
 TOP = "."  # how `--source SOURCE@module=.` spells the training's module itself
@@ -112,7 +112,7 @@ def _value_head(name: str) -> re.Match[str] | None:
     return _VALUE_HEAD.fullmatch(name) if _HEAD in name else None
 
 
-def inner_model(
+def find_inner_model(
     tensors: Sequence[Tensor],
     path: str | None,
     base: Collection[str] = (),
@@ -172,7 +172,7 @@ def _under(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor,
     if len(names) == len(tensors) and all(old == new for old, new in names.items()):
         return tuple(tensors)
     kept = (t for t in tensors if t.name in names)
-    return renamed([t if t.tied in names else replace(t, tied=None) for t in kept], names)
+    return rename_tensors([t if t.tied in names else replace(t, tied=None) for t in kept], names)
 
 
 def _left_out(outside: Sequence[str], root: str) -> str:
@@ -204,10 +204,10 @@ def _find(
 ) -> str | None:
     """Return the path of the model, empty if it is the whole; raises Unsupported."""
     known = _implied(config)
-    roots = adapter.roots(names) or _of_trl(names)
+    roots = adapter.find_roots(names) or _of_trl(names)
     names = own = [name for name in names if not _value_head(name)]
     if not roots:
-        own = names if adapter_config is None else [adapter.adapted(name) for name in names]
+        own = names if adapter_config is None else [adapter.base_name(name) for name in names]
         roots = _by_names(own, base) or _by_names(own, known)
         roots = roots or _by_head(own, config, adapter_config) or _by_top(own, config)
     if len(roots) > 1:
@@ -239,7 +239,7 @@ def _in_doubt(names: Iterable[str]) -> str:
         if (
             second in _INNERMOST - _OF_SEVERAL
             and first not in _OF_SEVERAL
-            and adapter.adapted(name) != name
+            and adapter.base_name(name) != name
         ):
             return name
     return ""

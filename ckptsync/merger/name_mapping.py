@@ -15,9 +15,9 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.live_names import Place, places
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.completeness import first_names
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in
-from ckptsync.merger.tensor_pieces import Piece, assembled
+from ckptsync.merger.tensor_pieces import Piece, assemble
 from ckptsync.tensors import Shape, Tensor
 
 MOST_HEADS = 4  # first components that are tried as the part one model is of the other
@@ -100,7 +100,7 @@ class FileModel:
             lost = [name for name in own if name not in _lives(best)]
             raise Unsupported(
                 f"{len(lost)} of {len(own)} tensors have no place in the model of the given files,"
-                f" nor does the table of names say how they would get there: {listed(lost)}",
+                f" nor does the table of names say how they would get there: {first_names(lost)}",
                 hint="give the model that was trained; or merge without --names-of and --fill-from",
             )
         self.live, regions = _regions({n: t.shape for n, t in tensors.items()}, fitting[0], shapes)
@@ -129,7 +129,7 @@ class FileModel:
         for region in self._converted:
             groups[region.live].append(region)
         return tuple(
-            assembled(live, _extent(group), [r.from_file(tensors_by_name[r.name]) for r in group])
+            assemble(live, _extent(group), [r.from_file(tensors_by_name[r.name]) for r in group])
             for live, group in groups.items()
         )
 
@@ -148,7 +148,7 @@ class FileModel:
                 hint="save it with the checkpoint",
             )
         return tuple(
-            assembled(
+            assemble(
                 live,
                 self.live[live],
                 [r.from_file(self.tensors[r.name]) for r in self._of_live[live]],
@@ -167,7 +167,8 @@ class FileModel:
         if lost:
             raise Incomplete(
                 f"{len(lost)} of the {len(self.live)} tensors of the model whose names are to be"
-                f" written are missing ({len(self.live) - len(lost)} are there): {listed(lost)}",
+                f" written are missing ({len(self.live) - len(lost)} are there):"
+                f" {first_names(lost)}",
                 hint="was all of the model saved? --fill-from takes what was left out on purpose",
             )
         left = set(absent)
@@ -184,10 +185,12 @@ class FileModel:
             and (live := tensors_by_name[regions[0].live]).shape != self.live[live.name]
         ):
             return replace(live, name=name, tied=None)  # of a resized vocabulary
-        return assembled(name, shape, [r.from_memory(tensors_by_name[r.live]) for r in regions])
+        return assemble(name, shape, [r.from_memory(tensors_by_name[r.live]) for r in regions])
 
 
-def in_memory(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def tensors_in_memory(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Return the tensors of files that are one in memory, too, under the names there."""
     file_places = places(tensors, config)
     return {
@@ -216,8 +219,8 @@ def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]
     ]
     if packed or isinstance(config.get("quantization_config"), dict):
         raise Unsupported(
-            f"the given model is quantised ({listed(packed) or 'quantization_config'}): its tensors"
-            " are not those that were trained",
+            f"the given model is quantised ({first_names(packed) or 'quantization_config'}): its"
+            " tensors are not those that were trained",
             hint="give the unquantised model",
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import SAFETENSORS, TORCH, file_kind
 from ckptsync.layouts.registry import LAYOUTS, WeightsSource
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.completeness import first_names
 from ckptsync.tensors import Files, Shape, Tensor
 
 # The states of torch's optimizers, and of bitsandbytes', Apex's, torchao's and Muon's.
@@ -39,7 +39,7 @@ _TRAINERS = re.compile(
 )
 
 
-def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors that are the model's own, and notes on others among them."""
     names = [t.name for t in tensors]
     firsts = {name.partition(".")[0].lower() for name in names}
@@ -57,7 +57,7 @@ def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple
     )
     notes = tuple(
         f"{len(left)} tensors of {what} are in the same files, and are left out{how}:"
-        f" {listed(sorted(left))}"
+        f" {first_names(sorted(left))}"
         for what, left, how in kinds
         if left
     )

@@ -112,13 +112,13 @@ def plan(
         raise Corrupt("two tensors have the same name, or a tensor has an invalid name")
     items = []
     for tensor in tensors:
-        copy, dtype = choose(tensor, options.dtype), target(tensor, options.dtype)
+        copy, dtype = choose_copy(tensor, options.dtype), written_dtype(tensor, options.dtype)
         check_tiling(tensor, copy)
         items.append((tensor, copy, dtype))
-    return named(grouped(items, options.max_shard_size), stem)
+    return name_files(group_tensors(items, options.max_shard_size), stem)
 
 
-def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
+def group_tensors(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
     """Return the tensors of each file: a new file begins where the next tensor would not fit."""
     groups: list[list[PlanItem]] = []
     total = 0
@@ -132,7 +132,7 @@ def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanIte
     return groups
 
 
-def named(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ...]:
+def name_files(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ...]:
     """Return a file for each group, with the names that ``save_pretrained`` gives."""
     count = len(groups)
     names = [f"{stem}-{number:05d}-of-{count:05d}" for number in range(1, count + 1)]
@@ -162,15 +162,15 @@ def _is_usable(name: str) -> bool:
     return is_text and name not in ("", "__metadata__")
 
 
-def target(tensor: Tensor, dtype: DType) -> str:
+def written_dtype(tensor: Tensor, dtype: DType) -> str:
     """Return the element type that a tensor is written in."""
-    own = tensor.dtype if is_castable(tensor.dtype) else choose(tensor, dtype).dtype
+    own = tensor.dtype if is_castable(tensor.dtype) else choose_copy(tensor, dtype).dtype
     if dtype == "auto" or not is_castable(own):
         return own
-    return choose(tensor, dtype).dtype if dtype == "keep" else _DTYPES[dtype]
+    return choose_copy(tensor, dtype).dtype if dtype == "keep" else _DTYPES[dtype]
 
 
-def choose(tensor: Tensor, dtype: DType) -> Copy:
+def choose_copy(tensor: Tensor, dtype: DType) -> Copy:
     """Return the stored copy to read: one that needs no cast, else the first of the most precise.
 
     Raises Incomplete if that one's file is not here: a less precise one never takes its place.
@@ -220,7 +220,7 @@ def check_tiling(tensor: Tensor, copy: Copy) -> None:
         if not fits:
             raise Corrupt(f"{name}: a part at {offsets} of size {sizes} is not inside {grid}")
     held, count = sum(prod(part.sizes) for part in copy.parts), prod(grid)
-    if held != count or not tiles(
+    if held != count or not is_tiled(
         [(p.offsets, p.sizes) for p in copy.parts if prod(p.sizes)], grid
     ):
         fault = (
@@ -253,7 +253,7 @@ def _follow(parts: Sequence[Part], grid: Shape) -> bool:
     return at == grid[0]
 
 
-def tiles(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
+def is_tiled(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
     """Return whether boxes inside ``grid``, with its volume together, cover it without overlap.
 
     Boxes are grouped by their interval on the first axis; if these follow each other without gap,
@@ -270,9 +270,11 @@ def tiles(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
     intervals = sorted(groups)
     ends = [0, *(start + size for start, size in intervals)]
     if [start for start, _ in intervals] == ends[:-1]:
-        return ends[-1] == grid[0] and all(tiles(group, grid[1:]) for group in groups.values())
+        return ends[-1] == grid[0] and all(is_tiled(group, grid[1:]) for group in groups.values())
     borders = sorted({0, grid[0], *(o[0] for o, _ in boxes), *(o[0] + n[0] for o, n in boxes)})
     return all(
-        tiles([(o[1:], n[1:]) for o, n in boxes if o[0] <= low and high <= o[0] + n[0]], grid[1:])
+        is_tiled(
+            [(o[1:], n[1:]) for o, n in boxes if o[0] <= low and high <= o[0] + n[0]], grid[1:]
+        )
         for low, high in pairwise(borders)
     )

@@ -21,22 +21,22 @@ from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merger import (
     adapter,
     completeness,
-    model_prefix,
     model_files,
+    model_prefix,
     non_model_tensors,
     tensor_names,
 )
 from ckptsync.merger.adapter import EACH, Selected, SeveralAdapters
-from ckptsync.merger.model_prefix import InnerModel
-from ckptsync.merger.joined_files import FILL, prefixed
+from ckptsync.merger.joined_files import FILL, add_prefix
 from ckptsync.merger.model_files import ADAPTER_CONFIG, CONFIG
+from ckptsync.merger.model_prefix import InnerModel
 from ckptsync.merger.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
-    from ckptsync.merger.adapter_sums import Sum
+    from ckptsync.merger.adapter_sums import TensorSum
     from ckptsync.merger.base_comparison import BaseModel
     from ckptsync.merger.name_mapping import FileModel
 
@@ -68,7 +68,7 @@ class MergeJob:
     left_out: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
     filled: tuple[str, ...] = ()
-    sums: Mapping[str, Sum] = field(default_factory=dict)
+    sums: Mapping[str, TensorSum] = field(default_factory=dict)
     modules: int = 0
 
     def content(self, name: str) -> bytes:
@@ -263,9 +263,9 @@ def _prepare_one(
     where = (path, base_names, model_config, adapter_config)
 
     def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        own, left = (tensors, ()) if path else non_model_tensors.without_states(tensors)
-        clean, renamed = tensor_names.unwrapped(own, base_names)
-        inner = model_prefix.inner_model(clean, *where)
+        own, left = (tensors, ()) if path else non_model_tensors.drop_states(tensors)
+        clean, renamed = tensor_names.strip_wrappers(own, base_names)
+        inner = model_prefix.find_inner_model(clean, *where)
         inner = replace(inner, notes=(*left, *renamed, *inner.notes))
         if source.layout == "peft" and tensors is stored and not part:
             # the names that peft itself has saved
@@ -357,9 +357,9 @@ def check_complete(files: Files) -> tuple[str, ...]:
 def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
     directories = _directories(files, source)
     config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
-    own, _ = non_model_tensors.without_states(registry.tensors(files, source))
-    clean, _ = tensor_names.unwrapped(own)
-    inner = model_prefix.inner_model(clean, None, (), model_config, config)
+    own, _ = non_model_tensors.drop_states(registry.tensors(files, source))
+    clean, _ = tensor_names.strip_wrappers(own)
+    inner = model_prefix.find_inner_model(clean, None, (), model_config, config)
     if source.layout == "peft":
         return completeness.check_adapter(inner.tensors, config)
     selected = adapter.select(inner.tensors, "", config)
@@ -407,7 +407,7 @@ def _check_copies(
                 )
     from ckptsync.merger import copy_consistency  # noqa: PLC0415 - the worker loads no numpy
 
-    copy_consistency.check(files, found.values())
+    copy_consistency.check_copies(files, found.values())
 
 
 def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
@@ -444,7 +444,7 @@ def _with_value_head(
 def _read_base(files: Files, option: str) -> BaseModel:
     from ckptsync.merger import base_comparison  # noqa: PLC0415 - few merges have a base model
 
-    return base_comparison.read(files, option)
+    return base_comparison.read_base(files, option)
 
 
 def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
@@ -487,12 +487,12 @@ def _prepare_model(
     if model := models.names or models.fill:
         from ckptsync.merger import name_mapping  # noqa: PLC0415 - few merges need it
 
-        known = name_mapping.in_memory(model.tensors, model.config)
+        known = name_mapping.tensors_in_memory(model.tensors, model.config)
     is_given = models.fill or models.names
     tying = config
     if known and is_given and not tensor_names.has_head(known):
         tying = {"tie_word_embeddings": True}  # as the given files do, whatever the sections say
-    tensors, notes = tensor_names.without_tied(stored, files, options, tying, known)
+    tensors, notes = tensor_names.drop_tied(stored, files, options, tying, known)
     if models.fill:
         own, names = len(tensors), {t.name for t in stored}
         tensors = _filled(tensors, names, models.fill, config, is_silent=is_silent)
@@ -513,7 +513,7 @@ def _prepare_model(
         tied = {t.name for t in stored} - names
         there = base.beside({t.name: t for t in (tensors if models.names else stored)}).keys()
         if config and tensor_names.is_tied(config):
-            pairs = tensor_names.pairs({*there, *names})
+            pairs = tensor_names.tied_pairs({*there, *names})
             tied |= {second for second, first in pairs if first in there or first in names}
         notes = (*notes, *base.compare(tensors, tied))
         tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
@@ -534,7 +534,7 @@ def _tied(
     """Return names that need not be there: the configuration ties them to one of ``names``."""
     if not config or not tensor_names.is_tied(config):
         return set()
-    pairs = [*tensor_names.pairs({*names, *others})]
+    pairs = [*tensor_names.tied_pairs({*names, *others})]
     return {a for pair in pairs for a, b in (pair, pair[::-1]) if b in names and a not in names}
 
 
@@ -575,7 +575,7 @@ def _filled(
 
 def _from_fill(tensor: Tensor) -> Tensor:
     """Return a tensor of the model's files as `JoinedFiles` names them."""
-    return replace(tensor, copies=tuple(prefixed(c, FILL) for c in tensor.copies), tied=None)
+    return replace(tensor, copies=tuple(add_prefix(c, FILL) for c in tensor.copies), tied=None)
 
 
 def _is_filled(tensor: Tensor) -> bool:
@@ -605,7 +605,7 @@ def _with_verl_config(
     if ADAPTER_CONFIG in dict(beside.beside):
         return beside
     known = _read_config(directories, model_files.VERL_LORA)
-    data = model_files.lora_config(known or {}, [t.name for t in selected.tensors])
+    data = model_files.make_lora_config(known or {}, [t.name for t in selected.tensors])
     if not data:
         return beside
     note = f"{ADAPTER_CONFIG} is made of {model_files.VERL_LORA} and the names of the tensors"
@@ -630,7 +630,7 @@ def _prepare_adapter(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     notes = completeness.check_adapter(selected.tensors, config)
-    adapter.check(selected, config or {})
+    adapter.check_rank(selected, config or {})
     notes += models.base.compare_adapter(selected.tensors) if models.base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
@@ -649,7 +649,7 @@ def _beside(
     found: dict[str, Files] = {}
     left: set[str] = set()
     for directory in directories:
-        for name in model_files.beside(directory.sizes(), adapter=is_adapter):
+        for name in model_files.files_beside(directory.sizes(), adapter=is_adapter):
             if options.allow_code or directory is code_from or not model_files.is_code(name):
                 found.setdefault(name, directory)
             else:
@@ -657,7 +657,7 @@ def _beside(
     job = MergeJob(
         "",
         (),
-        tuple((name, found[name]) for name in model_files.beside(found, adapter=is_adapter)),
+        tuple((name, found[name]) for name in model_files.files_beside(found, adapter=is_adapter)),
         (),
     )
     if options.allow_code:
@@ -669,15 +669,15 @@ def _beside(
         if not model_files.is_configuration(name):
             continue
         contents[name] = config = read_whole(directory, name, MAX_CONFIG)
-        keys = known = model_files.code_of(name, config)
+        keys = known = model_files.find_code(name, config)
         if directory is not code_from:
             # a key may stay where the user's own file has it at its top, with the value that it has
             # there
             own = {}
             if code_from and name in code_from.sizes():
-                own = model_files.code_of(name, read_whole(code_from, name, MAX_CONFIG))
+                own = model_files.find_code(name, read_whole(code_from, name, MAX_CONFIG))
             known = {key: value for key, value in own.items() if value is not None}
-            contents[name] = model_files.without_code(name, config, known)
+            contents[name] = model_files.strip_code(name, config, known)
             left |= {f"{name}: {key}" for key in keys if key not in known}
         if known.keys() & keys.keys():
             code.add(name)
@@ -690,9 +690,9 @@ def _with_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> 
     """Return the job with ``config.json`` naming the dtype of the weights."""
     if CONFIG not in dict(job.beside):
         return job
-    dtype = model_files.torch_dtype(dtypes, options.dtype)
+    dtype = model_files.config_dtype(dtypes, options.dtype)
     return replace(
-        job, contents={**job.contents, CONFIG: model_files.with_dtype(job.content(CONFIG), dtype)}
+        job, contents={**job.contents, CONFIG: model_files.set_dtype(job.content(CONFIG), dtype)}
     )
 
 

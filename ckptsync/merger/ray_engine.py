@@ -33,7 +33,7 @@ from ckptsync.merger.engine import (
     Write,
     WrittenFile,
 )
-from ckptsync.merger.inputs import Prepared
+from ckptsync.merger.inputs import PreparedMerge
 from ckptsync.merger.joined_files import FILL, JoinedFiles
 from ckptsync.merger.plan import FilePlan, MergeResources
 from ckptsync.merger.prepare import MergeJob
@@ -59,7 +59,7 @@ _NO_CLUSTER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TaskAccess:
     """How a task opens its sources and its destination: functions that run on the task's node.
 
     ``raises``: what they raise for their caller to see, beside CkptsyncError.
@@ -83,7 +83,7 @@ class RayEngine:
     and what a task raises.
     """
 
-    def __init__(self, address: str, reach: Reach) -> None:
+    def __init__(self, address: str, reach: TaskAccess) -> None:
         self._address, self._reach = address, reach
 
     def __call__(
@@ -96,7 +96,7 @@ class RayEngine:
     ) -> dict[str, WrittenFile]:
         """Make each file in a task."""
         own = replace(work, jobs=min(work.jobs, MOST_JOBS))
-        with connected(self._address) as ray:
+        with connect(self._address) as ray:
             try:
                 results = _run_all(ray, job.plans, own, self._reach, progress)
                 return collect(results, job, files, destination)
@@ -111,7 +111,11 @@ class RayEngine:
 
 
 def run_task(
-    plan: FilePlan, work: MergeResources, version: str, reach: Reach, report: Callable[[int], None]
+    plan: FilePlan,
+    work: MergeResources,
+    version: str,
+    reach: TaskAccess,
+    report: Callable[[int], None],
 ) -> TaskResult:
     """Make one output file, on whatever node this runs.
 
@@ -157,13 +161,13 @@ def collect(
         summed.join(stretches)
         if len(made) == len(job.plans):
             summed.finish()
-            destination.at_last_end()
-        destination.at_end(name, made[name])
+            destination.check_sources()
+        destination.record_file(name, made[name])
     return made
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connect(address: str) -> Iterator[Any]:
     """Give Ray itself, in the cluster, which is left at the end if it was entered here.
 
     Raises ConfigError.
@@ -201,7 +205,7 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-class Board:
+class ProgressBoard:
     """An actor that holds the bytes made of each file.
 
     If it is lost, only the progress shown suffers.
@@ -223,14 +227,16 @@ def _run_all(
     ray: Any,
     plans: Iterable[FilePlan],
     work: MergeResources,
-    reach: Reach,
+    reach: TaskAccess,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[str, TaskResult]]:
     """Yield every file's name and result as they come, and report progress in between."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=True
     )
-    board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(Board).remote()
+    board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(
+        ProgressBoard
+    ).remote()
     shown: dict[str, int] = {}
 
     def show(counts: Mapping[str, int]) -> None:
@@ -259,7 +265,7 @@ def _run_all(
 
 
 def _run_remote(
-    plan: FilePlan, work: MergeResources, version: str, reach: Reach, board: Any
+    plan: FilePlan, work: MergeResources, version: str, reach: TaskAccess, board: Any
 ) -> TaskResult:
     return run_task(plan, work, version, reach, lambda n: board.set.remote(plan.name, n))
 
@@ -268,7 +274,7 @@ def _first_line(e: BaseException) -> str:
     return next(iter(str(e).strip().splitlines()), type(e).__name__)
 
 
-def reach(prepared: Prepared, access: Access, target: PathOrUrl) -> Reach:
+def task_access(prepared: PreparedMerge, access: Access, target: PathOrUrl) -> TaskAccess:
     """Return how tasks reach the sources of a merge, and write below ``target``.
 
     ``target`` is the destination, or the directory in which a local one is written until it
@@ -278,7 +284,7 @@ def reach(prepared: Prepared, access: Access, target: PathOrUrl) -> Reach:
     plain = replace(access, limits=limits, _opened={})
     states = tuple(tree.state() for tree in prepared.trees)
     sources = tuple(prepared.request.sources)
-    return Reach(
+    return TaskAccess(
         partial(_open_files, sources, plain, states, prepared.request.fill_from),
         partial(_open_write, target, plain, abouts(prepared)),
     )

@@ -105,7 +105,7 @@ class Unit:
     reads: list[Read] = field(default_factory=list)
 
 
-def units(plan: FilePlan) -> Iterator[Unit]:
+def cut_units(plan: FilePlan) -> Iterator[Unit]:
     """Yield the units of a file, front to back."""
     header = memoryview(plan.header)
     for at in range(0, len(header), WINDOW):
@@ -135,7 +135,7 @@ class _Cutter:
 
     def add(self, number: int, copy: Copy) -> Iterator[Unit]:
         """Add a stored copy of a tensor; yield the units that are full."""
-        item, flat = ITEMSIZE[copy.dtype], runs(copy)
+        item, flat = ITEMSIZE[copy.dtype], find_runs(copy)
         if flat is None:
             yield from self._add_boxes(number, copy, item)
             return
@@ -176,7 +176,7 @@ class _Cutter:
         parts = sorted((p for p in copy.parts if prod(p.sizes)), key=lambda p: p.offsets[0])
         starts = [p.offsets[0] for p in parts]
         ends = list(accumulate((p.offsets[0] + p.sizes[0] for p in parts), max))
-        for box in boxes(grid, max(1, WINDOW // item)):
+        for box in cut_boxes(grid, max(1, WINDOW // item)):
             size = prod(box.sizes) * item
             if self._unit.stored + size > WINDOW or len(self._unit.reads) >= MOST_READS:
                 yield from self.rest()
@@ -209,7 +209,7 @@ class _Cutter:
         reads.append(read)
 
 
-def runs(copy: Copy) -> list[Read] | None:
+def find_runs(copy: Copy) -> list[Read] | None:
     """Return where a tensor's bytes lie, in order; None unless all parts are ranges of it."""
     item, found = ITEMSIZE[copy.dtype], []
     if len(copy.parts) == 1 and copy.parts[0].sizes == copy.grid and copy.parts[0].strides is None:
@@ -239,7 +239,7 @@ def _is_range(part: Part, grid: Shape) -> bool:
     return part.sizes[axis + 1 :] == grid[axis + 1 :]
 
 
-def boxes(grid: Shape, most: int) -> Iterator[Box]:
+def cut_boxes(grid: Shape, most: int) -> Iterator[Box]:
     """Yield boxes of at most ``most`` elements that make up ``grid``, in row-major order."""
     if not prod(grid):
         return

@@ -60,7 +60,7 @@ def _reads(plans: Iterable[FilePlan], compared: ComparedFiles) -> Iterator[tuple
     """Yield all reads of a merge, and how far in the output (bytes) each is."""
     at = 0
     for plan in plans:
-        for unit in read_units.units(plan):
+        for unit in read_units.cut_units(plan):
             for one in unit.reads:
                 yield Extent(one.file, one.start, one.size), at
                 for replica, _ in compared.replicas(one.file, one.start, one.start + one.size):

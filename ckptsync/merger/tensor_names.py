@@ -20,7 +20,7 @@ from typing import Any
 from blake3 import blake3
 
 from ckptsync.errors import Unsupported
-from ckptsync.merger.plan import MergeOptions, choose
+from ckptsync.merger.plan import MergeOptions, choose_copy
 from ckptsync.tensors import Files, Tensor
 
 WRAPPERS = frozenset(
@@ -61,7 +61,7 @@ BY_DEFAULT = frozenset(
 _NESTED = ("text_config", "decoder", "llm_config", "language_config", "thinker_config")
 
 
-def unwrapped(
+def strip_wrappers(
     tensors: Sequence[Tensor], known: Collection[str] = ()
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors under their model's own names, and a note if any was renamed.
@@ -83,10 +83,10 @@ def unwrapped(
         f"{' and '.join(sorted(gone))} taken out of {len(changed)} names, such as {stored}: now"
         f" {name}"
     )
-    return renamed(tensors, names), (note,)
+    return rename_tensors(tensors, names), (note,)
 
 
-def renamed(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
+def rename_tensors(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
     """Return each tensor under its new name, tied to the new name of the other.
 
     Raises Unsupported where two would get one name.
@@ -140,7 +140,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     )
 
 
-def pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
+def tied_pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield ``(second, first)``, two names that some models use for one tied tensor."""
     embeddings = [n for n in names if ends_in(n, EMBEDDINGS)]
     yield from ((name, first) for name in names if (first := _first_of(name, names)))
@@ -154,7 +154,7 @@ def has_head(names: Iterable[str]) -> bool:
     return any(ends_in(name, HEADS) for name in names)
 
 
-def without_tied(
+def drop_tied(
     tensors: Sequence[Tensor],
     files: Files,
     options: MergeOptions,
@@ -184,7 +184,7 @@ def without_tied(
             digester = blake3()
             from ckptsync.merger.read_units import stored_bytes  # noqa: PLC0415 - the worker loads no numpy
 
-            for data in stored_bytes(files, choose(tensor, options.dtype)):
+            for data in stored_bytes(files, choose_copy(tensor, options.dtype)):
                 digester.update(data)
             digests[tensor.name] = digester.hexdigest()
         return digests[tensor.name]

@@ -37,7 +37,7 @@ class Piece:
         return is_same and self.sizes == self.source.shape
 
 
-def assembled(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
+def assemble(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
     """Return the tensor of that name and shape that the pieces make up.
 
     Raises Unsupported where they are of several dtypes, or have no stored copies alike.

@@ -85,7 +85,7 @@ def has_statistics(dtype: str) -> bool:
     return dtype in _HALVES or dtype in FLOATS or dtype in INTEGERS or dtype in _CODES
 
 
-def statistics(data: memoryview, dtype: str) -> Statistics | None:
+def count_values(data: memoryview, dtype: str) -> Statistics | None:
     """Return the statistics of the elements in these bytes, or None if their type has none."""
     if not has_statistics(dtype):
         return None
@@ -125,7 +125,7 @@ def exact_values(data: Array, dtype: str) -> Array:
     return data.view(FLOATS.get(dtype, "<c8"))
 
 
-def remarks(name: str, found: Statistics) -> Iterable[str]:
+def notes_on_values(name: str, found: Statistics) -> Iterable[str]:
     """Yield notes on a tensor that hint at a shard that was never filled in."""
     if found.count > 1 and found.zeros == found.count:
         yield f"{name}: all {found.count} values are zero"

@@ -309,7 +309,7 @@ def test_a_tensor_on_some_of_the_ranks_is_each_groups_if_all_have_the_same_bytes
         ["1"],
         ["3"],
     ]
-    copy_consistency.check(files, [found])
+    copy_consistency.check_copies(files, [found])
     files = slices(1, 1, 2, 3)
     with pytest.raises(
         Unsupported,
@@ -318,7 +318,7 @@ def test_a_tensor_on_some_of_the_ranks_is_each_groups_if_all_have_the_same_bytes
             r" .*_rank_[23].pt"
         ),
     ):
-        copy_consistency.check(files, per_rank.tensors(files, "model"))
+        copy_consistency.check_copies(files, per_rank.tensors(files, "model"))
 
 
 def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(
@@ -380,7 +380,7 @@ def test_replicas_are_compared_in_full_while_they_are_read() -> None:
         part, replica = (Part((0,), whole.shape, extent) for extent in extents)
         copy = Copy("F32", whole.shape, (replace(part, replicas=(replica,)),))
         tensor = Tensor("w", "F32", whole.shape, (copy,))
-        copy_consistency.check(files, [tensor])
+        copy_consistency.check_copies(files, [tensor])
         found = copy_consistency.ComparedFiles(files, plan([tensor], MergeOptions()))
         if not n:
             assert read_bytes(found, extents[0]) == whole.numpy().tobytes()

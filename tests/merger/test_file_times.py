@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.file_times import check_times
+from ckptsync.merger.plan import MergeOptions
 from ckptsync.walk import SAME_MOMENT, SLOW
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import vector
