@@ -319,8 +319,8 @@ def _adapter(
     notes = []
     if name:
         notes.append(
-            f"a PEFT adapter, named {name} in the shards: {len(selected)} tensors, under the names that"
-            " peft loads"
+            f"a PEFT adapter, named {name} in the shards: {len(selected)} tensors, under the"
+            " names that peft loads"
         )
     if left_out := len(other_names) - len(saved_with):
         notes.append(
@@ -389,7 +389,7 @@ def _leaves_base(items: Mapping[str, _Item]) -> bool:
 
 
 def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load the adapter."""
+    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load it."""
     if any(config.get(key) is False for key in _RECOMPUTED):
         return
     modules: defaultdict[str, set[str]] = defaultdict(set)

@@ -170,7 +170,7 @@ class _Plan:
     # Tensors that the adapter has whole
 
     def _add_replacements(self) -> dict[str, Tensor]:
-        """Record replacements of the base's tensors; return the tensors that the base does not have.
+        """Record replacements of the base's tensors; return the tensors that the base lacks.
 
         Raises Unsupported or Corrupt where a replacement does not fit.
         """
@@ -352,7 +352,7 @@ class _Plan:
             (side.own if side else self._of.setdefault(name, [])).append(replaced)
 
     def _add_tied(self) -> None:
-        """Record what becomes of tied embeddings; called after both sides have all their changes."""
+        """Record what becomes of tied embeddings, from all changes that both sides have."""
         if not self._tie:
             return
         outcome = self._tie.outcome(self._base, self._config, self._equal)

@@ -164,7 +164,7 @@ class Base:
         self._children: dict[tuple[str, ...], dict[str, list[str]]] = {}
 
     def find(self, name: str) -> tuple[Slot, ...]:
-        """Return the tensors that hold a parameter; empty if there is none, or several could be meant."""
+        """Return the tensors that hold a parameter; empty if none or several could be meant."""
         if tensor := self.tensors.get(name):
             return (Slot(tensor, Place(name)),)
         if slots := self._live.get(name):
@@ -187,9 +187,9 @@ class Base:
         return self._live.keys()
 
     def parameters(self, module: str) -> dict[str, tuple[Slot, ...]]:
-        """Return a module's parameters but ``weight`` and ``bias``, such as stacked experts, by name.
+        """Return a module's parameters, without ``weight`` and ``bias``, by name.
 
-        Empty if no module, or several, could be meant.
+        Such are stacked experts.  Empty if no module, or several, could be meant.
         """
         self._fill()
         modules = self._children.get(_alike(module), {})
