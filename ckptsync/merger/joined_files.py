@@ -24,7 +24,6 @@ class JoinedFiles:
     """
 
     def __init__(self, files: Files, prefixed_models: Mapping[str, Files]) -> None:
-        """--"""
         self._models = {**prefixed_models, "": files}
         self._sizes = {
             prefix + name: size

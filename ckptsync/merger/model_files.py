@@ -64,19 +64,21 @@ def find_code(name: str, config: bytes) -> dict[str, Any]:
     return {**dict.fromkeys(sorted(keys - top.keys())), **top}
 
 
-def strip_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
+def strip_code(name: str, config: bytes, allowed: Mapping[str, Any]) -> bytes:
     """Return a configuration without the keys that lead to code.
 
-    Those of ``known`` stay at its top, with the values of ``known``.  A configuration without such
-    keys is returned as it is, byte for byte.  Raises Corrupt if it is not JSON.
+    Those of ``allowed`` stay at its top, with the values of ``allowed``.  A configuration without
+    such keys is returned as it is, byte for byte.  Raises Corrupt if it is not JSON.
     """
     if not (keys := find_code(name, config)):
         return config
     content = _without_code(_parse_with_code(name, config)[0])
-    allowed = {
-        key: known[key] for key in keys if known.get(key) is not None and isinstance(content, dict)
+    kept = {
+        key: allowed[key]
+        for key in keys
+        if allowed.get(key) is not None and isinstance(content, dict)
     }
-    return (json.dumps(content | allowed if allowed else content, indent=2) + "\n").encode()
+    return (json.dumps(content | kept if kept else content, indent=2) + "\n").encode()
 
 
 def parse_file(

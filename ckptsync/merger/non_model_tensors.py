@@ -123,10 +123,10 @@ def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) ->
     Explained are files that were read (``reads``) or hold copies of the same save, an optimizer's
     and the trainer's by their names, and shards of the same layout.
     """
-    named = set(reads)
+    explained = set(reads)
     for second in registry.beside(files, source):
         if second == registry.sources(files)[0]:  # compared with this one; else it is hollow
-            named |= registry.layout(second.layout).demands(files, second.root).keys()
+            explained |= registry.layout(second.layout).demands(files, second.root).keys()
     shards = None if source.is_whole else LAYOUTS[source.layout].files
     folders = {"", source.root.rpartition("/")[0]} | ({source.root} if source.is_whole else set())
     unexplained = []
@@ -134,7 +134,7 @@ def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) ->
         folder, _, base = name.rpartition("/")
         is_adapter = source.layout != "peft" and LAYOUTS["peft"].files.fullmatch(base)
         is_beside = folder in folders or is_adapter  # adapters have directories of their names
-        if not is_beside or name in named or not base.endswith((SAFETENSORS, *TORCH)):
+        if not is_beside or name in explained or not base.endswith((SAFETENSORS, *TORCH)):
             continue
         kind = file_kind(base)
         is_states = bool(kind and (kind.use or kind.is_shard)) or _TRAINERS.fullmatch(base)
