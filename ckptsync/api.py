@@ -27,7 +27,6 @@ from ckptsync.downloader.find import PullRequest, check_outside, find
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merger.destination import check_free
 from ckptsync.merger.destination import merge as write_merge
-from ckptsync.merger.differences import Difference, Side, judge, planned_side, read_changes
 from ckptsync.merger.inputs import (
     MergeRequest,
     check_unchanged,
@@ -37,6 +36,13 @@ from ckptsync.merger.inputs import (
 )
 from ckptsync.merger.inspection import Inspection, inspect_checkpoint
 from ckptsync.merger.into_base import AS_BASE, open_into_base
+from ckptsync.merger.model_differences import (
+    Difference,
+    Side,
+    compare_tensors,
+    planned_side,
+    read_changes,
+)
 from ckptsync.merger.plan import SHARD_SIZE, DType, MergeOptions, MergeResources, check_dtype
 from ckptsync.merger.readers import open_reader
 from ckptsync.quantities import parse_size
@@ -225,7 +231,9 @@ def diff(
         sides.append(planned_side(prepared.job.plans, prepared.files))
         trees.extend(prepared.trees)
     side_a, side_b = sides
-    differences, _ = read_changes(side_a, side_b, judge(side_a, side_b), lambda _size: None)
+    differences, _ = read_changes(
+        side_a, side_b, compare_tensors(side_a, side_b), lambda _size: None
+    )
     check_unchanged(trees)
     return differences
 

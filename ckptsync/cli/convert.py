@@ -23,9 +23,9 @@ from ckptsync.cli.output import say
 from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
 from ckptsync.merger.destination import check_free, merge
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources, show_path
 from ckptsync.merger.plan import MergeOptions, MergeResources
-from ckptsync.merger.universal import LATEST, prepare_universal
+from ckptsync.merger.universal_conversion import LATEST, prepare_universal
 from ckptsync.quantities import show_size
 from ckptsync.stores.path_or_url import pure_path, without_links
 from ckptsync.stores.urls import Remote, located
@@ -110,7 +110,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _result(prepared: Prepared, files: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+def _result(
+    prepared: PreparedMerge, files: list[dict[str, Any]], notes: list[str]
+) -> dict[str, Any]:
     """Return the result for ``--json``, without ``dry_run``."""
     names = [plan.name.rpartition("/") for plan in prepared.job.plans if plan.ending]
     states = {last.removesuffix(".pt") for _, _, last in names}

@@ -31,23 +31,23 @@ from ckptsync.cli.inspect import check_exists
 from ckptsync.cli.output import Progress, say
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.head.consolidate import source_files
-from ckptsync.merger.differences import (
+from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
+from ckptsync.merger.model_differences import (
     STATES,
-    Change,
     Difference,
+    Distance,
     GroupDifferences,
     Side,
     State,
-    by_group,
-    by_name,
     bytes_to_read,
-    judge,
+    compare_tensors,
+    count_by_group,
+    index_by_name,
     most_changed,
     planned_side,
     read_changes,
     recorded_tensor,
 )
-from ckptsync.merger.inputs import MergeRequest, check_unchanged, open_sources
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import prepare
 from ckptsync.merger.readers import open_reader
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{opened.target}: no digests of its tensors are recorded",
                 hint="leave --digests out, or name a consolidated checkpoint of a store",
             )
-    differences, notes = judge(a.side, b.side), (*a.notes, *b.notes)
+    differences, notes = compare_tensors(a.side, b.side), (*a.notes, *b.notes)
     size = 0 if args.digests else bytes_to_read(differences)
     if size:
         with output.progress(args, f"comparing {a.target} with {b.target}") as progress:
@@ -237,7 +237,7 @@ def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
     """Return the side of a consolidated model, with digests, from its record alone."""
     prefix = consolidated_prefix(state.run, state.location)
     sizes = {f.path: f.size for f in record.files}
-    tensors = by_name(
+    tensors = index_by_name(
         (t.file, recorded_tensor(
             t.name, t.dtype, t.shape, Extent(t.file, t.start, t.size), sizes.get(t.file)))
         for t in record.tensors
@@ -267,7 +267,7 @@ def describe(
         "groups": [
             {"group": g.group, **{state: g.counts.get(state, 0) for state in STATES},
              **_describe_change(g.change)}
-            for g in by_group(differences)
+            for g in count_by_group(differences)
         ],
         "tensors": [_describe_tensor(d) for d in _top(differences, top)],
         "notes": list(notes),
@@ -300,7 +300,7 @@ def _describe_tensor(d: Difference) -> dict[str, Any]:
     }
 
 
-def _describe_change(change: Change | None) -> dict[str, Any]:
+def _describe_change(change: Distance | None) -> dict[str, Any]:
     """Return the numbers of a change for ``--json``; None for those unknown or not finite."""
     if change is None:
         keys = ("relative", "norm", "largest", "elements", "differing", "nonfinite")
@@ -311,10 +311,10 @@ def _describe_change(change: Change | None) -> dict[str, Any]:
     return {**finite, **counts, "nonfinite": change.nonfinite}
 
 
-def _total(differences: Sequence[Difference]) -> Change | None:
+def _total(differences: Sequence[Difference]) -> Distance | None:
     """Return the sum of the changes of all differing tensors that were read; None if none was."""
     changes = [d.change for d in differences if d.change and d.state != "same"]
-    return sum(changes, Change()) if changes else None
+    return sum(changes, Distance()) if changes else None
 
 
 def _top(differences: Sequence[Difference], top: int | None) -> Iterator[Difference]:
@@ -361,7 +361,7 @@ def _show(
         f"{counts['same']} of {len(differences)} tensors are the same,"
         f" {', '.join(state_counts)}{relative_change}"
     )
-    groups = by_group(differences)
+    groups = count_by_group(differences)
     if len(groups) > 1:
         rows = [_group_row(group) for group in groups]
         print()
@@ -405,7 +405,7 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _numbers(change: Change | None) -> list[str]:
+def _numbers(change: Distance | None) -> list[str]:
     """Return the relative and the largest change as cells."""
     if change is None:
         return [NONE, NONE]

@@ -28,8 +28,14 @@ from ckptsync.errors import ConfigError
 from ckptsync.gc_pause import paused
 from ckptsync.merger.adapter_sums import ChangeTotals
 from ckptsync.merger.destination import EngineAt, check_free, merge
-from ckptsync.merger.engine import Merged
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path, usual_threads
+from ckptsync.merger.engine import MergeResult
+from ckptsync.merger.inputs import (
+    MergeRequest,
+    PreparedMerge,
+    open_sources,
+    show_path,
+    usual_threads,
+)
 from ckptsync.merger.into_base import AS_BASE, open_into_base
 from ckptsync.merger.plan import SHARD_SIZE, MergeOptions, MergeResources
 from ckptsync.merger.tensor_statistics import Statistics
@@ -196,14 +202,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ray_engine(args: argparse.Namespace, prepared: Prepared, access: Access) -> EngineAt:
+def _ray_engine(args: argparse.Namespace, prepared: PreparedMerge, access: Access) -> EngineAt:
     """Return a function that makes the Ray engine for a destination.  Raises ConfigError."""
-    from ckptsync.merger.ray_engine import RayEngine, reach
+    from ckptsync.merger.ray_engine import RayEngine, task_access
 
     if args.bandwidth:
         why = "--bandwidth: the tasks of a cluster share no limit"
         raise ConfigError(why, hint="leave it out, or use --engine local")
-    return lambda target: RayEngine(args.ray_address, reach(prepared, access, target))
+    return lambda target: RayEngine(args.ray_address, task_access(prepared, access, target))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -241,7 +247,7 @@ def thread_count(jobs: int | None, places: Iterable[PathOrUrl]) -> int:
     return jobs or usual_threads(places)
 
 
-def describe_plan(prepared: Prepared) -> dict[str, Any]:
+def describe_plan(prepared: PreparedMerge) -> dict[str, Any]:
     """Return the result of ``--dry-run`` for ``--json``."""
     job = prepared.job
     files = [{"path": plan.name, "bytes": plan.size} for plan in job.plans]
@@ -254,7 +260,7 @@ def describe_plan(prepared: Prepared) -> dict[str, Any]:
     return result | ({"change": _describe_change(prepared)} if prepared.request.into else {})
 
 
-def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
+def describe_result(prepared: PreparedMerge, merged: MergeResult) -> dict[str, Any]:
     """Return the result of a merge for ``--json``; a statistic that is not finite is None."""
     files = [
         {"path": file.path, "bytes": file.size, "blake3": file.digest} for file in merged.files
@@ -272,7 +278,7 @@ def describe_result(prepared: Prepared, merged: Merged) -> dict[str, Any]:
 
 
 def _describe_change(
-    prepared: Prepared, totals: Mapping[str, ChangeTotals] | None = None
+    prepared: PreparedMerge, totals: Mapping[str, ChangeTotals] | None = None
 ) -> dict[str, Any]:
     """Return how many modules and tensors adapters change.
 
@@ -306,7 +312,7 @@ def _describe_statistics(statistics: Statistics) -> dict[str, Any]:
 
 
 def _result(
-    prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]
+    prepared: PreparedMerge, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]
 ) -> dict[str, Any]:
     """Return the keys that a plan and a written merge have in common, for ``--json``."""
     return {

@@ -32,12 +32,12 @@ from ckptsync.head.weights_comparison import record_weights
 from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merger import model_files
 from ckptsync.merger.completeness import DOUBT
-from ckptsync.merger.engine import Destination, Merged, Progress, Write, write_model
+from ckptsync.merger.engine import Destination, MergeResult, Progress, Write, write_model
 from ckptsync.merger.inputs import MergeRequest, check_unchanged
-from ckptsync.merger.into_base import joined, open_base, summed
+from ckptsync.merger.into_base import join_files, open_base, plan_sums
 from ckptsync.merger.plan import FORMAT, MergeOptions, MergeResources, check_dtype
 from ckptsync.merger.prepare import MAX_BESIDE, MergeJob, prepare, prepare_beside
-from ckptsync.merger.ray_engine import RayEngine, Reach
+from ckptsync.merger.ray_engine import RayEngine, TaskAccess
 from ckptsync.merger.readers import open_reader
 from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.records.io import create_record, next_number
@@ -93,7 +93,7 @@ class RayCluster:
         entries = {path: state.files[path][0].entry for path in present}
         files = partial(_open_files, plain, present, entries)
         write = partial(_open_write, plain, prefix, dict(abouts))
-        return RayEngine(self.address, Reach(files, write, (InTheWay,)))
+        return RayEngine(self.address, TaskAccess(files, write, (InTheWay,)))
 
 
 def _open_files(
@@ -300,7 +300,7 @@ class ModelBuilder:
 
     def _write_agreed(
         self, state: LocationState, planned: _PlannedModel, agreement: Agreement
-    ) -> Merged:
+    ) -> MergeResult:
         """Write the planned files of a model, and delete all other files below its prefix.
 
         Raise Incomplete if the agreement is no longer the latest, or if the base has changed.
@@ -333,7 +333,7 @@ class ModelBuilder:
         return merged
 
     def _record_values(
-        self, record: ModelRecord, merged: Merged, doubts: Iterable[str]
+        self, record: ModelRecord, merged: MergeResult, doubts: Iterable[str]
     ) -> Iterator[str]:
         """Write the weights record of a model if values were counted; yield a note if that fails.
 
@@ -474,7 +474,7 @@ class ModelBuilder:
 
         for name in sorted(damaged):
             if name.endswith(".index.json"):  # it names all files, also those that are intact
-                write(name, [model_files.index(job.plans)])
+                write(name, [model_files.make_index(job.plans)])
         plans = tuple(plan for plan in job.plans if plan.name in damaged)
         beside = tuple(b for b in job.beside if b[0] in damaged)
         remaining = replace(job, plans=plans, beside=beside)
@@ -505,8 +505,10 @@ class ModelBuilder:
         access = self._options.access.within(PREFETCH)
         request = MergeRequest((), located(self._store.url), options, into=base_location)
         opened_base = open_base(request, access)
-        joined_files = joined(opened_base.files, [files])
-        summed_job = summed(opened_base.job, [(state.location, adapter_job)], joined_files, options)
+        joined_files = join_files(opened_base.files, [files])
+        summed_job = plan_sums(
+            opened_base.job, [(state.location, adapter_job)], joined_files, options
+        )
         holders = {id(holder): holder for _, holder in opened_base.job.beside}
         base_origins = [_Origin(_INTO, holder) for holder in holders.values()]
         base_state = digest(" ".join(tree.state() for tree in opened_base.trees).encode())
@@ -529,7 +531,9 @@ class ModelBuilder:
         model_paths = {f.path for f in record.files}
         is_adapter = bool(record.adapters)
         available = [state.present(), *(source.files.sizes() for source in origins)]
-        beside = {n for sizes in available for n in model_files.beside(sizes, adapter=is_adapter)}
+        beside = {
+            n for sizes in available for n in model_files.files_beside(sizes, adapter=is_adapter)
+        }
         if not beside - model_paths:
             return None
         files, options = source_files(store, state), _parse_options(state, record.options)

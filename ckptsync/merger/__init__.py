@@ -1,22 +1,32 @@
-"""Merging a sharded checkpoint into safetensors, in four steps.
+"""Merge a sharded checkpoint into safetensors that `from_pretrained` opens.
 
-1. Open what the user named, and check that it is one save: `inputs`, `save_times`; several models
-   are read as one through `joined_files`.
-2. Plan: `prepare` reads the layout's tensors and decides names (`tensor_names`, `inner_model`,
-   `adapter`), leaves out what is no weight (`other_states`), compares with the configuration
-   (`completeness`), copies (`copy_comparison`) and the base model (`base_comparison`), and chooses
-   what stands beside the weights (`model_files`).  `plan` cuts output files.
-3. Stream: `engine` makes and writes all files, by threads or by `ray_engine`: `read_units` gathers,
-   `cast` casts, `tensor_statistics` counts.  `readers` draws and builds what lies below: digests
-   (`checked_files`), CRC32s (`container_crcs`), replicas (`copy_comparison`).
-   Of another model: `base_names` relates its names and fills from it, `tensor_pieces` splits and
-   fuses tensors.  An adapter into its base: `adapter_changes` decides what becomes of each tensor
-   (`low_rank`), by its configuration (`adapter_config`), names (`adapter_names`), factors
-   (`adapter_factors`) and tied embeddings (`adapter_ties`); `into_base` plans that merge,
-   `adapter_sums` sums.
-4. Publish: `destination` is a new directory or a store.
+Every trainer spreads a model's tensors over files in a way of its own.  `ckptsync.layouts` says
+where the bytes of each tensor lie; this package plans from that which bytes each output file has,
+and copies them as a stream.  So memory does not grow with the model, and neither torch nor the
+model's class is needed.  The entry points, in the order of a merge:
 
-`inspection` says of each set of weights what a merge would.
-`universal` plans DeepSpeed's universal form instead of a model.
-`differences` compares two planned models by step 3, and publishes nothing.
+1. `inputs` opens what the user named, and checks that it is one save (`file_times`).  Several
+   models are read as one through `joined_files`.
+2. `prepare` plans: it reads the layout's tensors and decides their names (`tensor_names`,
+   `model_prefix`, `adapter`), leaves out what is no weight (`non_model_tensors`), compares with the
+   configuration (`completeness`), with other copies (`copy_consistency`) and with the base model
+   (`base_comparison`), and chooses the files beside the weights (`model_files`).  `plan` decides
+   which tensors each output file has.
+3. `engine` writes all files with threads, `ray_engine` with tasks of a cluster: `read_units`
+   gathers bytes, `cast` casts them, `tensor_statistics` counts values.  `readers` draws the layers
+   that are read through: digests (`checked_files`), CRC32s (`container_crcs`), replicas
+   (`copy_consistency`).
+4. `destination` publishes the model as a new directory or in a store.
+
+`--names-of` and `--fill-from` relate a checkpoint to a model's files: `name_mapping` finds the
+relation, `tensor_pieces` splits and fuses tensors.
+
+`--into` sums adapters into their base: `into_base` plans that merge, `adapter_changes` decides what
+becomes of each tensor (`change_types`), from the adapter's configuration (`adapter_config`), names
+(`adapter_names`), factors (`adapter_factors`) and tied embeddings (`adapter_ties`); `adapter_sums`
+computes the sums while the base is written.
+
+`inspection` says of each set of weights whether it can be merged.  `universal_conversion` plans
+DeepSpeed's universal form instead of a model.  `model_differences` compares two planned models, and
+publishes nothing.
 """

@@ -1,8 +1,11 @@
-"""PEFT adapters in a state dict: which tensors are the adapter's, and under which names.  Pure.
+"""Select a PEFT adapter, or the base model under it, from the tensors of a training.  Pure.
 
-Follows ``get_peft_model_state_dict`` and the tuners' ``_get_adapter_state_dict``,
+A training's state dict holds adapter and base model together, under names that
+`PeftModel.from_pretrained` does not load.  Which tensors are the adapter's, and under which names
+peft would save them, follows from their names alone: the rules are those of
+``get_peft_model_state_dict`` and the tuners' ``_get_adapter_state_dict`` and
 ``_remove_adapter_name_from_key`` (peft 0.21.2: ``utils/save_and_load.py``,
-``tuners/tuners_utils.py``, ``tuners/lora/model.py``), by names alone.
+``tuners/tuners_utils.py``, ``tuners/lora/model.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.merger.model_files import ADAPTER_CONFIG
-from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, renamed
+from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, rename_tensors
 from ckptsync.tensors import Tensor
 
 STEM = "adapter_model"
@@ -115,19 +118,28 @@ class _Item:
 
 
 def split_source(source: str | None) -> tuple[str | None, str]:
-    """Split ``dcp:x@base`` into ``dcp:x`` and ``base``.
+    """Split ``dcp:x@base`` into ``dcp:x`` and ``base``, the part of the source to write.
 
-    The second is one half of a state dict that holds an adapter and its base model.
+    The part is ``base``, ``adapter`` or ``adapter=NAME``; empty if ``source`` names none.
     """
     match = _PARTS.fullmatch(source or "")
     return (match[1] or None, match[2]) if match else (source, "")
 
 
 def select(tensors: Sequence[Tensor], part: str, config: Mapping[str, Any] | None) -> Selected:
-    """Return the adapter with what peft saves with it, or the base model under it.
+    """Return the tensors of the adapter, or of the base model if ``part`` is ``base``.
 
-    ``part``: as `split_source` gives it; ``config``: ``adapter_config.json``, where it is known.
-    Raises Unsupported where names do not tell.
+    If no tensor is an adapter's, all tensors are returned, as a model.
+
+    Args:
+        tensors: Of one set of weights.
+        part: As `split_source` returns it.
+        config: What ``adapter_config.json`` says; None without such a file.
+
+    Raises:
+        SeveralAdapters: Several adapters are stored, and ``part`` names none.
+        Unsupported: The part is not stored, or its names do not say what peft would save.
+
     """
     items = _items([t.name for t in tensors], is_expected=bool(part) or config is not None)
     if items:
@@ -141,8 +153,11 @@ def select(tensors: Sequence[Tensor], part: str, config: Mapping[str, Any] | Non
     return Selected(tuple(tensors), None)
 
 
-def check(selected: Selected, config: Mapping[str, Any]) -> None:
-    """Raise Corrupt if the rank in ``adapter_config.json`` is not that of the weights."""
+def check_rank(selected: Selected, config: Mapping[str, Any]) -> None:
+    """Raise Corrupt if the weights have another rank than ``adapter_config.json`` says.
+
+    Nothing is checked for other kinds than LoRA, or where ranks vary between modules.
+    """
     rank = config.get("r")
     varies = any(
         config.get(key) for key in ("rank_pattern", "target_parameters", "layer_replication")
@@ -158,37 +173,41 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
             )
 
 
-def roots(names: Iterable[str]) -> set[str]:
-    """Return where in a training's module PEFT models begin, such as ``policy`` or ``""``."""
-    found: set[str] = set()
-    inside: tuple[str, ...] = ()  # what names begin with whose root was found
+def find_roots(names: Iterable[str]) -> set[str]:
+    """Return the paths in a training's module at which PEFT models begin, such as ``policy``.
+
+    The path is empty for a PEFT model that is not inside of another module.
+    """
+    roots: set[str] = set()
+    root_prefixes: tuple[str, ...] = ()  # what names begin with whose root was found
     for name in names:  # there may be a million
-        if (_BASE not in name and _ENCODER not in name) or name.startswith(inside):
+        if (_BASE not in name and _ENCODER not in name) or name.startswith(root_prefixes):
             continue
         parts = name.split(".")
-        at = next((n for n, part in enumerate(parts) if part in (_BASE, _ENCODER)), len(parts))
-        is_encoder = parts[at : at + 1] == [_ENCODER] and not _ENCODED.isdisjoint(
-            parts[at + 2 : at + 3]
+        depth = next((n for n, part in enumerate(parts) if part in (_BASE, _ENCODER)), len(parts))
+        is_encoder = parts[depth : depth + 1] == [_ENCODER] and not _ENCODED.isdisjoint(
+            parts[depth + 2 : depth + 3]
         )
-        if is_encoder or any(map(_is_adapters, parts[at:])):
-            found.add(".".join(parts[:at]))
-            inside = tuple(f"{root}.{_BASE}." if root else f"{_BASE}." for root in found)
-    return found
+        if is_encoder or any(map(_is_adapters, parts[depth:])):
+            roots.add(".".join(parts[:depth]))
+            root_prefixes = tuple(f"{root}.{_BASE}." if root else f"{_BASE}." for root in roots)
+    return roots
 
 
-def adapted(name: str) -> str:
-    """Return the name of the weight that an adapter's tensor adapts, as the base model has it.
+def base_name(name: str) -> str:
+    """Return the base model's name of the weight that an adapter's tensor adapts.
 
-    Of any other tensor the name that the base model has for it.
+    For any other tensor, return the name that the base model has for it.
     """
     parts = name.split(".")
-    at = next((n for n, part in enumerate(parts) if n and _is_adapters(part)), None)
-    if at is not None:
-        parts = [*parts[:at], *(parts[at + 2 :] if parts[at] == _SAVED else ["weight"])]
+    index = next((n for n, part in enumerate(parts) if n and _is_adapters(part)), None)
+    if index is not None:
+        parts = [*parts[:index], *(parts[index + 2 :] if parts[index] == _SAVED else ["weight"])]
     return ".".join(part for part in parts if part not in ("base_layer", _ORIGINAL))
 
 
 def _is_adapters(part: str) -> bool:
+    """Return whether peft gives this component only to an adapter's tensors."""
     return part == _SAVED or part.startswith((*_KNOWN, *_OTHERS))
 
 
@@ -197,22 +216,27 @@ def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
 
     An adapter that was injected into a model (`add_adapter`) has its name in each of its tensors,
     but not the prefix that peft saves it with.  Some models have such parts of their own
-    (Phi-4-multimodal), so an adapter must be expected.
+    (Phi-4-multimodal), so injected adapters are searched for only if ``is_expected``.  Raises
+    Unsupported for adapters whose saved tensors peft computes.
     """
     starts = ("base_model.", *_SAVED_PROMPTS)
-    is_whole = any(n.startswith(starts) for n in names) or "" in roots(names)
+    is_whole = any(n.startswith(starts) for n in names) or "" in find_roots(names)
     if not is_whole:
         # one pass over a model that has no adapter, be its tensors a million
         text = "\n".join(names)
         if not is_expected or not any(f".{tuner}" in text for tuner in _KNOWN):
             return {}
     prefix = "" if is_whole else PREFIX
-    found = {name: item for name in names if (item := _item(name, prefix))}
-    return found if is_whole or all(item.adapter for item in found.values()) else {}
+    items = {name: item for name in names if (item := _item(name, prefix))}
+    return items if is_whole or all(item.adapter for item in items.values()) else {}
 
 
 def _item(name: str, prefix: str) -> _Item | None:
-    """Split a name such as ``…lora_A.default.weight``, with or without the adapter's name."""
+    """Return what a name such as ``…lora_A.default.weight`` says; None if it is no adapter's.
+
+    ``prefix`` is put before the saved name.  Raises Unsupported for kinds of adapters whose saved
+    tensors peft computes.
+    """
     parts = name.split(".")
     if name.startswith(_PROMPTS):
         # the embedding of the virtual tokens is saved as it is; what an encoder computes is not in
@@ -228,35 +252,44 @@ def _item(name: str, prefix: str) -> _Item | None:
                 hint=_SAVE,
             )
         return _Item("", parts[1], "prompt_embeddings")
-    for at, own in enumerate(parts[1:], 1):
-        if own != _SAVED and not own.startswith((*_KNOWN, *_OTHERS)):
+    for index, component in enumerate(parts[1:], 1):
+        if component != _SAVED and not component.startswith((*_KNOWN, *_OTHERS)):
             continue
-        module, rest = ".".join(parts[:at]), parts[at + 1 :]
-        if own == _SAVED:
-            if rest:
-                return _Item(module, rest[0], prefix + ".".join([module, *rest[1:]]))
+        module, tail = ".".join(parts[:index]), parts[index + 1 :]
+        if component == _SAVED:
+            if tail:
+                return _Item(module, tail[0], prefix + ".".join([module, *tail[1:]]))
             continue
-        if not rest or (len(rest) == 1 and rest[0] in _ENDS):
+        if not tail or (len(tail) == 1 and tail[0] in _ENDS):
             return _Item(module, "", prefix + name)
-        kind = next((_OTHERS[start] for start in _OTHERS if own.startswith(start)), "")
-        if kind or len(rest) > 2 or (len(rest) == 2 and rest[1] not in _ENDS):
+        kind = next((_OTHERS[start] for start in _OTHERS if component.startswith(start)), "")
+        if kind or len(tail) > 2 or (len(tail) == 2 and tail[1] not in _ENDS):
             raise Unsupported(
-                f"{name}: ckptsync cannot merge sharded adapters of the kind {kind or own}",
+                f"{name}: ckptsync cannot merge sharded adapters of the kind {kind or component}",
                 hint=_SAVE,
             )
         # DoRA: peft saves it without ".weight"
-        end = [] if own == "lora_magnitude_vector" else rest[1:]
-        return _Item(module, rest[0], prefix + ".".join([module, own, *end]))
+        end = [] if component == "lora_magnitude_vector" else tail[1:]
+        return _Item(module, tail[0], prefix + ".".join([module, component, *end]))
     return None
 
 
 def _adapter(
     tensors: Sequence[Tensor], items: Mapping[str, _Item], choice: str, config: Mapping[str, Any]
 ) -> Selected:
+    """Return the adapter named ``choice``, or the only one if ``choice`` is empty.
+
+    Tensors of the base model that peft saves with the adapter are included; a note counts those
+    that are left out.  Raises SeveralAdapters without a choice, Unsupported for a name that is not
+    stored, for PEFT models inside one another, and for adapters whose untrained tensors are
+    missing.
+    """
     names = sorted({item.adapter for item in items.values()} - {""})
     if choice and choice not in names:
-        there = ", ".join(names) or "only one, without a name"
-        raise Unsupported(f"@adapter={choice}: no adapter of that name", hint=f"there are: {there}")
+        choices = ", ".join(names) or "only one, without a name"
+        raise Unsupported(
+            f"@adapter={choice}: no adapter of that name", hint=f"there are: {choices}"
+        )
     if len(names) > 1 and not choice:
         raise SeveralAdapters(names)
     name = choice or (names[0] if names else "")
@@ -266,58 +299,62 @@ def _adapter(
         if i.adapter in (name, "") and not _is_of_tied_head(i, config)
     }
     _check_untrained(chosen.values(), config)
-    others = [t.name for t in tensors if t.name not in items]
+    other_names = [t.name for t in tensors if t.name not in items]
     # of embeddings peft saves the base layer too: it proves nothing where the adapter's name was
     # taken out
     layers = {
         f"{n.partition('.base_layer.')[0].rpartition('.')[2]}.weight"
-        for n in others
+        for n in other_names
         if _is_base(n, items)
     }
     has_base = any(name or layer not in (*EMBEDDINGS, *HEADS) for layer in layers)
-    with_it = [n for n in others if not has_base or _is_saved_with(n, config)]
-    chosen |= {n: n if n.startswith("base_model.") else PREFIX + n for n in with_it}
+    saved_with = [n for n in other_names if not has_base or _is_saved_with(n, config)]
+    chosen |= {n: n if n.startswith("base_model.") else PREFIX + n for n in saved_with}
     if odd := next((n for n, saved in chosen.items() if f".{_BASE}." in saved), None):
         raise Unsupported(
             f"{odd}: a PEFT model inside of another, whose names peft would not load",
             hint=f"--source SOURCE@module={odd[: odd.rindex(f'.{_BASE}.')]} writes the inner one",
         )
-    kept = _renamed(tensors, chosen)
+    selected = _renamed(tensors, chosen)
     notes = []
     if name:
         notes.append(
-            f"a PEFT adapter, named {name} in the shards: {len(kept)} tensors, under the names that"
-            " peft loads"
+            f"a PEFT adapter, named {name} in the shards: {len(selected)} tensors, under the"
+            " names that peft loads"
         )
-    if left_out := len(others) - len(with_it):
+    if left_out := len(other_names) - len(saved_with):
         notes.append(
             f"{left_out} tensors of its base model are in the same shards and are left out:"
             " --source SOURCE@base writes them"
         )
-    return Selected(kept, name, tuple(notes))
+    return Selected(selected, name, tuple(notes))
 
 
 def _base(tensors: Sequence[Tensor], items: Mapping[str, _Item]) -> Selected:
-    """Return the base model under its own names; of an embedding whose tokens are adapted once."""
-    others = [t.name for t in tensors if t.name not in items]
+    """Return the base model under its own names.
+
+    An embedding whose tokens are adapted is kept once.  Raises Unsupported if the base model is not
+    stored, or cannot be told from a prompt-tuned one.
+    """
+    other_names = [t.name for t in tensors if t.name not in items]
     if _leaves_base(items):
         raise Unsupported(
             "@base: a prompt-tuned model's own names cannot be told from the adapter's",
             hint="prompt tuning does not change the base model: use the original",
         )
-    if not any(_is_base(name, items) for name in others):
+    if not any(_is_base(name, items) for name in other_names):
         raise Unsupported("@base: these shards hold an adapter without its base model")
     modules = {item.module for item in items.values()}
     names: dict[str, str] = {}
-    for stored in others:
+    for stored in other_names:
         name = stored
         while (cut := name.partition(".base_layer."))[1] and cut[0] in modules:
             name = f"{cut[0].removesuffix(f'.{_TOKENS}')}.{cut[2]}"
-        module, found, rest = name.partition(f".{_ORIGINAL}.")
-        if found and f"{module}.{_TOKENS}" in modules:
+        module, separator, tail = name.partition(f".{_ORIGINAL}.")
+        if separator and f"{module}.{_TOKENS}" in modules:
             continue  # a second name of the embedding
-        if found and module in modules:
-            name = f"{module}.{rest}"
+        if separator and module in modules:
+            name = f"{module}.{tail}"
         names[stored] = name.removeprefix(PREFIX)
     note = (
         f"the base model alone, without the {len(items)} tensors of the adapter in the same shards"
@@ -326,9 +363,11 @@ def _base(tensors: Sequence[Tensor], items: Mapping[str, _Item]) -> Selected:
 
 
 def _renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Return those that ``names`` has, without ties to others."""
-    kept = (t for t in tensors if t.name in names)
-    return renamed([t if t.tied in names else replace(t, tied=None) for t in kept], names)
+    """Return the tensors that ``names`` has under their new names, without ties to others."""
+    selected = (t for t in tensors if t.name in names)
+    return rename_tensors(
+        [t if t.tied in names else replace(t, tied=None) for t in selected], names
+    )
 
 
 def _is_of_tied_head(item: _Item, config: Mapping[str, Any]) -> bool:
@@ -343,23 +382,25 @@ def _is_of_tied_head(item: _Item, config: Mapping[str, Any]) -> bool:
 
 
 def _leaves_base(items: Mapping[str, _Item]) -> bool:
-    """Return whether this adapter of prompts has nothing of the base model trained or renamed."""
+    """Return whether the adapter trains only prompts, so that nothing of the base is renamed."""
     return any(
         item.saved.startswith(_PROMPTS) or ".adaption_" in item.saved for item in items.values()
     )
 
 
 def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported where a module lacks what peft saves with it although it is not trained."""
+    """Raise Unsupported if a module lacks an untrained tensor that peft needs to load it."""
     if any(config.get(key) is False for key in _RECOMPUTED):
         return
     modules: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
-        module, _, own = name.rpartition(".")
-        modules[module].add(own)
-    for module, its in modules.items():
+        module, _, parameter = name.rpartition(".")
+        modules[module].add(parameter)
+    for module, parameters in modules.items():
         for start, (kind, needed) in _UNTRAINED.items():
-            if needed not in its and any(own.startswith(start) for own in its):
+            if needed not in parameters and any(
+                parameter.startswith(start) for parameter in parameters
+            ):
                 raise Unsupported(
                     f"{module}: {kind} without its {needed}, which peft saves with it and this"
                     " state dict has not",
@@ -391,9 +432,9 @@ def _is_saved_with(name: str, config: Mapping[str, Any]) -> bool:
         isinstance(targets, list) and _EMBEDDINGS & {t for t in targets if isinstance(t, str)}
     )
     module = name.partition(".base_layer.")[0]
-    is_meant = module != name and module.rpartition(".")[2] in _EMBEDDINGS
+    is_embedding = module != name and module.rpartition(".")[2] in _EMBEDDINGS
     has_tokens = (
         config.get("peft_type") == "TRAINABLE_TOKENS"
         or config.get("trainable_token_indices") is not None
     )
-    return bool(is_adapted and is_meant and not has_tokens)
+    return bool(is_adapted and is_embedding and not has_tokens)

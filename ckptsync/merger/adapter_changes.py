@@ -1,7 +1,9 @@
-"""What a LoRA adapter changes in its base model, tensor by tensor.  Pure.
+"""Decide what a LoRA adapter changes in its base model, tensor by tensor.  Pure.
 
-Follows peft 0.21.2 (``tuners/lora/layer.py``, ``utils/save_and_load.py``, ``utils/other.py``): only
-names, shapes and configuration are read here; whoever sums looks at values.
+An adapter replaces, adds to or extends tensors of its base, and its names are those of a model in
+memory.  This module finds the base's tensor for each tensor of the adapter, as peft 0.21.2 does
+(``tuners/lora/layer.py``, ``utils/save_and_load.py``, ``utils/other.py``), and refuses what has no
+place there.  Only names, shapes and configurations are read; `adapter_sums` reads values.
 """
 
 from __future__ import annotations
@@ -16,11 +18,19 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, is_castable
 from ckptsync.merger import adapter_config as rules
 from ckptsync.merger.adapter_config import Scales
-from ckptsync.merger.adapter_factors import OTHER_MODEL, sums
+from ckptsync.merger.adapter_factors import OTHER_MODEL, plan_products
 from ckptsync.merger.adapter_names import Base, Parts, Slot, split
 from ckptsync.merger.adapter_ties import WITH_HEAD, Tie
-from ckptsync.merger.completeness import check_adapter, listed
-from ckptsync.merger.low_rank import BiasDelta, Change, Changes, IsEqual, LowRank, Replacement, Rows
+from ckptsync.merger.change_types import (
+    BiasDelta,
+    Change,
+    Changes,
+    IsEqual,
+    LowRank,
+    Replacement,
+    Rows,
+)
+from ckptsync.merger.completeness import check_adapter, first_names
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 
@@ -41,7 +51,7 @@ _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _UNQUANTISED = "give the unquantised model that it was made from, or a dequantised copy"
 
 
-def changes(
+def plan_changes(
     base: Sequence[Tensor],
     base_config: Mapping[str, Any] | None,
     adapter: Sequence[Tensor],
@@ -52,11 +62,21 @@ def changes(
 ) -> Changes:
     """Return what the adapter changes in the base.
 
-    ``base``: the tensors of the base's files; ``base_config``: its ``config.json``, None without.
-    ``is_changed_base``: the base is the one that an initialisation such as PiSSA left for the
-    training.  ``is_equal`` is asked only where an adapter adapts both of two tied embeddings;
-    without it ``ensure_weight_tying`` decides.
-    Raises Unsupported, Incomplete or Corrupt.
+    Args:
+        base: The tensors of the base's files.
+        base_config: Its ``config.json``; None without one.
+        adapter: The adapter's tensors, under the names that peft saves.
+        adapter_config: Its ``adapter_config.json``.
+        is_changed_base: The base is the one that an initialisation such as PiSSA left for the
+            training.
+        is_equal: Compares two tensors' values; called only where an adapter adapts both of two tied
+            embeddings.  Without it ``ensure_weight_tying`` decides.
+
+    Raises:
+        Unsupported: The base is quantised, or the adapter is no sum of low-rank products.
+        Incomplete: The adapter lacks one of two factors.
+        Corrupt: The adapter does not fit the base, or its configuration.
+
     """
     config = base_config or {}
     rules.check_kind(adapter_config, is_changed_base=is_changed_base)
@@ -66,7 +86,7 @@ def changes(
 
 
 def check_unquantised(base: Sequence[Tensor], config: Mapping[str, Any]) -> None:
-    """Raise Unsupported of a quantised base: its weights are no numbers that can be added to."""
+    """Raise Unsupported if the base is quantised: nothing can be added to packed weights."""
     for section in (config, *(v for v in config.values() if isinstance(v, dict))):
         quantisation = section.get("quantization_config")
         if isinstance(quantisation, dict) and quantisation:
@@ -107,7 +127,11 @@ class _Plan:
         self._hint = f"{OTHER_MODEL}: {trained_on}" if is_named else OTHER_MODEL
 
     def result(self) -> Changes:
-        """Return everything; raises Unsupported, Incomplete or Corrupt."""
+        """Return all changes of the adapter.
+
+        Called once: each step below adds to what this plan has gathered.  Raises Unsupported,
+        Incomplete or Corrupt.
+        """
         new = self._add_replacements()
         removed = self._add_classifier(new)
         if self._shapes:  # the factors are of the new vocabulary
@@ -121,7 +145,7 @@ class _Plan:
         if self._lost:
             lost = sorted(set(self._lost))
             raise Corrupt(
-                f"{len(lost)} modules of the adapter are not in the base: {listed(lost)}",
+                f"{len(lost)} modules of the adapter are not in the base: {first_names(lost)}",
                 hint=self._hint,
             )
         self._add_tied()
@@ -146,12 +170,15 @@ class _Plan:
     # Tensors that the adapter has whole
 
     def _add_replacements(self) -> dict[str, Tensor]:
-        """Add what replaces tensors of the base; return what has no place there."""
+        """Record replacements of the base's tensors; return the tensors that the base lacks.
+
+        Raises Unsupported or Corrupt where a replacement does not fit.
+        """
         trains_biases = self._own_config.get("bias", "none") != "none"
         new: dict[str, Tensor] = {}
-        both = [(n, t, True) for n, t in self._parts.base.items()]
-        both += [(n, t, False) for n, t in self._parts.plain.items()]
-        for name, tensor, is_inner in both:
+        candidates = [(n, t, True) for n, t in self._parts.base.items()]
+        candidates += [(n, t, False) for n, t in self._parts.plain.items()]
+        for name, tensor, is_inner in candidates:
             # peft saves a base layer's bias since it was trained, the weight since the vocabulary
             # may have been resized
             is_base = is_inner and not (trains_biases and name.endswith(".bias"))
@@ -173,14 +200,17 @@ class _Plan:
                     self._tie.head or self._tie.tensor,
                 ),
             )
-            for side, own in sides:
+            for side, tied_tensor in sides:
                 for item in side.all:
                     if isinstance(item, Replacement):
-                        self._check_shape(own, item.tensor)
+                        self._check_shape(tied_tensor, item.tensor)
         return new
 
     def _replace(self, module: str, slot: Slot, tensor: Tensor, *, is_base: bool) -> None:
-        """Add a replacement of a tensor of the base; raise Unsupported, or Corrupt by its shape."""
+        """Record that ``tensor`` replaces the base's tensor in ``slot``.
+
+        Raises Unsupported if the base has it only as a part of a tensor, Corrupt for another shape.
+        """
         if slot.own or slot.file.parts > 1:
             raise Unsupported(
                 f"{tensor.name}: trained whole, and a part of {slot.tensor.name} in the base",
@@ -192,7 +222,7 @@ class _Plan:
         self._of.setdefault(slot.tensor.name, []).append(Replacement(module, tensor, is_base))
 
     def _check_shape(self, own: Tensor, tensor: Tensor) -> None:
-        """Record a resized vocabulary; raise Corrupt of every other difference."""
+        """Record a resized vocabulary; raise Corrupt for any other difference of shapes."""
         if own.shape == tensor.shape and own.name not in self._shapes:
             return
         is_resized = ends_in(own.name, _VOCABULARY) and own.shape[1:] == tensor.shape[1:]
@@ -203,21 +233,22 @@ class _Plan:
             )
 
     def _add_classifier(self, new: Mapping[str, Tensor]) -> frozenset[str]:
-        """Add a classifier that the base lacks, and return what of the base a classifier lacks.
+        """Record a classifier that the base lacks; return the base's tensors that it lacks.
 
-        Anything else that is new matches nothing.
+        Those are the output layer of a language model; empty unless the class in ``config.json`` is
+        changed.  Tensors that are no classifier's are recorded as lost.
         """
         task = str(self._own_config.get("task_type"))
-        kept = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
-        own = {n: t for n, t in new.items() if any(f".{k}." in f".{n}" for k in kept)}
-        if task not in _CLASSIFIERS or len(own) < len(new):
+        head_names = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
+        classifier = {n: t for n, t in new.items() if any(f".{k}." in f".{n}" for k in head_names)}
+        if task not in _CLASSIFIERS or len(classifier) < len(new):
             self._lost += [name.rpartition(".")[0] for name in new]
             return frozenset()
-        if not own:
+        if not classifier:
             return frozenset()
-        self._added += [replace(t, name=name, tied=None) for name, t in own.items()]
-        modules = sorted({name.rpartition(".")[0] for name in own})
-        text = f"{listed(modules)}: the adapter's own, which the base does not have"
+        self._added += [replace(t, name=name, tied=None) for name, t in classifier.items()]
+        modules = sorted({name.rpartition(".")[0] for name in classifier})
+        text = f"{first_names(modules)}: the adapter's own, which the base does not have"
         classes = self._config.get("architectures")
         name = str(classes[0]) if isinstance(classes, list) and len(classes) == 1 else ""
         end = next((e for e in (*WITH_HEAD, "ForMaskedLM") if name.endswith(e)), "")
@@ -228,7 +259,7 @@ class _Plan:
         self._notes.append(f"{text}: the model is written as {kind}")
         self._settings["architectures"] = [kind]
         ends = tuple(f"{last}.weight" for last in _LAST)
-        for count in (t.shape[0] for n, t in own.items() if n.endswith(ends) and t.shape):
+        for count in (t.shape[0] for n, t in classifier.items() if n.endswith(ends) and t.shape):
             self._settings["id2label"] = {str(n): f"LABEL_{n}" for n in range(count)}
             self._settings["label2id"] = {f"LABEL_{n}": n for n in range(count)}
         return frozenset(n for n in self._old if n.startswith(_LEFT))
@@ -236,7 +267,11 @@ class _Plan:
     # What is added
 
     def _add_factors(self) -> None:
-        """Add products of factors, and biases; raise Corrupt, Incomplete or Unsupported."""
+        """Record products of factors, and biases.
+
+        Raises Corrupt if DoRA's magnitudes contradict the configuration; Incomplete, Corrupt or
+        Unsupported where factors do not fit the base.
+        """
         pairs = self._parts.pairs
         magnitudes = [module for module, pair in pairs.items() if pair.magnitude]
         uses_dora = bool(self._own_config.get("use_dora"))
@@ -258,15 +293,19 @@ class _Plan:
                 (*base.tensors.values(), *(replace(shared, name=f"{m}.weight") for m in heads)),
                 self._config,
             )
-        changes, lost = sums(pairs, base, self._scales, self._config, self._own_config)
+        changes, lost = plan_products(pairs, base, self._scales, self._config, self._own_config)
         self._lost += lost
-        for module, own in changes.items():
+        for module, low_ranks in changes.items():
             side = sides.get(module)
-            for name, change in own:
+            for name, change in low_ranks:
                 (side.own if side else self._of.setdefault(name, [])).append(change)
             self._add_bias(module)
 
     def _add_bias(self, module: str) -> None:
+        """Record the bias of a module's second factor, if it has one.
+
+        Raises Unsupported if the base has no bias there, Corrupt for another shape.
+        """
         pair = self._parts.pairs[module]
         if not pair.bias or not pair.a:
             return
@@ -276,13 +315,13 @@ class _Plan:
                 f"{pair.bias.name}: the base has no bias there, so none can be added to",
                 hint="serve the adapter beside its base",
             )
-        own = slots[0].tensor
-        self._check_shape(own, pair.bias)
+        bias = slots[0].tensor
+        self._check_shape(bias, pair.bias)
         scale = self._scales.scale(module, pair.a.shape[0])
-        self._of.setdefault(own.name, []).append(BiasDelta(module, pair.bias, scale))
+        self._of.setdefault(bias.name, []).append(BiasDelta(module, pair.bias, scale))
 
     def _add_tokens(self) -> None:
-        """Add the rows of trained tokens; raise Corrupt where rows and configuration differ."""
+        """Record the rows of trained tokens; raise Corrupt where rows and configuration differ."""
         indices = self._own_config.get("trainable_token_indices")
         for module, tensor in self._parts.tokens.items():
             rows = indices
@@ -313,69 +352,73 @@ class _Plan:
             (side.own if side else self._of.setdefault(name, [])).append(replaced)
 
     def _add_tied(self) -> None:
-        """Add what becomes of tied embeddings, once it is known what both sides have."""
+        """Record what becomes of tied embeddings, from all changes that both sides have."""
         if not self._tie:
             return
         outcome = self._tie.outcome(self._base, self._config, self._equal)
-        for name, own in outcome.of.items():
-            self._of[name] = [*self._of.get(name, ()), *own]
-            for item in own:
-                if isinstance(item, Replacement) and item.tensor.shape != self._old.get(name):
-                    self._shapes |= {name: item.tensor.shape} if name in self._old else {}
+        for name, changes in outcome.of.items():
+            self._of[name] = [*self._of.get(name, ()), *changes]
+            for change in changes:
+                if isinstance(change, Replacement) and change.tensor.shape != self._old.get(name):
+                    self._shapes |= {name: change.tensor.shape} if name in self._old else {}
         self._added += outcome.added
         self._settings |= outcome.settings
         self._notes += filter(None, (outcome.note,))
 
-    def _equal(self, one: Tensor, other: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001 - IsEqual
-        if other.shape != (one.shape[::-1] if is_crossed else one.shape):
+    def _equal(self, first: Tensor, second: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001 - IsEqual
+        """Return whether two tensors of the adapter have the same values, as `IsEqual` says."""
+        if second.shape != (first.shape[::-1] if is_crossed else first.shape):
             return False
         if self._is_equal is None:
             return bool(self._own_config.get("ensure_weight_tying"))
-        return self._is_equal(one, other, is_crossed)
+        return self._is_equal(first, second, is_crossed)
 
     # What is checked at the end
 
     def _check_dtypes(self) -> None:
-        """Raise Unsupported for a tensor, of the base or the adapter, that is not floating."""
-        for name, own in self._of.items():
+        """Raise Unsupported if a tensor of the base or the adapter is not of a floating type."""
+        for name, changes in self._of.items():
             tensor = self._base.tensors.get(name)
             if tensor and not is_castable(tensor.dtype):
                 raise Unsupported(
                     f"{name}: {tensor.dtype} in the base, which cannot be added to",
                     hint=_UNQUANTISED,
                 )
-            if odd := next((t for t in _tensors(own) if not is_castable(t.dtype)), None):
+            if integer := next((t for t in _tensors(changes) if not is_castable(t.dtype)), None):
                 raise Unsupported(
-                    f"{odd.name}: {odd.dtype}, a floating type is expected",
+                    f"{integer.name}: {integer.dtype}, a floating type is expected",
                     hint="save the adapter again, in bf16 or fp32",
                 )
 
     def _doubts(self) -> Iterable[str]:
-        """Yield a warning of layers of the base that lack what their siblings have adapted."""
-        config, own = self._own_config, self._parts.pairs
+        """Yield a warning if layers of the base lack adapters that their siblings have."""
+        config, pairs = self._own_config, self._parts.pairs
         if not isinstance(config.get("target_modules"), list) or any(
             config.get(key) is not None for key in ("exclude_modules", "layers_to_transform")
         ):
             return
-        kinds = {_NUMBER.sub("#", module) for module in own if _NUMBER.search(module)}
+        kinds = {_NUMBER.sub("#", module) for module in pairs if _NUMBER.search(module)}
         modules = (name.removesuffix(".weight") for name in self._base.live_names())
-        if lost := sorted(m for m in modules if m not in own and _NUMBER.sub("#", m) in kinds):
-            yield f"the adapter may be incomplete: other layers are adapted, and not {listed(lost)}"
+        if lost := sorted(m for m in modules if m not in pairs and _NUMBER.sub("#", m) in kinds):
+            yield (
+                "the adapter may be incomplete: other layers are adapted, and not"
+                f" {first_names(lost)}"
+            )
 
     def _set_vocabulary(self) -> None:
-        """Set ``vocab_size``; raise Corrupt if the embedding was resized, and the head was not."""
+        """Record ``vocab_size``; raise Corrupt if only one of embedding and head was resized."""
         if not self._shapes:
             return
         new = {shape[0] for shape in self._shapes.values()}
         old = {self._old[name][0] for name in self._shapes}
         starts = {(count,) for count in old}
         words = (n for n in self._old if ends_in(n, (*EMBEDDINGS, *HEADS)))
-        left = sorted(n for n in words if self._old[n][:1] in starts and n not in self._shapes)
-        if len(new) > 1 or left:
+        unresized = sorted(n for n in words if self._old[n][:1] in starts and n not in self._shapes)
+        if len(new) > 1 or unresized:
             raise Corrupt(
                 f"a vocabulary of {', '.join(map(str, sorted(new)))} tokens in"
-                f" {listed(sorted(self._shapes))}, and of {', '.join(map(str, sorted(old)))} in"
-                f" {listed(left) or 'the base'}",
+                f" {first_names(sorted(self._shapes))}, and of {', '.join(map(str, sorted(old)))}"
+                f" in {first_names(unresized) or 'the base'}",
                 hint="save the adapter with save_embedding_layers=True",
             )
         (count,) = new
@@ -402,15 +445,16 @@ def _tensors(changes: Iterable[Change]) -> list[Tensor]:
 
 
 def _piece(tensor: Tensor, slot: Slot) -> Tensor:
-    """Return what one tensor of the base's files is of a whole one: rows of one expert.
+    """Return the rows of ``tensor`` that the base's tensor in ``slot`` holds, such as one expert's.
 
-    Raises Unsupported where the whole one is not stored in order.
+    Returns ``tensor`` itself if the shapes do not fit, which the caller reports.  Raises
+    Unsupported if ``tensor`` is not stored in one piece.
     """
-    own, place = slot.tensor.shape, slot.file
+    shape, place = slot.tensor.shape, slot.file
     lead = 0 if place.expert is None else 1
-    count, rows = prod(own), tensor.shape[lead] // place.pieces if len(tensor.shape) > lead else 0
-    at = (place.expert or 0) * prod(tensor.shape[1:]) if lead else 0
-    at += place.piece * rows * prod(tensor.shape[lead + 1 :])
+    count, rows = prod(shape), tensor.shape[lead] // place.pieces if len(tensor.shape) > lead else 0
+    first_element = (place.expert or 0) * prod(tensor.shape[1:]) if lead else 0
+    first_element += place.piece * rows * prod(tensor.shape[lead + 1 :])
     copies = []
     for copy in tensor.copies:
         part = copy.parts[0] if len(copy.parts) == 1 else None
@@ -420,8 +464,8 @@ def _piece(tensor: Tensor, slot: Slot) -> Tensor:
                 hint="merge the adapter's shards first, and sum what that writes",
             )
         size = ITEMSIZE[copy.dtype]
-        extent = Extent(part.extent.file, part.extent.start + at * size, count * size)
-        copies.append(Copy(copy.dtype, own, (Part((0,) * len(own), own, extent),)))
-    if tensor.shape[lead + 1 :] != own[1:] or rows != own[0]:
+        extent = Extent(part.extent.file, part.extent.start + first_element * size, count * size)
+        copies.append(Copy(copy.dtype, shape, (Part((0,) * len(shape), shape, extent),)))
+    if tensor.shape[lead + 1 :] != shape[1:] or rows != shape[0]:
         return tensor  # of another shape: that is said
-    return replace(tensor, shape=own, copies=tuple(copies))
+    return replace(tensor, shape=shape, copies=tuple(copies))

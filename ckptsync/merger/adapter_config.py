@@ -1,6 +1,8 @@
-"""What ``adapter_config.json`` says of a sum: the kind of adapter, ranks, scales.  Pure.
+"""Read ``adapter_config.json`` for a sum: the kind of adapter, its ranks and scales.  Pure.
 
-Follows peft 0.21.2: ``utils/peft_types.py``, ``tuners/lora/{config,model,layer}.py``.
+Only plain LoRA is a sum that ckptsync can compute.  `check_kind` refuses every other kind by its
+name; `Scales` says with which factor a module's product is added.  Follows peft 0.21.2:
+``utils/peft_types.py``, ``tuners/lora/{config,model,layer}.py``.
 """
 
 from __future__ import annotations
@@ -92,9 +94,10 @@ _WITH_PEFT = "merge it with peft: PeftModel.from_pretrained(base, adapter).merge
 
 
 def check_kind(config: Mapping[str, Any], *, is_changed_base: bool) -> None:
-    """Raise Unsupported, by name, of what is no sum of low-rank products.
+    """Raise Unsupported if the adapter is no sum of low-rank products, with the name of its kind.
 
-    ``is_changed_base``: the base is the one that an initialisation such as PiSSA left.
+    ``is_changed_base``: the base is the one that an initialisation such as PiSSA left for the
+    training; otherwise such an initialisation is refused, too.
     """
     kind = str(config.get("peft_type", "")).rpartition(".")[2].upper()
     if kind in _PROMPTS:
@@ -127,7 +130,7 @@ def check_kind(config: Mapping[str, Any], *, is_changed_base: bool) -> None:
 
 
 def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a user should know of the base that the adapter was trained on."""
+    """Return a note if the adapter was trained on a quantised base, else nothing."""
     base = config.get("base_model_name_or_path")
     if isinstance(base, str) and (match := _PACKED_BASES.search(base)):
         note = (
@@ -139,7 +142,7 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return a field that is a name or a list of names."""
+    """Return the names in a field that may hold one name or a list of names."""
     value = config.get(key)
     values = value if isinstance(value, list) else [value]
     return tuple(name for name in values if isinstance(name, str))
@@ -158,7 +161,10 @@ class Scales:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Scales:
-        """Read a configuration; raises Corrupt where its numbers are none."""
+        """Return the scales of a configuration; raise Corrupt if a rank or alpha is no number.
+
+        Raises Unsupported for patterns that may take exponential time to match.
+        """
         rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
         if type(rank) is not int or not 1 <= rank < _MOST_RANK:
             raise _bad("r", rank)
@@ -175,8 +181,8 @@ class Scales:
     def scale(self, module: str, rank: int) -> float:
         """Return the scale of a module whose factors have ``rank``.
 
-        The first pattern of the file that matches counts, as in peft.  Raises Corrupt if the
-        configuration says another rank.
+        The first pattern of the file that matches counts, as in peft; a warning is recorded if
+        several match with different values.  Raises Corrupt if the configuration says another rank.
         """
         ranks = self._values("rank_pattern", self.ranks, module, self.rank)
         if rank not in ranks:
@@ -194,6 +200,10 @@ class Scales:
         module: str,
         default: float,
     ) -> list[float]:
+        """Return the values of all patterns that match a module, in order; else ``default`` alone.
+
+        Records a warning if the values differ.
+        """
         matches = [(text, value) for text, pattern, value in patterns if pattern.match(module)]
         values = [value for _, value in matches] or [
             next((value for text, _, value in patterns if text == module), default)
@@ -211,6 +221,10 @@ class Scales:
 def _patterns(
     config: Mapping[str, Any], key: str
 ) -> tuple[tuple[str, re.Pattern[str], float], ...]:
+    """Return the text, the compiled pattern and the value of each entry of ``key``.
+
+    Raises Corrupt for invalid entries, Unsupported for patterns with nested repetition.
+    """
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise _bad(key, patterns)

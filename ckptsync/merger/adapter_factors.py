@@ -1,8 +1,10 @@
-"""Which part of a pair of LoRA factors is added to which box of the base.  Pure.
+"""Decide which part of a pair of LoRA factors is added to which box of the base.  Pure.
 
-Factors are of one linear layer, or of all experts of a layer (peft's ``target_parameters``): then
-the rows of A are grouped by expert, and the columns of B by rank.  The base's files may have the
-experts as one tensor, or one by one, with ``gate`` and ``up`` apart.
+The factors are of one linear layer, or of all experts of a layer (peft's ``target_parameters``:
+the rows of A are grouped by expert, the columns of B by rank).  The base's files may have the
+experts as one tensor, or one by one, with ``gate`` and ``up`` apart.  So each pair is matched with
+the tensors that make up the adapted matrix, by names and shapes, and cut into one `LowRank` for
+each of them.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.merger.adapter_config import Scales, names
 from ckptsync.merger.adapter_names import Base, Pair, Slot
-from ckptsync.merger.low_rank import Factor, LowRank
+from ckptsync.merger.change_types import Factor, LowRank
 from ckptsync.tensors import Shape, Tensor
 
 OTHER_MODEL = "give the model that this adapter was trained on"
-Sum = tuple[str, LowRank]
+NamedChange = tuple[str, LowRank]
 """The name of a tensor of the base, and what is added to it."""
 _CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
 _CONV1D_LAYERS = frozenset({"c_attn", "c_proj", "c_fc", "q_attn"})
@@ -62,26 +64,37 @@ class _Matrix:
     experts: int | None = None
 
 
-def sums(
+def plan_products(
     pairs: Mapping[str, Pair],
     base: Base,
     scales: Scales,
     config: Mapping[str, Any],
     adapter_config: Mapping[str, Any],
-) -> tuple[dict[str, list[Sum]], list[str]]:
+) -> tuple[dict[str, list[NamedChange]], list[str]]:
     """Return module → what is added to the base, and the modules that the base does not have.
 
-    Raises Unsupported, Incomplete or Corrupt.
+    Args:
+        pairs: The adapter's factors by module.
+        base: The tensors that are added to.
+        scales: Ranks and scales by module; warnings are recorded there.
+        config: The base's ``config.json``.
+        adapter_config: The adapter's.
+
+    Raises:
+        Incomplete: A factor, or an expert of the base, is missing.
+        Corrupt: Factors do not fit each other or the base.
+        Unsupported: The base has the layer in a form that ckptsync does not know.
+
     """
     linear: dict[str, tuple[_Factors, _Matrix]] = {}
     factors = {module: _factors(module, pair) for module, pair in pairs.items()}
     experts: dict[str, list[str]] = {}
     lost: list[str] = []
-    for module, own in factors.items():
+    for module, pair_factors in factors.items():
         inner = _WITHOUT_BASE.sub("", module)
         attention = inner if inner == module else inner.removesuffix(".out_proj")
         if module == inner and (slots := base.find(f"{module}.weight")):
-            linear[module] = own, _matrix(module, slots)
+            linear[module] = pair_factors, _matrix(module, slots)
         elif base.find(f"{attention}.in_proj_weight"):
             raise Unsupported(
                 f"{inner}: LoRA of torch.nn.MultiheadAttention, whose output projection peft adds"
@@ -108,7 +121,10 @@ def sums(
 
 
 def _factors(module: str, pair: Pair) -> _Factors:
-    """Return a module's factors; raise Incomplete without one, Corrupt where they do not fit."""
+    """Return a module's two factors.
+
+    Raises Incomplete if one is missing, Corrupt if they have no product.
+    """
     a, b = pair.a, pair.b
     if not a or not b:
         raise Incomplete(
@@ -125,46 +141,53 @@ def _factors(module: str, pair: Pair) -> _Factors:
 
 def _linear_sums(
     linear: Mapping[str, tuple[_Factors, _Matrix]], scales: Scales, kinds: set[str]
-) -> dict[str, list[Sum]]:
-    """Return module → what is added; ``kinds``: model types, for square layers of Conv1D."""
-    fits = {module: _fits(pair, matrix) for module, (pair, matrix) in linear.items()}
-    conv = {module for module in linear if module.rpartition(".")[2] in _CONV1D_LAYERS}
+) -> dict[str, list[NamedChange]]:
+    """Return module → what is added to linear layers and embeddings.
+
+    ``kinds``: the base's model types, which decide for square layers that may be Conv1D.
+    Raises Corrupt if factors do not fit their matrix.
+    """
+    orientations = {module: _fits(pair, matrix) for module, (pair, matrix) in linear.items()}
+    conv1d = {module for module in linear if module.rpartition(".")[2] in _CONV1D_LAYERS}
     # a square layer is stored as its siblings are
-    siblings = {fits[m] for m in conv if len(fits[m]) == 1}
-    result: dict[str, list[Sum]] = {}
+    siblings = {orientations[m] for m in conv1d if len(orientations[m]) == 1}
+    result: dict[str, list[NamedChange]] = {}
     for module, (pair, matrix) in linear.items():
-        ways = fits[module]
+        fitting = orientations[module]
         if pair.is_embedding:
-            ways &= {True}
-        elif module not in conv:
-            ways &= {False}
-        elif len(ways) > 1:
-            ways = (
+            fitting &= {True}
+        elif module not in conv1d:
+            fitting &= {False}
+        elif len(fitting) > 1:
+            fitting = (
                 next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
             )
-        if not ways:
+        if not fitting:
             raise _other_shape(module, pair, matrix)
         scale = scales.scale(module, pair.a.shape[0])
         result[module] = list(
-            _low_ranks(module, pair, matrix, scale, is_transposed=next(iter(ways)))
+            _low_ranks(module, pair, matrix, scale, is_transposed=next(iter(fitting)))
         )
     return result
 
 
 def _matrix(module: str, slots: Sequence[Slot]) -> _Matrix:
-    """Return the matrix that a ``weight`` is, or is a part of; raises Unsupported."""
+    """Return the matrix that a ``weight`` is, or is a part of.
+
+    Raises Unsupported for unknown forms, Corrupt if the base has fewer experts.
+    """
     if len(slots) > 1:
         return _pieces(module, slots)
-    ((tensor, place, own),) = ((s.tensor, s.file, s.own) for s in slots)
+    ((tensor, place, part),) = ((s.tensor, s.file, s.own) for s in slots)
     shape, rows = tensor.shape, tensor.shape[0] if tensor.shape else 0
-    if own:  # one expert, or one half, of what the base has as one
-        if len(shape) != (2 if own.expert is None else 3) or own.parts > 1:
+    if part:  # one expert, or one half, of what the base has as one
+        if len(shape) != (2 if part.expert is None else 3) or part.parts > 1:
             raise _unknown(module, tensor)
-        if own.expert is not None and own.expert >= rows:
+        if part.expert is not None and part.expert >= rows:
             raise Corrupt(f"{module}: the base has {rows} experts", hint=OTHER_MODEL)
         *first, rows, columns = shape
-        size = rows // own.pieces
-        offsets = (*(own.expert for _ in first if own.expert is not None), own.piece * size, 0)
+        size = rows // part.pieces
+        offsets = (*(part.expert for _ in first if part.expert is not None), part.piece * size, 0)
         sizes = (*(1 for _ in first), size, columns)
         return _Matrix((_Box(tensor, 0, offsets, sizes),), size, columns)
     if place.parts > 1:  # the file has several layers as one
@@ -179,22 +202,25 @@ def _matrix(module: str, slots: Sequence[Slot]) -> _Matrix:
 
 
 def _pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
-    """Return the matrix, or those of experts, that several tensors of the base's files make up."""
+    """Return the matrix, or those of experts, that several tensors of the base's files make up.
+
+    Raises Unsupported for unknown forms, Incomplete if experts are missing or of several shapes.
+    """
     by_expert: dict[int | None, list[Slot]] = {}
     for slot in slots:
         by_expert.setdefault(slot.file.expert, []).append(slot)
     boxes: list[_Box] = []
     shapes: set[tuple[int, int]] = set()
-    for expert, own in by_expert.items():
-        own.sort(key=lambda slot: slot.file.piece)
+    for expert, expert_slots in by_expert.items():
+        expert_slots.sort(key=lambda slot: slot.file.piece)
         start = 0
-        for number, slot in enumerate(own):
+        for number, slot in enumerate(expert_slots):
             shape, place = slot.tensor.shape, slot.file
-            if len(shape) != 2 or (place.piece, place.pieces) != (number, len(own)):
+            if len(shape) != 2 or (place.piece, place.pieces) != (number, len(expert_slots)):
                 raise _unknown(name, slot.tensor)
             boxes.append(_Box(slot.tensor, start, (0, 0), shape, expert))
             start += shape[0]
-        shapes.add((start, own[0].tensor.shape[1]))
+        shapes.add((start, expert_slots[0].tensor.shape[1]))
     count = len(by_expert)
     if len(shapes) != 1 or (None not in by_expert and set(by_expert) != set(range(count))):
         raise Incomplete(
@@ -206,7 +232,7 @@ def _pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
 
 
 def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
-    """Return the matrices of a parameter of experts; None if it is no such thing."""
+    """Return the matrices that a parameter of experts holds; None if it holds no matrices."""
     if len(slots) > 1 or slots[0].file.expert is not None:
         return _pieces(name, slots)
     tensor = slots[0].tensor
@@ -224,16 +250,17 @@ def _assign(
 ) -> tuple[tuple[str, _Matrix], ...]:
     """Return the parameter that each of the nested pairs adapts, the innermost first.
 
-    peft nests them in the order in which the module registers them.  Raises Corrupt or Unsupported.
+    peft nests pairs in the order in which the module registers its parameters.  Raises Corrupt if
+    the factors fit no parameters, Unsupported if they fit several.
     """
     parameters = base.parameters(module)
-    meant = [
+    targeted = [
         name
         for name in parameters
         if not targets or any(f".{module}.{name}".endswith(f".{target}") for target in targets)
     ]
-    meant.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    matrices = {n: m for n in meant if (m := _expert_matrix(f"{module}.{n}", parameters[n]))}
+    targeted.sort(key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    matrices = {n: m for n in targeted if (m := _expert_matrix(f"{module}.{n}", parameters[n]))}
     if len(matrices) > _MOST_PARAMETERS:
         raise Unsupported(f"{module}: {len(matrices)} parameters of one module may be adapted")
     orders = [
@@ -256,7 +283,7 @@ def _assign(
 
 
 def _fits(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
-    """Return how a product fits: as it is (False), transposed (True), or both."""
+    """Return how a product fits a matrix: as it is (False), transposed (True), both, or neither."""
     a, b = pair.a.shape, pair.b.shape
     sizes = matrix.boxes[0].sizes
     if len(a) > 2 or len(b) > 2:  # of a convolution
@@ -264,29 +291,37 @@ def _fits(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
         return frozenset({False}) if is_whole and b[0] == matrix.rows else frozenset()
     if (matrix.experts and a[0] % matrix.experts) or prod(sizes[:-2]) != 1:
         return frozenset()
-    own, of_base = (b[0], a[1]), (matrix.rows, matrix.columns)
-    ways = {False: own == of_base, True: own == of_base[::-1]}
-    return frozenset(way for way, is_fit in ways.items() if is_fit)
+    product_shape, of_base = (b[0], a[1]), (matrix.rows, matrix.columns)
+    fits = {False: product_shape == of_base, True: product_shape == of_base[::-1]}
+    return frozenset(is_transposed for is_transposed, is_fit in fits.items() if is_fit)
 
 
 def _expert_sums(
     name: str, pair: _Factors, matrix: _Matrix, scales: Scales, *, is_transposed: bool
-) -> list[Sum]:
+) -> list[NamedChange]:
+    """Return what is added to each expert; ``is_transposed`` decides for square matrices."""
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
-    ways = _fits(pair, matrix)
-    way = next(iter(ways)) if len(ways) == 1 else is_transposed and matrix.experts is not None
-    return list(_low_ranks(name, pair, matrix, scale, is_transposed=way))
+    fits = _fits(pair, matrix)
+    is_product_transposed = (
+        next(iter(fits)) if len(fits) == 1 else is_transposed and matrix.experts is not None
+    )
+    return list(_low_ranks(name, pair, matrix, scale, is_transposed=is_product_transposed))
 
 
 def _low_ranks(
     module: str, pair: _Factors, matrix: _Matrix, scale: float, *, is_transposed: bool
-) -> Iterator[Sum]:
+) -> Iterator[NamedChange]:
+    """Yield the name of each tensor of the matrix, and the product that is added to its box.
+
+    Raises Unsupported for DoRA of a matrix in several tensors, Corrupt for another number of
+    magnitudes.
+    """
     a, b = pair.a, pair.b
     experts = matrix.experts or 1
     rank = a.shape[0] // experts
     for box in matrix.boxes:
         size = box.sizes[0] if len(a.shape) > 2 else box.sizes[-2]
-        own = range(box.start, box.start + size)
+        own_rows = range(box.start, box.start + size)
         expert = box.expert or 0
         a_columns, b_rows = range(prod(a.shape[1:])), range(b.shape[0])
         if pair.magnitude and size != matrix.rows:
@@ -294,9 +329,13 @@ def _low_ranks(
         sum_ = LowRank(
             module,
             Factor(
-                a, range(expert * rank, (expert + 1) * rank), own if is_transposed else a_columns
+                a,
+                range(expert * rank, (expert + 1) * rank),
+                own_rows if is_transposed else a_columns,
             ),
-            Factor(b, b_rows if is_transposed else own, range(expert, rank * experts, experts)),
+            Factor(
+                b, b_rows if is_transposed else own_rows, range(expert, rank * experts, experts)
+            ),
             scale,
             box.offsets,
             box.sizes,
@@ -324,12 +363,14 @@ def _is_transposed(config: Mapping[str, Any], adapter_config: Mapping[str, Any])
 
 
 def _model_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the model types that a configuration and its sections name."""
     for section in (config, *(v for v in config.values() if isinstance(v, dict))):
         if isinstance(kind := section.get("model_type"), str):
             yield kind
 
 
 def _unknown(module: str, tensor: Tensor) -> Unsupported:
+    """Return the error of a form of the base that ckptsync does not know."""
     return Unsupported(
         f"{module}: ckptsync does not know how the base has it in {tensor.name} {tensor.shape}",
         hint="give a base as transformers writes it with save_pretrained",
@@ -337,12 +378,13 @@ def _unknown(module: str, tensor: Tensor) -> Unsupported:
 
 
 def _other_shape(module: str, pair: _Factors, matrix: _Matrix) -> Corrupt:
+    """Return the error of factors that do not fit the base's matrix."""
     a, b = pair.a.shape, pair.b.shape
     tensor = matrix.boxes[0].tensor
-    what = "another vocabulary, or another model" if pair.is_embedding else "another model"
+    reason = "another vocabulary, or another model" if pair.is_embedding else "another model"
     if len(a) > 2:
-        what = "another model, or a convolution with groups"
+        reason = "another model, or a convolution with groups"
     return Corrupt(
-        f"{module}: factors of {a} and {b} do not fit {tensor.name} {tensor.shape}: {what}",
+        f"{module}: factors of {a} and {b} do not fit {tensor.name} {tensor.shape}: {reason}",
         hint=OTHER_MODEL,
     )

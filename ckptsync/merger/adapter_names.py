@@ -1,9 +1,9 @@
-"""An adapter's tensors, and where the base's files have what they adapt.  Pure.
+"""Find the base's tensor for each name of an adapter.  Pure.
 
 An adapter has the names of a model in memory, under the version of transformers that trained it;
-the base's files have others (`ckptsync.layouts.weight_renaming`). A name is looked for as it is,
-then where transformers has it in memory, then as an older file's name, then without what only one
-of the two ways of naming has. What is found twice is not found.
+the base's files have others (`ckptsync.layouts.weight_renaming`).  `Base.find` looks for a name as
+it is, then as transformers has it in memory, then as an older file's name, then by the components
+that all ways of naming have.  A name that could mean two tensors is not found.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Parts:
 def split(tensors: Sequence[Tensor]) -> Parts:
     """Return an adapter's tensors by what they are.
 
-    Raises Unsupported where they are of another method, or of several adapters.
+    Raises Unsupported if they are of another kind than LoRA, or of several adapters.
     """
     parts = Parts()
     saved: dict[str, Tensor] = {}
@@ -98,7 +98,13 @@ def split(tensors: Sequence[Tensor]) -> Parts:
             parts.base[f"{match['module']}.{match['end']}"] = tensor
         else:
             kind = next(
-                (kind for own in name.split(".") for s, kind in _OTHERS if own.startswith(s)), ""
+                (
+                    kind
+                    for component in name.split(".")
+                    for start, kind in _OTHERS
+                    if component.startswith(start)
+                ),
+                "",
             )
             if kind:
                 raise Unsupported(
@@ -118,6 +124,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
 
 
 def _add(pair: Pair, match: re.Match[str], tensor: Tensor) -> None:
+    """Set the field of ``pair`` that ``match`` says ``tensor`` is."""
     kind = match["kind"]
     if kind == "lora_magnitude_vector":
         pair.magnitude = tensor
@@ -157,20 +164,22 @@ class Base:
         self._children: dict[tuple[str, ...], dict[str, list[str]]] = {}
 
     def find(self, name: str) -> tuple[Slot, ...]:
-        """Return the tensors that hold a parameter, empty if none or several could be meant."""
+        """Return the tensors that hold a parameter; empty if none or several could be meant."""
         if tensor := self.tensors.get(name):
             return (Slot(tensor, Place(name)),)
         if slots := self._live.get(name):
             return tuple(slots)
-        old = places((name,), self._config)[name][0]  # as if it were a file's, of another version
-        if slots := self._live.get(old.live):
-            return _of_older(slots, old)
+        older_place = places((name,), self._config)[name][
+            0
+        ]  # as if it were a file's, of another version
+        if slots := self._live.get(older_place.live):
+            return _of_older(slots, older_place)
         self._fill()
-        for live, is_old in ((name, False), (old.live, True)):
+        for live, is_old in ((name, False), (older_place.live, True)):
             names = self._alike.get(_alike(live)) or ()
             if len(names) == 1:
                 slots = self._live[next(iter(names))]
-                return _of_older(slots, old) if is_old else tuple(slots)
+                return _of_older(slots, older_place) if is_old else tuple(slots)
         return ()
 
     def live_names(self) -> Collection[str]:
@@ -178,7 +187,10 @@ class Base:
         return self._live.keys()
 
     def parameters(self, module: str) -> dict[str, tuple[Slot, ...]]:
-        """Return the parameters of a module that are no ``weight`` or ``bias``, such as experts."""
+        """Return a module's parameters, without ``weight`` and ``bias``, by name.
+
+        Such are stacked experts.  Empty if no module, or several, could be meant.
+        """
         self._fill()
         modules = self._children.get(_alike(module), {})
         if module not in modules and len(modules) != 1:
@@ -187,33 +199,42 @@ class Base:
         return {live.rpartition(".")[2]: tuple(self._live[live]) for live in names}
 
     def _fill(self) -> None:
-        """Sort the names by what all ways of naming have, once: most adapters need it never."""
+        """Index the names by the components that all ways of naming have.
+
+        Only the first call does so, and most adapters need none.
+        """
         if self._alike:
             return
         for live in self._live:
-            module, _, own = live.rpartition(".")
+            module, _, parameter = live.rpartition(".")
             self._alike.setdefault(_alike(live), set()).add(live)
-            if own not in ("weight", "bias"):
+            if parameter not in ("weight", "bias"):
                 children = self._children.setdefault(_alike(module), {})
                 children.setdefault(module, []).append(live)
 
 
-def _of_older(slots: Sequence[Slot], old: Place) -> tuple[Slot, ...]:
-    """Return the slots of a name that may be one expert of what the base has as one tensor."""
-    if old.is_whole:
+def _of_older(slots: Sequence[Slot], older_place: Place) -> tuple[Slot, ...]:
+    """Return the slots of a name of an older file; empty if the base's tensors cannot hold it.
+
+    It may be one expert of what the base has as one tensor.
+    """
+    if older_place.is_whole:
         return tuple(slots)
     if len(slots) == 1 and slots[0].file.is_whole:
-        return (Slot(slots[0].tensor, slots[0].file, old),)
+        return (Slot(slots[0].tensor, slots[0].file, older_place),)
     return ()
 
 
 def _alike(name: str) -> tuple[str, ...]:
-    """Return the components of a name that all ways of naming have, and whether it is of a text."""
+    """Return the components of a name that all ways of naming have.
+
+    The first says whether the name is of a part that is no text model's.
+    """
     parts = name.split(".")
     if parts[0] in _TOPS:
         parts = parts[1:]
-    is_other = any(_NOT_TEXT.search(part) for part in parts)
+    is_not_text = any(_NOT_TEXT.search(part) for part in parts)
     return (
-        "vision" if is_other else "",
+        "vision" if is_not_text else "",
         *(_ALIKE.get(part, part) for part in parts if part not in _MOVED),
     )

@@ -1,11 +1,11 @@
-"""Sum what an adapter changes into stretches of its base's tensors, as they are written.
+"""Sum what an adapter changes into its base's tensors, stretch by stretch as they are written.
 
-Everything is computed in float32 and rounded once, to the type that is written; with several
-adapters after each, as peft does.  A stretch is summed block by block: of the product of the two
-factors only the rows that the stretch needs are computed, while the caches have them.
-
-A factor is read when a stretch needs it: small ones whole, and kept while they are used; of a large
-one the rows or columns that are needed.
+A merge makes its output in pieces, so a sum must be computed for any range of a tensor, with little
+memory.  Everything is computed in float32 and rounded once, to the type that is written; with
+several adapters after each, as peft does.  A stretch is summed block by block: of the product of
+the two factors only the rows that the stretch needs are computed, while the caches have them.
+Factors are read when a stretch needs them: small ones whole, and kept while they are used; of a
+large one the rows or columns that are needed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import numpy as np
 from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merger.cast import FLOATS, RAW, Array, cast, cast_to, round_to_bf16
-from ckptsync.merger.completeness import listed
-from ckptsync.merger.low_rank import (
+from ckptsync.merger.change_types import (
     BiasDelta,
     Change,
     Factor,
@@ -32,6 +31,7 @@ from ckptsync.merger.low_rank import (
     Replacement,
     Rows,
 )
+from ckptsync.merger.completeness import first_names
 from ckptsync.merger.plan import PlannedTensor
 from ckptsync.merger.read_units import stored_bytes
 from ckptsync.merger.tensor_pieces import box_of
@@ -45,7 +45,7 @@ _KEPT = 32 << 20  # bytes of factors that are kept, and of those that are in use
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class TensorSum:
     """What becomes of one tensor: ``steps``, the changes of each adapter in turn.
 
     ``base``: the base's own copy, which DoRA's norms are of, or what is there instead of it.
@@ -97,17 +97,17 @@ class ChangeTotals:
         """The norm of the change relative to that of the base; None without a base."""
         return math.sqrt(self.change / self.base) if self.base > 0 else None
 
-    def __add__(self, other: ChangeTotals) -> ChangeTotals:
+    def __add__(self, totals: ChangeTotals) -> ChangeTotals:
         return ChangeTotals(
-            self.base + other.base,
-            self.change + other.change,
-            self.product + other.product,
-            self.plain + other.plain,
-            self.plain_base + other.plain_base,
-            self.count + other.count,
-            self.magnitudes + other.magnitudes,
-            self.odd + other.odd,
-            tuple(dict.fromkeys((*self.modules, *other.modules))),
+            self.base + totals.base,
+            self.change + totals.change,
+            self.product + totals.product,
+            self.plain + totals.plain,
+            self.plain_base + totals.plain_base,
+            self.count + totals.count,
+            self.magnitudes + totals.magnitudes,
+            self.odd + totals.odd,
+            tuple(dict.fromkeys((*self.modules, *totals.modules))),
         )
 
 
@@ -121,7 +121,7 @@ class _Region:
     width: int
 
     def within(self, low: int, high: int) -> tuple[int, int]:
-        """Return the rows, from and to, that have elements from ``low`` to ``high``."""
+        """Return the rows that have elements from ``low`` to ``high``: the first, and the end."""
         first = (low - self.start - self.width) // self.stride + 1
         last = -((self.start - high) // self.stride)
         return max(0, first), max(0, min(self.rows, last))
@@ -141,7 +141,7 @@ class _Stretch:
     is_unmerged: bool
 
     def part(self, start: int, size: int) -> tuple[int, int]:
-        """Return which of these elements of the tensor are here, from and to."""
+        """Return where ``size`` elements from ``start`` overlap the stretch: from and to."""
         return max(self.first, start), min(self.first + len(self.sums), start + size)
 
 
@@ -159,7 +159,7 @@ class AdapterSums:
     ``files``: what the sums' tensors are read from.
     """
 
-    def __init__(self, files: Files, sums: Mapping[str, Sum]) -> None:
+    def __init__(self, files: Files, sums: Mapping[str, TensorSum]) -> None:
         self._files, self._sums = files, sums
         self._lock = threading.Lock()
         self._factors: OrderedDict[object, _Kept] = OrderedDict()
@@ -174,10 +174,17 @@ class AdapterSums:
     def write(
         self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
     ) -> ChangeTotals:
-        """Write a stretch of a tensor from its element ``first``, summed, into ``out``.
+        """Write a stretch of a tensor, summed, into ``out``; return what was changed.
 
-        ``stored`` are its bytes as they were read; both may be the same memory.  Returns what was
-        changed.  Raises Corrupt if a sum is no finite number of the written type.
+        Args:
+            tensor: Its plan.
+            first: The number of its first element in the stretch.
+            stored: The stretch as it was read; may be the memory of ``out``.
+            out: The stretch as it is written.
+
+        Raises:
+            Corrupt: A sum is no finite number of the written type.
+
         """
         with np.errstate(all="ignore"):  # what is no finite number is refused
             return self._write(tensor, first, stored, out)
@@ -185,6 +192,7 @@ class AdapterSums:
     def _write(
         self, tensor: PlannedTensor, first: int, stored: memoryview, out: memoryview
     ) -> ChangeTotals:
+        """Do what `write` says, with numpy's warnings off; raises Corrupt, too."""
         source, target = tensor.copy.dtype, tensor.dtype
         values: Array = np.frombuffer(stored, RAW[ITEMSIZE[source]])
         narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]])
@@ -194,39 +202,41 @@ class AdapterSums:
         wide = "F64" if source == "F64" else "F32"
         work = self._buffer("work", min(len(values), block), RAW[ITEMSIZE[wide]])
         scratch = self._buffer("scratch", len(work), np.dtype("<u4"))
-        totals, at = ChangeTotals(), 0
-        while at < len(values):
+        totals, position = ChangeTotals(), 0
+        while position < len(values):
             # blocks begin with a row, but for the first
-            size = min(len(values) - at, block - (first + at) % row)
-            bits, rest = work[:size], scratch[:size]
+            size = min(len(values) - position, block - (first + position) % row)
+            bits, block_scratch = work[:size], scratch[:size]
             if source == wide:
-                bits[:] = values[at : at + size]
+                bits[:] = values[position : position + size]
             else:
-                cast_to(bits, values[at : at + size], source, wide, rest)
+                cast_to(bits, values[position : position + size], source, wide, block_scratch)
             sums = bits.view(FLOATS[wide])
             for number, step in enumerate(tensor_sum.steps):
                 if number and target != wide:  # peft rounds after each adapter
                     bits[:] = cast(cast(bits, wide, target)[0], target, wide)[0]
                 for change in step:
                     is_unmerged = not number and change is step[0]
-                    stretch = _Stretch(tensor_sum.base, tensor.shape, first + at, sums, is_unmerged)
+                    stretch = _Stretch(
+                        tensor_sum.base, tensor.shape, first + position, sums, is_unmerged
+                    )
                     totals += self._apply(change, stretch)
             # the sum of squares tells of nearly all that they are small enough for any type
             is_small = math.isfinite(float(np.dot(sums, sums)))
             if not (is_small or np.isfinite(sums).all()):
                 raise _not_finite(tensor.name, tensor_sum)
-            own = narrow[at : at + size]
+            written = narrow[position : position + size]
             if target == wide:
-                own[:] = bits
+                written[:] = bits
             elif is_small and (target, wide) == ("BF16", "F32"):
-                round_to_bf16(sums, own, rest, is_plain=True)
-            elif cast_to(own, bits, wide, target, rest):
+                round_to_bf16(sums, written, block_scratch, is_plain=True)
+            elif cast_to(written, bits, wide, target, block_scratch):
                 raise _not_finite(tensor.name, tensor_sum, target)
-            at += size
+            position += size
         return totals
 
     def _apply(self, change: Change, of: _Stretch) -> ChangeTotals:
-        """Apply one change to a stretch."""
+        """Apply one change to a stretch in place; return what it adds up to."""
         if isinstance(change, LowRank):
             return self._add_low_rank(change, of)
         first, sums, shape = of.first, of.sums, of.shape
@@ -239,11 +249,14 @@ class AdapterSums:
                 low, high = of.part(row * width, width)
                 if low < high:
                     box = (number, *(0,) * (len(shape) - 1)), (1, *shape[1:])
-                    own = self._values(change.tensor, *box)
-                    sums[low - first : high - first] = own[low - row * width : high - row * width]
+                    row_values = self._values(change.tensor, *box)
+                    sums[low - first : high - first] = row_values[
+                        low - row * width : high - row * width
+                    ]
         return ChangeTotals()  # of what is replaced the copy is another
 
     def _add_low_rank(self, change: LowRank, of: _Stretch) -> ChangeTotals:
+        """Add a product of factors to a stretch in place, with DoRA's scales; return its totals."""
         region = region_of(change, of.shape)
         low, high = region.within(of.first, of.first + len(of.sums))
         if low >= high:
@@ -267,29 +280,28 @@ class AdapterSums:
             scales, totals = self._scales(change, norms, low)
         delta = self._delta(change, low, high)
         if is_whole:
-            own = of.sums[start - of.first : start - of.first + size].reshape(delta.shape)
+            base_values = of.sums[start - of.first : start - of.first + size].reshape(delta.shape)
             if change.magnitude is not None and scales is None:
-                norms = np.sqrt(_squares(np.stack([own + delta, own])))
+                norms = np.sqrt(_squares(np.stack([base_values + delta, base_values])))
                 scales, totals = self._scales(change, norms, low)
-            return totals + _scaled(own, delta, scales, change.module)
+            return totals + _scaled(base_values, delta, scales, change.module)
         for row in range(low, high):
             start = region.start + row * region.stride
             begin, end = of.part(start, region.width)
             if begin >= end:
                 continue
-            own, flat = of.sums[begin - of.first : end - of.first], delta[row - low]
+            base_values, flat = of.sums[begin - of.first : end - of.first], delta[row - low]
             scale = scales
             if scales is not None:
                 part = slice(begin - start, end - start)
                 scale = scales[0, part] if change.is_per_column else scales[row - low]
-            totals += _scaled(own, flat[begin - start : end - start], scale, change.module)
+            totals += _scaled(base_values, flat[begin - start : end - start], scale, change.module)
         return totals
 
     def _scales(self, change: LowRank, norms: Array, low: int) -> tuple[Array, ChangeTotals]:
-        """Return what DoRA multiplies every column with, or the rows from ``low``.
+        """Return what DoRA multiplies every column with, or the rows from ``low``, and its totals.
 
-        Also how many magnitudes there are, and how many are odd.  ``norms``: of the sum, of the
-        base.
+        ``norms``: of the sum, and of the base.
         """
         assert change.magnitude is not None
         magnitude = self._keep(id(change.magnitude), change.magnitude)
@@ -303,32 +315,32 @@ class AdapterSums:
         return scales[None, :] if change.is_per_column else scales[:, None], totals
 
     def _delta(self, change: LowRank, low: int, high: int) -> Array:
-        """Return these rows of what is added, of the region as it is stored.
+        """Return the rows from ``low`` to ``high`` of what is added, of the region as it is stored.
 
-        It is valid until this thread asks again.
+        The memory is used again by this thread's next call.
         """
         rows, columns = (change.a, change.b) if change.is_transposed else (change.b, change.a)
-        near = self._factor(rows, rows=not change.is_transposed, low=low, high=high)
-        far = self._factor(columns)
+        row_factor = self._factor(rows, rows=not change.is_transposed, low=low, high=high)
+        column_factor = self._factor(columns)
         if change.is_transposed:
-            near, far = near.T, far.T
+            row_factor, column_factor = row_factor.T, column_factor.T
         is_exact = math.frexp(change.scale)[0] == 0.5  # a power of two: rounding is the same
         if is_exact:
-            near = near * np.float32(change.scale)
-        size = near.shape[0], far.shape[1]
+            row_factor = row_factor * np.float32(change.scale)
+        size = row_factor.shape[0], column_factor.shape[1]
         delta = self._buffer("delta", prod(size), FLOATS["F32"]).reshape(size)
-        np.matmul(near, far, out=delta)
+        np.matmul(row_factor, column_factor, out=delta)
         if not is_exact:
             delta *= np.float32(change.scale)
         return delta
 
     def _buffer(self, name: str, size: int, dtype: np.dtype[Any]) -> Array:
-        """Return memory of this thread, which the next call for that name gives again."""
-        held: Array | None = getattr(self._own, name, None)
-        if held is None or held.nbytes < size * dtype.itemsize:
-            held = np.empty(size * dtype.itemsize, "u1")
-            setattr(self._own, name, held)
-        return held[: size * dtype.itemsize].view(dtype)
+        """Return this thread's memory for ``name``, which its next such call uses again."""
+        memory: Array | None = getattr(self._own, name, None)
+        if memory is None or memory.nbytes < size * dtype.itemsize:
+            memory = np.empty(size * dtype.itemsize, "u1")
+            setattr(self._own, name, memory)
+        return memory[: size * dtype.itemsize].view(dtype)
 
     def _row_norms(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Array:
         """Return the norms of these rows of the unmerged base: with its change, and without.
@@ -340,32 +352,35 @@ class AdapterSums:
         return norms
 
     def _column_norms(self, change: LowRank, of: _Stretch) -> Array:
-        """Return the norms of the columns of the unmerged base: with its change, and without."""
+        """Return the norms of the columns of the unmerged base: with its change, and without.
+
+        They are computed once; other threads wait.
+        """
         with self._lock:
-            kept = self._norms.setdefault((id(change.magnitude), change.offsets), _Kept())
-        with kept.lock:
-            if kept.values is None:
+            cached = self._norms.setdefault((id(change.magnitude), change.offsets), _Kept())
+        with cached.lock:
+            if cached.values is None:
                 region = region_of(change, of.shape)
                 squares: Array = np.zeros((2, region.width), "<f8")
                 for values in self._unmerged(change, of, (0, region.rows)):
                     squares += np.square(values).sum(1, dtype="<f8")
-                kept.values = np.sqrt(squares).astype("<f4")
-            return kept.values
+                cached.values = np.sqrt(squares).astype("<f4")
+            return cached.values
 
     def _unmerged(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Iterator[Array]:
         """Yield rows of the unmerged base, some at once: with its change, and without."""
         region = region_of(change, of.shape)
-        most = max(1, BLOCK // region.width)
-        for low in range(rows[0], rows[1], most):
-            high = min(rows[1], low + most)
+        rows_at_once = max(1, BLOCK // region.width)
+        for low in range(rows[0], rows[1], rows_at_once):
+            high = min(rows[1], low + rows_at_once)
             start, count = region.start + low * region.stride, high - low
             end = start + (count - 1) * region.stride + region.width
             values = _flat(self._files, of.base, start, end)
             if region.stride != region.width:
                 index = np.arange(count)[:, None] * region.stride + np.arange(region.width)
                 values = values[index]
-            own = values.reshape(count, region.width)
-            yield np.stack([own + self._delta(change, low, high), own])
+            rows_of_base = values.reshape(count, region.width)
+            yield np.stack([rows_of_base + self._delta(change, low, high), rows_of_base])
 
     def _factor(
         self, factor: Factor, *, rows: bool = True, low: int = 0, high: int | None = None
@@ -398,22 +413,25 @@ class AdapterSums:
     def _keep(
         self, key: object, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
     ) -> Array:
-        """Return values that were read before, or read them and keep them for a while."""
+        """Return values of a tensor, or of a box of it, from the cache; read and cache them first.
+
+        The oldest values are dropped where the cache is larger than `_KEPT`.
+        """
         with self._lock:
-            kept = self._factors.setdefault(key, _Kept())
+            cached = self._factors.setdefault(key, _Kept())
             self._factors.move_to_end(key)
-        with kept.lock:
-            if kept.values is None:
-                kept.values = self._values(tensor, offsets, sizes)
+        with cached.lock:
+            if cached.values is None:
+                cached.values = self._values(tensor, offsets, sizes)
                 with self._lock:
-                    self._held += kept.values.nbytes
+                    self._held += cached.values.nbytes
                     while self._held > _KEPT and len(self._factors) > 1:
                         oldest, dropped = next(iter(self._factors.items()))
-                        if dropped is kept or dropped.values is None:
+                        if dropped is cached or dropped.values is None:
                             break
                         self._held -= dropped.values.nbytes
                         del self._factors[oldest]
-            return kept.values
+            return cached.values
 
     def _values(
         self, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
@@ -421,20 +439,22 @@ class AdapterSums:
         """Return a tensor's values, or those of a box of it, as float32, flat."""
         copy = tensor.copies[0]
         if offsets is None or sizes is None:
-            return floats(self._files, copy)
+            return read_floats(self._files, copy)
         if copy.grid == tensor.shape:
-            return floats(self._files, box_of(copy, offsets, sizes))
+            return read_floats(self._files, box_of(copy, offsets, sizes))
         # it is stored flattened: whole rows of it, then these columns
         width = prod(tensor.shape[1:])
         flat = box_of(copy, (offsets[0] * width,), (sizes[0] * width,))
-        rows = floats(self._files, flat).reshape(sizes[0], *tensor.shape[1:])
+        rows = read_floats(self._files, flat).reshape(sizes[0], *tensor.shape[1:])
         box = [slice(o, o + n) for o, n in zip(offsets[1:], sizes[1:], strict=True)]
         index = (slice(None), *box)
         return np.asarray(rows[index]).reshape(-1)
 
 
-def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Iterator[str]:
-    """Yield warnings on what values tell: adapters that were not trained, or have another base.
+def notes_on_sums(
+    sums: Mapping[str, TensorSum], totals: Mapping[str, ChangeTotals]
+) -> Iterator[str]:
+    """Yield warnings if values show adapters that were not trained, or have another base.
 
     ``totals`` are of every tensor of ``sums``.
     """
@@ -442,15 +462,15 @@ def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Ite
     modules = dict.fromkeys(
         c.module for c in adapted if isinstance(c, LowRank) and c.magnitude is None
     )
-    moved = {module for total in totals.values() for module in total.modules}
-    still = [module for module in modules if module not in moved]
-    if still and len(still) == len(modules):
+    changed = {module for total in totals.values() for module in total.modules}
+    unchanged = [module for module in modules if module not in changed]
+    if unchanged and len(unchanged) == len(modules):
         whole = "" if len(modules) < len({c.module for c in adapted}) else ": the model is the base"
         yield f"warning: this adapter changes nothing, it was never trained (B is all zero){whole}"
-    elif still:
+    elif unchanged:
         yield (
-            f"warning: {len(still)} of {len(modules)} modules are not changed (B is all zero):"
-            f" {listed(still)}"
+            f"warning: {len(unchanged)} of {len(modules)} modules are not changed (B is all zero):"
+            f" {first_names(unchanged)}"
         )
     if _is_contained(totals.values()):
         yield (
@@ -468,17 +488,18 @@ def findings(sums: Mapping[str, Sum], totals: Mapping[str, ChangeTotals]) -> Ite
 
 
 def _is_contained(totals: Iterable[ChangeTotals]) -> bool:
-    """Return whether the projection of base on change is about 1, tensor by tensor.
+    """Return whether the base seems to contain the adapter: its projection on the change is near 1.
 
-    It is about 0 for an adapter that the base does not contain; of one tensor it may be anything.
+    For an adapter that the base does not contain it is about 0; for a single tensor it may be
+    anything.
     """
-    sure = [
+    projections = [
         t.product / t.plain
         for t in totals
         if t.plain > 0 and t.count and math.sqrt(t.plain_base / t.plain / t.count) < SURE
     ]
-    like = sum(CONTAINED[0] < rho < CONTAINED[1] for rho in sure)
-    return bool(sure) and like >= MOST * len(sure)
+    near_one = sum(CONTAINED[0] < rho < CONTAINED[1] for rho in projections)
+    return bool(projections) and near_one >= MOST * len(projections)
 
 
 CONTAINED, SURE, MOST = (0.7, 1.3), 0.1, 0.75
@@ -491,7 +512,10 @@ little."""
 
 
 def region_of(change: LowRank, shape: Shape) -> _Region:
-    """Return the matrix within the flattened tensor that a change covers."""
+    """Return the matrix within the flattened tensor that a change covers.
+
+    Raises Corrupt if the factors do not have its size.
+    """
     rows, columns = len(change.b.rows), len(change.a.columns)
     if change.is_transposed:
         rows, columns = columns, rows
@@ -505,7 +529,7 @@ def region_of(change: LowRank, shape: Shape) -> _Region:
     raise Corrupt(f"{change.module}: a change of {sizes} by factors of {rows} and {columns}")
 
 
-def _row_length(shape: Shape, tensor_sum: Sum) -> int:
+def _row_length(shape: Shape, tensor_sum: TensorSum) -> int:
     """Return at how many elements a tensor's blocks are cut: rows of what is changed."""
     strides = (
         region_of(change, shape).stride
@@ -517,9 +541,13 @@ def _row_length(shape: Shape, tensor_sum: Sum) -> int:
 
 
 def _added(sums: Array, delta: Array, module: str) -> ChangeTotals:
-    """Add in place, and return what that changes."""
-    own = sums if sums.dtype == delta.dtype else sums.astype(delta.dtype)
-    base, change, product = _dot(own, own), _dot(delta, delta), _dot(own, delta)
+    """Add ``delta`` in place, and return what that changes."""
+    base_values = sums if sums.dtype == delta.dtype else sums.astype(delta.dtype)
+    base, change, product = (
+        _dot(base_values, base_values),
+        _dot(delta, delta),
+        _dot(base_values, delta),
+    )
     np.add(sums, delta, out=sums)
     modules = (module,) if change or delta.any() else ()
     return ChangeTotals(base, change, product, change, base, len(sums), modules=modules)
@@ -532,53 +560,56 @@ def _squares(values: Array) -> Array:
 
 
 def _scaled(sums: Array, delta: Array, scales: Array | None, module: str) -> ChangeTotals:
-    """Add and multiply in place, and return what that changes."""
+    """Add ``delta`` and multiply by ``scales`` in place, and return what that changes."""
     if scales is None:
         return _added(sums, delta, module)
     new = (sums + delta) * scales
-    moved = (new - sums).reshape(-1)
-    base, change = _dot(sums.reshape(-1), sums.reshape(-1)), _dot(moved, moved)
+    change_values = (new - sums).reshape(-1)
+    base, change_squares = (
+        _dot(sums.reshape(-1), sums.reshape(-1)),
+        _dot(change_values, change_values),
+    )
     modules = (module,) if delta.any() else ()
     np.copyto(sums, new)
-    return ChangeTotals(base, change, modules=modules)
+    return ChangeTotals(base, change_squares, modules=modules)
 
 
-def _dot(one: Array, other: Array) -> float:
-    return float(np.dot(one, other))
+def _dot(first: Array, second: Array) -> float:
+    return float(np.dot(first, second))
 
 
-def floats(files: Files, copy: Copy) -> Array:
-    """Return the values of a stored copy as float32."""
+def read_floats(files: Files, copy: Copy) -> Array:
+    """Read a stored copy, and return its values as float32, flat."""
     out: Array = np.empty(prod(copy.grid), "<u4")
-    at = 0
+    position = 0
     for data in stored_bytes(files, copy):
         values: Array = np.frombuffer(data, RAW[ITEMSIZE[copy.dtype]])
-        own = out[at : at + len(values)]
+        target = out[position : position + len(values)]
         if copy.dtype == "F32":
-            own[:] = values
+            target[:] = values
         else:
-            cast_to(own, values, copy.dtype, "F32", np.empty(len(values), "<u4"))
-        at += len(values)
+            cast_to(target, values, copy.dtype, "F32", np.empty(len(values), "<u4"))
+        position += len(values)
     return out.view("<f4")
 
 
 def _flat(files: Files, tensor: Tensor, low: int, high: int) -> Array:
-    """Return the values of a range of a flattened tensor."""
+    """Read and return the values from ``low`` to ``high`` of a flattened tensor, as float32."""
     copy = tensor.copies[0]
     if len(copy.grid) == 1:
-        return floats(files, box_of(copy, (low,), (high - low,)))
+        return read_floats(files, box_of(copy, (low,), (high - low,)))
     width = prod(copy.grid[1:])
     rows = low // width, -(-high // width)
     offsets = (rows[0], *(0,) * (len(copy.grid) - 1))
     box = box_of(copy, offsets, (rows[1] - rows[0], *copy.grid[1:]))
-    return floats(files, box)[low - rows[0] * width : high - rows[0] * width]
+    return read_floats(files, box)[low - rows[0] * width : high - rows[0] * width]
 
 
 def _slice(of: range) -> slice:
     return slice(of.start, of.stop, of.step)
 
 
-def _not_finite(name: str, tensor_sum: Sum, target: str = "") -> Corrupt:
+def _not_finite(name: str, tensor_sum: TensorSum, target: str = "") -> Corrupt:
     """Return the error of a sum that is NaN or infinite, or too large for the type ``target``."""
     modules = {change.module for step in tensor_sum.steps for change in step}
     how = f"too large for {target}" if target else "not finite (NaN or infinite)"

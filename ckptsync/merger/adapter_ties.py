@@ -1,7 +1,9 @@
-"""What a LoRA adapter changes in an embedding and a head that are one tensor.  Pure.
+"""Decide what a LoRA adapter changes in an embedding and a head that are one tensor.  Pure.
 
-What was trained as one tensor is changed once, for both names; what was trained apart is untied.
-peft 0.21 adds both changes to the one tensor instead, also where they are the same change.
+In training, an adapter may change such a tensor once for both, or each for itself, and a sum must
+give the model that was trained.  If both sides have the same changes, the tensor is changed once;
+if they were trained apart, the two are untied.  peft 0.21 adds both changes to the one tensor
+instead, also where they are the same change.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptsync.merger.adapter_names import Base
-from ckptsync.merger.low_rank import Change, IsEqual, LowRank, Replacement, Rows
-from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, pairs
+from ckptsync.merger.change_types import Change, IsEqual, LowRank, Replacement, Rows
+from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in, is_tied, tied_pairs
 from ckptsync.tensors import Tensor
 
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(slots=True)
-class Side:
+class TiedLayer:
     """The changes of an embedding, or of a head: of its base layer, and what was trained."""
 
     base: list[Change] = field(default_factory=list)
@@ -54,16 +56,16 @@ class Tie:
 
     def __init__(self, tensor: Tensor, head: Tensor | None) -> None:
         self.tensor, self.head = tensor, head
-        self.embedding_side, self.head_side = Side(), Side()
+        self.embedding_side, self.head_side = TiedLayer(), TiedLayer()
         self._head_name = ""  # as the adapter has it
 
     @classmethod
     def of(cls, base: Base, config: Mapping[str, Any]) -> Tie | None:
-        """Return the tie of a base, None if its embedding and head are two tensors, or unknown."""
+        """Return the tie of a base; None if its embedding and head are two tensors, or unknown."""
         heads = [t for t in base.tensors.values() if ends_in(t.name, HEADS)]
         if not (is_tied(config) if config else not heads) or len(heads) > 1:
             return None
-        words = [
+        embeddings = [
             t
             for t in base.tensors.values()
             if ends_in(t.name, EMBEDDINGS)
@@ -71,11 +73,14 @@ class Tie:
             and (not heads or t.shape == heads[0].shape)
         ]
         # those of positions and types have the same names, and fewer rows
-        first = max(words, key=lambda t: t.shape[0], default=None)
+        first = max(embeddings, key=lambda t: t.shape[0], default=None)
         return cls(first, heads[0] if heads else None) if first else None
 
-    def side(self, base: Base, name: str) -> Side | None:
-        """Return the side that a weight is, None of all others."""
+    def side(self, base: Base, name: str) -> TiedLayer | None:
+        """Return the side that a weight belongs to, None if it is neither embedding nor head.
+
+        Records the adapter's name of a head that the files do not have.
+        """
         if not ends_in(name, (*HEADS, *EMBEDDINGS)):
             return None
         slots = base.find(name)
@@ -90,9 +95,9 @@ class Tie:
         return None
 
     def outcome(self, base: Base, config: Mapping[str, Any], equal: IsEqual) -> Outcome:
-        """Return what becomes of the two.
+        """Return what becomes of the two: one change for both, or two tensors.
 
-        ``equal``: whether two tensors of the adapter are, the second transposed if it is told so.
+        ``equal``: compares two tensors of the adapter, see `IsEqual`.
         """
         first, second = self.embedding_side, self.head_side
         if not (first.all or second.all):
@@ -101,7 +106,9 @@ class Tie:
             return self._untied(config)
         changes = (*(first.base or second.base)[:1], *(first.own or second.own))
         names = [self.tensor.name, *((self.head.name,) if self.head else ())]
-        names += [n for n, own in pairs(base.tensors) if own == self.tensor.name and n not in names]
+        names += [
+            n for n, own in tied_pairs(base.tensors) if own == self.tensor.name and n not in names
+        ]
         is_sum = any(isinstance(change, LowRank) for change in changes)
         note = f"{self.tensor.name} is the head, too: it is changed once, for both"
         if not (first.own and second.own):
@@ -110,34 +117,37 @@ class Tie:
         return Outcome(dict.fromkeys(names, changes), note=note if is_sum else "")
 
     def _stays(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
+        """Return whether embedding and head stay one tensor after their changes."""
         first, second = self.embedding_side, self.head_side
         if first.own and second.own:
             return len(first.own) == len(second.own) and all(
-                _is_same(one, other, equal)
-                for one, other in zip(first.own, second.own, strict=True)
+                _is_same(embedding_change, head_change, equal)
+                for embedding_change, head_change in zip(first.own, second.own, strict=True)
             )
         # of a sum both change, as in peft; a copy that was trained is a tensor of its own
         return not second.is_replaced and not (first.is_replaced and self._has_head(config))
 
     def _has_head(self, config: Mapping[str, Any]) -> bool:
+        """Return whether the model has a head, by its tensors or its class."""
         classes = config.get("architectures")
         name = str(classes[0]) if isinstance(classes, list) and classes else ""
         return bool(self.head or self._head_name) or name.endswith(WITH_HEAD)
 
     def _untied(self, config: Mapping[str, Any]) -> Outcome:
+        """Return the outcome of two sides that were trained apart: a head of its own."""
         name = self.head.name if self.head else self._head_name or HEADS[0]
-        own = self.head_side.all
-        added: tuple[Tensor, ...] = ()
+        head_changes = self.head_side.all
+        new_tensors: tuple[Tensor, ...] = ()
         of = {self.tensor.name: self.embedding_side.all} if self.embedding_side.all else {}
         if not self.head:
-            last = own[-1] if own else None
+            last = head_changes[-1] if head_changes else None
             if isinstance(last, Replacement):  # all of it is the adapter's
-                whole, own = last.tensor, ()
+                whole, head_changes = last.tensor, ()
             else:
                 whole = self.tensor
-            added = (replace(whole, name=name, tied=None),)
-        if own:
-            of[name] = own
+            new_tensors = (replace(whole, name=name, tied=None),)
+        if head_changes:
+            of[name] = head_changes
         settings: dict[str, Any] = {"tie_word_embeddings": False}
         for key, section in config.items():
             if isinstance(section, dict) and "tie_word_embeddings" in section:
@@ -145,21 +155,22 @@ class Tie:
         note = (
             f"{self.tensor.name} and {name} were tied, and were trained apart: config.json says so"
         )
-        return Outcome(of, added, settings, note)
+        return Outcome(of, new_tensors, settings, note)
 
 
-def _is_same(one: Change, other: Change, equal: IsEqual) -> bool:
-    is_crossed = False
-    if isinstance(one, Rows) and isinstance(other, Rows):
-        return one.rows == other.rows and equal(one.tensor, other.tensor, is_crossed)
-    if isinstance(one, Replacement) and isinstance(other, Replacement):
-        return equal(one.tensor, other.tensor, is_crossed)
-    if isinstance(one, LowRank) and isinstance(other, LowRank):
-        if one.scale != other.scale or one.magnitude or other.magnitude:
+def _is_same(first: Change, second: Change, equal: IsEqual) -> bool:
+    """Return whether two changes are the same, though one may be stored transposed."""
+    if isinstance(first, Rows) and isinstance(second, Rows):
+        return first.rows == second.rows and equal(first.tensor, second.tensor, False)  # noqa: FBT003
+    if isinstance(first, Replacement) and isinstance(second, Replacement):
+        return equal(first.tensor, second.tensor, False)  # noqa: FBT003
+    if isinstance(first, LowRank) and isinstance(second, LowRank):
+        if first.scale != second.scale or first.magnitude or second.magnitude:
             return False
-        is_crossed = one.is_transposed != other.is_transposed  # an embedding's, and a linear head's
-        first, second = (other.b, other.a) if is_crossed else (other.a, other.b)
-        return equal(one.a.tensor, first.tensor, is_crossed) and equal(
-            one.b.tensor, second.tensor, is_crossed
+        # an embedding's, and a linear head's
+        is_crossed = first.is_transposed != second.is_transposed
+        a, b = (second.b, second.a) if is_crossed else (second.a, second.b)
+        return equal(first.a.tensor, a.tensor, is_crossed) and equal(
+            first.b.tensor, b.tensor, is_crossed
         )
     return False

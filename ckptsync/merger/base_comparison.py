@@ -1,4 +1,9 @@
-"""Compare a merge with its base model: names, shapes and dtypes.  Only headers are read."""
+"""Compare a merge with its base model, by names, shapes and dtypes.  Only headers are read.
+
+A merged model should have what the model had that was trained: a missing tensor or another shape
+shows a save that is not whole, or a wrong base.  The two may be named differently, so the base's
+tensors are first looked for under the names that the merge has.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts import registry
 from ckptsync.merger.adapter import PREFIX, TUNERS
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.completeness import first_names
 from ckptsync.merger.tensor_names import HEADS
 from ckptsync.tensors import Files, Shape, Tensor
 
@@ -36,10 +41,11 @@ Model = Mapping[str, Tensor]
 _OTHER_MODEL = "give the model that this adapter was trained on"
 
 
-def read(files: Files, option: str = "--base") -> BaseModel:
+def read_base(files: Files, option: str = "--base") -> BaseModel:
     """Return the base model of a directory of ``save_pretrained``'s files.
 
-    ``option``: what named it, for errors.  Raises Unsupported, Incomplete or Corrupt.
+    ``option``: what named the directory, for messages.  Raises Unsupported if it holds an adapter,
+    and what its layout raises: Unsupported, Incomplete or Corrupt.
     """
     try:
         source = registry.choose(files, None)
@@ -66,8 +72,8 @@ class BaseModel:
 
     def packed(self) -> Mapping[str, str]:
         """Return the element types of matrices that may hold quantised weights."""
-        found = self.tensors.values()
-        return {t.name: t.dtype for t in found if len(t.shape) > 1 and _is_packed(t)}
+        tensors = self.tensors.values()
+        return {t.name: t.dtype for t in tensors if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
         """Return its tensors under the names that another model has for them.
@@ -79,17 +85,24 @@ class BaseModel:
         base = self.tensors
         if base.keys() <= set(names):
             return base
-        found = [base]
-        own = {_parts(name): name for name in names}
-        there = {name: _parts(name) for name in base}
+        candidates = [base]
+        names_by_parts = {_parts(name): name for name in names}
+        parts_by_name = {name: _parts(name) for name in base}
         # else two of one would be made
-        if len(own) == len(set(names)) and len(set(there.values())) == len(there):
-            found.append({own.get(parts, name): base[name] for name, parts in there.items()})
+        if len(names_by_parts) == len(set(names)) and len(set(parts_by_name.values())) == len(
+            parts_by_name
+        ):
+            candidates.append(
+                {
+                    names_by_parts.get(parts, name): base[name]
+                    for name, parts in parts_by_name.items()
+                }
+            )
         heads = Counter(name.partition(".")[0] for name in (*names, *base))
         for head, _ in heads.most_common(MOST_HEADS):
-            found.append({f"{head}.{n}": t for n, t in base.items()})
-            found.append({n.removeprefix(f"{head}."): t for n, t in base.items()})
-        return max(found, key=lambda tensors: sum(n in names for n in tensors))
+            candidates.append({f"{head}.{n}": t for n, t in base.items()})
+            candidates.append({n.removeprefix(f"{head}."): t for n, t in base.items()})
+        return max(candidates, key=lambda tensors: sum(n in names for n in tensors))
 
     def beside(self, own: Model) -> Model:
         """Return its tensors as ``own`` has them: by name, and experts as one tensor.
@@ -97,81 +110,82 @@ class BaseModel:
         transformers 5 keeps all experts of a layer in one tensor in memory, and its files hold one
         for each expert: they are the same if they have as many elements.
         """
-        there = self.under_names_of(own.keys())
+        base = self.under_names_of(own.keys())
         stored: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        for name in there:
+        for name in base:
             if (match := _EXPERT.fullmatch(name)) and name not in own:
                 stored[_parts(match[1])].append(name)
         fused: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for name in own:
-            if (match := _FUSED.fullmatch(name)) and name not in there:
+            if (match := _FUSED.fullmatch(name)) and name not in base:
                 fused[_parts(match[1])].append(name)
-        found = dict(there)
+        matched = dict(base)
         for parts, names in fused.items():
             experts = stored[parts]
-            dtypes = {there[n].dtype for n in experts}
-            if len(dtypes) == 1 and _elements(there, experts) == _elements(own, names):
-                found = {n: t for n, t in found.items() if n not in set(experts)}
-                found |= {n: replace(own[n], dtype=there[experts[0]].dtype) for n in names}
-        return found
+            dtypes = {base[n].dtype for n in experts}
+            if len(dtypes) == 1 and _elements(base, experts) == _elements(own, names):
+                matched = {n: t for n, t in matched.items() if n not in set(experts)}
+                matched |= {n: replace(own[n], dtype=base[experts[0]].dtype) for n in names}
+        return matched
 
     def with_dtypes(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the tensors with its dtypes where both are floating, for ``auto``.
+        """Return the tensors with the base's dtypes where both are floating, for ``--dtype auto``.
 
         A packed matrix, which some quantisers store as floats, has another shape than the weights
         in it, and keeps its dtype.
         """
-        there = self.beside({t.name: t for t in tensors})
+        base = self.beside({t.name: t for t in tensors})
 
         def change(own: Tensor) -> Tensor:
-            known = there.get(own.name)
+            """Return a tensor with the dtype of the base's, if there is one that fits it."""
+            base_tensor = base.get(own.name)
             if (
-                known is None
-                or not (is_castable(known.dtype) and is_castable(own.dtype))
-                or known.shape[1:] != own.shape[1:]
+                base_tensor is None
+                or not (is_castable(base_tensor.dtype) and is_castable(own.dtype))
+                or base_tensor.shape[1:] != own.shape[1:]
             ):
                 return own
-            return replace(own, dtype=known.dtype)
+            return replace(own, dtype=base_tensor.dtype)
 
         return tuple(map(change, tensors))
 
     def compare(self, tensors: Sequence[Tensor], tied: Collection[str] = ()) -> tuple[str, ...]:
         """Return notes on what the base model does not have.
 
-        Raises Corrupt where a shape differs, Incomplete where a name is missing.  ``tied``: names
-        that were left out, or may be, since another tensor has their values.
+        Raises Corrupt if a shape differs, Incomplete if a name is missing.  ``tied``: names that
+        need not be among ``tensors``, since another tensor has their values.
         """
         own = {t.name: t for t in tensors}
-        there = self.beside(own)
-        differ = {n for n, t in there.items() if n in own and own[n].shape != t.shape}
-        resized = _resized(differ, own, there)
+        base = self.beside(own)
+        differ = {n for n, t in base.items() if n in own and own[n].shape != t.shape}
+        resized = _resized(differ, own, base)
         misshapen = [
-            f"{n} is {list(own[n].shape)}, {list(there[n].shape)} in the base model"
-            for n in there
-            if n in differ and n not in resized and not (_is_packed(there[n]) or _is_packed(own[n]))
+            f"{n} is {list(own[n].shape)}, {list(base[n].shape)} in the base model"
+            for n in base
+            if n in differ and n not in resized and not (_is_packed(base[n]) or _is_packed(own[n]))
         ]
         if misshapen:
             raise Corrupt(
-                listed(misshapen),
+                first_names(misshapen),
                 hint="give the base of this model; without --base nothing is compared",
             )
         if missing := [
-            n for n in there if n not in own and n not in tied and not _COMPUTED.fullmatch(n)
+            n for n in base if n not in own and n not in tied and not _COMPUTED.fullmatch(n)
         ]:
-            same = len(own.keys() & there.keys())
+            same = len(own.keys() & base.keys())
             raise Incomplete(
-                f"{len(missing)} of the base model's {len(there)} tensors are missing ({same} are"
-                f" there): {listed(missing)}",
+                f"{len(missing)} of the base model's {len(base)} tensors are missing ({same} are"
+                f" there): {first_names(missing)}",
                 hint=(
                     "was all of the model saved? if the base model only has other names for them,"
                     " give it with --config-from instead"
                 ),
             )
         notes = []
-        if unexpected := [n for n in own if n not in there and n not in tied]:
+        if unexpected := [n for n in own if n not in base and n not in tied]:
             notes.append(
                 f"{len(unexpected)} of {len(own)} tensors are not in the base model:"
-                f" {listed(unexpected)}"
+                f" {first_names(unexpected)}"
             )
         for name in resized:
             rows = own[name].shape[0]
@@ -179,34 +193,39 @@ class BaseModel:
                 f"{name} has {rows} rows, not as many as in the base model: its vocabulary was"
                 " resized"
             )
-        return (*notes, f"names and shapes compared with the base model's {len(there)} tensors")
+        return (*notes, f"names and shapes compared with the base model's {len(base)} tensors")
 
     def compare_adapter(self, tensors: Sequence[Tensor]) -> tuple[str, ...]:
-        """Return notes on an adapter; raise Corrupt where the base model has no such part."""
+        """Return notes on an adapter's tensors that the base model does not have.
+
+        Raises Corrupt if the base model lacks an adapted module, or has it in another shape.
+        """
         targets = {t.name: _target(t.name) for t in tensors}
         weights = {f"{target}.weight" for target in targets.values()}
-        there = self.under_names_of(weights.union(targets.values()))
-        modules = {above for name in there for above in accumulate(name.split("."), "{}.{}".format)}
-        lost = [
+        base = self.under_names_of(weights.union(targets.values()))
+        modules = {above for name in base for above in accumulate(name.split("."), "{}.{}".format)}
+        unmatched = [
             n
             for n, target in targets.items()
             if target and target not in modules and f"{target}.weight" not in HEADS
         ]
         # saved whole: a classifier that the base model need not have
-        heads = [n for n in lost if targets[n] == _own_name(n)]
-        if len(lost) > len(heads):
+        heads = [n for n in unmatched if targets[n] == _own_name(n)]
+        if len(unmatched) > len(heads):
             raise Corrupt(
-                f"{len(lost)} of {len(tensors)} adapter tensors belong to modules that the base"
-                f" model does not have: {listed(lost)}",
+                f"{len(unmatched)} of {len(tensors)} adapter tensors belong to modules that the"
+                f" base model does not have: {first_names(unmatched)}",
                 hint=_OTHER_MODEL,
             )
         if wrong := [
-            t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))
+            t.name for t in tensors if not _fits(t, base.get(f"{targets[t.name]}.weight"))
         ]:
-            raise Corrupt(f"shapes do not match the base model: {listed(wrong)}", hint=_OTHER_MODEL)
+            raise Corrupt(
+                f"shapes do not match the base model: {first_names(wrong)}", hint=_OTHER_MODEL
+            )
         if heads:
             count = f"{len(heads)} of {len(tensors)} tensors"
-            return (f"{count} are not in the base model: {listed(heads)}",)
+            return (f"{count} are not in the base model: {first_names(heads)}",)
         return ()
 
 
@@ -224,34 +243,32 @@ def _is_packed(tensor: Tensor) -> bool:
     return tensor.dtype in ("U8", "I8", "I32", "U32")
 
 
-def _resized(differ: Iterable[str], own: Model, there: Model) -> list[str]:
-    """Return embeddings and heads of a resized vocabulary: all have the same new number of rows."""
+def _resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
+    """Return embeddings and heads of a resized vocabulary; empty if their sizes disagree."""
     common = [
-        n
-        for n in there
-        if n in own and n.rpartition(".weight")[0].rpartition(".")[2] in _VOCABULARY
+        n for n in base if n in own and n.rpartition(".weight")[0].rpartition(".")[2] in _VOCABULARY
     ]
-    found = [n for n in common if n in differ]
-    rows = {(own[n].shape[:1], there[n].shape[:1]) for n in found}
-    is_same_width = all(own[n].shape and own[n].shape[1:] == there[n].shape[1:] for n in found)
+    changed = [n for n in common if n in differ]
+    rows = {(own[n].shape[:1], base[n].shape[:1]) for n in changed}
+    is_same_width = all(own[n].shape and own[n].shape[1:] == base[n].shape[1:] for n in changed)
     if len(rows) != 1 or not is_same_width:
         return []
     ((_, old),) = rows
-    return found if found == [n for n in common if there[n].shape[:1] == old] else []
+    return changed if changed == [n for n in common if base[n].shape[:1] == old] else []
 
 
 def _target(name: str) -> str:
     """Return ``x.q_proj`` of ``base_model.model.x.q_proj.lora_A.weight``.
 
-    Of a module saved whole its tensor's own name; empty of what is no module's (prompts, vectors
-    that all modules share).
+    For a module that is saved whole, return its tensor's own name; for what belongs to no module
+    (prompts, vectors that all modules share), an empty name.
     """
     if not name.startswith(PREFIX):
         return ""
     parts = name.removeprefix(PREFIX).split(".")
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part.startswith(_ADAPTED):
-            return ".".join(p for p in parts[:at] if p != "base_layer")
+            return ".".join(p for p in parts[:index] if p != "base_layer")
     return _own_name(name)
 
 
@@ -260,9 +277,9 @@ def _own_name(name: str) -> str:
 
 
 def _fits(tensor: Tensor, weight: Tensor | None) -> bool:
-    """Return whether LoRA's two factors fit the linear layer between them.
+    """Return whether a LoRA factor fits the linear layer that it adapts; True if that is unknown.
 
-    The layer is stored either way round: GPT-2 has it transposed.
+    The layer may be stored transposed, as GPT-2's are.
     """
     if weight is None or _is_packed(weight) or len(tensor.shape) != 2 or len(weight.shape) != 2:
         return True

@@ -1,7 +1,8 @@
-"""Casts between floating element types as torch does: to nearest, ties to even; NaN stays NaN.
+"""Cast between floating element types as torch does: to nearest, ties to even; NaN stays NaN.
 
-bf16 has no numpy type, so its bits travel as ``uint16``.  The usual trick of adding half a unit and
-shifting turns some NaNs into zeros, infinities and numbers; they are set apart here.
+A merge must give the same bits as `Tensor.to`, without torch.  bf16 has no numpy type, so its bits
+travel as ``uint16``.  The usual trick of adding half a unit and shifting turns some NaNs into
+zeros, infinities and numbers; they are cast separately.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LARGEST = {
 
 
 def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
-    """Return raw bits of ``source`` as those of ``target``, and how many became infinite."""
+    """Return bits of type ``source`` as those of type ``target``, and how many became infinite."""
     if source == target:
         return values, 0
     out: Array = np.empty(len(values), RAW[ITEMSIZE[target]])
@@ -45,10 +46,10 @@ def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
 
 
 def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array) -> int:
-    """Cast to another element type, into ``out``; ``scratch`` is memory for 4 bytes a value.
+    """Cast raw bits into ``out``; return how many finite values became infinite.
 
-    Every pass over the values counts: the usual cases allocate nothing, and what is seldom is found
-    by its size alone.
+    ``scratch`` is memory for 4 bytes a value.  Every pass over the values costs time: the usual
+    cases allocate nothing.
     """
     if not len(values):
         return 0
@@ -79,7 +80,7 @@ def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array)
 
 
 def round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) -> None:
-    """Round float32 into ``out``; ``is_plain``: no NaN is among them."""
+    """Round float32 values into ``out`` as bits of bf16; ``is_plain``: no NaN is among them."""
     bits = single.view("<u4")
     np.right_shift(bits, 16, out=scratch)
     np.bitwise_and(scratch, 1, out=scratch)
@@ -104,9 +105,9 @@ def cast_bytes(raw: memoryview, out: memoryview, source: str, target: str, scrat
     values: Array = np.frombuffer(raw, RAW[ITEMSIZE[source]])
     narrow: Array = np.frombuffer(out, RAW[ITEMSIZE[target]], len(values))
     overflows = 0
-    for at in range(0, len(values), CAST_ELEMENTS):
-        piece = values[at : at + CAST_ELEMENTS]
+    for start in range(0, len(values), CAST_ELEMENTS):
+        piece = values[start : start + CAST_ELEMENTS]
         overflows += cast_to(
-            narrow[at : at + CAST_ELEMENTS], piece, source, target, scratch[: len(piece)]
+            narrow[start : start + CAST_ELEMENTS], piece, source, target, scratch[: len(piece)]
         )
     return overflows

@@ -1,4 +1,8 @@
-"""A checkpoint's files in a store: every block is checked against its manifest when it is read."""
+"""Check every block of a checkpoint's files in a store against its manifest when it is read.
+
+A store may lose or change bytes, and a merge reads each byte only once.  So the digest of a block
+is made of the very bytes that the caller gets; what of the block nobody requested is read as well.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +49,15 @@ class CheckedFiles(FilesWrapper):
         self._checked = {name: bytearray(len(entry.blocks)) for name, entry in entries.items()}
 
     def sizes(self) -> Mapping[str, int]:
-        """Of the files that a manifest names."""
+        """Return the sizes of the files that a manifest names."""
         return {name: size for name, size in super().sizes().items() if name in self._entries}
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`; raises Corrupt where a block is not what the manifest says."""
+        """See `Files`.
+
+        Raises Corrupt if a block is not what its manifest says, Incomplete if no manifest names the
+        file.
+        """
         entry = self._entries.get(name)
         if entry is None:
             raise Incomplete(f"{name}: not named by any manifest")
@@ -62,14 +70,18 @@ class CheckedFiles(FilesWrapper):
             self._read(entry, start, out.cast("B"))
 
     def expect(self, extents: Iterable[Extent]) -> None:
-        """See `Expecting`: with what is read to check them."""
+        """See `Expecting`: extents are widened to what is read to check them."""
         super().expect(self._widened(extent) for extent in extents)
 
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
-        """See `Expecting`: with what is read to check them, but for large ones, read alone."""
-        super().foresee((self._widened(e), at) for e, at in reads if e.size < _LARGE)
+        """See `Expecting`: small extents are widened as for `expect`, large ones are left out.
+
+        Large ones are read alone.
+        """
+        super().foresee((self._widened(e), position) for e, position in reads if e.size < _LARGE)
 
     def _widened(self, extent: Extent) -> Extent:
+        """Return the extent that a read of ``extent`` reads, with what checks its blocks."""
         entry = self._entries.get(extent.file)
         if entry is None or not extent.size:
             return extent
@@ -77,10 +89,10 @@ class CheckedFiles(FilesWrapper):
         return Extent(extent.file, low, high - low)
 
     def _due(self, entry: FileEntry, start: int, end: int) -> tuple[list[_Block], int, int]:
-        """Return the blocks that a read from ``start`` to ``end`` checks, and what it reads.
+        """Return the blocks that a read from ``start`` to ``end`` checks, and the range to read.
 
-        What is missing of the first and the last block comes with the same read if all of it is
-        little, since that costs a copy.
+        The missing rest of the first and the last block comes with the same read only if the read
+        is small, since it costs a copy.
         """
         size, is_checked = entry.block_size, self._checked[entry.path]
         last = min((end - 1) // size, len(is_checked) - 1)
@@ -88,20 +100,26 @@ class CheckedFiles(FilesWrapper):
             _Block(number, number * size, min((number + 1) * size, entry.size))
             for number in range(start // size, last + 1)
         ]
-        due = [b for b in blocks if not is_checked[b.number] or start <= b.start < b.end <= end]
-        low, high = min([start, *(b.start for b in due)]), max([end, *(b.end for b in due)])
+        unchecked = [
+            b for b in blocks if not is_checked[b.number] or start <= b.start < b.end <= end
+        ]
+        low, high = (
+            min([start, *(b.start for b in unchecked)]),
+            max([end, *(b.end for b in unchecked)]),
+        )
         is_little = end - start < _LARGE and high - low <= end - start + self._around
-        return (due, low, high) if is_little else (due, start, end)
+        return (unchecked, low, high) if is_little else (unchecked, start, end)
 
     def _read(self, entry: FileEntry, start: int, out: memoryview) -> None:
+        """Read bytes into ``out``, and check their blocks; raise Corrupt if a digest differs."""
         end = start + len(out)
-        due, low, high = self._due(entry, start, end)
-        held = out if high - low == len(out) else memoryview(bytearray(high - low))
-        super().read_into(entry.path, low, held)
-        for block in due:
+        unchecked, low, high = self._due(entry, start, end)
+        buffer = out if high - low == len(out) else memoryview(bytearray(high - low))
+        super().read_into(entry.path, low, buffer)
+        for block in unchecked:
             digester = blake3()
             self._digest(digester, entry.path, block.start, low)
-            digester.update(held[max(block.start, low) - low : min(block.end, high) - low])
+            digester.update(buffer[max(block.start, low) - low : min(block.end, high) - low])
             self._digest(digester, entry.path, high, block.end)
             if digester.hexdigest()[:BLOCK_HEX] != entry.blocks[block.number]:
                 raise Corrupt(
@@ -111,15 +129,15 @@ class CheckedFiles(FilesWrapper):
                     " again",
                 )
             self._checked[entry.path][block.number] = True
-        if held is not out:
-            out[:] = held[start - low : end - low]
+        if buffer is not out:
+            out[:] = buffer[start - low : end - low]
 
     def _digest(self, digester: blake3, name: str, start: int, end: int) -> None:
-        """Read bytes that nobody has asked for, and digest them."""
+        """Read the bytes from ``start`` to ``end`` of a file, and add them to ``digester``."""
         if start >= end:
             return
         buffer = memoryview(bytearray(min(_PIECE, end - start)))
-        for at in range(start, end, _PIECE):
-            piece = buffer[: min(_PIECE, end - at)]
-            super().read_into(name, at, piece)
+        for position in range(start, end, _PIECE):
+            piece = buffer[: min(_PIECE, end - position)]
+            super().read_into(name, position, piece)
             digester.update(piece)

@@ -1,9 +1,10 @@
-"""Whether tensors are all that a model or an adapter needs, by names and shapes.  Pure.
+"""Judge whether tensors are a whole model or adapter, by names and shapes.  Pure.
 
-What ``config.json`` implies is needed, where `config_shapes` knows its class: then a missing tensor
-is Incomplete.  Of other classes nothing is certain: layers are compared with each other, and with
-the numbers of the configuration, and what does not fit is a doubt, in words.  The same holds for
-``adapter_config.json``: peft ignores a target that its base model does not have, so only half a
+A lost shard can take a layer with it, and a model without that layer still loads, with random
+weights.  What ``config.json`` implies is needed, if `config_shapes` knows its class: then a missing
+tensor is Incomplete.  For other classes nothing is certain: layers are compared with each other and
+with the numbers of the configuration, and what does not fit is a doubt, in words.  The same holds
+for ``adapter_config.json``: peft ignores a target that its base model does not have, so only half a
 pair of factors is certainly too little.
 """
 
@@ -52,7 +53,10 @@ _FACTORS = {"lora_A": "lora_B", "lora_B": "lora_A"} | {
 
 
 def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return doubts whether this is a whole model; raises Incomplete where it certainly is not."""
+    """Return doubts whether this is a whole model; raise Incomplete if it certainly is not.
+
+    ``config``: what ``config.json`` says; None without one.
+    """
     _check_empty(tensors)
     config = config or {}
     shapes = {t.name: t.shape for t in tensors}
@@ -70,33 +74,41 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
 
 
 def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return doubts whether this is a whole adapter; raises Incomplete where it is not."""
+    """Return doubts whether this is a whole adapter; raise Incomplete if it certainly is not.
+
+    ``config``: what ``adapter_config.json`` says; None without one.
+    """
     _check_empty(tensors)
     names = {t.name for t in tensors}
-    halves = sorted(name for name in names if (other := _other_half(name)) and other not in names)
+    halves = sorted(
+        name for name in names if (counterpart := _other_half(name)) and counterpart not in names
+    )
     if halves:
         raise Incomplete(
-            f"{listed(halves)}: LoRA needs two factors, and the other one is missing",
+            f"{first_names(halves)}: LoRA needs two factors, and the other one is missing",
             hint="give the directories of all nodes, or save the adapter again",
         )
     return _doubts(_compare_targets(names, config or {}))
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
+def first_names(names: Sequence[str]) -> str:
+    """Return the first few names as a text, and how many more there are."""
     more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
     return ", ".join(names[:FIRST]) + more
 
 
-def _doubts(found: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{DOUBT}{doubt}" for doubt in list(found)[:MOST_DOUBTS])
+def _doubts(doubts: Iterable[str]) -> tuple[str, ...]:
+    """Return the first doubts as messages."""
+    return tuple(f"{DOUBT}{doubt}" for doubt in list(doubts)[:MOST_DOUBTS])
 
 
 def _check_empty(tensors: Sequence[Tensor]) -> None:
+    """Raise Incomplete if a weight is empty, as ZeRO-3 leaves it."""
     # others may rightly be empty: observers of torch's quantisation begin as such
     if empty := [t.name for t in tensors if t.shape == (0,) and t.name.endswith(_WEIGHTS)]:
         raise Incomplete(
-            f"{len(empty)} of {len(tensors)} tensors are empty, without values: {listed(empty)}",
+            f"{len(empty)} of {len(tensors)} tensors are empty, without values:"
+            f" {first_names(empty)}",
             hint=_EMPTY,
         )
 
@@ -105,71 +117,88 @@ def _check_empty(tensors: Sequence[Tensor]) -> None:
 
 
 def _compare(
-    found: Mapping[str, Shape],
-    known: config_shapes.Expected,
+    shapes: Mapping[str, Shape],
+    expected: config_shapes.Expected,
     config: Mapping[str, Any],
     is_whole: bool,  # noqa: FBT001
 ) -> list[str] | None:
     """Return doubts, by what the configuration implies; None if these are not its tensors.
 
-    Raises Incomplete if a tensor is missing, unless the save says that it left some out
-    (``is_whole`` is false): then that is a doubt.
+    Raises Incomplete if a tensor, or a part of one, is missing.  A missing tensor is only a doubt
+    if the save says that it left some out (``is_whole`` is false).
     """
-    wanted, own = known.sizes, found
-    head, embedding = known.head, known.embedding
-    if not wanted.keys() <= found.keys():
+    sizes_by_name, own = expected.sizes, shapes
+    head, embedding = expected.head, expected.embedding
+    if not sizes_by_name.keys() <= shapes.keys():
         # a part of the model, or one that keeps the text model in an attribute
-        own = {_inner(name): shape for name, shape in found.items()}
-        wanted = {_inner(name): sizes for name, sizes in wanted.items()}
+        own = {_inner(name): shape for name, shape in shapes.items()}
+        sizes_by_name = {_inner(name): sizes for name, sizes in sizes_by_name.items()}
         head, embedding = _inner(head), _inner(embedding)
-    absent = [name for name in wanted if name not in own]
-    if len(absent) == len(wanted):
+    absent = [name for name in sizes_by_name if name not in own]
+    if len(absent) == len(sizes_by_name):
         return None
     doubts = []
     if is_tied(config) and (head in own or embedding in own):
         absent = [name for name in absent if name not in (head, embedding)]
     elif absent and all(name.startswith(head.removesuffix("weight")) for name in absent):
         has_another = any(
-            name not in wanted and name.endswith(_ENDS) and not _NUMBER.search(name) for name in own
+            name not in sizes_by_name and name.endswith(_ENDS) and not _NUMBER.search(name)
+            for name in own
         )
-        if has_another or embedding in found or not _unties(config):
+        if has_another or embedding in shapes or not _unties(config):
             doubts.append(f"no {head}, which config.json implies: right with another head, or none")
             absent = []
     if absent:
         lost = set(absent)
-        names = [name for name in known.sizes if name in lost or _inner(name) in lost]
+        names = [name for name in expected.sizes if name in lost or _inner(name) in lost]
+        count = len(sizes_by_name)
         message = (
-            f"{len(absent)} of the {len(wanted)} tensors that config.json implies are missing"
-            f" ({len(wanted) - len(absent)} are there): {listed(names)}"
+            f"{len(absent)} of the {count} tensors that config.json implies are missing"
+            f" ({count - len(absent)} are there): {first_names(names)}"
         )
         if is_whole:
             raise Incomplete(message, hint=_ALL)
         doubts.append(message)
-    vocabulary = {head, embedding}
-    unlike = []
-    for name, sizes in wanted.items():
-        shape = own.get(name)
+    return [*doubts, *_compare_shapes(own, sizes_by_name, {head, embedding})]
+
+
+def _compare_shapes(
+    shapes: Mapping[str, Shape],
+    sizes_by_name: Mapping[str, Sequence[int | None]],
+    vocabulary: Collection[str],
+) -> list[str]:
+    """Return doubts about tensors that have not the implied sizes.
+
+    ``sizes_by_name``: None is any size.  ``vocabulary``: names of tensors with a row for each
+    token.  Raises Incomplete if a tensor is smaller than it should be.
+    """
+    misshapen = []
+    for name, sizes in sizes_by_name.items():
+        shape = shapes.get(name)
         if shape is None or shape == sizes:
             continue
         pairs = list(zip(shape, sizes, strict=False))
-        differing = [n > size for n, size in pairs if size is not None and n != size]
-        if len(shape) != len(sizes) or (differing and any(differing)):
-            unlike.append(name)
-        elif differing:
+        is_larger = [n > size for n, size in pairs if size is not None and n != size]
+        if len(shape) != len(sizes) or (is_larger and any(is_larger)):
+            misshapen.append(name)
+        elif is_larger:
             raise Incomplete(
                 f"{name}: {_shown(shape)} is a part of {_shown(sizes)}, the shape that config.json"
                 " implies",
                 hint="give the directories of all nodes; or config.json is another model's",
             )
-    if resized := [name for name in unlike if name in vocabulary]:
+    doubts = []
+    if resized := [name for name in misshapen if name in vocabulary]:
+        first = resized[0]
         doubts.append(
-            f"{resized[0]} has {own[resized[0]][0]} rows, config.json implies"
-            f" {wanted[resized[0]][0]}: set vocab_size, if loading it fails"
+            f"{first} has {shapes[first][0]} rows, config.json implies"
+            f" {sizes_by_name[first][0]}: set vocab_size, if loading it fails"
         )
-    if others := [name for name in unlike if name not in vocabulary]:
+    if fixed := [name for name in misshapen if name not in vocabulary]:
+        first = fixed[0]
         doubts.append(
-            f"{len(others)} tensors have not the shapes that config.json implies, such as"
-            f" {others[0]}: {_shown(own[others[0]])}, not {_shown(wanted[others[0]])}"
+            f"{len(fixed)} tensors have not the shapes that config.json implies, such as"
+            f" {first}: {_shown(shapes[first])}, not {_shown(sizes_by_name[first])}"
         )
     return doubts
 
@@ -183,10 +212,10 @@ def _unties(config: Mapping[str, Any]) -> bool:
 def _inner(name: str) -> str:
     """Return a name without the parts that one class has around another."""
     while True:
-        outer, _, rest = name.partition(".")
-        if outer not in _OUTER or not rest:
+        outer, _, inner = name.partition(".")
+        if outer not in _OUTER or not inner:
             return name
-        name = rest
+        name = inner
 
 
 def _shown(sizes: Sequence[int | None]) -> str:
@@ -196,14 +225,14 @@ def _shown(sizes: Sequence[int | None]) -> str:
 # Another class
 
 
-def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
+def _compare_layers(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield doubts: layers that are missing, or have less than the others."""
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     of_experts: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     names: list[str] = []  # one for all experts of a layer: there may be 100,000
-    for name in found:
-        stack, mark, rest = name.partition("experts.")
-        number, _, inner = rest.partition(".")
+    for name in shapes:
+        stack, mark, tail = name.partition("experts.")
+        number, _, inner = tail.partition(".")
         if mark and number.isdecimal() and len(number) < 10:
             of_experts[f"{stack}experts", inner].add(int(number))
         else:
@@ -214,8 +243,8 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
         experts[f"{_NUMBER.sub('.#', stack)}.{inner}"][stack] = numbers
     for name in names:
         for match in islice(_NUMBER.finditer(name), _MOST_NUMBERS):
-            rest = _NUMBER.sub(".#", name[match.end() :])
-            stacks[name[: match.start()]][int(match[1])].add(rest)
+            tail = _NUMBER.sub(".#", name[match.end() :])
+            stacks[name[: match.start()]][int(match[1])].add(tail)
     layers = {
         stack: members
         for stack, members in stacks.items()
@@ -228,10 +257,10 @@ def _compare_layers(found: Mapping[str, Shape], config: Mapping[str, Any]) -> It
         yield from _thinner(stack, members, {0, max(members)} if not _is_causal(config) else ())
     yield from _uneven(experts)
     yield from _fewer_than_told(layers, experts, config)
-    yield from _without_head(found, config)
-    hollow = [name for name, shape in found.items() if 0 in shape and name.endswith(".weight")]
+    yield from _without_head(shapes, config)
+    hollow = [name for name, shape in shapes.items() if 0 in shape and name.endswith(".weight")]
     if hollow:
-        yield f"{len(hollow)} weights have no elements: {listed(hollow)}"
+        yield f"{len(hollow)} weights have no elements: {first_names(hollow)}"
 
 
 def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
@@ -241,34 +270,37 @@ def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
     shown = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
     more = f" and {absent - FIRST} more" if absent > FIRST else ""
     if absent:
-        which = f"layer {shown} is" if absent == 1 else f"layers {shown}{more} are"
-        yield f"{stack}: {which} missing, of {total}"
+        layers_are = f"layer {shown} is" if absent == 1 else f"layers {shown}{more} are"
+        yield f"{stack}: {layers_are} missing, of {total}"
 
 
 def _thinner(
     stack: str, members: Mapping[int, set[str]], apart: Collection[int] = ()
 ) -> Iterator[str]:
-    """Yield the one layer that lacks something that the others have; those ``apart`` may."""
-    kinds = Counter(frozenset(own) for own in members.values())
+    """Yield a doubt for each layer that alone lacks something that several others have.
+
+    ``apart``: numbers of layers that may differ.
+    """
+    kinds = Counter(frozenset(parts) for parts in members.values())
     usual = [kind for kind, times in kinds.most_common(_MOST_KINDS) if times > 1]
-    for number, own in sorted(members.items()):
-        more = next((kind for kind in usual if own < kind), None)
-        if more and kinds[frozenset(own)] == 1 and number not in apart:
-            lacking = sorted(name.removeprefix(".") for name in more - own)
-            yield f"{stack}.{number} has no {listed(lacking)}, which other layers have"
+    for number, parts in sorted(members.items()):
+        more = next((kind for kind in usual if parts < kind), None)
+        if more and kinds[frozenset(parts)] == 1 and number not in apart:
+            lacking = sorted(name.removeprefix(".") for name in more - parts)
+            yield f"{stack}.{number} has no {first_names(lacking)}, which other layers have"
 
 
 def _uneven(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
     """Yield layers that have fewer experts than others."""
-    told = set()
+    reported = set()
     for layers in experts.values():
         most = set[int]().union(*layers.values())
-        for stack, own in sorted(layers.items()):
-            if own != most and stack not in told:
-                told.add(stack)
+        for stack, numbers in sorted(layers.items()):
+            if numbers != most and stack not in reported:
+                reported.add(stack)
                 yield (
-                    f"{stack}: {len(own)} experts, {len(most)} in other layers (no"
-                    f" {min(most - own)})"
+                    f"{stack}: {len(numbers)} experts, {len(most)} in other layers (no"
+                    f" {min(most - numbers)})"
                 )
 
 
@@ -277,26 +309,26 @@ def _fewer_than_told(
     experts: Mapping[str, Mapping[str, set[int]]],
     config: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield that there are fewer layers or experts than the configuration says."""
+    """Yield a doubt if there are fewer layers or experts than the configuration says."""
     sections = [config[key] for key in _SECTIONS if isinstance(config.get(key), dict)] or [config]
-    told = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
+    layer_counts = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
     most = max((max(members) + 1 for members in layers.values()), default=0)
-    for key, count in told[:1]:
+    for key, count in layer_counts[:1]:
         if 0 < most < count and any(width in s for s in sections for width in _WIDTHS):
             yield f"{most} layers, config.json says {key} {count}"
-    numbers = [max(own) + 1 for its in experts.values() for own in its.values()]
+    numbers = [max(own) + 1 for by_stack in experts.values() for own in by_stack.values()]
     for key, count in [(k, s[k]) for s in sections for k in _EXPERTS if type(s.get(k)) is int][:1]:
         if 0 < max(numbers, default=0) < count:
             yield f"{max(numbers)} experts in a layer, config.json says {key} {count}"
 
 
-def _without_head(found: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield that a language model has no output layer, or no embedding."""
+def _without_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a doubt if a language model has no output layer of its own, though nothing ties it."""
     rows = config.get("vocab_size")
     if not _is_causal(config) or not _unties(config):
         return
-    embeddings = {name for name in found if name.endswith(EMBEDDINGS)}
-    heads = (n for n, shape in found.items() if n.endswith(HEADS) or shape[:1] == (rows,))
+    embeddings = {name for name in shapes if name.endswith(EMBEDDINGS)}
+    heads = (n for n, shape in shapes.items() if n.endswith(HEADS) or shape[:1] == (rows,))
     if embeddings and not any(name not in embeddings for name in heads):
         yield "no output layer (lm_head), and config.json does not tie it to the embedding"
 
@@ -310,16 +342,16 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
 
 
 def _other_half(name: str) -> str:
-    """Return the name of the other of LoRA's two factors; empty if it is none."""
+    """Return the name of the other of LoRA's two factors; empty if ``name`` is no factor."""
     parts = name.split(".") if not name.endswith(".bias") else []  # only one has a bias
-    for at in range(len(parts) - 1, max(-1, len(parts) - 4), -1):
-        if parts[at] in _FACTORS:
-            return ".".join((*parts[:at], _FACTORS[parts[at]], *parts[at + 1 :]))
+    for index in range(len(parts) - 1, max(-1, len(parts) - 4), -1):
+        if parts[index] in _FACTORS:
+            return ".".join((*parts[:index], _FACTORS[parts[index]], *parts[index + 1 :]))
     return ""
 
 
 def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield doubts: targets without tensors, layers that others have."""
+    """Yield doubts: targets without tensors, and layers that lack what others have."""
     modules = {
         name.partition(mark)[0]
         for name in names
@@ -334,10 +366,14 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
             str(t) for t in targets if not any(m == str(t) or m.endswith(f".{t}") for m in modules)
         )
         if absent:
-            yield f"no tensors of the target modules {listed(absent)}"
-    kept = config.get("modules_to_save")
-    if isinstance(kept, list) and kept and not any(f".{m}." in n for m in kept for n in names):
-        yield f"no tensors of modules_to_save ({listed(sorted(map(str, kept)))})"
+            yield f"no tensors of the target modules {first_names(absent)}"
+    saved_modules = config.get("modules_to_save")
+    if (
+        isinstance(saved_modules, list)
+        and saved_modules
+        and not any(f".{m}." in n for m in saved_modules for n in names)
+    ):
+        yield f"no tensors of modules_to_save ({first_names(sorted(map(str, saved_modules)))})"
     if config.get("layers_to_transform") is not None or not isinstance(targets, list):
         return
     if has_exceptions:
@@ -345,8 +381,8 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module in modules:
         if match := _NUMBER.search(module):
-            own = stacks[module[: match.start()]][int(match[1])]
-            own.add(_NUMBER.sub(".#", module[match.end() :]))
+            parts = stacks[module[: match.start()]][int(match[1])]
+            parts.add(_NUMBER.sub(".#", module[match.end() :]))
     for stack, layers in stacks.items():
         yield from _gaps(stack, layers)
         yield from _thinner(stack, layers)

@@ -1,6 +1,8 @@
-"""Check the CRC32s of the source's containers on the bytes that a merge reads anyway.
+"""Check the CRC32s of torch's containers on the bytes that a merge reads anyway.
 
-torch's reader ignores them, so a flipped bit in a shard goes unnoticed everywhere else.
+torch's reader ignores them, so a flipped bit in a shard goes unnoticed everywhere else.  Records
+are read in pieces, by several threads and in any order, so a CRC32 is made of each piece, and
+pieces that meet are combined.
 """
 
 from __future__ import annotations
@@ -41,21 +43,27 @@ class CrcCheckedFiles(FilesWrapper):
     """
 
     def __init__(self, files: Files, checksums: Collection[Checksum]) -> None:
+        """Sum the records of ``checksums``, which are sorted by file here."""
         super().__init__(files)
         self._lock = threading.Lock()
         by_file: defaultdict[str, list[Checksum]] = defaultdict(list)
         for checksum in checksums:
             by_file[checksum.extent.file].append(checksum)
-        for found in by_file.values():
+        for checksums_of_file in by_file.values():
             # by an integer: comparing extents takes ten times as long
-            found.sort(key=lambda c: c.extent.start)
+            checksums_of_file.sort(key=lambda c: c.extent.start)
         self._records = dict(by_file)
-        self._starts = {name: [c.extent.start for c in found] for name, found in by_file.items()}
-        self._done = {name: bytearray(len(found)) for name, found in by_file.items()}
+        self._starts = {
+            name: [c.extent.start for c in checksums_of_file]
+            for name, checksums_of_file in by_file.items()
+        }
+        self._done = {
+            name: bytearray(len(checksums_of_file)) for name, checksums_of_file in by_file.items()
+        }
         self._parts: dict[_Key, list[_Stretch]] = {}  # of records that are read in pieces, in order
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """See `Files`."""
+        """See `Files`; raise Corrupt if this read completes a record whose CRC32 is wrong."""
         self._files.read_into(name, start, out)
         if name not in self._records:
             return
@@ -74,7 +82,7 @@ class CrcCheckedFiles(FilesWrapper):
                 self._sum((name, number), first, out[first - start : last - start])
 
     def finish(self) -> None:
-        """Read and sum what was not read."""
+        """Read and sum what was not read; raise Corrupt if the CRC32 of a record is wrong."""
         unread = [
             (f, n) for f, done in self._done.items() for n, is_in in enumerate(done) if not is_in
         ]
@@ -85,48 +93,53 @@ class CrcCheckedFiles(FilesWrapper):
             whole = record.start, record.start + record.size
             for low, high in _unclaimed(self._parts.get((name, number), ()), *whole):
                 buffer = memoryview(bytearray(min(_PIECE, high - low)))
-                for at in range(low, high, _PIECE):
-                    piece = buffer[: min(_PIECE, high - at)]
-                    self._files.read_into(name, at, piece)
-                    self._sum((name, number), at, piece)
+                for position in range(low, high, _PIECE):
+                    piece = buffer[: min(_PIECE, high - position)]
+                    self._files.read_into(name, position, piece)
+                    self._sum((name, number), position, piece)
 
     def stretches(self) -> tuple[RecordStretch, ...]:
-        """Return what was summed, whole records too, for `join` elsewhere."""
-        found = []
+        """Return the CRC32s of everything that was summed, for `join` in another process."""
+        stretches = []
         with self._lock:
             for name, records in self._records.items():
                 for e, crc in ((c.extent, c.crc32) for c in compress(records, self._done[name])):
-                    found.append(RecordStretch(e, e.start, e.start + e.size, crc))
+                    stretches.append(RecordStretch(e, e.start, e.start + e.size, crc))
             for (name, number), parts in self._parts.items():
                 e = self._records[name][number].extent
-                found += [RecordStretch(e, lo, hi, crc) for lo, hi, crc in parts if crc is not None]
-        return tuple(found)
+                stretches += [
+                    RecordStretch(e, lo, hi, crc) for lo, hi, crc in parts if crc is not None
+                ]
+        return tuple(stretches)
 
     def join(self, stretches: Iterable[RecordStretch]) -> None:
-        """Add what was summed elsewhere.
+        """Add what another process has summed; raise Corrupt if that completes a wrong record.
 
-        What overlaps with what is known already is left to `finish`.  Raises Corrupt.
+        What overlaps with stretches that were summed before is left to `finish`.
         """
-        for one in stretches:
-            name = one.record.file
-            number = bisect_right(self._starts[name], one.record.start) - 1
+        for stretch in stretches:
+            name = stretch.record.file
+            number = bisect_right(self._starts[name], stretch.record.start) - 1
             # several may start here, if all but one are empty
-            while self._records[name][number].extent != one.record:
+            while self._records[name][number].extent != stretch.record:
                 number -= 1
             with self._lock:
                 if self._done[name][number]:
                     continue
-                if one.end - one.start == one.record.size:
+                if stretch.end - stretch.start == stretch.record.size:
                     self._parts.pop((name, number), None)
                 parts = self._parts.setdefault((name, number), [])
-                if _unclaimed(parts, one.start, one.end) != [(one.start, one.end)]:
+                if _unclaimed(parts, stretch.start, stretch.end) != [(stretch.start, stretch.end)]:
                     continue
-                parts.append((one.start, one.end, None))
+                parts.append((stretch.start, stretch.end, None))
                 parts.sort(key=itemgetter(0))
-            self._add((name, number), [(one.start, one.crc32)])
+            self._add((name, number), [(stretch.start, stretch.crc32)])
 
     def _sum(self, key: _Key, start: int, data: memoryview) -> None:
-        """Claim what no other thread has, and sum it outside the lock."""
+        """Claim the bytes that no other thread has claimed, and sum them outside the lock.
+
+        Raises Corrupt as `_add`.
+        """
         with self._lock:
             if self._done[key[0]][key[1]]:
                 return
@@ -139,16 +152,16 @@ class CrcCheckedFiles(FilesWrapper):
             self._add(key, sums)
 
     def _add(self, key: _Key, sums: Iterable[tuple[int, int]]) -> None:
-        """Set the CRC32s of claimed stretches, by their starts, and join stretches that meet.
+        """Set the CRC32s of claimed stretches, by their starts, and combine stretches that meet.
 
-        Whoever brings the last one of a record checks the whole.
+        The call that completes a record checks it: raises Corrupt if its CRC32 is wrong.
         """
         record = self._records[key[0]][key[1]].extent
         with self._lock:
-            known = dict(sums)
+            crcs_by_start = dict(sums)
             joined: list[_Stretch] = []
             for low, high, own in sorted(self._parts[key], key=itemgetter(0)):
-                crc = known.get(low, own)
+                crc = crcs_by_start.get(low, own)
                 last = joined[-1] if joined else None
                 if last and last[1] == low and last[2] is not None and crc is not None:
                     joined[-1] = last[0], high, crc32_combine(last[2], crc, high - low)
@@ -163,6 +176,7 @@ class CrcCheckedFiles(FilesWrapper):
         self._check(key, whole)
 
     def _check(self, key: _Key, crc: int) -> None:
+        """Raise Corrupt if ``crc`` is not the CRC32 that the container has of this record."""
         checksum = self._records[key[0]][key[1]]
         if crc != checksum.crc32:
             e = checksum.extent
@@ -175,11 +189,11 @@ class CrcCheckedFiles(FilesWrapper):
 
 def _unclaimed(parts: Iterable[_Stretch], start: int, end: int) -> list[tuple[int, int]]:
     """Return the ranges between ``start`` and ``end`` that no thread sums or has summed."""
-    found = []
+    ranges = []
     for low, high, _ in parts:
         if start < min(low, end):
-            found.append((start, min(low, end)))
+            ranges.append((start, min(low, end)))
         start = max(start, high)
     if start < end:
-        found.append((start, end))
-    return found
+        ranges.append((start, end))
+    return ranges

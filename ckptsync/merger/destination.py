@@ -1,8 +1,10 @@
-"""Where a model is written: a new directory, which appears by rename, or a store.
+"""Publish a merged model: as a new directory, which appears by rename, or in a store.
 
-A killed merge into a store continues, and keeps no state on this machine.  The first file that is
-written, `RECORD`, says which merge it is; until it goes away, or says so, the model is not whole.
-What opens a model (its configuration, the index of several files) comes last.
+A model that is not whole must never be taken for one.  A directory is written under another name.
+In a store the first file, `RECORD`, says which merge it is, and until that file is deleted, or says
+that the merge has ended, the model is not whole.  So a killed merge into a store continues, and
+keeps no state on this machine.  What opens a model (its configuration, the index of several files)
+comes last.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from ckptsync.merger.adapter_sums import ChangeTotals
 from ckptsync.merger.engine import (
     Destination,
     Engine,
-    Merged,
+    MergeResult,
     Progress,
     Write,
     WrittenFile,
     describe_tensor,
     write_model,
 )
-from ckptsync.merger.inputs import MergeRequest, Prepared, check_unchanged
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, check_unchanged
 from ckptsync.merger.joined_files import FILL
 from ckptsync.merger.model_files import index_name
 from ckptsync.merger.plan import FORMAT, MergeResources
@@ -56,8 +58,8 @@ _OCCUPIED = "ckptsync never overwrites: choose another destination, or delete it
 def check_free(request: MergeRequest, access: Access) -> None:
     """Raise ConfigError if something is at the destination.
 
-    In a store an unfinished merge may be there: whether it is this one is known when this one is
-    planned.
+    In a store an unfinished merge may be there: whether it is the same one is known when this one
+    is planned.
     """
     destination = request.destination
     if isinstance(destination, Remote):
@@ -75,16 +77,30 @@ def check_free(request: MergeRequest, access: Access) -> None:
 
 
 def merge(
-    prepared: Prepared,
+    prepared: PreparedMerge,
     access: Access,
     progress: Progress | None = None,
     work: MergeResources | None = None,
     engine_at: EngineAt | None = None,
-) -> Merged:
-    """Write the model.  In a store, continue the same merge if one was killed there.
+) -> MergeResult:
+    """Write the model of a planned merge, and return what was written.
 
-    Raises ConfigError if anything else is there, Incomplete if a source changed meanwhile.  After
-    an error no directory appears; a store keeps what was written, without what would open it.
+    In a store, the same merge is continued if it was killed there.  After an error no directory
+    appears; a store keeps what was written, without what would open it.
+
+    Args:
+        prepared: The merge, with its destination.
+        access: How stores are opened.
+        progress: See `write_model`.
+        work: Threads and memory.
+        engine_at: Makes the engine for a directory or URL; threads of this process without it.
+
+    Raises:
+        ConfigError: Something else is at the destination.
+        Incomplete: A source changed while it was read.
+        Corrupt: A source is damaged.
+        StoreError: The destination cannot be written.
+
     """
     work, target = work or MergeResources(), prepared.request.destination
     if isinstance(target, Path):
@@ -98,13 +114,13 @@ def merge(
     destination = _StoreDestination(access.store(target), prepared)
     # with statistics each file is made again, since its values are not stored
     notes = [] if work.statistics else destination.resume()
-    there = len(destination.finished)
+    finished_count = len(destination.finished)
     engine = engine_at(target) if engine_at else None
     merged = write_model(prepared.job, prepared.files, destination, progress, work, engine=engine)
-    if there:
+    if finished_count:
         notes.append(
-            f"{there} of {len(prepared.job.plans)} files were there from an earlier merge: checked,"
-            " not made again"
+            f"{finished_count} of {len(prepared.job.plans)} files were there from an earlier merge:"
+            " checked, not made again"
         )
     return replace(merged, notes=(*merged.notes, *notes, *destination.end()))
 
@@ -114,11 +130,13 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
     """Give a temporary directory beside ``destination``, and a function that writes there.
 
     The directory is renamed to ``destination`` at the end; after an error it is deleted.  It is
-    held open: whoever owns the one above may put another in its place.
+    held open: whoever owns the one above may put another in its place.  Raises StoreError for
+    errors of the file system.
     """
-    work = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
+    temporary = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
+        """Write a file of the model; raise StoreError, with a hint if the disk is full."""
         try:
             store.write(name, chunks)
         except StoreError as e:
@@ -133,14 +151,14 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
 
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        work.mkdir()
+        temporary.mkdir()
         try:
-            with _opened(work, os.O_NOFOLLOW) as at:
-                store = PosixStore(str(work), root_fd=at)
-                yield work, write
-            work.rename(destination)
+            with _opened(temporary, os.O_NOFOLLOW) as descriptor:
+                store = PosixStore(str(temporary), root_fd=descriptor)
+                yield temporary, write
+            temporary.rename(destination)
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         with _opened(destination.parent) as above:
             sync_directory(above)
@@ -153,11 +171,12 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
 
 @contextlib.contextmanager
 def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
-    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    """Give a descriptor of a directory, which is closed at the end."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
     try:
-        yield at
+        yield descriptor
     finally:
-        os.close(at)
+        os.close(descriptor)
 
 
 class _Finished(msgspec.Struct, frozen=True):
@@ -186,8 +205,8 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _DECODER = Decoder(_Record, "a record of a merge", MERGING_LIMIT)
 
 
-def fingerprint(prepared: Prepared) -> str:
-    """Return a digest of everything that the output's bytes are a function of."""
+def fingerprint(prepared: PreparedMerge) -> str:
+    """Return a digest of everything that decides the output's bytes."""
     job = prepared.job
     facts = {
         "format": FORMAT,
@@ -206,8 +225,8 @@ def fingerprint(prepared: Prepared) -> str:
     return digest(json.dumps(facts).encode())
 
 
-def abouts(prepared: Prepared) -> dict[str, About]:
-    """Return each file of weights with its size and an identity, before it is written.
+def abouts(prepared: PreparedMerge) -> dict[str, About]:
+    """Return the size and the identity of each file of weights, by name, before it is written.
 
     The identity names the merge, so that a killed upload of the same bytes continues.
     """
@@ -218,7 +237,7 @@ def abouts(prepared: Prepared) -> dict[str, About]:
 class _StoreDestination(Destination):
     """A store and the record in it.  Several threads may finish files."""
 
-    def __init__(self, store: Store, prepared: Prepared) -> None:
+    def __init__(self, store: Store, prepared: PreparedMerge) -> None:
         super().__init__(self._write)
         self._store, self._prepared, self._lock = store, prepared, threading.Lock()
         plans = prepared.job.plans
@@ -230,7 +249,10 @@ class _StoreDestination(Destination):
         self._there: Mapping[str, int] = {entry.name: entry.size for entry in store.names("")}
 
     def _begin(self, own: _Record) -> _Record:
-        """Return the record that the same merge has left, or write a new one."""
+        """Return the record that the same merge has left, or write a new one and return that.
+
+        Makes the store's directory.  Raises ConfigError if the store holds anything else.
+        """
         store = self._store
         if isinstance(store, Rooted):
             store.make_root()
@@ -252,8 +274,8 @@ class _StoreDestination(Destination):
             raise _occupied(
                 store, RECORD
             ) from None  # it was there a moment ago: another merge has just ended
-        found = _DECODER.decode(data, f"{store.url}/{RECORD}", "name another destination")
-        if (found.format, found.plan) != (own.format, own.plan):
+        record = _DECODER.decode(data, f"{store.url}/{RECORD}", "name another destination")
+        if (record.format, record.plan) != (own.format, own.plan):
             raise ConfigError(
                 f"{store.url}: an unfinished merge of other sources, or with other options",
                 hint=_OCCUPIED,
@@ -264,21 +286,24 @@ class _StoreDestination(Destination):
                 hint=_OCCUPIED,
             )
         # the record could not be deleted; something is missing now
-        if found.ended and not self._outputs <= names:
-            found = msgspec.structs.replace(found, ended=False)
-            self._write_record(found)
-        return found
+        if record.ended and not self._outputs <= names:
+            record = msgspec.structs.replace(record, ended=False)
+            self._write_record(record)
+        return record
 
     def resume(self) -> list[str]:
-        """Read back what an earlier merge has finished; return notes on files to make again."""
-        notes, found = [], {}
+        """Read back what an earlier merge has finished; return notes on files to write again.
+
+        Sets `finished` to the files whose bytes are those that were recorded.
+        """
+        notes, finished_files = [], {}
         for plan in self._prepared.job.plans:
             finished = self._record.files.get(plan.name)
             if finished is None or self._there.get(plan.name) != plan.size:
                 continue
             if has_same_bytes(self._store, plan.name, plan.size, finished.digest):
                 tensors = tuple(describe_tensor(plan, tensor) for tensor in plan.tensors)
-                found[plan.name] = WrittenFile(
+                finished_files[plan.name] = WrittenFile(
                     finished.digest, finished.notes, tensors, changes=finished.changes
                 )
             else:
@@ -286,10 +311,11 @@ class _StoreDestination(Destination):
                     f"{plan.name}: does not match the checksum that an earlier merge recorded;"
                     " ckptsync writes it again"
                 )
-        self.finished = found
+        self.finished = finished_files
         return notes
 
     def _write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Write a file of the model, but not a small one that has its bytes already."""
         if name in self._abouts:
             self._store.write(name, chunks, self._abouts[name])
             return
@@ -297,21 +323,25 @@ class _StoreDestination(Destination):
         if self._there.get(name) != len(data) or read_all(self._store, name) != data:
             self._store.write(name, [data], About(len(data), f"merge {self._record.plan} {name}"))
 
-    def at_last_end(self) -> None:
+    def check_sources(self) -> None:
+        """Raise Incomplete if a source changed since it was opened."""
         check_unchanged((*self._prepared.trees, *self._prepared.fill))
 
-    def at_end(self, name: str, made: WrittenFile) -> None:
-        """Record a file before it is there, so that it is never there without."""
+    def record_file(self, name: str, written: WrittenFile) -> None:
+        """Record a file before it is committed, so that no file is there without its record."""
         with self._lock:
             files = {
                 **self._record.files,
-                name: _Finished(made.digest, made.notes, {**made.changes}),
+                name: _Finished(written.digest, written.notes, {**written.changes}),
             }
             self._record = msgspec.structs.replace(self._record, files=files)
             self._write_record(self._record)
 
     def end(self) -> tuple[str, ...]:
-        """Delete the record of a model that is whole, or say so in it and return a note on that."""
+        """Delete the record; the model is whole.
+
+        If the record cannot be deleted, write there that the merge has ended, and return a note.
+        """
         try:
             self._store.delete(RECORD)
         except StoreError:  # who may write may not always delete
@@ -320,11 +350,13 @@ class _StoreDestination(Destination):
         return ()
 
     def _write_record(self, record: _Record) -> None:
+        """Replace the record in the store."""
         data = msgspec.json.encode(record)
         self._store.write(RECORD, [data], About(len(data)))
 
 
 def _occupied(store: Store, name: str) -> ConfigError:
+    """Return the error of a store that holds ``name``."""
     return ConfigError(
         f"{store.url}: exists, with {name} in it",
         hint="choose another destination: ckptsync never overwrites",

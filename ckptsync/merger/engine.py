@@ -3,8 +3,9 @@
 The bytes written are a pure function of the files, the options and the output's format number.
 
 A file of weights is made as a stream: gathered, cast, digested and counted in one pass, cut into
-units (`read_units.units`).  Threads make several units at once.  Two consumers see every unit in
-order, each in a thread of its own: the digest of the file, and the counts of each tensor's values.
+units (`read_units.cut_units`).  Threads make several units at once.  Two consumers see every unit
+in order, each in a thread of its own: the digest of the file, and the counts of each tensor's
+values.
 Whoever writes the file gets the same units in order.  So memory is bounded, and the bytes are the
 same for any number of threads.
 """
@@ -24,13 +25,18 @@ from blake3 import blake3
 from ckptsync.digest import crc32, digest
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merger import adapter_sums, model_files, read_units
-from ckptsync.merger.adapter_sums import AdapterSums, ChangeTotals, findings
+from ckptsync.merger.adapter_sums import AdapterSums, ChangeTotals, notes_on_sums
 from ckptsync.merger.cast import CAST_ELEMENTS, Array, cast_bytes
 from ckptsync.merger.plan import FilePlan, MergeResources, PlannedTensor
 from ckptsync.merger.prepare import MergeJob
 from ckptsync.merger.read_units import Share, Unit, gather
 from ckptsync.merger.readers import planned_reader
-from ckptsync.merger.tensor_statistics import Statistics, has_statistics, remarks, statistics
+from ckptsync.merger.tensor_statistics import (
+    Statistics,
+    count_values,
+    has_statistics,
+    notes_on_values,
+)
 from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.stores.contract import Chunk
 from ckptsync.tensors import Files
@@ -74,11 +80,14 @@ class Destination:
         self.write = write
         self.finished: Mapping[str, WrittenFile] = {}
 
-    def at_end(self, name: str, made: WrittenFile) -> None:
-        """Record a file of weights when `write` has all its bytes, before it is committed."""
+    def record_file(self, name: str, written: WrittenFile) -> None:
+        """Record a file of weights when `write` has all its bytes, before it is committed.
 
-    def at_last_end(self) -> None:
-        """Check the sources once everything was read, before the last `at_end`."""
+        Called by the thread that writes the file.
+        """
+
+    def check_sources(self) -> None:
+        """Check the sources after everything was read, before the last `record_file`."""
 
 
 Engine = Callable[
@@ -91,7 +100,7 @@ The number is negative where bytes must be made again.
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """What was written, with notes for the user; tensors have digests if that was asked for."""
 
     files: tuple[ModelFile, ...]
@@ -110,41 +119,58 @@ def write_model(
     work: MergeResources | None = None,
     *,
     engine: Engine | None = None,
-) -> Merged:
-    """Write the files of a planned merge, and return what was written.
+) -> MergeResult:
+    """Write all files of a planned merge, the index last, and return what was written.
 
-    ``engine`` makes the files of weights, by default with threads of this process.
+    Args:
+        job: The plan.
+        files: What it reads; several threads read if ``work.jobs`` is above 1.
+        destination: Where files are written; those that it has ``finished`` are not written again.
+            Several threads write, each a file of its own, if ``work.jobs`` is 4 or more.
+        progress: Called with the bytes that are done, and all bytes; never by two threads at once.
+        work: Threads and memory; one thread without it.
+        engine: Writes the files of weights; by default threads of this process.
 
-    Raises Corrupt, before the last file of weights is committed, if a source's bytes do not have
-    the CRC32 of its container. If ``work.jobs`` is above 1, several threads read
-    ``files``; from four on, several write, each with a file of its own. ``progress`` is called by
-    one at a time.
+    Raises:
+        Corrupt: A source's bytes do not have the CRC32 of their container.  This is known before
+            the last file of weights is committed.
+
     """
-    work, there = work or MergeResources(), destination.finished
+    work, finished = work or MergeResources(), destination.finished
     if job.sums:
         work = replace(work, window=min(work.window, adapter_sums.WINDOW))
-    left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in there))
-    lock, done = threading.Lock(), job.size - left.size
+    remaining = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in finished))
+    lock, done = threading.Lock(), job.size - remaining.size
 
     def count(size: int) -> None:
+        """Add ``size`` bytes to those that are done."""
         nonlocal done
         with lock:
             done += size
             if progress:
                 progress(done, job.size)
 
-    made = {**there, **(engine or write_weights)(left, files, destination, count, work)}
-    weights = [made[plan.name] for plan in job.plans]
+    weights_by_name = {
+        **finished,
+        **(engine or write_weights)(remaining, files, destination, count, work),
+    }
+    weights = [weights_by_name[plan.name] for plan in job.plans]
     written = [ModelFile(p.name, p.size, w.digest) for p, w in zip(job.plans, weights, strict=True)]
-    small = [(name, job.content(name)) for name, _ in job.beside]
+    other_files = [(name, job.content(name)) for name, _ in job.beside]
     if index := model_files.index_name(job.plans):
-        small.append((index, model_files.index(job.plans)))
-    for name, data in small:
-        destination.write(name, [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)])
+        other_files.append((index, model_files.make_index(job.plans)))
+    for name, data in other_files:
+        destination.write(
+            name, [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+        )
         written.append(ModelFile(name, len(data), digest(data)))
-    notes = [*job.notes, *(note for one in weights for note in one.notes)]
-    changes = {name: total for one in weights for name, total in one.changes.items()}
-    notes += findings(job.sums, changes)
+    notes = [*job.notes, *(note for written_weights in weights for note in written_weights.notes)]
+    changes = {
+        name: total
+        for written_weights in weights
+        for name, total in written_weights.changes.items()
+    }
+    notes += notes_on_sums(job.sums, changes)
     if work.statistics:
         counts = Counter(
             t.dtype for plan in job.plans for t in plan.tensors if not has_statistics(t.dtype)
@@ -156,12 +182,14 @@ def write_model(
             )
             for dtype, count in sorted(counts.items())
         ]
-    return Merged(
+    return MergeResult(
         tuple(written),
-        tuple(tensor for one in weights for tensor in one.tensors),
+        tuple(tensor for written_weights in weights for tensor in written_weights.tensors),
         tuple(notes),
         job.source,
-        {k: v for one in weights for k, v in one.statistics.items()} if work.statistics else None,
+        {k: v for written_weights in weights for k, v in written_weights.statistics.items()}
+        if work.statistics
+        else None,
         changes,
     )
 
@@ -173,37 +201,43 @@ def write_weights(
     progress: Callable[[int], None],
     work: MergeResources,
 ) -> dict[str, WrittenFile]:
-    """Write all files of weights, several at once where there are enough threads.
+    """Write all files of weights, several at once if there are enough threads; return them by name.
 
-    This is the `Engine` of this process.
+    This is the `Engine` of this process.  After an error the other files are not finished.  Raises
+    the first error of any file.
     """
     reader, crcs = planned_reader(files, job.plans, job.checksums)
     sums = AdapterSums(reader, job.sums) if job.sums else None
     at_once = max(1, min(len(job.plans), work.jobs // THREADS_A_FILE))
-    own = replace(work, jobs=max(1, work.jobs // at_once))
+    file_work = replace(work, jobs=max(1, work.jobs // at_once))
     lock, has_failed = threading.Lock(), threading.Event()
-    left = len(job.plans)
+    remaining = len(job.plans)
 
-    def chunks(plan: FilePlan, made: WeightsFile) -> Generator[memoryview, None, None]:
-        nonlocal left
-        with contextlib.closing(made.chunks()) as stream:
+    def chunks(plan: FilePlan, file: WeightsFile) -> Generator[memoryview, None, None]:
+        """Yield the bytes of a file, and record it; the last file checks the sources before that.
+
+        Raises Abandoned after the failure of another file.
+        """
+        nonlocal remaining
+        with contextlib.closing(file.chunks()) as stream:
             for chunk in stream:
                 if has_failed.is_set():
                     raise Abandoned
                 yield chunk
         with lock:
-            left -= 1
-            is_last = not left
+            remaining -= 1
+            is_last = not remaining
         if is_last:
             crcs.finish()
-            destination.at_last_end()
-        destination.at_end(plan.name, made.result())
+            destination.check_sources()
+        destination.record_file(plan.name, file.result())
 
     def write_one(plan: FilePlan) -> WrittenFile:
-        made = WeightsFile(plan, reader, progress, own, sums)
-        with contextlib.closing(chunks(plan, made)) as stream:
+        """Write one file, and return what was written."""
+        file = WeightsFile(plan, reader, progress, file_work, sums)
+        with contextlib.closing(chunks(plan, file)) as stream:
             destination.write(plan.name, stream)
-        return made.result()
+        return file.result()
 
     if at_once == 1:
         return {plan.name: write_one(plan) for plan in job.plans}
@@ -280,18 +314,17 @@ class WeightsFile:
     def chunks(self) -> Generator[memoryview, None, None]:
         """Yield the header, then every tensor, then the ending.
 
-        Close it if it is not read to its end: threads may be at work.
-
-        A chunk is valid until the next one is asked for.  All but the last begin and end at
-        multiples of `ALIGN`, in the file and in memory.
+        A chunk is valid until the next one is requested.  All but the last begin and end at
+        multiples of `ALIGN`, in the file and in memory.  Close this generator if it is not read to
+        its end: threads may be at work.
         """
-        left = b""
-        with contextlib.closing(self._made()) as made:
-            for unit in made:
+        unaligned = b""
+        with contextlib.closing(self._made()) as units:
+            for unit in units:
                 view, end = unit.buffer.data, unit.lead + unit.size
-                view[: unit.lead] = left
+                view[: unit.lead] = unaligned
                 cut = end if unit.is_last and not self._plan.ending else end - end % ALIGN
-                left = bytes(view[cut:end])
+                unaligned = bytes(view[cut:end])
                 if cut:
                     yield view[:cut]
                 if unit.planned.stored:
@@ -300,7 +333,7 @@ class WeightsFile:
             ending = self._plan.ending.encoded(self._crc)
             self._digester.update(ending)
             self._progress(len(ending))
-            yield memoryview(left + ending)
+            yield memoryview(unaligned + ending)
 
     def result(self) -> WrittenFile:
         """Return what was written; call it after the last chunk."""
@@ -311,16 +344,16 @@ class WeightsFile:
             tensors.append(describe_tensor(self._plan, tensor, self._digests.get(n, empty)))
             if count := self._overflows[n]:
                 notes.append(f"{tensor.name}: {count} finite values became infinite in the cast")
-            if found := self._statistics.get(n):
-                counted[tensor.name] = found
-                notes += remarks(tensor.name, found)
+            if values := self._statistics.get(n):
+                counted[tensor.name] = values
+                notes += notes_on_values(tensor.name, values)
         changes = {self._plan.tensors[n].name: totals for n, totals in self._changes.items()}
         return WrittenFile(
             self._digester.hexdigest(), tuple(notes), tuple(tensors), counted, changes
         )
 
     def _made(self) -> Generator[_OutputUnit, None, None]:
-        """Yield every unit in order, made and seen by both consumers.
+        """Yield every unit in order, made, digested and counted.
 
         With one job everything happens in the caller's thread.  With more, that many threads make
         units, of at most ``jobs * window`` bytes together, or a single unit.  Any error is raised
@@ -339,26 +372,27 @@ class WeightsFile:
             ThreadPool(1, "ckptsync-count"),
         )
         queue: deque[tuple[_OutputUnit, list[Future[_OutputUnit]]]] = deque()
-        held = 0
+        queued_bytes = 0
 
         def first() -> Generator[_OutputUnit, None, None]:
-            nonlocal held
-            unit, (made, *seen) = queue.popleft()
-            yield made.result()
-            for one in seen:
-                one.result()
-            held -= unit.weight
+            """Yield the oldest unit when it is made; free its buffer after its consumers."""
+            nonlocal queued_bytes
+            unit, (made_unit, *consumed) = queue.popleft()
+            yield made_unit.result()
+            for task in consumed:
+                task.result()
+            queued_bytes -= unit.weight
             self._buffers.append(unit.buffer)
 
         try:
             for unit in self._units():
-                while queue and held + unit.weight > work.jobs * work.window:
+                while queue and queued_bytes + unit.weight > work.jobs * work.window:
                     yield from first()
-                made = makers.submit(self._make, unit)
-                digested = consumers[0].submit(_see, made, self._digest)
-                counted = consumers[1].submit(_see, made, self._update_results)
-                queue.append((unit, [made, digested, counted]))
-                held += unit.weight
+                made_unit = makers.submit(self._make, unit)
+                digested = consumers[0].submit(_see, made_unit, self._digest)
+                counted = consumers[1].submit(_see, made_unit, self._update_results)
+                queue.append((unit, [made_unit, digested, counted]))
+                queued_bytes += unit.weight
             while queue:
                 yield from first()
         finally:
@@ -366,18 +400,19 @@ class WeightsFile:
                 pool.shutdown(cancel_futures=True)
 
     def _units(self) -> Iterator[_OutputUnit]:
-        at, end = 0, self._plan.size  # which adds up all tensors
+        """Yield the units of the file, with their place in it, without bytes."""
+        start, end = 0, self._plan.size  # which adds up all tensors
         if self._plan.ending:
             end -= self._plan.ending.size
-        for planned in read_units.units(self._plan):
+        for planned in read_units.cut_units(self._plan):
             size = len(planned.text) + sum(
                 _written_size(s, self._plan.tensors[s.number]) for s in planned.shares
             )
-            yield _OutputUnit(planned, at, size, at + size == end)
-            at += size
+            yield _OutputUnit(planned, start, size, start + size == end)
+            start += size
 
     def _make(self, unit: _OutputUnit) -> _OutputUnit:
-        """Gather and cast the bytes of a unit.  Raises what the files raise."""
+        """Gather a unit's bytes, sum or cast them, and count them; raise what the files raise."""
         planned = unit.planned
         unit.buffer = self._buffer(unit.lead + unit.size)
         data = unit.data
@@ -394,38 +429,39 @@ class WeightsFile:
                 buffers[1][: 4 * CAST_ELEMENTS].view("<u4"),
             )
         gather(self._files, planned, raw)
-        at = 0
+        position = 0
         for share, tensor in shares:
-            own = data[at : at + _written_size(share, tensor)]
+            target = data[position : position + _written_size(share, tensor)]
             stored = raw[share.at : share.at + share.size]
             overflows = 0
             if self._sums and self._sums.has(tensor.name):
-                element = (unit.start + at - tensor.start) // ITEMSIZE[tensor.dtype]
-                totals = self._sums.write(tensor, element, stored, own)
+                element = (unit.start + position - tensor.start) // ITEMSIZE[tensor.dtype]
+                totals = self._sums.write(tensor, element, stored, target)
                 unit.changes.append((share.number, totals))
             elif is_cast:
-                overflows = cast_bytes(stored, own, tensor.copy.dtype, tensor.dtype, scratch)
-            found = statistics(own, tensor.dtype) if self._work.statistics else None
-            unit.shares.append((share.number, own, overflows, found))
-            at += len(own)
+                overflows = cast_bytes(stored, target, tensor.copy.dtype, tensor.dtype, scratch)
+            values = count_values(target, tensor.dtype) if self._work.statistics else None
+            unit.shares.append((share.number, target, overflows, values))
+            position += len(target)
         if is_cast:
             self._buffers += buffers  # which the next unit takes first, while the caches have them
         return unit
 
     def _digest(self, unit: _OutputUnit) -> _OutputUnit:
+        """Digest a unit, and add it to the CRC32 of the ending; called for units in order."""
         self._digester.update(unit.data)
         if self._plan.ending and unit.planned.stored:
             self._crc = crc32(unit.data, self._crc)
         return unit
 
     def _update_results(self, unit: _OutputUnit) -> _OutputUnit:
-        """Add what a unit tells of its tensors.  A tensor's shares follow each other."""
+        """Add what a unit holds of each tensor to the results; called for units in order."""
         for number, totals in unit.changes:
             self._changes[number] = self._changes.get(number, ChangeTotals()) + totals
-        for number, data, overflows, found in unit.shares:
+        for number, data, overflows, values in unit.shares:
             self._overflows[number] += overflows
-            if found is not None:
-                self._statistics[number] = self._statistics.get(number, Statistics()) + found
+            if values is not None:
+                self._statistics[number] = self._statistics.get(number, Statistics()) + values
             if not self._work.tensor_digests:
                 continue
             if self._begun[0] != number:
@@ -435,14 +471,15 @@ class WeightsFile:
         return unit
 
     def _buffer(self, size: int) -> Array:
+        """Return aligned memory of at least ``size`` bytes, used before if there is any."""
         with contextlib.suppress(IndexError):  # there is none to use again
             used = self._buffers.pop()
             if len(used) >= size:
                 return used
         size = max(size, read_units.WINDOW + ALIGN)
-        held: Array = np.empty(size + ALIGN, "u1")
-        at = -held.ctypes.data % ALIGN  # a disk can write from there
-        return held[at : at + size]
+        memory: Array = np.empty(size + ALIGN, "u1")
+        offset = -memory.ctypes.data % ALIGN  # a disk can write from there
+        return memory[offset : offset + size]
 
 
 def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> ModelTensor:
@@ -456,6 +493,6 @@ def _written_size(share: Share, tensor: PlannedTensor) -> int:
     return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
 
 
-def _see(made: Future[_OutputUnit], consume: Callable[[_OutputUnit], _OutputUnit]) -> _OutputUnit:
-    """Consume a unit as soon as it is made."""
-    return consume(made.result())
+def _see(unit: Future[_OutputUnit], consume: Callable[[_OutputUnit], _OutputUnit]) -> _OutputUnit:
+    """Return what ``consume`` returns of a unit, after the unit is made."""
+    return consume(unit.result())

@@ -1,7 +1,8 @@
 """Open what the user named, check that it is one save, and plan its merge.  Nothing is written.
 
-Several directories or URLs may hold one save, one a node.  Names, metadata, files that several of
-them have, and times are compared: one model is never made of two saves.
+Several directories or URLs may hold one save, one a node, and a mixture of two saves would load
+without an error.  So names, metadata, files that several of them have, and times are compared:
+one model is never made of two saves.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import BESIDE_WEIGHTS, metadata_files
 from ckptsync.layouts.registry import WeightsSource, deepspeed_tags
+from ckptsync.merger.file_times import check_times, notes_on_times
 from ckptsync.merger.joined_files import FILL, JoinedFiles
-from ckptsync.merger.model_files import DAMAGED, parsed
+from ckptsync.merger.model_files import DAMAGED, parse_file
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import MergeJob, prepare
 from ckptsync.merger.readers import open_reader
-from ckptsync.merger.save_times import check_times, notes_on_times
 from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import FileTree, Overlay, TopFiles
 from ckptsync.stores.opening import Access
@@ -62,7 +63,7 @@ class MergeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedMerge:
     """A merge that can be done.  ``files`` are those of all ``trees``, one tree a source.
 
     ``fill``: the directory of this machine that it is filled from.
@@ -81,13 +82,22 @@ def open_sources(
     *,
     use_times: bool = True,
     planner: Callable[[Files], MergeJob] | None = None,
-) -> Prepared:
+) -> PreparedMerge:
     """Open the checkpoint and the models that the request names, and return the planned merge.
 
-    The files' times are compared unless ``use_times`` is false.  ``planner`` plans, from the
-    checkpoint's files, something else than a merge into one model.
+    Args:
+        request: What the user wants merged.
+        access: How stores are opened.
+        use_times: Compare the times of files.
+        planner: Plans, from the checkpoint's files, something else than a merge into one model.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    Raises:
+        ConfigError: A path is wrong.
+        Incomplete: A part of the save is missing, or is being overwritten.
+        Corrupt: Files are damaged, or of several saves.
+        Unsupported: ckptsync does not know the format, or the user must choose a source.
+        StoreError: A store cannot be read.
+
     """
     _check_paths(request)
     trees = tuple(path_or_url.list_tree(source, access) for source in request.sources)
@@ -136,13 +146,13 @@ def open_sources(
         _check_json(holder, name)
     reader = JoinedFiles(files, {FILL: fill_from}) if fill_from else files
     fill = (fill_from,) if isinstance(fill_from, TopFiles) else ()
-    return Prepared(request, replace(job, notes=tuple(notes)), reader, trees, fill)
+    return PreparedMerge(request, replace(job, notes=tuple(notes)), reader, trees, fill)
 
 
 def usual_threads(places: Iterable[PathOrUrl]) -> int:
-    """Return how many threads a merge that reads these places has, unless the user says it.
+    """Return how many threads a merge of these sources has by default.
 
-    One for each core that this process may use, at most `MOST_THREADS`; `FAR_THREADS` where a place
+    One for each core that this process may use, at most `MOST_THREADS`; `FAR_THREADS` if a source
     is a URL.
     """
     if any(isinstance(place, Remote) for place in places):
@@ -151,10 +161,10 @@ def usual_threads(places: Iterable[PathOrUrl]) -> int:
 
 
 def _open_models(request: MergeRequest, access: Access) -> dict[str, Files]:
-    """Return the models that the request names, by its fields.
+    """Return the models that the request names, by the names of its fields.
 
-    Opens a directory once that several fields name.  Raises ConfigError, StoreError, and
-    Unsupported where a directory holds no weights.
+    A directory that several fields name is opened once.  Raises ConfigError, StoreError, and
+    Unsupported if a directory holds no weights.
     """
     opened: dict[PathOrUrl, Files] = {}
     models: dict[str, Files] = {}
@@ -194,22 +204,22 @@ def _check_paths(request: MergeRequest) -> None:
 
 
 def _notes_on_tags(sources: Sequence[PathOrUrl], files: Files, chosen: str) -> Iterator[str]:
-    """Yield notes where DeepSpeed's tag is of another step than its directory, or not the only one.
+    """Yield notes if DeepSpeed's tag is of another step than its directory, or not the only one.
 
     ``chosen``: the source that is read.
     """
     source = WeightsSource.named(chosen.partition("@")[0])
-    root, others = deepspeed_tags(files, source)
+    root, unread_tags = deepspeed_tags(files, source)
     home, _, tag = root.rpartition("/")
     step = _STEP.fullmatch(tag)
     for name in {
         home or path_or_url.pure_path(path_or_url.without_links(source)).name for source in sources
     }:
-        own = _STEP.fullmatch(name.rpartition("/")[2])
-        if step and own and int(step[1]) != int(own[1]):
+        directory_step = _STEP.fullmatch(name.rpartition("/")[2])
+        if step and directory_step and int(step[1]) != int(directory_step[1]):
             yield f"`latest` in {name} names {tag}, which is of another step"
-    if others:
-        yield f"DeepSpeed's {', '.join(others)} is there, too, and is left out"
+    if unread_tags:
+        yield f"DeepSpeed's {', '.join(unread_tags)} is there, too, and is left out"
 
 
 def show_path(path: PathOrUrl) -> str:
@@ -218,9 +228,9 @@ def show_path(path: PathOrUrl) -> str:
 
 
 def check_one_save(sources: Sequence[FileTree], job: MergeJob, *, use_times: bool = True) -> None:
-    """Raise Incomplete or Corrupt where files beside the shards show that they are not of one save.
+    """Raise Incomplete or Corrupt if files beside the shards show that they are not of one save.
 
-    torch gives every save an id, so that the metadata of two saves differ.  It writes metadata to
+    torch gives every save an id, so the metadata of two saves differ.  It writes metadata to
     ``.metadata.tmp`` before that takes the older one's place.
     """
     if job.source.partition(":")[0] == "dcp":
@@ -271,14 +281,14 @@ def _check_same(holders: Sequence[Files], name: str) -> None:
 
 
 def _check_json(holder: Files, name: str) -> None:
-    """Raise Corrupt of a damaged configuration.
+    """Raise Corrupt if a JSON file beside the weights is damaged.
 
-    Of large files (tokenizers) only the end is read.
+    Of large files only the end is read.
     """
     if not name.endswith(".json"):
         return
     size = holder.sizes()[name]
     if size <= _LARGE_JSON:
-        parsed(name, read(holder, Extent(name, 0, size)))
+        parse_file(name, read(holder, Extent(name, 0, size)))
     elif not read(holder, Extent(name, size - 64, 64)).rstrip().endswith((b"}", b"]")):
         raise Corrupt(f"{name}: not JSON: no end", hint=DAMAGED)

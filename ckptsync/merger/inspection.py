@@ -1,4 +1,8 @@
-"""What is known of a checkpoint without merging it: its layouts, tensors, and what is missing."""
+"""Say what is in a checkpoint without merging it: sources of weights, tensors, missing files.
+
+For each source, the merge is planned to the last byte, and the plan is dropped: what planning
+raises is what a merge would raise.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +73,10 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
     ``locations``: the directories that it lies in, whose files' times say whether they are of one
     save.  Raises Unsupported or Incomplete where it has no weights.
     """
-    found = registry.sources(files)
-    if not found:
+    weights_sources = registry.sources(files)
+    if not weights_sources:
         raise registry.no_weights(files)
-    sources = tuple(_source(files, source, locations) for source in found)
+    sources = tuple(_source(files, source, locations) for source in weights_sources)
     codes = [source.exit_code for source in sources]
     demands, preferred, notes = Demands(), None, []
     try:
@@ -99,7 +103,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
 
 
 def _missing(files: Files, demanded: dict[str, int | None]) -> tuple[str, ...]:
-    """Return the demanded names that are not there, then those of another size."""
+    """Return the demanded names that are not stored, then those that have another size."""
     sizes = files.sizes()
     absent = [name for name in sorted(demanded) if name not in sizes]
     resized = [

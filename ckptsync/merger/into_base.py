@@ -1,7 +1,8 @@
-"""Plan the merge of adapters into their base: a merge of the base whose tensors are summed.
+"""Plan the merge of LoRA adapters into their base model, whose files are written with the sums.
 
-Base and adapters are opened as every checkpoint is.  What an adapter changes is decided by
-`adapter_changes`, and summed while the base is written.
+A user who serves one model needs no adapter beside it.  The base and each adapter are planned as a
+merge of their own; `adapter_changes` decides what becomes of the base's tensors, and the base's job
+then names those changes as `MergeJob.sums`, which are computed while the base is written.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.merger.adapter import STEM
-from ckptsync.merger.adapter_changes import changes
-from ckptsync.merger.adapter_sums import Sum, floats
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources, show_path
-from ckptsync.merger.joined_files import JoinedFiles, prefixed
-from ckptsync.merger.low_rank import Change, Changes, Replacement
+from ckptsync.merger.adapter_changes import plan_changes
+from ckptsync.merger.adapter_sums import TensorSum, read_floats
+from ckptsync.merger.change_types import Change, Changes, Replacement
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources, show_path
+from ckptsync.merger.joined_files import JoinedFiles, add_prefix
 from ckptsync.merger.model_files import (
     ADAPTER_CONFIG,
     CONFIG,
     VALUE_HEAD,
     VERL_LORA,
     is_code,
-    parsed,
+    parse_file,
 )
 from ckptsync.merger.plan import (
     SHARD_SIZE,
@@ -39,8 +40,8 @@ from ckptsync.merger.plan import (
     MergeOptions,
     PlannedTensor,
     file_plan,
-    grouped,
-    named,
+    group_tensors,
+    name_files,
 )
 from ckptsync.merger.prepare import MergeJob
 from ckptsync.stores.opening import Access
@@ -74,7 +75,7 @@ class _Model:
     def apply(self, changed: Changes) -> None:
         """Apply what an adapter changes: to tensors, their steps, the configuration and the notes.
 
-        Raises Corrupt where a shape is not the one that was decided.
+        Raises Corrupt if a shape is not the one that was decided.
         """
         self.modules += changed.modules
         self.notes += (*changed.notes, *(f"warning: {text}" for text in changed.warnings))
@@ -86,23 +87,26 @@ class _Model:
             self.tensors[tensor.name] = tensor
             self.steps.setdefault(tensor.name, [])
         for name, step in changed.of.items():
-            own, left = self.tensors[name], list(step)
-            while whole := next((c for c in left if isinstance(c, Replacement)), None):
+            tensor, remaining = self.tensors[name], list(step)
+            while whole := next((c for c in remaining if isinstance(c, Replacement)), None):
                 # what is replaced is not read
-                left = left[left.index(whole) + 1 :]
-                own = replace(own, shape=whole.tensor.shape, copies=whole.tensor.copies)
+                remaining = remaining[remaining.index(whole) + 1 :]
+                tensor = replace(tensor, shape=whole.tensor.shape, copies=whole.tensor.copies)
                 self.steps[name] = []
-            self.tensors[name] = own
-            self.steps.setdefault(name, []).append(tuple(left))
+            self.tensors[name] = tensor
+            self.steps.setdefault(name, []).append(tuple(remaining))
         for name, shape in changed.shapes.items():
             if self.tensors[name].shape != shape:
                 raise Corrupt(f"{name}: {self.tensors[name].shape}, {shape} expected")
 
 
-def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
-    """Open the base and every adapter, and plan the merge.
+def open_into_base(
+    request: MergeRequest, access: Access, *, use_times: bool = True
+) -> PreparedMerge:
+    """Open the base and every adapter that the request names, and return the planned merge.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    ``use_times``: see `open_sources`.  Raises ConfigError, Incomplete, Unsupported, Corrupt or
+    StoreError.
     """
     options = request.options
     base = open_base(request, access, use_times=use_times)
@@ -119,18 +123,24 @@ def open_into_base(request: MergeRequest, access: Access, *, use_times: bool = T
         )
         for source in request.sources
     ]
-    adapters = [(show_path(one.request.sources[0]), one.job) for one in opened]
-    files = joined(base.files, [adapter.files for adapter in opened])
-    job = summed(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
-    return Prepared(
-        request, job, files, (*base.trees, *(tree for one in opened for tree in one.trees))
+    adapters = [
+        (show_path(opened_adapter.request.sources[0]), opened_adapter.job)
+        for opened_adapter in opened
+    ]
+    files = join_files(base.files, [adapter.files for adapter in opened])
+    job = plan_sums(base.job, adapters, files, options, is_changed_base=request.is_changed_base)
+    return PreparedMerge(
+        request,
+        job,
+        files,
+        (*base.trees, *(tree for opened_adapter in opened for tree in opened_adapter.trees)),
     )
 
 
-def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> Prepared:
-    """Open the base that a request names, as a merge of it alone.
+def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) -> PreparedMerge:
+    """Open the base that a request names, and return the merge of it alone.
 
-    Raises ConfigError, Incomplete, Unsupported, Corrupt or StoreError.
+    Raises Unsupported if it is an adapter, and what `open_sources` raises.
     """
     assert request.into is not None
     size = request.options.max_shard_size or _ONE_FILE
@@ -148,12 +158,12 @@ def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) 
     return base
 
 
-def joined(base: Files, adapters: Sequence[Files]) -> JoinedFiles:
-    """Return the files of a base and its adapters under the names that `summed` reads."""
+def join_files(base: Files, adapters: Sequence[Files]) -> JoinedFiles:
+    """Return the files of a base and its adapters under the names that `plan_sums` reads."""
     return JoinedFiles(base, {_prefix(number): files for number, files in enumerate(adapters)})
 
 
-def summed(
+def plan_sums(
     base: MergeJob,
     adapters: Sequence[tuple[str, MergeJob]],
     files: Files,
@@ -161,44 +171,42 @@ def summed(
     *,
     is_changed_base: bool = False,
 ) -> MergeJob:
-    """Return the job of the base with what adapters change, each with a name for messages.
+    """Return the job of the base with what adapters change.
 
-    ``files``: see `joined`.  Raises Incomplete, Unsupported or Corrupt.
+    Args:
+        base: The merge of the base alone.
+        adapters: Each with its name in messages; their changes are applied in this order.
+        files: Of base and adapters, see `join_files`.
+        options: What is written.
+        is_changed_base: See `plan_changes`.
+
+    Raises:
+        Incomplete: An adapter lacks a factor.
+        Unsupported: A job is no LoRA adapter, or the base is quantised.
+        Corrupt: An adapter does not fit the base.
+
     """
     heads = {plan.name: plan for plan in base.plans if plan.name == VALUE_HEAD}
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
     config = _config(base, CONFIG)
     model = _Model({t.name: _tensor(t, t.copy) for t in planned})
-    sources = [base.source]
     for number, (shown, job) in enumerate(adapters):
         prefix = _prefix(number)
-        own = [t for plan in job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors]
-        if not own:
-            raise Unsupported(
-                f"{shown}: a model, a LoRA adapter is expected",
-                hint="a whole model needs no base: `ckptsync merge SRC DST`",
-            )
-        adapter_config = _config(job, ADAPTER_CONFIG)
-        if adapter_config is None:
-            raise Unsupported(
-                f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
-                hint="copy it there, or give its directory with --config-from (head.config_from)",
-            )
-        its_changes = changes(
+        tensors, adapter_config = _adapter(shown, job, prefix)
+        changes = plan_changes(
             list(model.tensors.values()),
             _updated(config, model.config),
-            [_tensor(t, prefixed(t.copy, prefix)) for t in own],
+            tensors,
             adapter_config,
             is_changed_base=is_changed_base,
             is_equal=partial(_is_equal, files),
         )
-        model.apply(its_changes)
+        model.apply(changes)
         for plan in job.plans:
             if plan.name == VALUE_HEAD:
-                tensors = (replace(t, copy=prefixed(t.copy, prefix)) for t in plan.tensors)
-                heads[VALUE_HEAD] = replace(plan, tensors=tuple(tensors))
+                copied = (replace(t, copy=add_prefix(t.copy, prefix)) for t in plan.tensors)
+                heads[VALUE_HEAD] = replace(plan, tensors=tuple(copied))
         model.notes += [note for note in job.notes if note not in base.notes]
-        sources.append(f"{shown} {job.source}")
     beside = _beside(base, adapters)
     contents = {
         name: job.contents[name]
@@ -206,19 +214,19 @@ def summed(
         if name in job.contents  # searched for code, or made here
     }
     if model.config:
-        changed = _updated(_config(base, CONFIG), model.config)
-        contents[CONFIG] = (json.dumps(changed, indent=2) + "\n").encode()
-    taken = [name for name, (_, job) in beside.items() if job is not base]
-    notes = [f"from the adapter: {', '.join(taken)}"] if taken else []
+        changed_config = _updated(config, model.config)
+        contents[CONFIG] = (json.dumps(changed_config, indent=2) + "\n").encode()
+    from_adapters = [name for name, (_, job) in beside.items() if job is not base]
+    notes = [f"from the adapter: {', '.join(from_adapters)}"] if from_adapters else []
     return replace(
         base,
-        source=" + ".join(sources),
+        source=" + ".join((base.source, *(f"{shown} {job.source}" for shown, job in adapters))),
         plans=(*_plans(base, planned, model, options), *heads.values()),
         beside=tuple((name, holder) for name, (holder, _) in beside.items()),
         contents=contents,
         notes=(*base.notes, *notes, *model.notes),
         sums={
-            name: Sum(model.tensors[name], tuple(steps))
+            name: TensorSum(model.tensors[name], tuple(steps))
             for name, steps in model.steps.items()
             if steps
         },
@@ -226,19 +234,40 @@ def summed(
     )
 
 
+def _adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
+    """Return the tensors of an adapter's job and its configuration.
+
+    ``shown``: its name in messages; ``prefix``: that of its files.  Raises Unsupported if the job
+    is no adapter's, or has no ``adapter_config.json``.
+    """
+    planned = [t for plan in job.plans if plan.name == f"{STEM}.safetensors" for t in plan.tensors]
+    if not planned:
+        raise Unsupported(
+            f"{shown}: a model, a LoRA adapter is expected",
+            hint="a whole model needs no base: `ckptsync merge SRC DST`",
+        )
+    config = _config(job, ADAPTER_CONFIG)
+    if config is None:
+        raise Unsupported(
+            f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
+            hint="copy it there, or give its directory with --config-from (head.config_from)",
+        )
+    return [_tensor(t, add_prefix(t.copy, prefix)) for t in planned], config
+
+
 def _plans(
     base: MergeJob, planned: Sequence[PlannedTensor], model: _Model, options: MergeOptions
 ) -> tuple[FilePlan, ...]:
-    """Return the output files: cut as the base's, or by the size that the user gave."""
+    """Return the output files: cut as the base's files are, or by the size that the user gave."""
     dtypes = {t.name: t.dtype for t in planned}
     usual = Counter(filter(is_castable, dtypes.values())).most_common(1)
     items = []
     for name, tensor in model.tensors.items():
-        own = tensor.dtype if not (usual and is_castable(tensor.dtype)) else usual[0][0]
-        items.append((tensor, tensor.copies[0], dtypes.get(name, own)))
+        dtype = tensor.dtype if not (usual and is_castable(tensor.dtype)) else usual[0][0]
+        items.append((tensor, tensor.copies[0], dtypes.get(name, dtype)))
     holders = _holders(base, planned)
     if options.max_shard_size or not holders:
-        return named(grouped(items, options.max_shard_size or SHARD_SIZE), "model")
+        return name_files(group_tensors(items, options.max_shard_size or SHARD_SIZE), "model")
     starts = {t.name: t.copy.parts[0].extent.start for t in planned if t.copy.parts}
     files: dict[str, list[tuple[Tensor, Copy, str]]] = {
         name: [] for name in sorted({*holders.values()})
@@ -253,13 +282,13 @@ def _plans(
 
 
 def _holders(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]:
-    """Return the file of the base that each tensor lies in; empty unless named as usual."""
+    """Return the file of the base that holds each tensor; empty unless all have the usual names."""
     if WeightsSource.named(base.source.partition("@")[0]).layout != "whole":
         return {}
     files = {t.name: {part.extent.file for part in t.copy.parts} for t in planned if t.copy.parts}
-    names = {name: min(its).rpartition("/")[2] for name, its in files.items()}
+    names = {name: min(holding_files).rpartition("/")[2] for name, holding_files in files.items()}
     is_usual = all(map(_FILE.fullmatch, names.values())) and all(
-        len(i) == 1 for i in files.values()
+        len(holding_files) == 1 for holding_files in files.values()
     )
     return names if is_usual else {}
 
@@ -272,19 +301,19 @@ def _beside(
     The tokenizer and the chat template are the last adapter's that has them: those of the training.
     """
     beside = {name: (holder, base) for name, holder in base.beside}
-    own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
+    models_own = (ADAPTER_CONFIG, CONFIG, _GENERATION, VERL_LORA)
     for _, job in adapters:
-        its = {
+        of_adapter = {
             name: (holder, job)
             for name, holder in job.beside
-            if name not in own and not is_code(name)
+            if name not in models_own and not is_code(name)
         }
-        if _VOCABULARIES & its.keys():
-            beside = {n: at for n, at in beside.items() if not n.startswith(_OF_TOKENIZER)}
+        if _VOCABULARIES & of_adapter.keys():
+            beside = {n: of for n, of in beside.items() if not n.startswith(_OF_TOKENIZER)}
         tokenizer = _config(job, "tokenizer_config.json") or {}
-        if "chat_template" in tokenizer or its.keys() & set(_TEMPLATES):
-            beside = {n: at for n, at in beside.items() if n not in _TEMPLATES}
-        beside |= its
+        if "chat_template" in tokenizer or of_adapter.keys() & set(_TEMPLATES):
+            beside = {n: of for n, of in beside.items() if n not in _TEMPLATES}
+        beside |= of_adapter
     return {name: beside[name] for name in sorted(beside, key=lambda name: (name == CONFIG, name))}
 
 
@@ -300,7 +329,7 @@ def _config(job: MergeJob, name: str) -> dict[str, Any] | None:
     """Return a file beside the weights; None without one.  Raises Corrupt."""
     if name not in dict(job.beside):
         return None
-    content = parsed(name, job.content(name))
+    content = parse_file(name, job.content(name))
     return content if isinstance(content, dict) else None
 
 
@@ -322,10 +351,10 @@ def _update(config: dict[str, Any], change: Mapping[str, Any]) -> None:
             config[key] = value
 
 
-def _is_equal(files: Files, one: Tensor, other: Tensor, is_transposed: bool) -> bool:  # noqa: FBT001
+def _is_equal(files: Files, first: Tensor, second: Tensor, is_transposed: bool) -> bool:  # noqa: FBT001
     """Return whether two stored matrices have the same elements, see `IsEqual`."""
-    if one.shape != (other.shape[::-1] if is_transposed else other.shape):
+    if first.shape != (second.shape[::-1] if is_transposed else second.shape):
         return False
-    its = floats(files, other.copies[0]).reshape(other.shape)
-    own = floats(files, one.copies[0]).reshape(one.shape)
-    return bool(np.array_equal(own, its.T if is_transposed else its))
+    second_values = read_floats(files, second.copies[0]).reshape(second.shape)
+    first_values = read_floats(files, first.copies[0]).reshape(first.shape)
+    return bool(np.array_equal(first_values, second_values.T if is_transposed else second_values))

@@ -1,4 +1,8 @@
-"""The files of several models as one `Files`: each model's but the first's under a prefix."""
+"""Read the files of several models as one `Files`: each model's but the first's under a prefix.
+
+A merge that fills tensors from another model, or sums adapters into a base, reads several models at
+once, whose files have the same names.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ class JoinedFiles:
     No prefix begins another one, nor a name of ``files``.
     """
 
-    def __init__(self, files: Files, others: Mapping[str, Files]) -> None:
-        self._models = {**others, "": files}
+    def __init__(self, files: Files, prefixed_models: Mapping[str, Files]) -> None:
+        self._models = {**prefixed_models, "": files}
         self._sizes = {
             prefix + name: size
             for prefix, model in self._models.items()
@@ -43,26 +47,32 @@ class JoinedFiles:
 
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
         """See `Expecting`."""
-        for prefix, group in self._by_prefix((e.file, (e, to)) for e, to in reads).items():
-            foresee(self._models[prefix], ((_without(prefix, e), to) for e, to in group))
+        for prefix, group in self._by_prefix(
+            (e.file, (e, position)) for e, position in reads
+        ).items():
+            foresee(
+                self._models[prefix], ((_without(prefix, e), position) for e, position in group)
+            )
 
     def _prefix(self, name: str) -> str:
         return next(prefix for prefix in self._models if name.startswith(prefix))
 
     def _by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
+        """Return items by the prefix of the file that each is of."""
         groups: dict[str, list[_Item]] = {}
         for name, item in items:
             groups.setdefault(self._prefix(name), []).append(item)
         return groups
 
 
-def prefixed(copy: Copy, prefix: str) -> Copy:
+def add_prefix(copy: Copy, prefix: str) -> Copy:
     """Return a stored copy whose files are named with a prefix, as `JoinedFiles` names them."""
 
     def extent(own: Extent) -> Extent:
         return replace(own, file=prefix + own.file)
 
     def renamed(part: Part) -> Part:
+        """Return a part, its checksum and its replicas with the prefix before their files."""
         checksum = part.checksum
         return replace(
             part,

@@ -1,8 +1,9 @@
-"""What stands beside the weights, and notes where weights and configuration do not fit.  Pure.
+"""Choose and edit the files beside the weights, and note where they contradict the weights.  Pure.
 
-A configuration may lead its reader to code: `auto_map` names classes in Python files beside the
-weights, or in any repository.  Such keys are found here, and taken out unless the user named the
-directory that they come from.
+A model opens only with its configuration and tokenizer, so these are copied.  But a configuration
+may lead its reader to code: `auto_map` names classes in Python files beside the weights, or in any
+repository.  Such keys are found here, and taken out unless the user named the directory that they
+come from.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ VALUE_HEAD = "value_head.safetensors"  # of TRL's models, as LLaMA-Factory names
 DAMAGED = "copy it again, or remove it and give another directory with --config-from"
 
 
-def beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
+def files_beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
     """Return the files to copy beside the weights, the one that opens the model last.
 
     An adapter has no ``config.json`` of its own, a model no ``adapter_config.json``.
     """
-    own, other = (ADAPTER_CONFIG, CONFIG) if adapter else (CONFIG, ADAPTER_CONFIG)
-    found = (name for name in names if is_beside_weights(name) and name != other)
-    return tuple(sorted(found, key=lambda name: (name == own, name)))
+    opening_file, excluded = (ADAPTER_CONFIG, CONFIG) if adapter else (CONFIG, ADAPTER_CONFIG)
+    beside = (name for name in names if is_beside_weights(name) and name != excluded)
+    return tuple(sorted(beside, key=lambda name: (name == opening_file, name)))
 
 
 def is_code(name: str) -> bool:
@@ -42,19 +43,19 @@ def is_code(name: str) -> bool:
 
 
 def is_configuration(name: str) -> bool:
-    """Return whether a file may lead to code.  In vocabularies ``auto_map`` is a token."""
+    """Return whether a file may lead to code; in vocabularies ``auto_map`` is only a token."""
     return name.endswith("config.json")
 
 
 def has_code(name: str, data: bytes) -> bool:
-    """Return whether a file is code, or leads to some.  Raises Corrupt if it is not JSON."""
-    return is_code(name) or (is_configuration(name) and bool(code_of(name, data)))
+    """Return whether a file is code, or leads to some; raise Corrupt if it is not JSON."""
+    return is_code(name) or (is_configuration(name) and bool(find_code(name, data)))
 
 
-def code_of(name: str, config: bytes) -> dict[str, Any]:
-    """Return the keys of a configuration that lead to code, with their values; nested ones, None.
+def find_code(name: str, config: bytes) -> dict[str, Any]:
+    """Return the keys of a configuration that lead to code, with their values.
 
-    Raises Corrupt if it is not JSON.
+    Keys of nested objects have the value None.  Raises Corrupt if it is not JSON.
     """
     content, keys = _parse_with_code(name, config)
     top = {}
@@ -63,24 +64,30 @@ def code_of(name: str, config: bytes) -> dict[str, Any]:
     return {**dict.fromkeys(sorted(keys - top.keys())), **top}
 
 
-def without_code(name: str, config: bytes, known: Mapping[str, Any]) -> bytes:
-    """Return a configuration without the keys of `code_of`, but with those of ``known`` at its top.
+def strip_code(name: str, config: bytes, allowed: Mapping[str, Any]) -> bytes:
+    """Return a configuration without the keys that lead to code.
 
-    One without such keys is left as it is, byte for byte.  Raises Corrupt if it is not JSON.
+    Those of ``allowed`` stay at its top, with the values of ``allowed``.  A configuration without
+    such keys is returned as it is, byte for byte.  Raises Corrupt if it is not JSON.
     """
-    if not (found := code_of(name, config)):
+    if not (keys := find_code(name, config)):
         return config
     content = _without_code(_parse_with_code(name, config)[0])
     kept = {
-        key: known[key] for key in found if known.get(key) is not None and isinstance(content, dict)
+        key: allowed[key]
+        for key in keys
+        if allowed.get(key) is not None and isinstance(content, dict)
     }
     return (json.dumps(content | kept if kept else content, indent=2) + "\n").encode()
 
 
-def parsed(
+def parse_file(
     name: str, data: bytes, unique: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parse a file beside the weights.  Raises Corrupt: with a damaged one nothing opens."""
+    """Return the content of a JSON file beside the weights; raise Corrupt if it is not JSON.
+
+    ``unique``: see `plain_json.parse`.
+    """
     try:
         return parse(data, name, unique=unique)
     except Corrupt as e:
@@ -89,16 +96,17 @@ def parsed(
 
 def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
     """Return the content and all its keys that lead to code, also those given a second time."""
-    found: set[str] = set()
+    keys: set[str] = set()
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found.update(key for key, value in items if _leads_to_code(key, value))
+        keys.update(key for key, value in items if _leads_to_code(key, value))
         return dict(items)
 
-    return parsed(name, config, pairs), found
+    return parse_file(name, config, pairs), keys
 
 
 def _without_code(content: Any) -> Any:
+    """Return JSON content without the keys that lead to code, at any depth."""
     if isinstance(content, dict):
         return {
             key: _without_code(value)
@@ -129,21 +137,19 @@ def _leads_to_code(key: str, value: Any) -> bool:
     return False
 
 
-def torch_dtype(dtypes: Iterable[str], option: DType) -> str | None:
+def config_dtype(dtypes: Iterable[str], option: DType) -> str | None:
     """Return the dtype that ``config.json`` should name, or None to leave the file alone.
 
-    `from_pretrained` casts to the dtype that is named there.
-
-    The one floating type of all tensors; of several the most precise, unless the model itself mixes
-    them (``auto``).
+    It is the one floating type of all tensors, or of several the most precise; None if the model
+    itself mixes types (``auto``).  `from_pretrained` casts to the dtype that is named there.
     """
-    found = set(filter(is_castable, dtypes))
-    if not found or (len(found) > 1 and option == "auto"):
+    floating = set(filter(is_castable, dtypes))
+    if not floating or (len(floating) > 1 and option == "auto"):
         return None
-    return _TORCH[max(found, key=PRECISION.__getitem__)]
+    return _TORCH[max(floating, key=PRECISION.__getitem__)]
 
 
-def with_dtype(config: bytes, dtype: str | None) -> bytes:
+def set_dtype(config: bytes, dtype: str | None) -> bytes:
     """Return ``config.json`` with ``dtype`` where it names one; as it is if it cannot be read."""
     try:
         content = parse(config, CONFIG)
@@ -159,18 +165,19 @@ def with_dtype(config: bytes, dtype: str | None) -> bytes:
     return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2) + "\n").encode()
 
 
-def lora_config(known: Mapping[str, Any], names: Iterable[str]) -> bytes:
+def make_lora_config(verl_config: Mapping[str, Any], names: Iterable[str]) -> bytes:
     """Return ``adapter_config.json`` for LoRA tensors of these names; empty without rank and alpha.
 
-    ``known``: `VERL_LORA`. Modules are named as verl's own merger does, by their last part.
+    ``verl_config``: the content of `VERL_LORA`.  Modules are named as verl's own merger does, by
+    their last component.
     """
-    rank, alpha = known.get("r"), known.get("lora_alpha")
+    rank, alpha = verl_config.get("r"), verl_config.get("lora_alpha")
     if type(rank) is not int or type(alpha) not in (int, float):
         return b""
     modules = {name.partition(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
     config = {
         "peft_type": "LORA",
-        "task_type": known.get("task_type"),
+        "task_type": verl_config.get("task_type"),
         "r": rank,
         "lora_alpha": alpha,
         "target_modules": sorted(modules),
@@ -189,7 +196,7 @@ def index_name(plans: Sequence[FilePlan]) -> str:
     return f"{stem.rpartition('-')[0]}.safetensors.index.json" if numbers else ""
 
 
-def index(plans: Sequence[FilePlan]) -> bytes:
+def make_index(plans: Sequence[FilePlan]) -> bytes:
     """Return ``model.safetensors.index.json`` as transformers writes it."""
     plans = [plan for plan in plans if plan.name != VALUE_HEAD]
     weight_map = {tensor.name: plan.name for plan in plans for tensor in plan.tensors}
@@ -243,36 +250,41 @@ def notes_on_model(
     *,
     has_base: bool = False,
 ) -> Iterator[str]:
-    """Yield notes on a model as it is going to be written, beside this configuration.
+    """Yield notes on where the model that is written and its configuration do not fit each other.
 
-    ``has_base``: a base model was given.
+    Args:
+        tensors: Those that are written.
+        config: What ``config.json`` says; None without one.
+        option: The user's ``--dtype``.
+        has_base: A base model was given.
+
     """
     if config is None:
         yield NO_CONFIG
-    known = config or {}
+    content = config or {}
     # mixed precision stores what the optimizer works on: FSDP shards of a bf16 model are float32
     sections = [
-        section for section in (known, known.get("text_config")) if isinstance(section, dict)
+        section for section in (content, content.get("text_config")) if isinstance(section, dict)
     ]
-    named = [
+    named_dtypes = [
         section[key]
         for section in sections
         for key in ("dtype", "torch_dtype")
         if isinstance(section.get(key), str)
     ]
-    dtype = named[0] if named else ""
-    found = {t.dtype for t in tensors if is_castable(t.dtype)}
+    dtype = named_dtypes[0] if named_dtypes else ""
+    floating = {t.dtype for t in tensors if is_castable(t.dtype)}
     if (
         option == "auto"
-        and len(found) == 1
-        and 0 < PRECISION.get(FROM_TORCH.get(dtype, ""), 0) < PRECISION[min(found)]
+        and len(floating) == 1
+        and 0 < PRECISION.get(FROM_TORCH.get(dtype, ""), 0) < PRECISION[min(floating)]
     ):
         by_base = "" if has_base else ", --base DIR casts each to the base model's dtype"
         yield (
-            f"config.json says {dtype}, but all weights are stored as {min(found)}, and ckptsync"
+            f"config.json says {dtype}, but all weights are stored as {min(floating)}, and ckptsync"
             f" keeps that; --dtype casts all of them{by_base}"
         )
-    if known.get("quantization_config") and all(
+    if content.get("quantization_config") and all(
         is_castable(t.dtype) for t in tensors if len(t.shape) > 1
     ):
         yield (

@@ -1,7 +1,8 @@
-"""The plan of a merge: output files, their headers, and which stored copies to read.  Pure.
+"""Plan the output files of a merge: their headers, and which stored copy each tensor is read from.
 
-Whether a copy's parts hold each element of its tensor exactly once is checked here, before anything
-is written.
+The bytes of an output file follow from its plan alone, and the plan from the tensors and the
+options.  Whether a copy's parts hold each element of its tensor exactly once is checked here,
+before anything is written.  Pure.
 """
 
 from __future__ import annotations
@@ -102,23 +103,25 @@ class FilePlan:
 def plan(
     tensors: Sequence[Tensor], options: MergeOptions, stem: str = "model"
 ) -> tuple[FilePlan, ...]:
-    """Cut the model into files, named as ``save_pretrained`` names them, tensors in their order.
+    """Return the plans of a model's files, named as ``save_pretrained`` names them.
 
-    A new file begins when the next tensor would not fit, as huggingface_hub splits a state dict.
-    Raises Corrupt if any tensor is not whole.
+    Tensors keep their order; a new file begins where the next tensor would not fit, as
+    huggingface_hub splits a state dict.  ``stem``: the files' name without suffix and
+    number.  Raises Corrupt if a tensor is not whole or has no usable name, Incomplete if the copy
+    to read is missing.
     """
     names = {t.name for t in tensors}
     if len(names) != len(tensors) or not all(map(_is_usable, names)):
         raise Corrupt("two tensors have the same name, or a tensor has an invalid name")
     items = []
     for tensor in tensors:
-        copy, dtype = choose(tensor, options.dtype), target(tensor, options.dtype)
+        copy, dtype = choose_copy(tensor, options.dtype), written_dtype(tensor, options.dtype)
         check_tiling(tensor, copy)
         items.append((tensor, copy, dtype))
-    return named(grouped(items, options.max_shard_size), stem)
+    return name_files(group_tensors(items, options.max_shard_size), stem)
 
 
-def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
+def group_tensors(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanItem]]:
     """Return the tensors of each file: a new file begins where the next tensor would not fit."""
     groups: list[list[PlanItem]] = []
     total = 0
@@ -132,7 +135,7 @@ def grouped(items: Iterable[PlanItem], max_shard_size: int) -> list[list[PlanIte
     return groups
 
 
-def named(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ...]:
+def name_files(groups: Sequence[Sequence[PlanItem]], stem: str) -> tuple[FilePlan, ...]:
     """Return a file for each group, with the names that ``save_pretrained`` gives."""
     count = len(groups)
     names = [f"{stem}-{number:05d}-of-{count:05d}" for number in range(1, count + 1)]
@@ -162,44 +165,50 @@ def _is_usable(name: str) -> bool:
     return is_text and name not in ("", "__metadata__")
 
 
-def target(tensor: Tensor, dtype: DType) -> str:
-    """Return the element type that a tensor is written in."""
-    own = tensor.dtype if is_castable(tensor.dtype) else choose(tensor, dtype).dtype
-    if dtype == "auto" or not is_castable(own):
-        return own
-    return choose(tensor, dtype).dtype if dtype == "keep" else _DTYPES[dtype]
+def written_dtype(tensor: Tensor, dtype: DType) -> str:
+    """Return the element type that a tensor is written in.
+
+    ``dtype``: the user's option.  Types that cannot be cast, such as integers, stay as they are.
+    """
+    stored_dtype = tensor.dtype if is_castable(tensor.dtype) else choose_copy(tensor, dtype).dtype
+    if dtype == "auto" or not is_castable(stored_dtype):
+        return stored_dtype
+    return choose_copy(tensor, dtype).dtype if dtype == "keep" else _DTYPES[dtype]
 
 
-def choose(tensor: Tensor, dtype: DType) -> Copy:
+def choose_copy(tensor: Tensor, dtype: DType) -> Copy:
     """Return the stored copy to read: one that needs no cast, else the first of the most precise.
 
-    Raises Incomplete if that one's file is not here: a less precise one never takes its place.
+    Raises Incomplete if its file is missing: a less precise copy never takes its place.  Raises
+    Corrupt if no copy is stored.
     """
     if not tensor.copies:
         raise Corrupt(f"{tensor.name}: no copy is stored")
     if len(tensor.copies) == 1 and not tensor.copies[0].absent:
         return tensor.copies[0]
     # the first of equals
-    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent))
-    if dtype != "keep" and is_castable(best.dtype):
+    chosen = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent))
+    if dtype != "keep" and is_castable(chosen.dtype):
         exact = tensor.dtype if dtype == "auto" else _DTYPES[dtype]
-        best = next((c for c in reversed(tensor.copies) if c.dtype == exact and not c.absent), best)
-    if best.absent:
+        chosen = next(
+            (c for c in reversed(tensor.copies) if c.dtype == exact and not c.absent), chosen
+        )
+    if chosen.absent:
         raise Incomplete(
-            f"{best.absent}: not found; it holds the {best.dtype} copy of {tensor.name}",
+            f"{chosen.absent}: not found; it holds the {chosen.dtype} copy of {tensor.name}",
             hint=(
                 "give the directory of the node that wrote it, or take the model's own copy with"
                 " --dtype auto"
             ),
         )
-    return best
+    return chosen
 
 
 def check_dtype(dtype: str) -> DType:
-    """Return ``dtype`` itself if it is one of `DTYPES`; raises Unsupported."""
-    for known in DTYPES:
-        if dtype == known:
-            return known
+    """Return ``dtype`` itself if it is one of `DTYPES`; raise Unsupported otherwise."""
+    for supported in DTYPES:
+        if dtype == supported:
+            return supported
     raise Unsupported(f"dtype {dtype!r}", hint=f"one of: {', '.join(DTYPES)}")
 
 
@@ -219,41 +228,41 @@ def check_tiling(tensor: Tensor, copy: Copy) -> None:
         )
         if not fits:
             raise Corrupt(f"{name}: a part at {offsets} of size {sizes} is not inside {grid}")
-    held, count = sum(prod(part.sizes) for part in copy.parts), prod(grid)
-    if held != count or not tiles(
+    stored, count = sum(prod(part.sizes) for part in copy.parts), prod(grid)
+    if stored != count or not is_tiled(
         [(p.offsets, p.sizes) for p in copy.parts if prod(p.sizes)], grid
     ):
         fault = (
             "overlap, or are missing"
-            if held == count
+            if stored == count
             else "are missing"
-            if held < count
+            if stored < count
             else "are given twice"
         )
-        raise Corrupt(f"{name}: {held} elements found, {count} expected: some {fault}")
+        raise Corrupt(f"{name}: {stored} elements found, {count} expected: some {fault}")
 
 
 def _follow(parts: Sequence[Part], grid: Shape) -> bool:
     """Return whether the parts are whole rows that follow each other: the usual case."""
     if not grid:
         return False
-    starts, row, at = (0,) * (len(grid) - 1), grid[1:], 0
+    no_offsets, row_shape, row = (0,) * (len(grid) - 1), grid[1:], 0
     for part in sorted(parts, key=attrgetter("offsets")) if len(parts) > 1 else parts:
         offsets, sizes = part.offsets, part.sizes
         if (
             not sizes
             or sizes[0] <= 0
-            or sizes[1:] != row
+            or sizes[1:] != row_shape
             or not offsets
-            or offsets[0] != at
-            or offsets[1:] != starts
+            or offsets[0] != row
+            or offsets[1:] != no_offsets
         ):
             return False
-        at += sizes[0]
-    return at == grid[0]
+        row += sizes[0]
+    return row == grid[0]
 
 
-def tiles(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
+def is_tiled(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
     """Return whether boxes inside ``grid``, with its volume together, cover it without overlap.
 
     Boxes are grouped by their interval on the first axis; if these follow each other without gap,
@@ -270,9 +279,11 @@ def tiles(boxes: Sequence[tuple[Shape, Shape]], grid: Shape) -> bool:
     intervals = sorted(groups)
     ends = [0, *(start + size for start, size in intervals)]
     if [start for start, _ in intervals] == ends[:-1]:
-        return ends[-1] == grid[0] and all(tiles(group, grid[1:]) for group in groups.values())
+        return ends[-1] == grid[0] and all(is_tiled(group, grid[1:]) for group in groups.values())
     borders = sorted({0, grid[0], *(o[0] for o, _ in boxes), *(o[0] + n[0] for o, n in boxes)})
     return all(
-        tiles([(o[1:], n[1:]) for o, n in boxes if o[0] <= low and high <= o[0] + n[0]], grid[1:])
+        is_tiled(
+            [(o[1:], n[1:]) for o, n in boxes if o[0] <= low and high <= o[0] + n[0]], grid[1:]
+        )
         for low, high in pairwise(borders)
     )

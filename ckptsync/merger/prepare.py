@@ -1,6 +1,9 @@
-"""Plan a merge before the first byte is written: tensors, their names, files, what is beside them.
+"""Plan a merge before its first byte is written: tensors, their names, files, what is beside them.
 
-Pure but for small reads.
+A merge that cannot succeed should write nothing.  So everything that decides it is read and checked
+here: the layout's metadata, the configuration, a base model's headers, samples of redundant copies.
+`prepare` returns a `MergeJob`, which says where each byte of the output comes from.  Pure but for
+small reads.
 """
 
 from __future__ import annotations
@@ -21,30 +24,29 @@ from ckptsync.layouts.zero import WITHOUT_FROZEN
 from ckptsync.merger import (
     adapter,
     completeness,
-    inner_model,
     model_files,
-    other_states,
+    model_prefix,
+    non_model_tensors,
     tensor_names,
 )
 from ckptsync.merger.adapter import EACH, Selected, SeveralAdapters
-from ckptsync.merger.inner_model import InnerModel
-from ckptsync.merger.joined_files import FILL, prefixed
+from ckptsync.merger.joined_files import FILL, add_prefix
 from ckptsync.merger.model_files import ADAPTER_CONFIG, CONFIG
+from ckptsync.merger.model_prefix import InnerModel
 from ckptsync.merger.plan import FilePlan, MergeOptions, plan
 from ckptsync.plain_json import parse
 from ckptsync.tensors import Checksum, Files, MemoryFiles, Tensor, read_whole
 
 if TYPE_CHECKING:
     from ckptsync.layouts.dcp_safetensors import ExpectedModel
-    from ckptsync.merger.adapter_sums import Sum
+    from ckptsync.merger.adapter_sums import TensorSum
     from ckptsync.merger.base_comparison import BaseModel
-    from ckptsync.merger.base_names import FileModel
+    from ckptsync.merger.name_mapping import FileModel
 
 MAX_BESIDE = 256 << 20
 MAX_CONFIG = 16 << 20
 _MOST_GROUPS = 6  # of filled tensors that a note names
 _EVERY_ADAPTER = f"peft:{EACH}"
-_Select = Callable[[Sequence[Tensor]], tuple[Selected, InnerModel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,13 @@ class MergeJob:
     left_out: tuple[str, ...] = ()
     code: frozenset[str] = frozenset()
     filled: tuple[str, ...] = ()
-    sums: Mapping[str, Sum] = field(default_factory=dict)
+    sums: Mapping[str, TensorSum] = field(default_factory=dict)
     modules: int = 0
 
     def content(self, name: str) -> bytes:
         """Return the bytes of a file of ``beside`` as they are written.
 
-        Raises what reading it raises.
+        Raises Corrupt if it is larger than `MAX_BESIDE`, and what its `Files` raise.
         """
         return (
             self.contents[name]
@@ -97,7 +99,7 @@ class MergeJob:
     @property
     def checksums(self) -> frozenset[Checksum]:
         """The checksums that the containers have of the records that are read."""
-        of_sums = (one.checksums for one in self.sums.values())
+        of_sums = (tensor_sum.checksums for tensor_sum in self.sums.values())
         return frozenset[Checksum]().union(*(plan.checksums for plan in self.plans), *of_sums)
 
     @property
@@ -120,14 +122,27 @@ def prepare(
     fill_from: Files | None = None,
     names_of: Files | None = None,
 ) -> MergeJob:
-    """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt.
+    """Return the job of a merge that can be done.
 
-    ``config``: further directories for configuration and tokenizer, the first that has a file wins;
-    ``base``: the model to compare with.  ``code_from``: the one of these directories from which
-    code is taken, also without ``options.allow_code``.  ``every``: where ``options.source`` names
-    none of several adapters, plan all, each in the directory of its name.
+    Args:
+        files: The checkpoint.
+        options: What is written.
+        config: Further directories for configuration and tokenizer; the first that has a file wins.
+        base: The model to compare with.
+        code_from: The one of these directories from which code is copied, also without
+            ``options.allow_code``.
+        every: Where ``options.source`` names none of several adapters, plan all, each in the
+            directory of its name.
+        fill_from: The model whose tensors stand for those that the checkpoint does not hold.
+        names_of: The model under whose names all is written.
+
+    Raises:
+        Incomplete: Files or tensors are missing.
+        Corrupt: Files are damaged, or contradict each other.
+        Unsupported: ckptsync does not know the format, or the user must choose a source.
+
     """
-    name, path = inner_model.split_source(options.source)
+    name, path = model_prefix.split_source(options.source)
     name, part = adapter.split_source(name)
 
     models = _Models(
@@ -138,15 +153,20 @@ def prepare(
     )
 
     def plan_one(source: WeightsSource, part: str) -> MergeJob:
+        """Return the job of one source, or of one part of it."""
         return _prepare_one(
             files, source, (path, part), options, config=config, models=models, code_from=code_from
         )
 
     if name == _EVERY_ADAPTER or (every and name is None and not part):
-        of_files = registry.adapters(files)
-        if len(of_files) > 1 or name == _EVERY_ADAPTER:
-            below = {("" if s.root in HOMES else s.root.rpartition("/")[2]): s for s in of_files}
-            return _joined(_EVERY_ADAPTER, {n: plan_one(s, part) for n, s in below.items()})
+        adapters = registry.adapters(files)
+        if len(adapters) > 1 or name == _EVERY_ADAPTER:
+            sources_by_directory = {
+                ("" if s.root in HOMES else s.root.rpartition("/")[2]): s for s in adapters
+            }
+            return _joined(
+                _EVERY_ADAPTER, {n: plan_one(s, part) for n, s in sources_by_directory.items()}
+            )
     source = registry.choose(files, name)
     each = f"adapter={EACH}"
     try:
@@ -162,10 +182,12 @@ def prepare(
             raise
         hint = f"the shards beside it can be merged: --source {shlex.quote(str(shards))}"
         raise type(e)(str(e), hint=f"{hint}; or {e.hint}" if e.hint else hint) from e
-    others = [s for s in registry.adapters(files) if s != source and source.layout == "peft"]
+    unwritten_sources = [
+        s for s in registry.adapters(files) if s != source and source.layout == "peft"
+    ]
     left_out = [
-        f"left out: the adapter {other}; --source {shlex.quote(str(other))} writes it"
-        for other in others
+        f"left out: the adapter {unwritten}; --source {shlex.quote(str(unwritten))} writes it"
+        for unwritten in unwritten_sources
     ]
     return replace(job, notes=(*job.notes, *left_out))
 
@@ -173,7 +195,7 @@ def prepare(
 def _sound_shards(
     files: Files, plan_one: Callable[[WeightsSource, str], MergeJob]
 ) -> WeightsSource | None:
-    """Return the first sharded source that can be merged."""
+    """Return the first sharded source that can be merged; None if there is none."""
     for source in registry.sources(files):
         if not source.is_whole:
             with contextlib.suppress(CkptsyncError):
@@ -183,25 +205,28 @@ def _sound_shards(
 
 
 def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
-    """Return one job for several adapters, in directories of their names as peft saves them."""
+    """Return one job for several adapters, each in the directory of its name, as peft saves them.
+
+    Raises Unsupported if there are none.
+    """
     if not jobs:
         raise Unsupported(f"source {source!r}: no PEFT adapter has files of its own here")
     contents: dict[str, bytes] = {}
-    for below, job in jobs.items():
+    for directory, job in jobs.items():
         for name, _ in job.beside:
             if name == ADAPTER_CONFIG:
-                contents[join(below, name)] = job.content(name)
-    first, own = next(iter(jobs.values())), MemoryFiles(contents)
+                contents[join(directory, name)] = job.content(name)
+    first, configurations = next(iter(jobs.values())), MemoryFiles(contents)
     shared = [(name, holder) for name, holder in first.beside if name != ADAPTER_CONFIG]
     return replace(
         first,
         source=source,
         plans=tuple(
-            replace(plan, name=join(below, plan.name))
-            for below, job in jobs.items()
+            replace(plan, name=join(directory, plan.name))
+            for directory, job in jobs.items()
             for plan in job.plans
         ),
-        beside=(*shared, *((name, own) for name in contents)),
+        beside=(*shared, *((name, configurations) for name in contents)),
         notes=tuple(dict.fromkeys(note for job in jobs.values() for note in job.notes)),
         contents={**first.contents, **contents},
         left_out=tuple(sorted({name for job in jobs.values() for name in job.left_out})),
@@ -217,7 +242,7 @@ class _FilesOfModel:
 
     def relation(self, own: Iterable[Tensor]) -> FileModel:
         """Return where a checkpoint's tensors are in the files; raises Unsupported, Corrupt."""
-        from ckptsync.merger.base_names import FileModel  # noqa: PLC0415 - few merges need it
+        from ckptsync.merger.name_mapping import FileModel  # noqa: PLC0415 - few merges need it
 
         return FileModel(self.tensors, self.config, {t.name: t for t in own})
 
@@ -233,9 +258,63 @@ class _Models:
 
 
 def _read_model(files: Files | None, option: str) -> _FilesOfModel | None:
+    """Return the model in ``files``; None if ``files`` is None.  Raises as `_read_base`."""
     if files is None:
         return None
     return _FilesOfModel(_read_base(files, option).tensors, _read_config([files], CONFIG) or {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Which of a source's tensors are written: what the user named, and what files say of it.
+
+    ``path``: of the model in the training's module; None if it is to be found.  ``part``: as
+    `adapter.split_source` returns it.  ``config``, ``adapter_config``: None without such a file.
+    """
+
+    path: str | None
+    part: str
+    base_names: Collection[str]
+    config: Mapping[str, Any] | None
+    adapter_config: Mapping[str, Any] | None
+
+    def find_path(self, names: Sequence[str]) -> str:
+        """Return what stands before the model's own names; empty if nothing does."""
+        prefix = model_prefix.find_path(
+            names, self.path, self.base_names, self.config, self.adapter_config
+        )
+        return prefix or ""
+
+    def inner_model(self, tensors: Sequence[Tensor]) -> InnerModel:
+        """Return the model among a source's tensors: without other states, wrappers and prefix.
+
+        Raises Unsupported where names do not say which model is meant.
+        """
+        own, notes_on_states = (
+            (tensors, ()) if self.path else non_model_tensors.drop_states(tensors)
+        )
+        clean, notes_on_wrappers = tensor_names.strip_wrappers(own, self.base_names)
+        inner = model_prefix.find_inner_model(
+            clean, self.path, self.base_names, self.config, self.adapter_config
+        )
+        return replace(inner, notes=(*notes_on_states, *notes_on_wrappers, *inner.notes))
+
+    def select(self, tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
+        """Return what of a source's tensors is written, and the model that it was selected from.
+
+        Raises SeveralAdapters or Unsupported.
+        """
+        inner = self.inner_model(tensors)
+        return adapter.select(inner.tensors, self.part, self.adapter_config), inner
+
+    def select_from(
+        self, source: WeightsSource, tensors: Sequence[Tensor]
+    ) -> tuple[Selected, InnerModel]:
+        """Return the same of ``source``: an adapter that peft has saved is written whole."""
+        if source.layout != "peft" or self.part:
+            return self.select(tensors)
+        inner = self.inner_model(tensors)
+        return Selected(inner.tensors, ""), inner
 
 
 def _prepare_one(
@@ -248,42 +327,37 @@ def _prepare_one(
     models: _Models,
     code_from: Files | None,
 ) -> MergeJob:
-    """Return the job for one set of weights, or for what ``parts`` name of it.
+    """Return the job for one source, or for the parts of it that the user named.
 
-    They are the module that the model lies in, and the adapter or its base model.
+    Args:
+        files: The checkpoint.
+        source: The weights in it that are written.
+        parts: ``path`` and ``part`` of `_Selection`.
+        options: What is written.
+        config: Further directories with configuration.
+        models: What the merge is compared with, filled from and named after.
+        code_from: The directory whose code is copied.
+
+    Raises:
+        Incomplete: Tensors or files are missing.
+        Corrupt: Files contradict each other.
+        Unsupported: The source is no whole model or adapter.
+
     """
-    path, part = parts
     directories = [*_directories(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += models.directories
+    base_names = models.base.tensors if models.base else {}
     model_config = _read_config(directories, CONFIG)
-    known = models.base
-
-    base_names = known.tensors if known else {}
-    where = (path, base_names, model_config, adapter_config)
-
-    def select(tensors: Sequence[Tensor]) -> tuple[Selected, InnerModel]:
-        own, left = (tensors, ()) if path else other_states.without_states(tensors)
-        clean, renamed = tensor_names.unwrapped(own, base_names)
-        inner = inner_model.inner_model(clean, *where)
-        inner = replace(inner, notes=(*left, *renamed, *inner.notes))
-        if source.layout == "peft" and tensors is stored and not part:
-            # the names that peft itself has saved
-            return Selected(inner.tensors, ""), inner
-        return adapter.select(inner.tensors, part, adapter_config), inner
-
-    is_told = source.layout == "dcp_safetensors"  # its shards do not name their tensors' shapes
-    expected = _expected_model(directories[1:], known) if is_told else None
-    if expected:
-        expected = replace(expected, path=lambda names: inner_model.find_path(names, *where) or "")
-    stored = registry.tensors(files, source, expected)
-    selected, inner = select(stored)
+    selection = _Selection(*parts, base_names, model_config, adapter_config)
+    stored = _read_tensors(files, source, selection, directories[1:], models.base)
+    selected, inner = selection.select_from(source, stored)
     if selected.adapter and join(selected.adapter, ADAPTER_CONFIG) in files.sizes():
         # peft saves an adapter that is not called default in a directory of its name
         directories.insert(0, Within(files, selected.adapter))
         adapter_config = _read_config(directories, ADAPTER_CONFIG)
-        where = (*where[:-1], adapter_config)
-        selected, inner = select(stored)
+        selection = replace(selection, adapter_config=adapter_config)
+        selected, inner = selection.select_from(source, stored)
     if inner.value_head and not selected.tensors:
         raise Unsupported(
             f"{source}: only a value head, without its model",
@@ -292,38 +366,52 @@ def _prepare_one(
         )
     remarks = dict.fromkeys(t.remark for t in stored if t.remark)
     notes = [*(r for r in remarks if not models.fill or WITHOUT_FROZEN not in r), *inner.notes]
-    own = [t.name for t in selected.tensors]
-    is_odd = source.layout == "lightning" or inner_model.is_in_doubt(own)
-    if inner.path is None and model_config and is_odd and selected.adapter is None:
-        notes.append(inner_model.IN_DOUBT)
-    notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), select)
+    if inner.path is None and model_config and _is_in_doubt(source, selected):
+        notes.append(model_prefix.IN_DOUBT)
+    notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), selection)
     notes += selected.notes
     if selected.adapter is None and source.layout != "peft":
-        job = _prepare_model(
-            selected.tensors,
-            files,
-            options,
-            models,
-            _beside(directories, options, code_from, is_adapter=False),
-            is_silent=registry.is_silent_on_missing(files, source),
-        )
+        beside = _beside(directories, options, code_from, is_adapter=False)
+        is_silent = registry.is_silent_on_missing(files, source)
+        job = _prepare_model(selected.tensors, files, options, models, beside, is_silent=is_silent)
     else:
         beside = _beside(directories, options, code_from, is_adapter=True)
-        job = _prepare_adapter(
-            selected, options, models, _with_verl_config(beside, directories, selected)
-        )
+        beside = _with_verl_config(beside, directories, selected)
+        job = _prepare_adapter(selected, options, models, beside)
     if not job.plans:
         raise Unsupported(
             f"{source}: a model without tensors",
             hint="check that this is the checkpoint's directory and that the model was saved",
         )
-    head, note = inner.value_head, ""
-    if not head:
-        head, note = _read_value_head(files, source)
-    job = _with_value_head(job, head, note, options)
+    job = _add_value_head(job, files, source, inner.value_head, options)
     _check_bounds(files, job.plans)
-    notes += other_states.notes_on_files(files, source, job.reads)
+    notes += non_model_tensors.notes_on_files(files, source, job.reads)
     return replace(job, source=_source_name(source, *parts), notes=(*notes, *job.notes))
+
+
+def _read_tensors(
+    files: Files,
+    source: WeightsSource,
+    selection: _Selection,
+    directories: Sequence[Files],
+    base: BaseModel | None,
+) -> tuple[Tensor, ...]:
+    """Return the tensors of a source; raises what its layout raises.
+
+    The shards of ``dcp_safetensors`` do not name their tensors' shapes: these come from the base
+    model and the first ``config.json`` in ``directories``.
+    """
+    if source.layout != "dcp_safetensors":
+        return registry.tensors(files, source)
+    expected = _expected_model(directories, base)
+    return registry.tensors(files, source, replace(expected, path=selection.find_path))
+
+
+def _is_in_doubt(source: WeightsSource, selected: Selected) -> bool:
+    """Return whether a model's names may begin with the path of a training's module."""
+    return selected.adapter is None and (
+        source.layout == "lightning" or model_prefix.is_in_doubt([t.name for t in selected.tensors])
+    )
 
 
 def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
@@ -355,16 +443,19 @@ def check_complete(files: Files) -> tuple[str, ...]:
 
 
 def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
+    """Return doubts whether one source is a whole model or adapter; raises as `check_complete`."""
     directories = _directories(files, source)
-    config, model_config = (_read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG))
-    own, _ = other_states.without_states(registry.tensors(files, source))
-    clean, _ = tensor_names.unwrapped(own)
-    inner = inner_model.inner_model(clean, None, (), model_config, config)
+    adapter_config, model_config = (
+        _read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG)
+    )
+    stored_weights, _ = non_model_tensors.drop_states(registry.tensors(files, source))
+    clean, _ = tensor_names.strip_wrappers(stored_weights)
+    inner = model_prefix.find_inner_model(clean, None, (), model_config, adapter_config)
     if source.layout == "peft":
-        return completeness.check_adapter(inner.tensors, config)
-    selected = adapter.select(inner.tensors, "", config)
+        return completeness.check_adapter(inner.tensors, adapter_config)
+    selected = adapter.select(inner.tensors, "", adapter_config)
     if selected.adapter is not None:
-        return completeness.check_adapter(selected.tensors, config)
+        return completeness.check_adapter(selected.tensors, adapter_config)
     return completeness.check_model(selected.tensors, model_config)
 
 
@@ -385,29 +476,28 @@ def prepare_beside(
 
 
 def _check_copies(
-    files: Files, source: WeightsSource, tensors: Iterable[Tensor], select: _Select
+    files: Files, source: WeightsSource, tensors: Iterable[Tensor], selection: _Selection
 ) -> Iterator[str]:
-    """Raise Corrupt where two copies of a tensor differ, in this source or another of its save.
+    """Yield notes on sources of the same save that cannot be compared with ``source``.
 
-    Yields notes on sources that were not compared.
+    Raises Corrupt, or Unsupported, if two copies of a tensor differ, in this source or another one.
     """
-    found = {tensor.name: tensor for tensor in tensors}
-    for other in registry.beside(files, source):
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for second_source in registry.beside(files, source):
         try:
-            its, inner = select(registry.tensors(files, other))
+            selected, inner = selection.select(registry.tensors(files, second_source))
         except (Corrupt, Incomplete, Unsupported) as e:
-            yield f"not compared with {other}, which cannot be merged: {e}"
+            yield f"not compared with {second_source}, which cannot be merged: {e}"
             continue
-        for tensor in (*its.tensors, *inner.value_head):
-            mine = found.get(tensor.name)
-            if mine and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
-                unlike = mine.unlike or tensor.unlike
-                found[tensor.name] = replace(
-                    mine, copies=(*mine.copies, *tensor.copies), unlike=unlike
-                )
-    from ckptsync.merger import copy_comparison  # noqa: PLC0415 - the worker loads no numpy
+        for second in (*selected.tensors, *inner.value_head):
+            first = by_name.get(second.name)
+            if first and (first.shape, first.dtype) == (second.shape, second.dtype):
+                unlike = first.unlike or second.unlike
+                copies = (*first.copies, *second.copies)
+                by_name[second.name] = replace(first, copies=copies, unlike=unlike)
+    from ckptsync.merger import copy_consistency  # noqa: PLC0415 - the worker loads no numpy
 
-    copy_comparison.check(files, found.values())
+    copy_consistency.check_copies(files, by_name.values())
 
 
 def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor, ...], str]:
@@ -423,28 +513,38 @@ def _read_value_head(files: Files, source: WeightsSource) -> tuple[tuple[Tensor,
             if name not in files.sizes():
                 continue
             tensors = registry.file_tensors(files, name)
-            if inner_model.is_value_head([t.name for t in tensors]):
+            if model_prefix.is_value_head([t.name for t in tensors]):
                 return tensors, name
     return (), ""
 
 
-def _with_value_head(
-    job: MergeJob, tensors: Sequence[Tensor], origin: str, options: MergeOptions
+def _add_value_head(
+    job: MergeJob,
+    files: Files,
+    source: WeightsSource,
+    value_head: Sequence[Tensor],
+    options: MergeOptions,
 ) -> MergeJob:
-    """Return the job with a file of the value head, if there is one; ``origin``: a file's name."""
+    """Return the job with a file of the value head, if the source or a file beside it has one."""
+    origin, tensors = "the same shards", tuple(value_head)
+    if not tensors:
+        tensors, origin = _read_value_head(files, source)
     if not tensors:
         return job
     name = model_files.VALUE_HEAD
     plans = plan(tensors, replace(options, max_shard_size=1 << 62), name.partition(".")[0])
-    taken = f"from {origin}" if origin else "from the same shards"
-    note = f"{name}: the value head ({', '.join(t.name for t in tensors)}), {taken}"
+    note = f"{name}: the value head ({', '.join(t.name for t in tensors)}), from {origin}"
     return replace(job, plans=(*job.plans, *plans), notes=(note, *job.notes))
 
 
 def _read_base(files: Files, option: str) -> BaseModel:
+    """Return the model in ``files``.
+
+    Raises Unsupported, Incomplete or Corrupt, with ``option`` in the message.
+    """
     from ckptsync.merger import base_comparison  # noqa: PLC0415 - few merges have a base model
 
-    return base_comparison.read(files, option)
+    return base_comparison.read_base(files, option)
 
 
 def _expected_model(directories: Sequence[Files], base: BaseModel | None) -> ExpectedModel:
@@ -467,9 +567,12 @@ def _prepare_model(
     *,
     is_silent: bool,
 ) -> MergeJob:
-    """Return the job of a model.
+    """Return the job of a model, whose tensors are ``stored`` in the checkpoint.
 
-    ``is_silent``: a lost file of the source could have taken names with it.
+    ``beside``: the job without weights.  ``is_silent``: a lost file of the source could have taken
+    names with it, and its metadata would not say so.
+
+    Raises Incomplete, Corrupt or Unsupported, see `_written_tensors` and `BaseModel.compare`.
     """
     config = _read_config(
         [directory for name, directory in beside.beside if name == CONFIG], CONFIG
@@ -483,58 +586,105 @@ def _prepare_model(
             f"{packed[0]}: quantized weights cannot be cast to {options.dtype}",
             hint="use --dtype auto or --dtype keep to copy them unchanged",
         )
-    base, known = models.base, models.base.tensors if models.base else None
-    if model := models.names or models.fill:
-        from ckptsync.merger import base_names  # noqa: PLC0415 - few merges need it
+    tensors, notes, doubts = _written_tensors(
+        stored, files, options, models, config, is_silent=is_silent
+    )
+    base = models.base
+    if base:
+        compared = tensors if models.names else stored
+        notes = (*notes, *_compare_with_base(base, tensors, compared, stored, config))
+        tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
+    plans = plan(tensors, options)
+    of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
+    notes = (*doubts, *notes, *of_model, *beside.notes)
+    filled = tuple(t.name for t in tensors if models.fill and _is_filled(t))
+    return _with_dtype(
+        replace(beside, plans=plans, notes=notes, filled=filled),
+        (t.dtype for p in plans for t in p.tensors),
+        options,
+    )
 
-        known = base_names.in_memory(model.tensors, model.config)
-    is_given = models.fill or models.names
+
+def _written_tensors(
+    stored: Sequence[Tensor],
+    files: Files,
+    options: MergeOptions,
+    models: _Models,
+    config: Mapping[str, Any] | None,
+    *,
+    is_silent: bool,
+) -> tuple[tuple[Tensor, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors of a model as they are written, notes, and doubts whether it is whole.
+
+    Tied tensors are written once; what the checkpoint does not hold is filled in, and all is
+    renamed, if models are given for that.  ``is_silent``: see `_prepare_model`.
+
+    Raises Incomplete if tensors are missing, Unsupported or Corrupt if a given model does not fit.
+    """
+    base_tensors = models.base.tensors if models.base else None
     tying = config
-    if known and is_given and not tensor_names.has_head(known):
-        tying = {"tie_word_embeddings": True}  # as the given files do, whatever the sections say
-    tensors, notes = tensor_names.without_tied(stored, files, options, tying, known)
+    if model := models.names or models.fill:
+        from ckptsync.merger import name_mapping  # noqa: PLC0415 - few merges need it
+
+        base_tensors = name_mapping.tensors_in_memory(model.tensors, model.config)
+        if base_tensors and not tensor_names.has_head(base_tensors):
+            # as the given files do, whatever the sections say
+            tying = {"tie_word_embeddings": True}
+    tensors, notes = tensor_names.drop_tied(stored, files, options, tying, base_tensors)
     if models.fill:
-        own, names = len(tensors), {t.name for t in stored}
+        count, names = len(tensors), {t.name for t in stored}
         tensors = _filled(tensors, names, models.fill, config, is_silent=is_silent)
-        notes = (*notes, _note_on_filled(tensors[:own], tensors[own:]))
+        notes = (*notes, _note_on_filled(tensors[:count], tensors[count:]))
         doubts = completeness.check_model(tensors, config)
     else:
         doubts = completeness.check_model(stored, config)
     if models.names:
         relation = models.names.relation(tensors)
         tensors = relation.in_memory(tensors)
-        names = {t.name for t in tensors}
-        tensors = relation.under_file_names(tensors, _tied(names, relation.live, config))
+        tied = _tied({t.name for t in tensors}, relation.live, config)
+        tensors = relation.under_file_names(tensors, tied)
         notes = (*notes, f"names are those of the given model's {len(relation.tensors)} tensors")
-    if base:
-        # names that the written model, or the base, need not have: another of a tied pair stands
-        # for them
-        names = {t.name for t in tensors}
-        tied = {t.name for t in stored} - names
-        there = base.beside({t.name: t for t in (tensors if models.names else stored)}).keys()
-        if config and tensor_names.is_tied(config):
-            pairs = tensor_names.pairs({*there, *names})
-            tied |= {second for second, first in pairs if first in there or first in names}
-        notes = (*notes, *base.compare(tensors, tied))
-        tensors = base.with_dtypes(tensors) if options.dtype == "auto" else tensors
-    plans = plan(tensors, options)
-    of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
-    notes = (*doubts, *notes, *of_model, *beside.notes)
-    taken = [t.name for t in tensors if models.fill and _is_filled(t)]
-    return _with_dtype(
-        replace(beside, plans=plans, notes=notes, filled=tuple(taken)),
-        (t.dtype for p in plans for t in p.tensors),
-        options,
-    )
+    return tensors, notes, doubts
+
+
+def _compare_with_base(
+    base: BaseModel,
+    tensors: Sequence[Tensor],
+    compared: Sequence[Tensor],
+    stored: Sequence[Tensor],
+    config: Mapping[str, Any] | None,
+) -> tuple[str, ...]:
+    """Return notes on what the base model does not have; raises what `BaseModel.compare` raises.
+
+    Args:
+        base: The base model.
+        tensors: Those that are written.
+        compared: Those whose names the base model's are related to.
+        stored: Those of the checkpoint, under its own names.
+        config: The ``config.json`` that is written; None without one.
+
+    """
+    names = {t.name for t in tensors}
+    # names that the written model, or the base, need not have: another of a tied pair stands for
+    # them
+    tied = {t.name for t in stored} - names
+    base_names = base.beside({t.name: t for t in compared}).keys()
+    if config and tensor_names.is_tied(config):
+        pairs = tensor_names.tied_pairs({*base_names, *names})
+        tied |= {second for second, first in pairs if first in base_names or first in names}
+    return base.compare(tensors, tied)
 
 
 def _tied(
-    names: Collection[str], others: Iterable[str], config: Mapping[str, Any] | None
+    names: Collection[str], more_names: Iterable[str], config: Mapping[str, Any] | None
 ) -> set[str]:
-    """Return names that need not be there: the configuration ties them to one of ``names``."""
+    """Return names that need not be stored: the configuration ties them to one of ``names``.
+
+    ``others``: further names that a pair may be completed by.
+    """
     if not config or not tensor_names.is_tied(config):
         return set()
-    pairs = [*tensor_names.pairs({*names, *others})]
+    pairs = [*tensor_names.tied_pairs({*names, *more_names})]
     return {a for pair in pairs for a, b in (pair, pair[::-1]) if b in names and a not in names}
 
 
@@ -561,7 +711,7 @@ def _filled(
     tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
     filled = tuple(map(_from_fill, relation.missing(own, tied)))
     if filled:
-        from ckptsync.merger.base_names import check_same_structure  # noqa: PLC0415 - as above
+        from ckptsync.merger.name_mapping import check_same_structure  # noqa: PLC0415 - as above
 
         check_same_structure(config or {}, model.config, (t.name for t in filled))
     if filled and is_silent:
@@ -575,15 +725,17 @@ def _filled(
 
 def _from_fill(tensor: Tensor) -> Tensor:
     """Return a tensor of the model's files as `JoinedFiles` names them."""
-    return replace(tensor, copies=tuple(prefixed(c, FILL) for c in tensor.copies), tied=None)
+    return replace(tensor, copies=tuple(add_prefix(c, FILL) for c in tensor.copies), tied=None)
 
 
 def _is_filled(tensor: Tensor) -> bool:
+    """Return whether a tensor is of the model that ``--fill-from`` names."""
     return any(part.extent.file.startswith(FILL) for copy in tensor.copies for part in copy.parts)
 
 
-def _note_on_filled(own: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
-    total = len(own) + len(filled)
+def _note_on_filled(of_checkpoint: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
+    """Return a note on how many tensors are the given model's, by the modules that hold them."""
+    total = len(of_checkpoint) + len(filled)
     if not filled:
         return f"--fill-from: nothing taken, the checkpoint holds all {total} tensors"
     groups = Counter(".".join(t.name.split(".")[:2]) for t in filled)
@@ -591,7 +743,7 @@ def _note_on_filled(own: Sequence[Tensor], filled: Sequence[Tensor]) -> str:
     more = ", …" if len(groups) > _MOST_GROUPS else ""
     return (
         f"--fill-from: {len(filled)} of {total} tensors are the given model's, since the checkpoint"
-        f" does not hold them: {', '.join(shown)}{more}; {len(own)} are the checkpoint's"
+        f" does not hold them: {', '.join(shown)}{more}; {len(of_checkpoint)} are the checkpoint's"
     )
 
 
@@ -604,8 +756,8 @@ def _with_verl_config(
     """
     if ADAPTER_CONFIG in dict(beside.beside):
         return beside
-    known = _read_config(directories, model_files.VERL_LORA)
-    data = model_files.lora_config(known or {}, [t.name for t in selected.tensors])
+    verl_config = _read_config(directories, model_files.VERL_LORA)
+    data = model_files.make_lora_config(verl_config or {}, [t.name for t in selected.tensors])
     if not data:
         return beside
     note = f"{ADAPTER_CONFIG} is made of {model_files.VERL_LORA} and the names of the tensors"
@@ -620,7 +772,11 @@ def _with_verl_config(
 def _prepare_adapter(
     selected: Selected, options: MergeOptions, models: _Models, beside: MergeJob
 ) -> MergeJob:
-    """Return a job of one file, whatever its size: peft knows no adapter of several."""
+    """Return the job of an adapter, which is one file of any size, since peft reads no more.
+
+    Raises Unsupported if the user named a model to fill from or to take names of; Incomplete or
+    Corrupt if the adapter is not whole, or fits neither its configuration nor the base model.
+    """
     if models.fill or models.names:
         raise Unsupported(
             "an adapter; --fill-from and --names-of are for models",
@@ -630,7 +786,7 @@ def _prepare_adapter(
         [directory for name, directory in beside.beside if name == ADAPTER_CONFIG], ADAPTER_CONFIG
     )
     notes = completeness.check_adapter(selected.tensors, config)
-    adapter.check(selected, config or {})
+    adapter.check_rank(selected, config or {})
     notes += models.base.compare_adapter(selected.tensors) if models.base else ()
     if config is None:
         notes = (*notes, model_files.NO_ADAPTER_CONFIG)
@@ -645,43 +801,50 @@ def _beside(
     *,
     is_adapter: bool,
 ) -> MergeJob:
-    """Return a job without weights: the files beside them, with code only from ``code_from``."""
-    found: dict[str, Files] = {}
-    left: set[str] = set()
+    """Return the job without weights: the files beside them.
+
+    Each is of the first directory that has it.  Code, and keys of configurations that lead to code,
+    are copied only from ``code_from``, unless ``options.allow_code``.  Raises Corrupt if a
+    configuration is not JSON.
+    """
+    holders: dict[str, Files] = {}
+    left_out_code: set[str] = set()
     for directory in directories:
-        for name in model_files.beside(directory.sizes(), adapter=is_adapter):
+        for name in model_files.files_beside(directory.sizes(), adapter=is_adapter):
             if options.allow_code or directory is code_from or not model_files.is_code(name):
-                found.setdefault(name, directory)
+                holders.setdefault(name, directory)
             else:
-                left.add(name)
+                left_out_code.add(name)
     job = MergeJob(
         "",
         (),
-        tuple((name, found[name]) for name in model_files.beside(found, adapter=is_adapter)),
+        tuple(
+            (name, holders[name]) for name in model_files.files_beside(holders, adapter=is_adapter)
+        ),
         (),
     )
     if options.allow_code:
         return job
-    left -= found.keys()
+    left_out_code -= holders.keys()
     contents: dict[str, bytes] = {}
-    code = {name for name in found if model_files.is_code(name)}
+    code = {name for name in holders if model_files.is_code(name)}
     for name, directory in job.beside:
         if not model_files.is_configuration(name):
             continue
         contents[name] = config = read_whole(directory, name, MAX_CONFIG)
-        keys = known = model_files.code_of(name, config)
+        keys = allowed = model_files.find_code(name, config)
         if directory is not code_from:
             # a key may stay where the user's own file has it at its top, with the value that it has
             # there
-            own = {}
+            users_keys = {}
             if code_from and name in code_from.sizes():
-                own = model_files.code_of(name, read_whole(code_from, name, MAX_CONFIG))
-            known = {key: value for key, value in own.items() if value is not None}
-            contents[name] = model_files.without_code(name, config, known)
-            left |= {f"{name}: {key}" for key in keys if key not in known}
-        if known.keys() & keys.keys():
+                users_keys = model_files.find_code(name, read_whole(code_from, name, MAX_CONFIG))
+            allowed = {key: value for key, value in users_keys.items() if value is not None}
+            contents[name] = model_files.strip_code(name, config, allowed)
+            left_out_code |= {f"{name}: {key}" for key in keys if key not in allowed}
+        if allowed.keys() & keys.keys():
             code.add(name)
-    left_out = tuple(sorted(left))
+    left_out = tuple(sorted(left_out_code))
     notes = model_files.notes_on_code(left_out)
     return replace(job, contents=contents, left_out=left_out, code=frozenset(code), notes=notes)
 
@@ -690,9 +853,9 @@ def _with_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> 
     """Return the job with ``config.json`` naming the dtype of the weights."""
     if CONFIG not in dict(job.beside):
         return job
-    dtype = model_files.torch_dtype(dtypes, options.dtype)
+    dtype = model_files.config_dtype(dtypes, options.dtype)
     return replace(
-        job, contents={**job.contents, CONFIG: model_files.with_dtype(job.content(CONFIG), dtype)}
+        job, contents={**job.contents, CONFIG: model_files.set_dtype(job.content(CONFIG), dtype)}
     )
 
 
@@ -709,7 +872,7 @@ def _read_config(directories: Iterable[Files], name: str) -> dict[str, Any] | No
 
 
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
-    """Raise Corrupt where a byte that will be read is not there."""
+    """Raise Corrupt if a byte that will be read is behind the end of its file."""
     sizes = files.sizes()
     ends: dict[str, int] = {}
     for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):

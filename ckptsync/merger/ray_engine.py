@@ -1,10 +1,10 @@
-"""The engine that makes each file of weights in a task of a Ray cluster.
+"""Write the weights of a merge on a Ray cluster, one task for each file.
 
-A task reads from the sources and writes to the destination by itself.  It writes the bytes that the
-threads of one process would write.  Through this process go the plan, the CRC32s of what was read,
-and nothing else.  If a node is lost, its tasks run again on another one.  Ray sends values as
-pickles between the processes of one cluster, which trust each other: nothing of a checkpoint is in
-them but names, places and numbers.
+A model of terabytes is merged faster by several machines.  Each task reads from the sources and
+writes to the destination by itself, the same bytes as the threads of one process would.  Only the
+plan, and the CRC32s of what was read, go through this process.  If a node is lost, its tasks run
+again on another one.  Ray sends values as pickles between the processes of one cluster, which trust
+each other: they hold nothing of a checkpoint but names, paths and numbers.
 
 Ray 2: `max_retries` counts what the system loses, not what a task raises (ray.io, "Fault
 tolerance", "Task fault tolerance").
@@ -33,7 +33,7 @@ from ckptsync.merger.engine import (
     Write,
     WrittenFile,
 )
-from ckptsync.merger.inputs import Prepared
+from ckptsync.merger.inputs import PreparedMerge
 from ckptsync.merger.joined_files import FILL, JoinedFiles
 from ckptsync.merger.plan import FilePlan, MergeResources
 from ckptsync.merger.prepare import MergeJob
@@ -59,7 +59,7 @@ _NO_CLUSTER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TaskAccess:
     """How a task opens its sources and its destination: functions that run on the task's node.
 
     ``raises``: what they raise for their caller to see, beside CkptsyncError.
@@ -83,7 +83,7 @@ class RayEngine:
     and what a task raises.
     """
 
-    def __init__(self, address: str, reach: Reach) -> None:
+    def __init__(self, address: str, reach: TaskAccess) -> None:
         self._address, self._reach = address, reach
 
     def __call__(
@@ -94,11 +94,14 @@ class RayEngine:
         progress: Callable[[int], None],
         work: MergeResources,
     ) -> dict[str, WrittenFile]:
-        """Make each file in a task."""
-        own = replace(work, jobs=min(work.jobs, MOST_JOBS))
-        with connected(self._address) as ray:
+        """Write each file in a task, and return what was written.
+
+        Raises ConfigError, StoreError, and what a task raises.
+        """
+        task_resources = replace(work, jobs=min(work.jobs, MOST_JOBS))
+        with connect(self._address) as ray:
             try:
-                results = _run_all(ray, job.plans, own, self._reach, progress)
+                results = _run_all(ray, job.plans, task_resources, self._reach, progress)
                 return collect(results, job, files, destination)
             except ray.exceptions.RayError as e:
                 raise StoreError(
@@ -111,19 +114,29 @@ class RayEngine:
 
 
 def run_task(
-    plan: FilePlan, work: MergeResources, version: str, reach: Reach, report: Callable[[int], None]
+    plan: FilePlan,
+    work: MergeResources,
+    version: str,
+    reach: TaskAccess,
+    report: Callable[[int], None],
 ) -> TaskResult:
-    """Make one output file, on whatever node this runs.
+    """Write one output file on the node that this runs on; return its result or an expected error.
 
-    ``version``: of the ckptsync that planned it.  ``report`` takes all bytes made so far, now and
-    then.
+    Args:
+        plan: The file.
+        work: Threads and memory of this task.
+        version: Of the ckptsync that planned it; another one is a ConfigError.
+        reach: How the sources and the destination are opened here.
+        report: Called after every `REPORTED` bytes with the number of all bytes so far.
+
     """
     if version != __version__:
-        here = f"{socket.gethostname()}: ckptsync {__version__} there, {version} here"
-        return ConfigError(here, hint="install the same on all nodes")
+        versions = f"{socket.gethostname()}: ckptsync {__version__} there, {version} here"
+        return ConfigError(versions, hint="install the same on all nodes")
     done = reported = 0
 
     def progress(size: int) -> None:
+        """Add ``size`` bytes, and report them when they are many."""
         nonlocal done, reported
         done += size
         if done - reported >= REPORTED:
@@ -144,29 +157,31 @@ def run_task(
 def collect(
     results: Iterable[tuple[str, TaskResult]], job: MergeJob, files: Files, destination: Destination
 ) -> dict[str, WrittenFile]:
-    """Record what tasks have made, each file by its name, and return it.
+    """Record what tasks have written, each file by its name, and return it.
 
-    Raises the first error of a task, and Corrupt where several tasks' sums show a damaged record.
+    When the last file is there, sources are checked (`Destination.check_sources`).  Raises the
+    first error of a task, and Corrupt if the sums of several tasks show a damaged record.
     """
     summed = CrcCheckedFiles(files, job.checksums)
-    made: dict[str, WrittenFile] = {}
+    written: dict[str, WrittenFile] = {}
     for name, result in results:
         if isinstance(result, Exception):
             raise result
-        made[name], stretches = result
+        written[name], stretches = result
         summed.join(stretches)
-        if len(made) == len(job.plans):
+        if len(written) == len(job.plans):
             summed.finish()
-            destination.at_last_end()
-        destination.at_end(name, made[name])
-    return made
+            destination.check_sources()
+        destination.record_file(name, written[name])
+    return written
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """Give Ray itself, in the cluster, which is left at the end if it was entered here.
+def connect(address: str) -> Iterator[Any]:
+    """Give the module `ray`, connected to the cluster at ``address``; disconnect at the end.
 
-    Raises ConfigError.
+    A connection that the process has already is used, and left as it is.  Raises ConfigError if Ray
+    is not installed, or no cluster answers.
     """
     try:
         import ray  # noqa: PLC0415 - it need not be installed
@@ -201,7 +216,7 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-class Board:
+class ProgressBoard:
     """An actor that holds the bytes made of each file.
 
     If it is lost, only the progress shown suffers.
@@ -223,17 +238,23 @@ def _run_all(
     ray: Any,
     plans: Iterable[FilePlan],
     work: MergeResources,
-    reach: Reach,
+    reach: TaskAccess,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[str, TaskResult]]:
-    """Yield every file's name and result as they come, and report progress in between."""
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+    """Yield each file's name and its task's result, in the order in which tasks end.
+
+    Reports progress meanwhile.  When the caller stops, all running tasks are cancelled.
+    """
+    this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=True
     )
-    board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(Board).remote()
+    board = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=this_node)(
+        ProgressBoard
+    ).remote()
     shown: dict[str, int] = {}
 
     def show(counts: Mapping[str, int]) -> None:
+        """Report what a file's count exceeds that of the last report by."""
         for name, count in counts.items():
             if count != shown.get(name, 0):
                 progress(count - shown.get(name, 0))
@@ -247,20 +268,21 @@ def _run_all(
             ready, _ = ray.wait([*running], timeout=POLL)
             with contextlib.suppress(ray.exceptions.RayError):
                 show(ray.get(board.all.remote(), timeout=POLL))
-            for one in ready:
-                plan, result = running.pop(one), ray.get(one)
+            for task in ready:
+                plan, result = running.pop(task), ray.get(task)
                 show({plan.name: sum(t.size for t in plan.tensors)})
                 yield plan.name, result
     finally:
-        for one in running:
+        for task in running:
             # the first error is the one that is raised
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.cancel(one, force=True)
+                ray.cancel(task, force=True)
 
 
 def _run_remote(
-    plan: FilePlan, work: MergeResources, version: str, reach: Reach, board: Any
+    plan: FilePlan, work: MergeResources, version: str, reach: TaskAccess, board: Any
 ) -> TaskResult:
+    """Run `run_task`, which reports its bytes to ``board``."""
     return run_task(plan, work, version, reach, lambda n: board.set.remote(plan.name, n))
 
 
@@ -268,17 +290,17 @@ def _first_line(e: BaseException) -> str:
     return next(iter(str(e).strip().splitlines()), type(e).__name__)
 
 
-def reach(prepared: Prepared, access: Access, target: PathOrUrl) -> Reach:
-    """Return how tasks reach the sources of a merge, and write below ``target``.
+def task_access(prepared: PreparedMerge, access: Access, target: PathOrUrl) -> TaskAccess:
+    """Return how tasks open the sources of a merge, and write below ``target``.
 
-    ``target`` is the destination, or the directory in which a local one is written until it
-    appears.
+    ``target`` is the destination, or the directory in which a local one is written until it is
+    renamed.
     """
     limits = replace(access.limits, pace=Limits().pace)  # a pace is one process's own
     plain = replace(access, limits=limits, _opened={})
     states = tuple(tree.state() for tree in prepared.trees)
     sources = tuple(prepared.request.sources)
-    return Reach(
+    return TaskAccess(
         partial(_open_files, sources, plain, states, prepared.request.fill_from),
         partial(_open_write, target, plain, abouts(prepared)),
     )
@@ -290,9 +312,13 @@ def _open_files(
     states: Sequence[str],
     fill_from: PathOrUrl | None,
 ) -> Files:
-    """Raises ConfigError, or Incomplete where the sources are not what was planned from."""
-    found = [path_or_url.list_tree(source, access) for source in sources]
-    for tree, state in zip(found, states, strict=True):
+    """Return the files of the sources, and of the model that fills them, as this node sees them.
+
+    ``states``: of the sources when the merge was planned.  Raises Incomplete if they differ here,
+    ConfigError if a source cannot be opened.
+    """
+    trees = [path_or_url.list_tree(source, access) for source in sources]
+    for tree, state in zip(trees, states, strict=True):
         if tree.state() != state:
             raise Incomplete(
                 f"{tree.root}: not the files that the merge was planned for",
@@ -301,13 +327,18 @@ def _open_files(
                     " mounts, and that nothing writes there"
                 ),
             )
-    files = open_reader(Overlay(found), found)
+    files = open_reader(Overlay(trees), trees)
     if fill_from is None:
         return files
     return JoinedFiles(files, {FILL: path_or_url.top_files(fill_from, access)})
 
 
-def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -> Write:
+def _open_write(target: PathOrUrl, access: Access, identities: Mapping[str, About]) -> Write:
+    """Return a function that writes files below ``target``.
+
+    ``identities``: sizes and identities of files of weights.  Raises ConfigError if ``target`` is
+    not a directory on this node.
+    """
     store: Store
     if isinstance(target, Remote):
         store = access.store(target)
@@ -318,6 +349,7 @@ def _open_write(target: PathOrUrl, access: Access, known: Mapping[str, About]) -
         raise ConfigError(f"{target}: not on this node", hint=hint)
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
-        store.write(name, chunks, known.get(name, UNKNOWN))
+        """Write a file of the model."""
+        store.write(name, chunks, identities.get(name, UNKNOWN))
 
     return write

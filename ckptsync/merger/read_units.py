@@ -1,7 +1,9 @@
-"""Which ranges of the source to read for each piece of an output file: few, large and in order.
+"""Decide which ranges of the source to read for each piece of an output file.
 
-An output file is cut into units of `WINDOW` bytes as they are stored: a stretch of the header, a
-range of one large tensor, or many small tensors.  Where units begin depends on the plan alone.
+A source's tensors lie in many small ranges, and each read of a disk or a store costs time: so reads
+should be few, large and in order.  An output file is cut into units of `WINDOW` bytes as they are
+stored: a stretch of the header, a range of one large tensor, or many small tensors.  Where units
+begin depends on the plan alone.
 
 A part that is no range of its tensor (a column shard) is read by boxes: a box is a range along one
 axis with every later axis whole and every earlier one fixed.  What a part that is stored row by row
@@ -105,11 +107,11 @@ class Unit:
     reads: list[Read] = field(default_factory=list)
 
 
-def units(plan: FilePlan) -> Iterator[Unit]:
+def cut_units(plan: FilePlan) -> Iterator[Unit]:
     """Yield the units of a file, front to back."""
     header = memoryview(plan.header)
-    for at in range(0, len(header), WINDOW):
-        yield Unit(text=header[at : at + WINDOW])
+    for start in range(0, len(header), WINDOW):
+        yield Unit(text=header[start : start + WINDOW])
     cutter = _Cutter()
     for number, tensor in enumerate(plan.tensors):
         if tensor.size:
@@ -118,10 +120,10 @@ def units(plan: FilePlan) -> Iterator[Unit]:
 
 
 def stored_bytes(files: Files, copy: Copy) -> Iterator[memoryview]:
-    """Yield the bytes of one stored copy of a tensor, in order."""
+    """Yield the bytes of one stored copy of a tensor, in order; raise what ``files`` raise."""
     cutter = _Cutter()
-    for found in (cutter.add(0, copy), cutter.rest()):
-        for unit in found:
+    for units in (cutter.add(0, copy), cutter.rest()):
+        for unit in units:
             out = np.empty(unit.stored, "u1").data
             gather(files, unit, out)
             yield out
@@ -135,58 +137,59 @@ class _Cutter:
 
     def add(self, number: int, copy: Copy) -> Iterator[Unit]:
         """Add a stored copy of a tensor; yield the units that are full."""
-        item, flat = ITEMSIZE[copy.dtype], runs(copy)
+        item, flat = ITEMSIZE[copy.dtype], find_runs(copy)
         if flat is None:
             yield from self._add_boxes(number, copy, item)
             return
         size = sum(run.size for run in flat)
         if size <= self._room(item):
-            at = self._unit.stored
-            for file, start, length, own, _ in flat:
-                self._read(Read(file, start, length, at + own))
+            unit_start = self._unit.stored
+            for file, start, length, tensor_start, _ in flat:
+                self._read(Read(file, start, length, unit_start + tensor_start))
             self._share(number, size)
             return
         for run in flat:
-            start, left = run.start, run.size
-            while left:
+            start, remaining = run.start, run.size
+            while remaining:
                 if (room := self._room(item)) <= 0:
                     yield from self.rest()
                     continue
-                size = min(left, room)
+                size = min(remaining, room)
                 self._read(Read(run.file, start, size, self._unit.stored))
                 self._share(number, size)
-                start, left = start + size, left - size
+                start, remaining = start + size, remaining - size
 
     def rest(self) -> Iterator[Unit]:
-        """Yield the unit that is being filled, and begin another."""
+        """Yield the unit that is being filled, if it has bytes, and begin another."""
         if self._unit.stored:
             yield self._unit
             self._unit = Unit()
 
     def _room(self, item: int) -> int:
         """Return how many bytes may be added: whole elements, at least one to an empty unit."""
-        left = WINDOW - self._unit.stored
+        free = WINDOW - self._unit.stored
         if len(self._unit.reads) >= MOST_READS:
             return 0
-        return left // item * item if self._unit.stored or left >= item else item
+        return free // item * item if self._unit.stored or free >= item else item
 
     def _add_boxes(self, number: int, copy: Copy, item: int) -> Iterator[Unit]:
-        """Add a copy some of whose parts are no ranges of it."""
+        """Add a copy some of whose parts are no ranges of it; yield the units that are full."""
         grid = copy.grid
         parts = sorted((p for p in copy.parts if prod(p.sizes)), key=lambda p: p.offsets[0])
         starts = [p.offsets[0] for p in parts]
         ends = list(accumulate((p.offsets[0] + p.sizes[0] for p in parts), max))
-        for box in boxes(grid, max(1, WINDOW // item)):
+        for box in cut_boxes(grid, max(1, WINDOW // item)):
             size = prod(box.sizes) * item
             if self._unit.stored + size > WINDOW or len(self._unit.reads) >= MOST_READS:
                 yield from self.rest()
             low, high = box.offsets[0], box.offsets[0] + box.sizes[0]
             for part in parts[bisect_right(ends, low) : bisect_left(starts, high)]:
-                for read in box_reads(box, part, item, self._unit.stored):
-                    self._read(read)
+                for box_read in box_reads(box, part, item, self._unit.stored):
+                    self._read(box_read)
             self._share(number, size)
 
     def _share(self, number: int, size: int) -> None:
+        """Add ``size`` bytes of tensor ``number`` to the unit's shares and to its stored bytes."""
         shares = self._unit.shares
         if shares and shares[-1].number == number:
             shares[-1] = shares[-1]._replace(size=shares[-1].size + size)
@@ -194,24 +197,24 @@ class _Cutter:
             shares.append(Share(number, self._unit.stored, size))
         self._unit.stored += size
 
-    def _read(self, read: Read) -> None:
+    def _read(self, new: Read) -> None:
         """Add a read, or lengthen the last one if this one follows it in file and unit."""
         reads = self._unit.reads
-        if reads and read.scatter is None and reads[-1].scatter is None:
+        if reads and new.scatter is None and reads[-1].scatter is None:
             last = reads[-1]
             if (last.file, last.start + last.size, last.at + last.size) == (
-                read.file,
-                read.start,
-                read.at,
+                new.file,
+                new.start,
+                new.at,
             ):
-                reads[-1] = last._replace(size=last.size + read.size)
+                reads[-1] = last._replace(size=last.size + new.size)
                 return
-        reads.append(read)
+        reads.append(new)
 
 
-def runs(copy: Copy) -> list[Read] | None:
-    """Return where a tensor's bytes lie, in order; None unless all parts are ranges of it."""
-    item, found = ITEMSIZE[copy.dtype], []
+def find_runs(copy: Copy) -> list[Read] | None:
+    """Return where a tensor's bytes lie, in its order; None if a part is no range of the tensor."""
+    item, ranges = ITEMSIZE[copy.dtype], []
     if len(copy.parts) == 1 and copy.parts[0].sizes == copy.grid and copy.parts[0].strides is None:
         extent = copy.parts[0].extent
         if extent.size and extent.size == prod(copy.grid) * item:
@@ -223,14 +226,15 @@ def runs(copy: Copy) -> list[Read] | None:
             continue
         if part.extent.size != size or not _is_range(part, copy.grid):
             return None
-        found.append(
+        ranges.append(
             Read(part.extent.file, part.extent.start, size, sum(map(mul, part.offsets, steps)))
         )
-    found.sort(key=itemgetter(3))
-    return found
+    ranges.sort(key=itemgetter(3))
+    return ranges
 
 
 def _is_range(part: Part, grid: Shape) -> bool:
+    """Return whether a part is a range of the flattened tensor, stored in its order."""
     if part.strides is not None and not is_row_major(part.sizes, part.strides):
         return False
     if part.sizes[1:] == grid[1:]:
@@ -239,7 +243,7 @@ def _is_range(part: Part, grid: Shape) -> bool:
     return part.sizes[axis + 1 :] == grid[axis + 1 :]
 
 
-def boxes(grid: Shape, most: int) -> Iterator[Box]:
+def cut_boxes(grid: Shape, most: int) -> Iterator[Box]:
     """Yield boxes of at most ``most`` elements that make up ``grid``, in row-major order."""
     if not prod(grid):
         return
@@ -258,8 +262,8 @@ def boxes(grid: Shape, most: int) -> Iterator[Box]:
 def box_reads(box: Box, part: Part, item: int, at: int) -> Iterator[Read]:
     """Yield the reads that bring a part's share of ``box``, which lies at byte ``at`` of a unit.
 
-    A read that would bring mostly what is not needed is halved along the axis whose elements lie
-    furthest apart.
+    ``item``: bytes of an element.  A read that would bring mostly what is not needed is halved
+    along the axis whose elements lie furthest apart.
     """
     low = tuple(map(max, box.offsets, part.offsets))
     ends = zip(box.offsets, box.sizes, part.offsets, part.sizes, strict=True)
@@ -280,31 +284,31 @@ def box_reads(box: Box, part: Part, item: int, at: int) -> Iterator[Read]:
             )
             continue
         axis = max((d for d in range(len(strides)) if sizes[d] > 1), key=lambda d: strides[d])
-        near = sizes[axis] // 2
-        behind = (*offsets[:axis], offsets[axis] + near, *offsets[axis + 1 :])
-        boxes.append(Box(behind, (*sizes[:axis], sizes[axis] - near, *sizes[axis + 1 :])))
-        boxes.append(Box(offsets, (*sizes[:axis], near, *sizes[axis + 1 :])))
+        first_half = sizes[axis] // 2
+        behind = (*offsets[:axis], offsets[axis] + first_half, *offsets[axis + 1 :])
+        boxes.append(Box(behind, (*sizes[:axis], sizes[axis] - first_half, *sizes[axis + 1 :])))
+        boxes.append(Box(offsets, (*sizes[:axis], first_half, *sizes[axis + 1 :])))
 
 
 def gather(files: Files, unit: Unit, out: memoryview) -> None:
-    """Fill ``out`` with the stored bytes of a unit: small ranges near each other by one read.
+    """Fill ``out`` with the stored bytes of a unit; raise what ``files`` raise.
 
-    Raises what ``files`` raises.
+    Small ranges that lie near each other in a file are read at once.
     """
     groups: list[list[Read]] = []
-    for read in sorted(unit.reads, key=itemgetter(0, 1)):
+    for range_ in sorted(unit.reads, key=itemgetter(0, 1)):
         last = groups[-1][-1] if groups else None
-        is_near = (
+        is_joined = (
             last is not None
-            and last.file == read.file
-            and 0 <= read.start - last.start - last.size <= NEAR
-            and max(read.size, last.size) < WORTH
-            and read.start + read.size - groups[-1][0].start <= SPAN
+            and last.file == range_.file
+            and 0 <= range_.start - last.start - last.size <= NEAR
+            and max(range_.size, last.size) < WORTH
+            and range_.start + range_.size - groups[-1][0].start <= SPAN
         )
-        if is_near:
-            groups[-1].append(read)
+        if is_joined:
+            groups[-1].append(range_)
         else:
-            groups.append([read])
+            groups.append([range_])
     if len(groups) > 1:
         expect(
             files,
@@ -315,26 +319,28 @@ def gather(files: Files, unit: Unit, out: memoryview) -> None:
         if len(group) == 1 and (direct := _direct(first, out)) is not None:
             files.read_into(first.file, first.start, direct)
             continue
-        held = np.empty(group[-1].start + group[-1].size - first.start, "u1").data
-        files.read_into(first.file, first.start, held)
-        for read in group:
-            found = held[read.start - first.start : read.start - first.start + read.size]
-            if (scatter := read.scatter) is None:
-                out[read.at : read.at + read.size] = found
+        buffer = np.empty(group[-1].start + group[-1].size - first.start, "u1").data
+        files.read_into(first.file, first.start, buffer)
+        for range_ in group:
+            stored_range = buffer[
+                range_.start - first.start : range_.start - first.start + range_.size
+            ]
+            if (scatter := range_.scatter) is None:
+                out[range_.at : range_.at + range_.size] = stored_range
                 continue
-            values: Array = np.frombuffer(found, RAW[scatter.item])
+            values: Array = np.frombuffer(stored_range, RAW[scatter.item])
             strides = [s * scatter.item for s in scatter.strides]
-            _target(read, scatter, out)[...] = as_strided(
+            _target(range_, scatter, out)[...] = as_strided(
                 values, scatter.into.sizes, strides, writeable=False
             )
 
 
-def _direct(read: Read, out: memoryview) -> memoryview | None:
-    """Return the bytes of ``out`` that a read can fill as they come, or None."""
-    if (scatter := read.scatter) is None:
-        return out[read.at : read.at + read.size]
-    target = _target(read, scatter, out)
-    is_same = target.flags.c_contiguous and read.size == target.nbytes
+def _direct(range_: Read, out: memoryview) -> memoryview | None:
+    """Return the bytes of ``out`` that a read can fill as they come; None if it is scattered."""
+    if (scatter := range_.scatter) is None:
+        return out[range_.at : range_.at + range_.size]
+    target = _target(range_, scatter, out)
+    is_same = target.flags.c_contiguous and range_.size == target.nbytes
     return (
         target.reshape(-1).view("u1").data
         if is_same and is_row_major(scatter.into.sizes, scatter.strides)
@@ -342,10 +348,10 @@ def _direct(read: Read, out: memoryview) -> memoryview | None:
     )
 
 
-def _target(read: Read, scatter: Scatter, out: memoryview) -> Array:
-    """Return the elements of ``out`` that a read is for."""
-    held: Array = np.frombuffer(out, RAW[scatter.item], prod(scatter.sizes), read.at)
+def _target(range_: Read, scatter: Scatter, out: memoryview) -> Array:
+    """Return the elements of ``out`` that a scattered read fills, as a view."""
+    values: Array = np.frombuffer(out, RAW[scatter.item], prod(scatter.sizes), range_.at)
     box = [slice(o, o + n) for o, n in zip(scatter.into.offsets, scatter.into.sizes, strict=True)]
     index: tuple[Any, ...] = (*box, ...)  # with the dots a 0-d array is a view too, not a number
-    target: Array = held.reshape(scatter.sizes)[index]
+    target: Array = values.reshape(scatter.sizes)[index]
     return target

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ckptsync.merger import read_units
 from ckptsync.merger.checked_files import CheckedFiles
 from ckptsync.merger.container_crcs import CrcCheckedFiles
-from ckptsync.merger.copy_comparison import ComparedFiles
+from ckptsync.merger.copy_consistency import ComparedFiles
 from ckptsync.merger.plan import FilePlan
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.prefetch import AROUND, MEMORY, PrefetchedFiles, is_near
@@ -30,7 +30,7 @@ def open_reader(
     entries: Mapping[str, FileEntry] | None = None,
     memory: int = MEMORY,
 ) -> Files:
-    """Return what planning and merging read.
+    """Return the files that planning and merging read.
 
     ``sources``: the stores or trees of ``files``, which are read ahead unless all are on disks of
     this machine.  ``entries``: what the manifests say, of a checkpoint in a store.  ``memory``:
@@ -45,9 +45,9 @@ def open_reader(
 def planned_reader(
     files: Files, plans: Sequence[FilePlan], checksums: Collection[Checksum]
 ) -> tuple[ComparedFiles, CrcCheckedFiles]:
-    """Return the reader of a planned merge, and the layer that sums up what was read.
+    """Return the reader of a planned merge, and the layer in it that sums CRC32s.
 
-    ``files``: of `open_reader`; where they are far, requests are planned from all reads.
+    ``files``: of `open_reader`; they are told of all reads, so that far ones plan their requests.
     ``checksums``: of the records that are read.
     """
     crcs = CrcCheckedFiles(files, checksums)
@@ -57,12 +57,16 @@ def planned_reader(
 
 
 def _reads(plans: Iterable[FilePlan], compared: ComparedFiles) -> Iterator[tuple[Extent, int]]:
-    """Yield all reads of a merge, and how far in the output (bytes) each is."""
-    at = 0
+    """Yield every extent that a merge reads, and at which byte of the output it is needed."""
+    output_position = 0
     for plan in plans:
-        for unit in read_units.units(plan):
-            for one in unit.reads:
-                yield Extent(one.file, one.start, one.size), at
-                for replica, _ in compared.replicas(one.file, one.start, one.start + one.size):
-                    yield from ((Extent(r.file, r.start, r.size), at) for r in replica.reads)
-            at += unit.stored
+        for unit in read_units.cut_units(plan):
+            for planned in unit.reads:
+                yield Extent(planned.file, planned.start, planned.size), output_position
+                for replica, _ in compared.replicas(
+                    planned.file, planned.start, planned.start + planned.size
+                ):
+                    yield from (
+                        (Extent(r.file, r.start, r.size), output_position) for r in replica.reads
+                    )
+            output_position += unit.stored

@@ -1,13 +1,14 @@
-"""Tensor names as the model has them: without torch's wrappers, one name for tied weights.
+"""Give tensors the names that the model has: without torch's wrappers, one name for tied weights.
+
+Wrappers such as ``torch.compile`` put a part of their own into the names of a state dict, and a
+tied tensor has two names, of which `save_pretrained` writes one.  Which names are tied is not
+written in any file; these are what transformers 5.23 has in its models' ``_tied_weights_keys``.
 
 Sources: ``torch.compile`` (``_orig_mod``: torch/_dynamo/eval_frame.py), FSDP1
 (``_fsdp_wrapped_module``: torch/distributed/fsdp/_common_utils.py), activation checkpointing
 (``_checkpoint_wrapped_module``: torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py),
 torch 2.13; Lightning (``_forward_module``); DistributedDataParallel and DeepSpeed's engine
 (``module``).
-
-Which names are tied is not written in any file; these are what transformers 5.23 has in its models'
-``_tied_weights_keys``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from blake3 import blake3
 
 from ckptsync.errors import Unsupported
-from ckptsync.merger.plan import MergeOptions, choose
+from ckptsync.merger.plan import MergeOptions, choose_copy
 from ckptsync.tensors import Files, Tensor
 
 WRAPPERS = frozenset(
@@ -61,59 +62,62 @@ BY_DEFAULT = frozenset(
 _NESTED = ("text_config", "decoder", "llm_config", "language_config", "thinker_config")
 
 
-def unwrapped(
-    tensors: Sequence[Tensor], known: Collection[str] = ()
+def strip_wrappers(
+    tensors: Sequence[Tensor], base_names: Collection[str] = ()
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors under their model's own names, and a note if any was renamed.
 
-    ``known``: names of the base model, where there is one.  Raises Unsupported where two would get
-    one name.
+    ``base_names``: names of the base model, if there is one.  Raises Unsupported if two tensors
+    would get one name.
     """
-    names = clean_names([t.name for t in tensors], known)
+    names = clean_names([t.name for t in tensors], base_names)
     changed = [(stored, name) for stored, name in names.items() if stored != name]
     if not changed:
         return tuple(tensors), ()
-    gone = {
+    wrappers = {
         part
         for stored, name in changed
         for part in Counter(stored.split(".")) - Counter(name.split("."))
     }
     stored, name = changed[0]
     note = (
-        f"{' and '.join(sorted(gone))} taken out of {len(changed)} names, such as {stored}: now"
+        f"{' and '.join(sorted(wrappers))} taken out of {len(changed)} names, such as {stored}: now"
         f" {name}"
     )
-    return renamed(tensors, names), (note,)
+    return rename_tensors(tensors, names), (note,)
 
 
-def renamed(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
-    """Return each tensor under its new name, tied to the new name of the other.
+def rename_tensors(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
+    """Return each tensor under its new name, tied to the new name of its tied tensor.
 
-    Raises Unsupported where two would get one name.
+    Raises Unsupported if two would get one name.
     """
     tensors = tuple(tensors)
     counts = Counter(names[t.name] for t in tensors)
-    twice = sorted(t.name for t in tensors if counts[names[t.name]] > 1 and names[t.name] != t.name)
-    if twice:
+    clashing = sorted(
+        t.name for t in tensors if counts[names[t.name]] > 1 and names[t.name] != t.name
+    )
+    if clashing:
         raise Unsupported(
-            f"{twice[0]}: would be renamed to {names[twice[0]]}, the name of another tensor",
+            f"{clashing[0]}: would be renamed to {names[clashing[0]]}, the name of another tensor",
             hint="the state that was saved holds one model twice: save only one of them",
         )
 
     def change(tensor: Tensor) -> Tensor:
+        """Return a tensor with both of its names replaced."""
         tied = names.get(tensor.tied, tensor.tied) if tensor.tied else None
         return replace(tensor, name=names[tensor.name], tied=tied)
 
     return tuple(t if names[t.name] == t.name else change(t) for t in tensors)
 
 
-def clean_names(found: Sequence[str], known: Collection[str] = ()) -> dict[str, str]:
+def clean_names(stored_names: Sequence[str], base_names: Collection[str] = ()) -> dict[str, str]:
     """Return name as stored → name without wrappers.
 
-    ``module`` is taken away where every name begins with it and the base model's names do not.
+    ``module`` is taken away if every name begins with it and no name of the base model does.
     """
-    names = {name: _without_wrappers(name) for name in found}
-    is_own = any(name.startswith(f"{OUTERMOST}.") for name in known)
+    names = {name: _without_wrappers(name) for name in stored_names}
+    is_own = any(name.startswith(f"{OUTERMOST}.") for name in base_names)
     while names and not is_own and all(name.startswith(f"{OUTERMOST}.") for name in names.values()):
         names = {stored: name.partition(".")[2] for stored, name in names.items()}
     return names
@@ -130,7 +134,10 @@ def _without_wrappers(name: str) -> str:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Return whether all parts of ``config.json`` tie head and embedding, or its class does."""
+    """Return whether ``config.json`` ties head and embedding, by its sections or its class.
+
+    All sections that say something must tie them.
+    """
     nested = [config[key] for key in _NESTED if isinstance(config.get(key), dict)]
     values = [c["tie_word_embeddings"] for c in (config, *nested) if "tie_word_embeddings" in c]
     return (
@@ -140,8 +147,8 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     )
 
 
-def pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield ``(second, first)``, two names that some models use for one tied tensor."""
+def tied_pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield ``(second, first)``: two of ``names`` that some models use for one tied tensor."""
     embeddings = [n for n in names if ends_in(n, EMBEDDINGS)]
     yield from ((name, first) for name in names if (first := _first_of(name, names)))
     yield from (
@@ -154,7 +161,7 @@ def has_head(names: Iterable[str]) -> bool:
     return any(ends_in(name, HEADS) for name in names)
 
 
-def without_tied(
+def drop_tied(
     tensors: Sequence[Tensor],
     files: Files,
     options: MergeOptions,
@@ -163,8 +170,9 @@ def without_tied(
 ) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Return the tensors to write, and notes.
 
-    Tied tensors are written once where the configuration ties them and their bytes agree.
+    Tied tensors are written once if the configuration ties them and their bytes agree.
     ``config``: what ``config.json`` says; ``base``: the base model's tensors; None if unknown.
+    Raises what ``files`` raise.
     """
     if config is None:
         return tuple(tensors), tuple(
@@ -175,62 +183,86 @@ def without_tied(
         )
     if not is_tied(config):
         return tuple(tensors), ()
-    left = {t.name: t for t in tensors}
-    notes: list[str] = []
-    digests: dict[str, str] = {}
+    ties = _Ties(tensors, files, options)
+    for name in list(ties.remaining):
+        if first := _first_of(name, ties.remaining):
+            ties.drop(ties.remaining[name], [ties.remaining[first]])
+    embeddings = ties.ending_in(EMBEDDINGS)
+    for head in ties.ending_in(HEADS):
+        ties.drop(head, embeddings)
+    heads = ties.ending_in(HEADS)
+    if len(heads) == 1 and not ties.ending_in(EMBEDDINGS):
+        ties.rename_lone_head(heads[0], base or {})
+    return tuple(ties.remaining.values()), tuple(ties.notes)
 
-    def digest(tensor: Tensor) -> str:
-        if tensor.name not in digests:
-            digester = blake3()
-            from ckptsync.merger.read_units import stored_bytes  # noqa: PLC0415 - the worker loads no numpy
 
-            for data in stored_bytes(files, choose(tensor, options.dtype)):
-                digester.update(data)
-            digests[tensor.name] = digester.hexdigest()
-        return digests[tensor.name]
+class _Ties:
+    """The tensors that are written, as tied ones are dropped, and notes on that."""
 
-    def drop(one: Tensor, candidates: Iterable[Tensor]) -> None:
-        """Drop a tensor that has the bytes of exactly one of the others of its shape and type."""
-        others = [o for o in candidates if (o.shape, o.dtype) == (one.shape, one.dtype)]
+    def __init__(self, tensors: Iterable[Tensor], files: Files, options: MergeOptions) -> None:
+        self.remaining = {t.name: t for t in tensors}
+        self.notes: list[str] = []
+        self._files, self._options = files, options
+        self._digests: dict[str, str] = {}
+
+    def ending_in(self, ends: tuple[str, ...]) -> list[Tensor]:
+        """Return the remaining tensors whose names end in one of these."""
+        return [t for t in self.remaining.values() if ends_in(t.name, ends)]
+
+    def drop(self, tensor: Tensor, candidates: Iterable[Tensor]) -> None:
+        """Drop a tensor that has the bytes of exactly one candidate of its shape and type.
+
+        A note says so, or that a single candidate has other bytes.  Raises what the files raise.
+        """
+        similar = [c for c in candidates if (c.shape, c.dtype) == (tensor.shape, tensor.dtype)]
         same = [
-            o
-            for o in others
-            if o.name == one.tied or one.name == o.tied or digest(one) == digest(o)
+            c
+            for c in similar
+            if c.name == tensor.tied
+            or tensor.name == c.tied
+            or self._digest(tensor) == self._digest(c)
         ]
         if len(same) == 1:
-            del left[one.name]
-            notes.append(f"{one.name} is tied to {same[0].name}: one copy is kept")
-        elif len(others) == 1:
-            notes.append(
-                f"{one.name} and {others[0].name} are tied by the configuration, but differ: both"
-                " are kept"
+            del self.remaining[tensor.name]
+            self.notes.append(f"{tensor.name} is tied to {same[0].name}: one copy is kept")
+        elif len(similar) == 1:
+            self.notes.append(
+                f"{tensor.name} and {similar[0].name} are tied by the configuration, but differ:"
+                " both are kept"
             )
 
-    for name in list(left):
-        if first := _first_of(name, left):
-            drop(left[name], [left[first]])
-    embeddings = [t for t in left.values() if ends_in(t.name, EMBEDDINGS)]
-    for head in [t for t in left.values() if ends_in(t.name, HEADS)]:
-        drop(head, embeddings)
-    heads = [t for t in left.values() if ends_in(t.name, HEADS)]
-    if len(heads) == 1 and not any(ends_in(name, EMBEDDINGS) for name in left):
-        # a head that stands alone gets the name that the base model has for the two, if that is
-        # proven
-        head, known = heads[0], base or {}
-        named = [
-            b.name for b in known.values() if ends_in(b.name, EMBEDDINGS) and b.shape == head.shape
+    def rename_lone_head(self, head: Tensor, base: Mapping[str, Tensor]) -> None:
+        """Give a head without embedding the name that the base model has for the two.
+
+        Only if exactly one name of ``base`` can be meant; a note says what was done.
+        """
+        names = [
+            t.name for t in base.values() if ends_in(t.name, EMBEDDINGS) and t.shape == head.shape
         ]
-        if len(named) == 1 and head.name not in known:
-            notes.append(
-                f"{head.name} is written as {named[0]}, which the base model has for the two"
+        if len(names) != 1 or head.name in base:
+            self.notes.append(
+                f"{head.name} is tied by the configuration, but no embedding with a name of its own"
+                " was found"
             )
-            kept = (replace(t, name=named[0]) if t is head else t for t in left.values())
-            return tuple(kept), tuple(notes)
-        notes.append(
-            f"{head.name} is tied by the configuration, but no embedding with a name of its own"
-            " was found"
+            return
+        self.notes.append(
+            f"{head.name} is written as {names[0]}, which the base model has for the two"
         )
-    return tuple(left.values()), tuple(notes)
+        renamed = (replace(t, name=names[0]) if t is head else t for t in self.remaining.values())
+        self.remaining = {t.name: t for t in renamed}
+
+    def _digest(self, tensor: Tensor) -> str:
+        """Return the BLAKE3 of a tensor's stored bytes; each tensor is read once."""
+        if tensor.name not in self._digests:
+            from ckptsync.merger.read_units import (  # noqa: PLC0415 - the worker loads no numpy
+                stored_bytes,
+            )
+
+            digester = blake3()
+            for data in stored_bytes(self._files, choose_copy(tensor, self._options.dtype)):
+                digester.update(data)
+            self._digests[tensor.name] = digester.hexdigest()
+        return self._digests[tensor.name]
 
 
 def ends_in(name: str, ends: tuple[str, ...]) -> bool:
@@ -239,9 +271,9 @@ def ends_in(name: str, ends: tuple[str, ...]) -> bool:
 
 
 def _first_of(name: str, names: Collection[str]) -> str | None:
-    """Return the first name of a tensor whose second name this may be, if it is there too."""
-    for end, first in SECOND.items() if name.endswith(_SECONDS) else ():
+    """Return the first name of a tensor whose second name this may be; None if it is absent."""
+    for end, first_end in SECOND.items() if name.endswith(_SECONDS) else ():
         if ends_in(name, (end,)):
-            whole = name.removesuffix(end) + first
+            whole = name.removesuffix(end) + first_end
             return whole if whole in names else None
     return None

@@ -1,7 +1,7 @@
-"""A tensor that is made of pieces of others: of splits, fusions and transpositions.  Pure.
+"""Make a tensor of pieces of others: by splits, fusions and transpositions.  Pure.
 
 No byte moves: a piece of a tensor is parts of the same extents, several pieces are the parts of
-all, swapped axes are strides.  So the engine reads them as it reads any tensor.
+all, swapped axes are strides.  So the engine reads the new tensor as it reads any other.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this is all of the source, as it is."""
+        """Whether this is all of the source, as it is."""
         rank = len(self.source.shape)
         is_same = self.axes == tuple(range(rank)) and not any(self.at)
         return is_same and self.sizes == self.source.shape
 
 
-def assembled(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
+def assemble(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
     """Return the tensor of that name and shape that the pieces make up.
 
-    Raises Unsupported where they are of several dtypes, or have no stored copies alike.
+    Raises Unsupported if the sources are of several dtypes, or share no stored copy.
     """
     if len(pieces) == 1 and pieces[0].is_whole and pieces[0].source.shape == shape:
         return replace(pieces[0].source, name=name, tied=None)
@@ -78,7 +78,7 @@ def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
     for key, first in keyed[0].items():
         if not all(key in copies for copies in keyed):
             continue
-        copies = [its[key] for its in keyed]
+        copies = [copies_of_source[key] for copies_of_source in keyed]
         absent = next((copy.absent for copy in copies if copy.absent), "")
         doubt = next((copy.doubt for copy in copies if copy.doubt), "")
         parts = () if absent else tuple(_parts(pieces, copies))
@@ -87,25 +87,25 @@ def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
 
 def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
     """Return a tensor's copies by dtype, and by their number among those of that dtype."""
-    own: dict[tuple[str, int], Copy] = {}
+    numbered: dict[tuple[str, int], Copy] = {}
     for copy in tensor.copies:
-        number = sum(dtype == copy.dtype for dtype, _ in own)
-        own[copy.dtype, number] = copy
-    return own
+        number = sum(dtype == copy.dtype for dtype, _ in numbered)
+        numbered[copy.dtype, number] = copy
+    return numbered
 
 
 def _parts(pieces: Sequence[Piece], copies: Sequence[Copy]) -> Iterator[Part]:
-    """Yield the parts of a new tensor: of each piece from its copy, where they lie in the new."""
+    """Yield the parts of a new tensor: of each piece from its copy, moved into the new tensor."""
     for piece, copy in zip(pieces, copies, strict=True):
         item, shape = ITEMSIZE[copy.dtype], piece.source.shape
         for part in _near(piece, copy):
             for box in (part,) if copy.grid == shape else _boxes(part, shape, item):
-                if moved := _moved(box, piece, item):
-                    yield moved
+                if placed := _moved(box, piece, item):
+                    yield placed
 
 
 def _near(piece: Piece, copy: Copy) -> Iterator[Part]:
-    """Yield the parts that may have something of a piece, by the first axis of their grid."""
+    """Yield the parts that may overlap a piece, judged by the first axis of their grid."""
     if copy.grid == piece.source.shape:
         low, size = next(zip(piece.offsets, piece.sizes, strict=True), (0, 1))
         high = low + size
@@ -120,7 +120,7 @@ def _near(piece: Piece, copy: Copy) -> Iterator[Part]:
 
 
 def _moved(part: Part, piece: Piece, item: int) -> Part | None:
-    """Return what a part has of a piece, where that lies in the new tensor."""
+    """Return what of a part belongs to a piece, placed in the new tensor; None if nothing does."""
     low = tuple(map(max, part.offsets, piece.offsets))
     ends = zip(part.offsets, part.sizes, piece.offsets, piece.sizes, strict=True)
     sizes = tuple(min(a + n, b + m) - o for (a, n, b, m), o in zip(ends, low, strict=True))
@@ -134,8 +134,8 @@ def _moved(part: Part, piece: Piece, item: int) -> Part | None:
     replicas = tuple(_moved(replica, piece, item) for replica in part.replicas)
     return Part(
         tuple(
-            at if a is None else at + low[a] - piece.offsets[a]
-            for at, a in zip(piece.at, piece.axes, strict=True)
+            new_offset if a is None else new_offset + low[a] - piece.offsets[a]
+            for new_offset, a in zip(piece.at, piece.axes, strict=True)
         ),
         own_sizes,
         Extent(part.extent.file, part.extent.start + begin * item, reach * item),
@@ -146,34 +146,40 @@ def _moved(part: Part, piece: Piece, item: int) -> Part | None:
 
 
 def _boxes(part: Part, shape: Shape, item: int) -> Iterator[Part]:
-    """Yield a range of the flattened tensor as boxes of the tensor."""
-    (start,), (count,) = part.offsets, part.sizes
-    at, end = start, start + count
-    while at < end:
+    """Yield a part that is a range of the flattened tensor as boxes of the tensor."""
+    (part_start,), (count,) = part.offsets, part.sizes
+    start, end = part_start, part_start + count
+    while start < end:
         # the greatest box that begins here: whole rows of the first axis on whose border it lies
         axis = next(
             d
             for d in range(len(shape))
-            if at % prod(shape[d + 1 :]) == 0 and end - at >= prod(shape[d + 1 :])
+            if start % prod(shape[d + 1 :]) == 0 and end - start >= prod(shape[d + 1 :])
         )
         row = prod(shape[axis + 1 :])
-        index = [at // prod(shape[d + 1 :]) % shape[d] for d in range(len(shape))]
-        rows = min((end - at) // row, shape[axis] - index[axis])
+        index = [start // prod(shape[d + 1 :]) % shape[d] for d in range(len(shape))]
+        rows = min((end - start) // row, shape[axis] - index[axis])
         sizes = (*(1,) * axis, rows, *shape[axis + 1 :])
 
         def cut(
-            one: Part, sizes: Shape = sizes, index: Sequence[int] = index, at: int = at
+            stored: Part, sizes: Shape = sizes, index: Sequence[int] = index, start: int = start
         ) -> Part:
-            (own,) = one.strides or (1,)
+            """Return what of a part, or a replica, is in the box."""
+            (stride,) = stored.strides or (1,)
             extent = Extent(
-                one.extent.file,
-                one.extent.start + (at - start) * own * item,
-                (1 + (prod(sizes) - 1) * own) * item,
+                stored.extent.file,
+                stored.extent.start + (start - part_start) * stride * item,
+                (1 + (prod(sizes) - 1) * stride) * item,
             )
-            strides = None if own == 1 else tuple(s * own for s in row_major(sizes))
+            strides = None if stride == 1 else tuple(s * stride for s in row_major(sizes))
             return replace(
-                one, offsets=tuple(index), sizes=sizes, extent=extent, strides=strides, replicas=()
+                stored,
+                offsets=tuple(index),
+                sizes=sizes,
+                extent=extent,
+                strides=strides,
+                replicas=(),
             )
 
         yield replace(cut(part), replicas=tuple(map(cut, part.replicas)))
-        at += rows * row
+        start += rows * row

@@ -1,9 +1,10 @@
-"""Statistics of a tensor's values as they are written, gathered unit by unit.  Pure.
+"""Count a tensor's values as they are written: NaN, infinities, zeros, extremes, norm.
 
-Counts, least and greatest values are exact.  A sum of squares is added up in float32 over a few
-thousand values, then in float64: a norm is right to about six digits, and its last ones differ
-between processors.  Values that are no plain numbers, or so small or large that float32 cannot hold
-their squares, are counted and added up in float64.
+A merge reads every byte anyway, and the counts show a training that diverged or a shard that was
+never filled in.  Counts, least and greatest values are exact.  A sum of squares is added up in
+float32 over a few thousand values, then in float64: a norm is right to about six digits, and its
+last ones differ between processors.  Values that are no plain numbers, or so small or large that
+float32 cannot hold their squares, are counted and added up in float64.  Pure.
 """
 
 from __future__ import annotations
@@ -65,18 +66,18 @@ class Statistics:
         """L2, of the finite elements of a floating type."""
         return None if self.squares is None else math.sqrt(self.squares)
 
-    def __add__(self, other: Statistics) -> Statistics:
+    def __add__(self, more: Statistics) -> Statistics:
         if not self.count:
-            return other
+            return more
         return Statistics(
-            self.count + other.count,
-            _combine(min, self.low, other.low),
-            _combine(max, self.high, other.high),
-            _combine(add, self.squares, other.squares),
-            self.nans + other.nans,
-            self.infinities + other.infinities,
-            self.zeros + other.zeros,
-            self.banded + other.banded,
+            self.count + more.count,
+            _combine(min, self.low, more.low),
+            _combine(max, self.high, more.high),
+            _combine(add, self.squares, more.squares),
+            self.nans + more.nans,
+            self.infinities + more.infinities,
+            self.zeros + more.zeros,
+            self.banded + more.banded,
         )
 
 
@@ -85,7 +86,7 @@ def has_statistics(dtype: str) -> bool:
     return dtype in _HALVES or dtype in FLOATS or dtype in INTEGERS or dtype in _CODES
 
 
-def statistics(data: memoryview, dtype: str) -> Statistics | None:
+def count_values(data: memoryview, dtype: str) -> Statistics | None:
     """Return the statistics of the elements in these bytes, or None if their type has none."""
     if not has_statistics(dtype):
         return None
@@ -98,16 +99,16 @@ def statistics(data: memoryview, dtype: str) -> Statistics | None:
     scratch: Array = np.empty(min(len(raw), _PIECE) // 2 if is_half else 0, "<u4")
     total = Statistics()
     with np.errstate(all="ignore"):  # what is no plain number is counted
-        for at in range(0, len(raw), _PIECE):
-            piece = raw[at : at + _PIECE]
-            its = None
+        for start in range(0, len(raw), _PIECE):
+            piece = raw[start : start + _PIECE]
+            counted = None
             if is_half:
-                its = _of_plain_halves(piece, dtype, scratch)
+                counted = _of_plain_halves(piece, dtype, scratch)
             elif dtype == "F32":
-                its = _of_plain_floats(piece)
+                counted = _of_plain_floats(piece)
             elif is_integer:
-                its = _of_integers(piece)
-            total += its or _of_any(_widened(piece, dtype))
+                counted = _of_integers(piece)
+            total += counted or _of_any(_widened(piece, dtype))
     return total
 
 
@@ -125,18 +126,19 @@ def exact_values(data: Array, dtype: str) -> Array:
     return data.view(FLOATS.get(dtype, "<c8"))
 
 
-def remarks(name: str, found: Statistics) -> Iterable[str]:
-    """Yield notes on a tensor that hint at a shard that was never filled in."""
-    if found.count > 1 and found.zeros == found.count:
-        yield f"{name}: all {found.count} values are zero"
-    elif found.banded > BAND * found.count:
+def notes_on_values(name: str, values: Statistics) -> Iterable[str]:
+    """Yield notes if a tensor looks like a shard that was never filled in."""
+    if values.count > 1 and values.zeros == values.count:
+        yield f"{name}: all {values.count} values are zero"
+    elif values.banded > BAND * values.count:
         yield (
-            f"{name}: {found.banded} of {found.count} values are zeros in long runs, as a missing"
+            f"{name}: {values.banded} of {values.count} values are zeros in long runs, as a missing"
             " shard leaves them"
         )
 
 
 def _of_integers(values: Array) -> Statistics:
+    """Return the statistics of integers."""
     low, high = values.min().item(), values.max().item()
     return Statistics(len(values), low, high, None, 0, 0, *_zeros(values == 0))
 
@@ -148,6 +150,7 @@ def _zeros(is_zero: Array) -> tuple[int, int]:
 
 
 def _widened(piece: Array, dtype: str) -> Array:
+    """Return raw bits of a floating type as values that numpy can compute with."""
     values: Array
     if dtype == "BF16":
         values = (piece.astype("<u4") << 16).view("<f4")
@@ -159,17 +162,21 @@ def _widened(piece: Array, dtype: str) -> Array:
 def _of_any(values: Array) -> Statistics:
     """Return the statistics of any floating values."""
     finite = np.isfinite(values)
-    kept = values if finite.all() else values[finite]
-    nans = int(np.count_nonzero(np.isnan(values))) if len(kept) < len(values) else 0
-    low, high = (kept.min().item(), kept.max().item()) if len(kept) else (None, None)
-    squares = float(np.square(kept.astype("<f8")).sum())  # of float64 it may be infinite
-    infinities = len(values) - len(kept) - nans
+    finite_values = values if finite.all() else values[finite]
+    nans = int(np.count_nonzero(np.isnan(values))) if len(finite_values) < len(values) else 0
+    low, high = (
+        (finite_values.min().item(), finite_values.max().item())
+        if len(finite_values)
+        else (None, None)
+    )
+    squares = float(np.square(finite_values.astype("<f8")).sum())  # of float64 it may be infinite
+    infinities = len(values) - len(finite_values) - nans
     zeros = _zeros(values == 0)
     return Statistics(len(values), low, high, squares, nans, infinities, *zeros)
 
 
 def _of_plain_floats(values: Array) -> Statistics | None:
-    """Return the same of float32; None unless `_squares` shows that they are plain numbers."""
+    """Return the statistics of float32; None unless `_squares` shows that all are plain numbers."""
     squares = _squares(values)
     if not _TINY <= squares < math.inf:
         return None
@@ -179,14 +186,17 @@ def _of_plain_floats(values: Array) -> Statistics | None:
 
 
 def _of_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | None:
-    """Return the same of values of 16 bits; None unless they are plain numbers.
+    """Return the statistics of 16-bit values; None unless all are plain numbers.
 
     Their bits are a sign and a magnitude, and so ordered: integers are compared, which is fast.
     ``scratch``: memory for half as many integers of 32 bits.
     """
     infinity, signed = _HALVES[dtype], bits.view("<i2")
-    most, least = int(signed.max()), int(bits.max())  # the greatest and the least, if of that sign
-    if most >= infinity or least >= 0x8000 | infinity:
+    greatest_bits, least_bits = (
+        int(signed.max()),
+        int(bits.max()),
+    )  # the greatest and the least, if of that sign
+    if greatest_bits >= infinity or least_bits >= 0x8000 | infinity:
         return None
     even = len(bits) & ~1
     pairs: Array = bits[:even].view("<u4")
@@ -201,7 +211,10 @@ def _of_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | No
     zeros = (0, 0)
     if positive == 0 or negative == 0x8000:
         zeros = _zeros((bits & 0x7FFF) == 0)
-    ends = [least if least >= 0x8000 else positive, most if most >= 0 else negative]
+    ends = [
+        least_bits if least_bits >= 0x8000 else positive,
+        greatest_bits if greatest_bits >= 0 else negative,
+    ]
     low, high = _widened(np.array(ends, "<u2"), dtype).tolist()
     return Statistics(len(bits), low, high, squares, 0, 0, *zeros)
 
@@ -227,10 +240,10 @@ def _half_of(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
 
 
 def _squares(values: Array) -> float:
-    """Return the sum of squares: NaN or infinite unless all are numbers whose squares are few."""
+    """Return the sum of squares; NaN or infinite unless all squares are finite numbers."""
     even = len(values) - len(values) % _BLOCK
-    blocks, rest = values[:even].reshape(-1, 1, _BLOCK), values[even:]
-    total = float(np.dot(rest, rest))
+    blocks, tail = values[:even].reshape(-1, 1, _BLOCK), values[even:]
+    total = float(np.dot(tail, tail))
     if even:
         total += float(np.matmul(blocks, blocks.transpose(0, 2, 1)).sum(dtype="<f8"))
     return total
@@ -256,20 +269,20 @@ _CODES["F8_E8M0"] = np.append(np.ldexp(1.0, np.arange(255) - 127), math.nan)
 
 
 def _of_codes(raw: Array, values: Array) -> Statistics:
-    """Return the statistics of codes of 8 bits by their counts."""
+    """Return the statistics of 8-bit codes, whose values are in ``values``."""
     counts: Array = np.zeros(256, "<i8")
     banded = 0
-    for at in range(0, len(raw), _PIECE):
-        piece = raw[at : at + _PIECE]
+    for start in range(0, len(raw), _PIECE):
+        piece = raw[start : start + _PIECE]
         counts += np.bincount(piece, minlength=256)
         banded += _zeros(values[piece] == 0)[1] if counts[values == 0].sum() >= RUN else 0
-    kept = np.isfinite(values) & (counts > 0)
-    held = values[kept]
+    is_counted = np.isfinite(values) & (counts > 0)
+    counted_values = values[is_counted]
     return Statistics(
         len(raw),
-        held.min().item() if len(held) else None,
-        held.max().item() if len(held) else None,
-        float((np.square(held) * counts[kept]).sum()) if len(raw) else None,
+        counted_values.min().item() if len(counted_values) else None,
+        counted_values.max().item() if len(counted_values) else None,
+        float((np.square(counted_values) * counts[is_counted]).sum()) if len(raw) else None,
         int(counts[np.isnan(values)].sum()),
         int(counts[np.isinf(values)].sum()),
         int(counts[values == 0].sum()),
@@ -285,6 +298,7 @@ def _banded(is_zero: Array) -> int:
 
 
 def _combine(
-    choose: Callable[[Number, Number], Number], one: Number | None, other: Number | None
+    choose: Callable[[Number, Number], Number], first: Number | None, second: Number | None
 ) -> Number | None:
-    return other if one is None else one if other is None else choose(one, other)
+    """Return ``choose`` of two numbers, or the one that is not None."""
+    return second if first is None else first if second is None else choose(first, second)

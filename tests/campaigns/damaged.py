@@ -18,7 +18,7 @@ from pathlib import Path
 from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts import registry
-from ckptsync.merger.engine import Merged
+from ckptsync.merger.engine import MergeResult
 from ckptsync.merger.plan import DType, MergeOptions
 from ckptsync.merger.prepare import prepare
 from ckptsync.records.model_record import ModelTensor
@@ -42,7 +42,7 @@ class Way:
 
     dtype: DType
     source: str | None
-    reference: Merged
+    reference: MergeResult
     strata: Mapping[str, Strata]
 
     def __str__(self) -> str:
@@ -219,7 +219,7 @@ class _Recorded:
         self._files.read_into(name, start, out)
 
 
-def _compared(merged: Merged, reference: Merged) -> Outcome:
+def _compared(merged: MergeResult, reference: MergeResult) -> Outcome:
     odd = _tensors(merged) ^ _tensors(reference)
     if odd:
         return Outcome(
@@ -235,7 +235,7 @@ def _compared(merged: Merged, reference: Merged) -> Outcome:
     return Outcome("harmless")
 
 
-def _tensors(merged: Merged) -> set[tuple[str, str, tuple[int, ...], str]]:
+def _tensors(merged: MergeResult) -> set[tuple[str, str, tuple[int, ...], str]]:
     return {(t.name, t.dtype, t.shape, t.digest) for t in merged.tensors}
 
 

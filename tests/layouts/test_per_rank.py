@@ -20,7 +20,7 @@ from ckptsync.layouts.file_names import holds_weights
 from ckptsync.layouts.per_rank import RankFile, load, of_stem, rank_file
 from ckptsync.layouts.registry import WeightsSource
 from ckptsync.layouts.sharded_tensors import RankShards
-from ckptsync.merger import copy_comparison
+from ckptsync.merger import copy_consistency
 from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
 from ckptsync.tensors import read as read_bytes
@@ -309,7 +309,7 @@ def test_a_tensor_on_some_of_the_ranks_is_each_groups_if_all_have_the_same_bytes
         ["1"],
         ["3"],
     ]
-    copy_comparison.check(files, [found])
+    copy_consistency.check_copies(files, [found])
     files = slices(1, 1, 2, 3)
     with pytest.raises(
         Unsupported,
@@ -318,7 +318,7 @@ def test_a_tensor_on_some_of_the_ranks_is_each_groups_if_all_have_the_same_bytes
             r" .*_rank_[23].pt"
         ),
     ):
-        copy_comparison.check(files, per_rank.tensors(files, "model"))
+        copy_consistency.check_copies(files, per_rank.tensors(files, "model"))
 
 
 def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(
@@ -380,8 +380,8 @@ def test_replicas_are_compared_in_full_while_they_are_read() -> None:
         part, replica = (Part((0,), whole.shape, extent) for extent in extents)
         copy = Copy("F32", whole.shape, (replace(part, replicas=(replica,)),))
         tensor = Tensor("w", "F32", whole.shape, (copy,))
-        copy_comparison.check(files, [tensor])
-        found = copy_comparison.ComparedFiles(files, plan([tensor], MergeOptions()))
+        copy_consistency.check_copies(files, [tensor])
+        found = copy_consistency.ComparedFiles(files, plan([tensor], MergeOptions()))
         if not n:
             assert read_bytes(found, extents[0]) == whole.numpy().tobytes()
             continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.merger.adapter import check, select, split_source
+from ckptsync.merger.adapter import check_rank, select, split_source
 from ckptsync.tensors import Copy, Shape, Tensor
 
 P = "base_model.model."
@@ -330,15 +330,15 @@ def test_a_source_may_name_one_half(wanted: str | None, found: tuple[str | None,
 
 def test_a_configuration_of_another_rank_is_another_adapters() -> None:
     found = select(tensors(*LORA, shape=(4, 4)), "", None)
-    check(found, {"peft_type": "LORA", "r": 4})
+    check_rank(found, {"peft_type": "LORA", "r": 4})
     for config in (
         {"r": 8},
         {"peft_type": "LORA", "r": 8, "rank_pattern": {"q": 4}},
         {"peft_type": "LORA", "r": "8"},
     ):
-        check(found, config)
+        check_rank(found, config)
     with pytest.raises(Corrupt, match="rank 8, and"):
-        check(found, {"peft_type": "LORA", "r": 8})
+        check_rank(found, {"peft_type": "LORA", "r": 8})
 
 
 def test_the_tokens_of_a_tied_head_are_saved_once() -> None:

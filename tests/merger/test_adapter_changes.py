@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.merger.adapter_changes import changes
-from ckptsync.merger.low_rank import Changes, LowRank
+from ckptsync.merger.adapter_changes import plan_changes
+from ckptsync.merger.change_types import Changes, LowRank
 from ckptsync.tensors import Tensor
 from tests.support.whole_numbers import SUMS, apply, changed, digest, tensor, tensors, value
 
@@ -51,7 +51,7 @@ def plan(
         assert one.shape == (other.shape[::-1] if is_crossed else other.shape)
         return bool(is_equal)
 
-    return changes(
+    return plan_changes(
         tensors(base, dtype),
         config,
         tensors(adapter),
@@ -65,7 +65,7 @@ def plan(
 def test_a_sum_is_pefts_own(name: str) -> None:
     of = SUMS[name]
     base = tensors(of["base"])
-    result = changes(base, of["config"], tensors(of["adapter"]), of["adapter_config"])
+    result = plan_changes(base, of["config"], tensors(of["adapter"]), of["adapter_config"])
     ours = apply(result, base)
     before = {one.name: value(one.name, one.shape) for one in base}
     differ = {
@@ -82,7 +82,7 @@ def test_what_is_written_in_config_json() -> None:
     def settings(name: str) -> Mapping[str, Any]:
         of = SUMS[name]
         own = tensors(of["base"]), of["config"], tensors(of["adapter"]), of["adapter_config"]
-        return changes(*own).config
+        return plan_changes(*own).config
 
     assert settings("resized") == {"vocab_size": 15}
     assert settings("saved-tied-head") == {"tie_word_embeddings": False}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.merger.base_comparison import BaseModel, read
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.base_comparison import BaseModel, read_base
+from ckptsync.merger.completeness import first_names
 from ckptsync.tensors import Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 
@@ -32,13 +32,13 @@ def test_a_directory_is_read_by_its_headers_alone() -> None:
     files = MemoryFiles(
         {"model.safetensors": safetensors_file({"w": ("BF16", (500,), bytes(1000))})}
     )
-    assert read(files).tensors["w"].shape == (500,)
+    assert read_base(files).tensors["w"].shape == (500,)
     assert files.read < 1000
 
 
 def test_an_adapter_is_no_base_and_nothing_is_none() -> None:
     with pytest.raises(Unsupported, match="an adapter, a model is expected"):
-        read(
+        read_base(
             MemoryFiles(
                 {
                     "adapter_model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")}),
@@ -47,7 +47,7 @@ def test_an_adapter_is_no_base_and_nothing_is_none() -> None:
             )
         )
     with pytest.raises(Unsupported, match=r"^--base: no known checkpoint"):
-        read(MemoryFiles({"config.json": b"{}"}))
+        read_base(MemoryFiles({"config.json": b"{}"}))
 
 
 def test_the_same_names_and_shapes_are_said_to_be_so() -> None:
@@ -175,7 +175,7 @@ def test_a_quantised_bases_shapes_are_not_compared() -> None:
 
 
 def test_a_long_list_is_cut() -> None:
-    assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert first_names(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 FILES_OF_VLM = (

@@ -243,8 +243,8 @@ def test_a_factor_of_another_rank_is_another_adapters(half: str, shape: Shape) -
     config = {"peft_type": "LORA", "r": 8}
     selected = Selected((Tensor(f"m.lora_{half}.weight", "F32", shape, ()),), "")
     with pytest.raises(Corrupt, match="rank 8"):
-        adapter_module.check(selected, config)
-    adapter_module.check(selected, {**config, "r": 4})
+        adapter_module.check_rank(selected, config)
+    adapter_module.check_rank(selected, {**config, "r": 4})
 
 
 def test_half_an_adapter_and_an_empty_one_are_incomplete() -> None:

@@ -15,7 +15,7 @@ from ckptsync.errors import Corrupt
 from ckptsync.merger import adapter_sums, read_units
 from ckptsync.merger.cast import Array
 from ckptsync.merger.destination import check_free, merge
-from ckptsync.merger.engine import Merged
+from ckptsync.merger.engine import MergeResult
 from ckptsync.merger.inputs import MergeRequest
 from ckptsync.merger.into_base import AS_BASE, open_into_base
 from ckptsync.merger.plan import DType, MergeOptions, MergeResources
@@ -52,7 +52,7 @@ def merge_into_base(
     dtype: DType = "auto",
     jobs: int = 1,
     access: Access | None = None,
-) -> Merged:
+) -> MergeResult:
     options = MergeOptions(dtype, AS_BASE)
     request = MergeRequest(adapters, out, options, into=base)
     access = access or Access()

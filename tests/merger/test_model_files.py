@@ -15,13 +15,13 @@ from ckptsync.merger.model_files import (
     LORA,
     NO_CONFIG,
     PACKED,
-    beside,
-    code_of,
-    index,
+    config_dtype,
+    files_beside,
+    find_code,
+    make_index,
     notes_on_model,
-    torch_dtype,
-    with_dtype,
-    without_code,
+    set_dtype,
+    strip_code,
 )
 from ckptsync.merger.plan import DTYPES, DType, FilePlan, MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
@@ -51,13 +51,13 @@ def test_what_from_pretrained_reads_is_copied_and_what_belongs_to_the_training_i
 
 def test_a_model_has_no_adapters_configuration_and_an_adapter_no_models() -> None:
     names = ["tokenizer.json", "config.json", "adapter_config.json", "x"]
-    assert beside(names, adapter=False) == ("tokenizer.json", "config.json")
-    assert beside(names, adapter=True) == ("tokenizer.json", "adapter_config.json")
+    assert files_beside(names, adapter=False) == ("tokenizer.json", "config.json")
+    assert files_beside(names, adapter=True) == ("tokenizer.json", "adapter_config.json")
 
 
 def test_the_index_is_what_transformers_writes() -> None:
     plans = plan([tensor("b", "F32"), tensor("ä", "U8")], MergeOptions(max_shard_size=4))
-    text = index(plans)
+    text = make_index(plans)
     assert json.loads(text) == {
         "metadata": {"total_parameters": 6, "total_size": 15},
         "weight_map": {
@@ -69,7 +69,7 @@ def test_the_index_is_what_transformers_writes() -> None:
 
 
 def dtype_of(plans: Sequence[FilePlan], asked: DType) -> str | None:
-    return torch_dtype([t.dtype for p in plans for t in p.tensors], asked)
+    return config_dtype([t.dtype for p in plans for t in p.tensors], asked)
 
 
 @pytest.mark.parametrize("asked", DTYPES)
@@ -98,7 +98,7 @@ def test_a_configuration_that_names_another_dtype_is_changed_and_nothing_else_in
     key: str,
 ) -> None:
     config = {"a": [1, 2], key: "float32", "ü": "é", "deep": {"dtype": "x"}}
-    assert json.loads(with_dtype(json.dumps(config).encode(), "bfloat16")) == config | {
+    assert json.loads(set_dtype(json.dumps(config).encode(), "bfloat16")) == config | {
         key: "bfloat16"
     }
 
@@ -118,12 +118,12 @@ def test_a_configuration_that_names_another_dtype_is_changed_and_nothing_else_in
     ],
 )
 def test_a_configuration_that_needs_no_change_is_kept_byte_for_byte(config: bytes) -> None:
-    assert with_dtype(config, "bfloat16") == config
-    assert with_dtype(b'{"dtype":"float32"}', None) == b'{"dtype":"float32"}'
+    assert set_dtype(config, "bfloat16") == config
+    assert set_dtype(b'{"dtype":"float32"}', None) == b'{"dtype":"float32"}'
 
 
 def test_any_text_in_a_configuration_survives() -> None:
-    changed = with_dtype(b'{"dtype":"float32","a":"\\ud83d\\ude00","b":"\xc3\xbc"}', "bfloat16")
+    changed = set_dtype(b'{"dtype":"float32","a":"\\ud83d\\ude00","b":"\xc3\xbc"}', "bfloat16")
     assert json.loads(changed) == {"dtype": "bfloat16", "a": "\U0001f600", "b": "ü"}
 
 
@@ -153,9 +153,9 @@ def test_what_leads_to_code_is_taken_out_wherever_it_stands(text: str) -> None:
         f'{{"x": {text}, "x": 1}}',
     ):
         held = outer[:-1] + ', "hidden_size": 8}'
-        assert code_of("config.json", held.encode())
-        cleaned = without_code("config.json", held.encode(), {})
-        assert not code_of("config.json", cleaned)
+        assert find_code("config.json", held.encode())
+        cleaned = strip_code("config.json", held.encode(), {})
+        assert not find_code("config.json", cleaned)
         assert json.loads(cleaned)["hidden_size"] == 8
 
 
@@ -171,7 +171,7 @@ def test_what_only_looks_like_it_stays_byte_for_byte() -> None:
         ),
         '["auto_map"]',
     ):
-        assert without_code("config.json", text.encode(), {"auto_map": 1}) == text.encode()
+        assert strip_code("config.json", text.encode(), {"auto_map": 1}) == text.encode()
 
 
 def test_code_that_the_operators_own_file_names_takes_its_place() -> None:
@@ -179,7 +179,7 @@ def test_code_that_the_operators_own_file_names_takes_its_place() -> None:
     given = (
         b'{"auto_map": {"AutoModel": "modeling_x.X"}, "trust_remote_code": true, "hidden_size": 8}'
     )
-    assert json.loads(without_code("config.json", given, known)) == {"hidden_size": 8, **known}
+    assert json.loads(strip_code("config.json", given, known)) == {"hidden_size": 8, **known}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_code_that_the_operators_own_file_names_takes_its_place() -> None:
 )
 def test_a_configuration_that_cannot_be_read_is_not_said_to_be_without_code(data: bytes) -> None:
     with pytest.raises(Corrupt, match="not JSON"):
-        without_code("config.json", data, {})
+        strip_code("config.json", data, {})
 
 
 def notes(

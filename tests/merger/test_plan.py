@@ -22,10 +22,10 @@ from ckptsync.merger.plan import (
     MergeOptions,
     check_dtype,
     check_tiling,
-    choose,
+    choose_copy,
+    is_tiled,
     plan,
-    target,
-    tiles,
+    written_dtype,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles
@@ -132,25 +132,25 @@ def test_the_copy_that_needs_no_cast_is_read_or_else_the_most_precise(
     own: str, copies: str
 ) -> None:
     of = tensor("w", own, *copies.split())
-    found = [f"{choose(of, asked).dtype} {target(of, asked)}" for asked in DTYPES]
+    found = [f"{choose_copy(of, asked).dtype} {written_dtype(of, asked)}" for asked in DTYPES]
     assert found == TABLE[own, copies].split(", ")
 
 
 def test_of_equal_copies_the_master_is_kept_and_the_models_own_is_taken_for_auto() -> None:
     both = Tensor("w", "F32", (2,), (copy("F32", file="master"), copy("F32", file="model")))
-    assert choose(both, "keep").parts[0].extent.file == "master"
-    assert choose(both, "auto").parts[0].extent.file == "model"
+    assert choose_copy(both, "keep").parts[0].extent.file == "master"
+    assert choose_copy(both, "auto").parts[0].extent.file == "model"
 
 
 def test_a_copy_that_is_not_here_is_never_replaced_by_a_less_precise_one() -> None:
     absent = Copy("F32", (2,), (), absent="rank1.pt")
     of = Tensor("w", "BF16", (2,), (absent, copy("BF16", file="model")))
-    assert [choose(of, d).parts[0].extent.file for d in ("auto", "bf16")] == ["model", "model"]
+    assert [choose_copy(of, d).parts[0].extent.file for d in ("auto", "bf16")] == ["model", "model"]
     for asked in ("keep", "fp32", "fp16"):
         with pytest.raises(Incomplete, match=r"rank1\.pt: not found; it holds the F32 copy of w"):
-            choose(of, asked)
+            choose_copy(of, asked)
     same = Tensor("w", "F32", (2,), (absent, copy("F32", file="model")))
-    assert [choose(same, d).parts[0].extent.file for d in DTYPES] == ["model"] * 5
+    assert [choose_copy(same, d).parts[0].extent.file for d in DTYPES] == ["model"] * 5
 
 
 def test_only_five_dtypes_can_be_asked_for() -> None:
@@ -242,7 +242,7 @@ def test_every_choice_of_boxes_of_the_right_volume_is_judged_as_by_counting() ->
     for boxes in chain.from_iterable(combinations_with_replacement(places, n) for n in range(1, 6)):
         if sum(prod(sizes) for _, sizes in boxes) == 6:
             seen.add(right := bool((counts((2, 3), boxes) == 1).all()))
-            assert tiles(boxes, (2, 3)) == right
+            assert is_tiled(boxes, (2, 3)) == right
     assert seen == {True, False}
 
 
@@ -290,5 +290,5 @@ def test_a_number_alone_is_held_once() -> None:
 
 def test_ten_thousand_ranks_are_checked_at_once() -> None:
     ranks = tuple(((n,), (1,)) for n in range(10_000))
-    assert tiles(ranks, (10_000,))
-    assert tiles(tuple(((0, n), (4096, 1)) for n in range(10_000)), (4096, 10_000))
+    assert is_tiled(ranks, (10_000,))
+    assert is_tiled(tuple(((0, n), (4096, 1)) for n in range(10_000)), (4096, 10_000))

@@ -16,11 +16,11 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.install_commands import install_extra
 from ckptsync.merger import ray_engine
 from ckptsync.merger.destination import merge
-from ckptsync.merger.engine import Destination, Merged, WrittenFile, write_model
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources
+from ckptsync.merger.engine import Destination, MergeResult, WrittenFile, write_model
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.merger.prepare import MergeJob, prepare
-from ckptsync.merger.ray_engine import RayEngine, Reach, collect, reach, run_task
+from ckptsync.merger.ray_engine import RayEngine, TaskAccess, collect, run_task, task_access
 from ckptsync.stores.limits import Limits, TokenBucket, parse_schedule
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
@@ -36,12 +36,12 @@ OPTIONS = MergeOptions("fp32", 4000)
 
 def by_tasks(
     files: Files, options: MergeOptions = OPTIONS, tasks_files: Files | None = None
-) -> tuple[Mapping[str, bytes], Merged]:
+) -> tuple[Mapping[str, bytes], MergeResult]:
     """As the engine does, without a cluster: each part by itself, then what they say of it
     together.
     """
     job, written = prepare(files, options), Written()
-    reached = Reach(lambda: tasks_files or files, lambda: written.write)
+    reached = TaskAccess(lambda: tasks_files or files, lambda: written.write)
 
     def engine(job: MergeJob, own: Files, into: Destination, *_: object) -> dict[str, WrittenFile]:
         tasks = (
@@ -92,14 +92,14 @@ def test_a_task_says_what_went_wrong_and_does_not_raise() -> None:
 
     write = lambda: Written().write  # noqa: E731
 
-    def result(reach: Reach, version: str = __version__) -> object:
+    def result(reach: TaskAccess, version: str = __version__) -> object:
         return run_task(job.plans[0], MergeResources(), version, reach, lambda _: None)
 
-    assert str(result(Reach(gone, write))) == "node1: gone"
-    assert isinstance(result(Reach(broken, write, (KeyError,))), KeyError)
+    assert str(result(TaskAccess(gone, write))) == "node1: gone"
+    assert isinstance(result(TaskAccess(broken, write, (KeyError,))), KeyError)
     with pytest.raises(KeyError):
-        result(Reach(broken, write))
-    other = result(Reach(gone, write), "0.0.1")
+        result(TaskAccess(broken, write))
+    other = result(TaskAccess(gone, write), "0.0.1")
     assert isinstance(other, ConfigError)
     assert "0.0.1 here" in str(other)
     with pytest.raises(Incomplete, match="gone"):
@@ -107,7 +107,7 @@ def test_a_task_says_what_went_wrong_and_does_not_raise() -> None:
 
 
 def test_how_far_each_task_is_stands_on_a_board() -> None:
-    board = ray_engine.Board()
+    board = ray_engine.ProgressBoard()
     board.set("a", 5)
     board.set("b", 1)
     board.set("a", 2)  # begun again
@@ -117,7 +117,7 @@ def test_how_far_each_task_is_stands_on_a_board() -> None:
 def test_without_a_cluster_it_is_said_what_to_do() -> None:
     with (
         pytest.raises(ConfigError, match=r"Ray (is not installed|cluster 127)") as e,
-        ray_engine.connected("127.0.0.1:1"),
+        ray_engine.connect("127.0.0.1:1"),
     ):
         pass
     assert install_extra("ray") in e.value.hint or "ray start" in e.value.hint
@@ -129,7 +129,7 @@ def test_on_a_real_cluster_the_files_are_the_same(tmp_path: Path) -> None:
     merge_prepared(prepare_local(sources, tmp_path / "local", OPTIONS, use_times=False))
     prepared = prepare_local(sources, tmp_path / "ray", OPTIONS, use_times=False)
     told: list[tuple[int, int]] = []
-    engine_at = lambda at: RayEngine("local", reach(prepared, Access(), at))  # noqa: E731
+    engine_at = lambda at: RayEngine("local", task_access(prepared, Access(), at))  # noqa: E731
     merge(prepared, Access(), lambda *at: told.append(at), engine_at=engine_at)
     assert {p.name: digest(p.read_bytes()) for p in (tmp_path / "ray").iterdir()} == {
         p.name: digest(p.read_bytes()) for p in (tmp_path / "local").iterdir()
@@ -137,7 +137,7 @@ def test_on_a_real_cluster_the_files_are_the_same(tmp_path: Path) -> None:
     assert told
 
 
-def prepared(tmp_path: Path, destination: str = "", access: Access | None = None) -> Prepared:
+def prepared(tmp_path: Path, destination: str = "", access: Access | None = None) -> PreparedMerge:
     source = tmp_path / "source"
     source.mkdir(exist_ok=True)
     for name, data in FILES.items():
@@ -150,14 +150,16 @@ def prepared(tmp_path: Path, destination: str = "", access: Access | None = None
 
 def test_a_task_opens_what_was_planned_from_and_writes_where_it_was_told(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    handed = pickle.loads(pickle.dumps(reach(prepared(tmp_path), Access(), tmp_path / "work")))
+    handed = pickle.loads(
+        pickle.dumps(task_access(prepared(tmp_path), Access(), tmp_path / "work"))
+    )
     assert set(handed.files().sizes()) == set(FILES)
     handed.write()("a", [b"12", b"3"])
     assert (tmp_path / "work/a").read_bytes() == b"123"
 
 
 def test_other_files_under_the_same_path_are_refused(tmp_path: Path) -> None:
-    made = reach(prepared(tmp_path), Access(), tmp_path)
+    made = task_access(prepared(tmp_path), Access(), tmp_path)
     (tmp_path / "source/model.safetensors").write_bytes(FILES["model.safetensors"] + b" ")
     with pytest.raises(Incomplete, match="not the files that the merge was planned for"):
         made.files()
@@ -165,11 +167,13 @@ def test_other_files_under_the_same_path_are_refused(tmp_path: Path) -> None:
 
 def test_a_directory_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not on this node"):
-        reach(prepared(tmp_path), Access(), tmp_path / "elsewhere").write()
+        task_access(prepared(tmp_path), Access(), tmp_path / "elsewhere").write()
 
 
 def test_of_files_of_weights_the_size_is_known_before(tmp_path: Path) -> None:
     access = Access(limits=Limits(TokenBucket(parse_schedule("100MB/s"))))  # a pace cannot be sent
-    handed = pickle.loads(pickle.dumps(reach(prepared(tmp_path, access=access), access, tmp_path)))
+    handed = pickle.loads(
+        pickle.dumps(task_access(prepared(tmp_path, access=access), access, tmp_path))
+    )
     with pytest.raises(Incomplete, match="or more, expected"):
         handed.write()("model.safetensors", [b"123"])

@@ -21,10 +21,10 @@ from ckptsync.merger.read_units import (
     Read,
     Unit,
     box_reads,
-    boxes,
+    cut_boxes,
+    cut_units,
     gather,
     stored_bytes,
-    units,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 from tests.support.files_in_memory import Counting, MemoryFiles
@@ -58,15 +58,15 @@ def taken(read: Read, files: MemoryFiles) -> npt.NDArray[Any]:
 @given(SHAPES, MOST)
 def test_boxes_follow_each_other_and_make_up_the_tensor(shape: Shape, most: int) -> None:
     order = np.arange(prod(shape)).reshape(shape)
-    found = [order[region(box)].ravel() for box in boxes(shape, most)]
+    found = [order[region(box)].ravel() for box in cut_boxes(shape, most)]
     assert all(0 < len(piece) <= most for piece in found)
     assert np.array_equal(np.concatenate([*found, np.array([], int)]), order.ravel())
 
 
 @given(FULL, MOST)
 def test_boxes_are_not_small_without_need(shape: Shape, most: int) -> None:
-    whole = sum(prod(box.sizes) * 2 > most for box in boxes(shape, most))
-    cuts = sum(prod(box.sizes) * 2 <= most for box in boxes(shape, most))
+    whole = sum(prod(box.sizes) * 2 > most for box in cut_boxes(shape, most))
+    cuts = sum(prod(box.sizes) * 2 <= most for box in cut_boxes(shape, most))
     assert cuts <= whole + prod(shape[:-1]) or cuts == 1
 
 
@@ -76,7 +76,7 @@ def test_reads_bring_what_numpy_would_slice(over: int, held: Stored, most: int) 
     values, copy, files = held
     was, module.MERGE_READS = module.MERGE_READS, over
     try:
-        for box in boxes(copy.grid, most):
+        for box in cut_boxes(copy.grid, most):
             out = np.full(box.sizes, 0xEEEE, "<u2")
             for read in (r for part in copy.parts for r in box_reads(box, part, 2, 0)):
                 out[region(into(read))] = taken(read, files)
@@ -91,7 +91,7 @@ def test_a_part_stored_row_by_row_gives_a_box_one_read_of_nothing_but_what_is_wa
 ) -> None:
     _, copy, _ = held
     for part in (p for p in copy.parts if p.strides is None):
-        reads = [list(box_reads(box, part, 2, 0)) for box in boxes(copy.grid, most)]
+        reads = [list(box_reads(box, part, 2, 0)) for box in cut_boxes(copy.grid, most)]
         assert all(len(found) <= 1 for found in reads)
         assert sum(read.size for found in reads for read in found) == 2 * prod(part.sizes)
 
@@ -100,7 +100,7 @@ def test_a_part_stored_row_by_row_gives_a_box_one_read_of_nothing_but_what_is_wa
 def test_reads_stay_inside_the_part(held: Stored, most: int) -> None:
     _, copy, _ = held
     for part in copy.parts:
-        for read in (r for box in boxes(copy.grid, most) for r in box_reads(box, part, 2, 0)):
+        for read in (r for box in cut_boxes(copy.grid, most) for r in box_reads(box, part, 2, 0)):
             assert part.extent.start <= read.start
             assert read.start + read.size <= part.extent.start + part.extent.size
 
@@ -108,7 +108,7 @@ def test_reads_stay_inside_the_part(held: Stored, most: int) -> None:
 def test_a_large_transposed_part_is_read_in_pieces_of_little_waste() -> None:
     shape = (4096, 4096)
     part = Part((0, 0), shape, Extent("file", 0, 4 * prod(shape)), (1, 4096))
-    for box in list(boxes(shape, 1 << 20))[:3]:
+    for box in list(cut_boxes(shape, 1 << 20))[:3]:
         reads = list(box_reads(box, part, 4, 0))
         assert sum(prod(into(r).sizes) for r in reads) == prod(box.sizes)
         assert len(reads) <= 256  # halved along the axis whose elements lie furthest apart
@@ -154,26 +154,26 @@ def test_units_make_up_the_file(sizes: list[int], window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW", window)
         plan_ = planned(*(flat(n, start=100 * i) for i, n in enumerate(sizes)), flat(1))
-        found = list(units(plan_))
+        found = list(cut_units(plan_))
         whole(found, plan_)
         assert max(unit.stored for unit in found) <= max(4, window)
 
 
 def test_a_large_tensor_is_cut_into_windows_that_follow_each_other() -> None:
     (copy,) = [flat(5 << 20)]
-    _, *found = units(planned(copy))
+    _, *found = cut_units(planned(copy))
     assert [unit.stored for unit in found] == [4 << 20] * 5
     assert [r.start for unit in found for r in unit.reads] == [*range(0, 20 << 20, 4 << 20)]
 
 
 def test_small_tensors_that_lie_as_they_are_written_are_one_read() -> None:
-    _, unit = units(planned(*(flat(100, start=400 * n) for n in range(50))))
+    _, unit = cut_units(planned(*(flat(100, start=400 * n) for n in range(50))))
     assert [(r.start, r.size) for r in unit.reads] == [(0, 20_000)]
 
 
 def test_memory_for_reads_is_bounded_where_they_bring_next_to_nothing() -> None:
     plan_ = planned(*(flat(1, start=20_000 * n) for n in range(9000)))
-    assert max(len(unit.reads) for unit in units(plan_)) <= module.MOST_READS
+    assert max(len(unit.reads) for unit in cut_units(plan_)) <= module.MOST_READS
 
 
 def gathered(files: MemoryFiles, reads: list[Read]) -> bytes:

@@ -16,9 +16,9 @@ from ckptsync.merger.tensor_names import (
     HEADS,
     WRAPPERS,
     clean_names,
+    drop_tied,
     is_tied,
-    unwrapped,
-    without_tied,
+    strip_wrappers,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles
@@ -29,7 +29,7 @@ def tensors(*names: str, tied: str | None = None) -> list[Tensor]:
 
 
 def names(*stored: str, known: tuple[str, ...] = ()) -> list[str]:
-    return [t.name for t in unwrapped(tensors(*stored), known)[0]]
+    return [t.name for t in strip_wrappers(tensors(*stored), known)[0]]
 
 
 @pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
@@ -75,11 +75,11 @@ def test_module_stays_where_the_base_model_has_a_part_of_that_name() -> None:
 
 
 def test_it_is_said_once_with_an_example_and_the_count() -> None:
-    _, notes = unwrapped(tensors("module._orig_mod.a", "module.b"))
+    _, notes = strip_wrappers(tensors("module._orig_mod.a", "module.b"))
     assert notes == (
         "_orig_mod and module taken out of 2 names, such as module._orig_mod.a: now a",
     )
-    assert unwrapped(tensors("a", "b"))[1] == ()
+    assert strip_wrappers(tensors("a", "b"))[1] == ()
 
 
 def test_two_tensors_that_would_get_one_name_are_refused() -> None:
@@ -87,11 +87,11 @@ def test_two_tensors_that_would_get_one_name_are_refused() -> None:
         Unsupported,
         match=r"^_orig_mod\.a: would be renamed to a, the name of another tensor$",
     ):
-        unwrapped(tensors("_orig_mod.a", "a"))
+        strip_wrappers(tensors("_orig_mod.a", "a"))
 
 
 def test_what_a_tensor_is_tied_to_is_renamed_with_it() -> None:
-    found, _ = unwrapped(
+    found, _ = strip_wrappers(
         [
             *tensors("_orig_mod.e"),
             *tensors("_orig_mod.h", tied="_orig_mod.e"),
@@ -103,7 +103,7 @@ def test_what_a_tensor_is_tied_to_is_renamed_with_it() -> None:
 
 def test_names_that_need_no_change_cost_no_new_tensor() -> None:
     given = tensors("a", "b")
-    assert all(one is other for one, other in zip(unwrapped(given)[0], given, strict=True))
+    assert all(one is other for one, other in zip(strip_wrappers(given)[0], given, strict=True))
     assert clean_names(["a"]) == {"a": "a"}
 
 
@@ -133,7 +133,7 @@ def kept(
     content = (
         {"e": b"12345678", "same": b"12345678", "other": b"12345679"} if files is None else files
     )
-    found, notes = without_tied(tensors, MemoryFiles(content), MergeOptions(dtype), config, base)
+    found, notes = drop_tied(tensors, MemoryFiles(content), MergeOptions(dtype), config, base)
     return [t.name for t in found], notes
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckptsync.errors import Unsupported
 from ckptsync.merger.plan import check_tiling
 from ckptsync.merger.read_units import stored_bytes
-from ckptsync.merger.tensor_pieces import Piece, assembled
+from ckptsync.merger.tensor_pieces import Piece, assemble
 from ckptsync.tensors import Copy, Extent, Part, Tensor
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.random_boxes import FULL, stored
@@ -52,7 +52,7 @@ def test_a_box_with_its_axes_in_any_order_is_numpys(
     axes = data.draw(st.permutations(range(len(shape))))
     sizes = tuple(n - o for o, n in zip(low, high, strict=True))
     piece = Piece(Tensor("w", "BF16", shape, (copy,)), low, sizes, (0,) * len(axes), tuple(axes))
-    made = assembled("x", tuple(sizes[a] for a in axes), [piece])
+    made = assemble("x", tuple(sizes[a] for a in axes), [piece])
     assert content(files, made) == box.transpose(axes).tobytes()
 
 
@@ -66,7 +66,7 @@ def test_experts_are_fused_and_split_again(
     copy, files = flat(fused, cuts)
     whole = Tensor("fused", "BF16", fused.shape, (copy,))
     split = {
-        (e, n): assembled(
+        (e, n): assemble(
             f"{e}.{n}",
             (rows, columns),
             [Piece(whole, (e, n * rows, 0), (1, rows, columns), (0, 0), (1, 2))],
@@ -76,7 +76,7 @@ def test_experts_are_fused_and_split_again(
     }
     for (e, n), tensor in split.items():
         assert content(files, tensor) == fused[e, n * rows : (n + 1) * rows].tobytes()
-    again = assembled(
+    again = assemble(
         "again",
         fused.shape,
         [
@@ -92,7 +92,7 @@ def test_replicas_and_checksums_are_cut_alike_and_a_missing_file_stays_missing()
     part = replace(part, replicas=(replace(part, extent=Extent("b", 100, 16)),))
     absent = Copy("F32", (8,), (), absent="optimizer")
     tensor = Tensor("w", "BF16", (4, 2), (Copy("BF16", (4, 2), (part,)), absent))
-    made = assembled("x", (2, 2), [Piece(tensor, (1, 0), (2, 2), (0, 0), (0, 1))])
+    made = assemble("x", (2, 2), [Piece(tensor, (1, 0), (2, 2), (0, 0), (0, 1))])
     (cut,) = made.copies[0].parts
     assert (cut.extent, cut.replicas[0].extent) == (Extent("a", 12, 8), Extent("b", 104, 8))
     assert made.copies[1] == Copy("F32", (2, 2), (), absent="optimizer")
@@ -106,5 +106,5 @@ def test_pieces_of_several_dtypes_make_up_no_tensor() -> None:
     one, other = (Tensor(d, d, (1, 2), (copy,)) for d, copy in copies.items())
     pieces = [Piece(t, (0, 0), (1, 2), (n, 0), (0, 1)) for n, t in enumerate((one, other))]
     with pytest.raises(Unsupported, match="stored in different dtypes"):
-        assembled("x", (2, 2), pieces)
-    assert prod(assembled("x", (2, 2), [pieces[0], replace(pieces[0], at=(1, 0))]).shape) == 4
+        assemble("x", (2, 2), pieces)
+    assert prod(assemble("x", (2, 2), [pieces[0], replace(pieces[0], at=(1, 0))]).shape) == 4

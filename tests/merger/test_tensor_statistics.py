@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.merger import tensor_statistics as module
-from ckptsync.merger.tensor_statistics import Statistics, remarks, statistics
+from ckptsync.merger.tensor_statistics import Statistics, count_values, notes_on_values
 
 TYPES = {
     "F16": "<f2",
@@ -28,7 +28,7 @@ INTEGERS = {"I64": "<i8", "U8": "u1", "I16": "<i2", "U64": "<u8", "BOOL": "?"}
 
 
 def of(values: Any, dtype: str) -> Statistics:
-    found = statistics(memoryview(np.ascontiguousarray(values).view("u1").data), dtype)
+    found = count_values(memoryview(np.ascontiguousarray(values).view("u1").data), dtype)
     assert found is not None
     return found
 
@@ -115,18 +115,20 @@ def test_a_value_at_a_pieces_border_is_counted_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_complex_numbers_have_none() -> None:
-    assert statistics(memoryview(bytes(8)), "C64") is None
+    assert count_values(memoryview(bytes(8)), "C64") is None
 
 
 def test_a_shard_that_was_never_filled_is_remarked_on_rows_columns_and_all() -> None:
     values = np.ones((64, 256), "<f4")
-    assert not list(remarks("w", of(values, "F32")))
+    assert not list(notes_on_values("w", of(values, "F32")))
     values[::2, ::2] = 0
-    assert not list(remarks("w", of(values, "F32"))), "every other value is a mask, not a gap"
+    assert not list(notes_on_values("w", of(values, "F32"))), (
+        "every other value is a mask, not a gap"
+    )
     rows, columns = np.ones_like(values), np.ones_like(values)
     rows[8:16] = columns[:, 64:128] = 0
     for damaged, count in ((rows, 2048), (columns, 4096)):
-        assert list(remarks("w", of(damaged, "F32"))) == [
+        assert list(notes_on_values("w", of(damaged, "F32"))) == [
             f"w: {count} of 16384 values are zeros in long runs, as a missing shard leaves them"
         ]
-    assert list(remarks("w", of(values * 0, "F32"))) == ["w: all 16384 values are zero"]
+    assert list(notes_on_values("w", of(values * 0, "F32"))) == ["w: all 16384 values are zero"]

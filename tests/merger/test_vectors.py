@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from ckptsync.merger.engine import Merged
+from ckptsync.merger.engine import MergeResult
 from ckptsync.merger.plan import DType, MergeOptions
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import ROOT, Bits, Vector, bits, vector, vectors
@@ -46,7 +46,7 @@ def merged(
     dtype: DType,
     source: str | None = None,
     config: Path | None = None,
-) -> Merged:
+) -> MergeResult:
     return merge_local(sources, out, MergeOptions(dtype, source=source), config)
 
 

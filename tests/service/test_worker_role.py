@@ -592,7 +592,9 @@ def test_after_a_scan_that_failed_a_plan_scans_again(out: Path) -> None:
             failures=(describe_failure("run", "checkpoint-1", StoreError("unreadable")),)
         )
         assert not one.is_outdated()
-        one.last_scan = Scan(failures=(describe_failure("run", "", StoreError("stale file handle")),))
+        one.last_scan = Scan(
+            failures=(describe_failure("run", "", StoreError("stale file handle")),)
+        )
         assert one.is_outdated()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckptsync.merger.engine import Destination, Merged, Progress, Write, write_model
+from ckptsync.merger.engine import Destination, MergeResult, Progress, Write, write_model
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.merger.prepare import prepare
 from ckptsync.stores.contract import Chunk
@@ -36,7 +36,7 @@ def consolidate(
     progress: Progress | None = None,
     *,
     work: MergeResources | None = None,
-) -> Merged:
+) -> MergeResult:
     """Write the consolidated model through ``write(name, chunks)``.
 
     ``config`` are further locations for configuration and tokenizer.
@@ -49,6 +49,6 @@ def run(
     options: MergeOptions | None = None,
     config: tuple[Files, ...] = (),
     work: MergeResources | None = None,
-) -> tuple[Written, Merged]:
+) -> tuple[Written, MergeResult]:
     written = Written()
     return written, consolidate(files, written.write, options or MergeOptions(), config, work=work)

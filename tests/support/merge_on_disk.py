@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ckptsync.merger.destination import check_free, merge
-from ckptsync.merger.engine import Merged
-from ckptsync.merger.inputs import MergeRequest, Prepared, open_sources
+from ckptsync.merger.engine import MergeResult
+from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.opening import Access
 
@@ -19,15 +19,15 @@ def prepare_local(
     config_from: Path | None = None,
     *,
     use_times: bool = True,
-) -> Prepared:
+) -> PreparedMerge:
     request = MergeRequest(sources, destination, options, config_from)
     check_free(request, Access())
     return open_sources(request, Access(), use_times=use_times)
 
 
 def merge_prepared(
-    prepared: Prepared, progress: Callable[[int, int], None] | None = None
-) -> Merged:
+    prepared: PreparedMerge, progress: Callable[[int, int], None] | None = None
+) -> MergeResult:
     return merge(prepared, Access(), progress)
 
 
@@ -37,6 +37,6 @@ def merge_local(
     options: MergeOptions,
     config_from: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Merged:
+) -> MergeResult:
     """Consolidate the checkpoint that ``sources``, one directory a node, are parts of."""
     return merge_prepared(prepare_local(sources, destination, options, config_from), progress)

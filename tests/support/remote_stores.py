@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.merger.destination import check_free, merge
-from ckptsync.merger.engine import Merged
+from ckptsync.merger.engine import MergeResult
 from ckptsync.merger.inputs import MergeRequest, open_sources
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
@@ -59,7 +59,7 @@ def merge_into(
     sources: Sequence[PathOrUrl] = (),
     options: MergeOptions = KEEP,
     work: MergeResources | None = None,
-) -> Merged:
+) -> MergeResult:
     """Merge all ``stores``, or ``sources``, into a store at `OUT`."""
     access = reaching({**stores, OUT: store})
     request = MergeRequest(sources or tuple(stores), OUT, options)

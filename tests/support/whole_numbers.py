@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptsync.merger.low_rank import BiasDelta, Change, Changes, Factor, Replacement, Rows
+from ckptsync.merger.change_types import BiasDelta, Change, Changes, Factor, Replacement, Rows
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 from tests.support.vector import ROOT
 

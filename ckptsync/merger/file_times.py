@@ -1,10 +1,9 @@
 """Find files that are not of one save by the times at which they were written.  Pure.
 
-Shards newer than their own metadata, or too far apart, are of several saves.
-
-Times are compared within one directory, never across the clocks of several machines.  Copying may
-lose them: then files follow each other as fast as the disk or the network takes them, and that
-never counts against them.
+Ranks of one save write within minutes, and metadata after its shards.  So shards that are newer
+than their own metadata, or too far apart, are of several saves.  Times are compared within one
+directory, never across the clocks of several machines.  Copying may lose them: then files follow
+each other as fast as the disk or the network takes them, and that never counts against them.
 """
 
 from __future__ import annotations
@@ -27,10 +26,13 @@ def check_times(
     """Raise Incomplete or Corrupt if files of one directory cannot be of one save.
 
     Incomplete: shards are newer than the metadata of their save.  Corrupt: they are too far apart.
+    DeepSpeed's model and optimizer files are of one save, also where only some of them are read.
 
-    ``written``: seconds at which each file was last written to; ``reads``: the names that a merge
-    copies from.  DeepSpeed's model and optimizer files are of one save, also where only some of
-    them are read.
+    Args:
+        written: The time at which each file was last written to, in seconds.
+        sizes: The sizes of the files.
+        reads: The names that a merge copies from.
+
     """
     groups: defaultdict[str, list[str]] = defaultdict(list)
     states = (name for name in written if name.endswith("_states.pt"))
@@ -42,12 +44,12 @@ def check_times(
         if (metadata := join(folder, METADATA)) in written:
             _check_overwritten(metadata, shards, written, sizes)
         for name in written:
-            where, _, base = name.rpartition("/")
+            directory, _, base = name.rpartition("/")
             # of ranks that know of no other each ends its own save
-            if where == folder and is_of_one_rank(base):
+            if directory == folder and is_of_one_rank(base):
                 first = name.removesuffix(METADATA) + "_"
-                own = [shard for shard in shards if shard.startswith(first)]
-                _check_overwritten(name, own, written, sizes)
+                shards_of_rank = [shard for shard in shards if shard.startswith(first)]
+                _check_overwritten(name, shards_of_rank, written, sizes)
         _check_together(groups[folder], written, sizes)
 
 
@@ -56,9 +58,8 @@ def notes_on_times(
 ) -> tuple[str, ...]:
     """Return notes on nodes whose shards were written further apart than one save takes.
 
-    ``nodes``: of each node's directory, when its files were last written to.
-
-    No error: clocks of nodes differ, and shards are copied by hand without their times.
+    ``nodes``: of each node's directory, when its files were last written to.  This is no error:
+    clocks of nodes differ, and shards are copied by hand without their times.
     """
     spans = []
     for node, written in nodes.items():
@@ -66,8 +67,8 @@ def notes_on_times(
             spans.append((min(times), max(times), node))
     spans.sort()
     return tuple(
-        f"{other} was written {_duration(late - end)} after {one}: are they of one save?"
-        for (_, end, one), (late, _, other) in pairwise(spans)
+        f"{later} was written {_duration(late - end)} after {earlier}: are they of one save?"
+        for (_, end, earlier), (late, _, later) in pairwise(spans)
         if late - end > APART
     )
 
@@ -86,9 +87,9 @@ def _group(name: str) -> str:
 def _check_overwritten(
     metadata: str, shards: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """torch writes ``.metadata`` when all shards are there.
+    """Raise Incomplete if a shard is newer than ``metadata``, which torch writes after all shards.
 
-    A save over a checkpoint leaves the old one until then.
+    A save over a checkpoint leaves the old metadata until then.
     """
     newer = [(written[shard], shard) for shard in shards if written[shard] > written[metadata]]
     if not newer:
@@ -108,19 +109,19 @@ def _check_overwritten(
 def _check_together(
     names: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Corrupt where no file was written for longer than the ranks of a save wait."""
+    """Raise Corrupt if two files follow each other later than the ranks of a save wait."""
     order = sorted(names, key=written.__getitem__)
-    for n, (one, two) in enumerate(pairwise(order), 1):
-        apart = written[two] - written[one]
-        if apart <= APART + sizes[two] / SLOW:
+    for n, (before, after) in enumerate(pairwise(order), 1):
+        apart = written[after] - written[before]
+        if apart <= APART + sizes[after] / SLOW:
             continue
-        odd, others, when = (
+        odd, most, when = (
             (order[:n], order[n:], "before")
             if n <= len(order) - n
             else (order[n:], order[:n], "after")
         )
         raise Corrupt(
-            f"{odd[0]}: written {_duration(apart)} {when} {others[0]}, so they are not of one save",
+            f"{odd[0]}: written {_duration(apart)} {when} {most[0]}, so they are not of one save",
             hint=(
                 f"fetch the files of one save; {_LOST} touch them all, or merge with --ignore-times"
             ),
@@ -128,6 +129,7 @@ def _check_together(
 
 
 def _duration(seconds: float) -> str:
+    """Return seconds as a text in a suitable unit."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from ckptsync.errors import Unsupported
 from ckptsync.layouts import config_shapes
-from ckptsync.merger.inner_model import IN_DOUBT, InnerModel, inner_model, split_source
+from ckptsync.merger.model_prefix import IN_DOUBT, InnerModel, find_inner_model, split_source
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import prepare
 from ckptsync.tensors import Copy, Tensor
@@ -64,7 +64,7 @@ PATHS = ("model", "policy", "actor.model", "module.model", "pretrained_model", "
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_peft_model_begins_where_its_names_say(path: str) -> None:
-    found = inner_model(tensors([*under(path, PEFT), "classifier.weight"]), None)
+    found = find_inner_model(tensors([*under(path, PEFT), "classifier.weight"]), None)
     assert names(found) == list(PEFT)
     assert found.notes[1] == (
         f"1 tensors are outside of the model at {path} and are left out: classifier (1 tensors);"
@@ -76,7 +76,7 @@ def test_a_peft_model_begins_where_its_names_say(path: str) -> None:
 @pytest.mark.parametrize("known", ["base", "config"])
 def test_a_model_begins_where_the_names_that_it_must_have_begin(path: str, known: str) -> None:
     given = tensors([*under(path, BASE), "loss.scale"])
-    found = inner_model(
+    found = find_inner_model(
         given, None, BASE if known == "base" else (), LLAMA if known == "config" else None
     )
     assert (names(found), len(found.notes)) == (list(BASE), 2)
@@ -85,7 +85,7 @@ def test_a_model_begins_where_the_names_that_it_must_have_begin(path: str, known
 def test_a_model_that_stands_alone_keeps_its_names() -> None:
     for config in (None, LLAMA, {"architectures": ["XForCausalLM"]}):
         for base in ((), BASE):
-            found = inner_model(tensors([*BASE, "extra.weight"]), None, base, config)
+            found = find_inner_model(tensors([*BASE, "extra.weight"]), None, base, config)
             assert (names(found), found.notes) == ([*BASE, "extra.weight"], ())
 
 
@@ -93,7 +93,7 @@ def test_a_class_without_its_head_begins_where_its_layers_do() -> None:
     inside = [n.removeprefix("model.") for n in BASE if n.startswith("model.")]
     given = tensors([*under("backbone", inside), "classifier.weight"])
     for config in (LLAMA, {**LLAMA, "architectures": ["LlamaModel"]}):
-        assert names(inner_model(given, None, (), config)) == inside
+        assert names(find_inner_model(given, None, (), config)) == inside
 
 
 GPT2 = ["transformer.wte.weight", "transformer.h.0.ln_1.weight", "lm_head.weight"]
@@ -119,9 +119,9 @@ def test_a_head_beside_the_named_model_belongs_to_it(
     own: list[str], base: list[str], architecture: str
 ) -> None:
     config = {"architectures": [architecture]} if architecture else None
-    assert names(inner_model(tensors(own), None, base, config)) == own
+    assert names(find_inner_model(tensors(own), None, base, config)) == own
     wrapped = [*under("net.model", own), "loss.scale"]
-    assert names(inner_model(tensors(wrapped), None, base, config)) == own
+    assert names(find_inner_model(tensors(wrapped), None, base, config)) == own
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_a_class_without_a_head_begins_where_its_embeddings_do(
 ) -> None:
     config = {"architectures": [architecture]}
     own = [first, *(f"encoder.layers.{n}.weight" for n in range(9))]
-    assert names(inner_model(tensors(own), None, (), config)) == own
+    assert names(find_inner_model(tensors(own), None, (), config)) == own
     given = [*under("encoder.net", own), "head.weight"]
-    assert names(inner_model(tensors(given), None, (), config)) == own
+    assert names(find_inner_model(tensors(given), None, (), config)) == own
 
 
 def test_the_embeddings_of_a_part_are_not_where_the_model_begins() -> None:
@@ -150,22 +150,22 @@ def test_the_embeddings_of_a_part_are_not_where_the_model_begins() -> None:
     of_text = [*under("vision_tower", [position]), *under("language_model", layers)]
     for own, architecture in ((of_vision, "SiglipVisionModel"), (of_text, "LlavaModel")):
         config = {"architectures": [architecture]}
-        assert names(inner_model(tensors(own), None, (), config)) == own
+        assert names(find_inner_model(tensors(own), None, (), config)) == own
 
 
 def test_a_small_head_further_inside_is_not_the_model() -> None:
     own = [*(f"model.layers.{n}.weight" for n in range(9)), "mtp.lm_head.weight"]
     config = {"architectures": ["XForCausalLM"]}
-    assert names(inner_model(tensors(own), None, (), config)) == own
+    assert names(find_inner_model(tensors(own), None, (), config)) == own
 
 
 def test_a_model_of_several_with_a_head_inside_keeps_its_names() -> None:
     own = ["language_model.lm_head.weight", "language_model.model.norm.weight", "vision.weight"]
     config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": ""}}
-    assert names(inner_model(tensors(own), None, (), config)) == own
+    assert names(find_inner_model(tensors(own), None, (), config)) == own
     new = ["model.language_model.norm.weight", "model.visual.weight", "lm_head.weight"]
     for path in ("policy", "model"):
-        assert names(inner_model(tensors(under(path, new)), None, (), config)) == new
+        assert names(find_inner_model(tensors(under(path, new)), None, (), config)) == new
 
 
 def test_a_model_with_its_head_inside_is_found_where_its_base_is() -> None:
@@ -175,56 +175,56 @@ def test_a_model_with_its_head_inside_is_found_where_its_base_is() -> None:
         "lm_head.weight",
     ]  # T5
     for path in ("model", "net.model", "transformer"):
-        assert names(inner_model(tensors(under(path, own)), None, own)) == own
+        assert names(find_inner_model(tensors(under(path, own)), None, own)) == own
 
 
 def test_a_policy_with_a_head_is_preferred_to_a_value_model_of_the_same_kind() -> None:
     value = [n for n in BASE if n != "lm_head.weight"] + ["score.weight"]
     given = tensors([*under("policy", BASE), *under("value_model", value)])
-    assert names(inner_model(given, None, (), LLAMA)) == list(BASE)
+    assert names(find_inner_model(given, None, (), LLAMA)) == list(BASE)
 
 
 @pytest.mark.parametrize("own", [BASE, PEFT])
 def test_of_two_models_none_is_guessed(own: tuple[str, ...]) -> None:
     given = tensors([*under("actor", own), *under("critic", own)])
     with pytest.raises(Unsupported, match="2 models in one module: at actor, critic") as e:
-        inner_model(given, None, (), LLAMA)
+        find_inner_model(given, None, (), LLAMA)
     assert e.value.hint.startswith("--source SOURCE@module=actor")
     for path in ("actor", "critic"):
-        assert names(inner_model(given, path, (), LLAMA)) == list(own)
-    assert len(names(inner_model(given, ".", (), LLAMA))) == 2 * len(own)
+        assert names(find_inner_model(given, path, (), LLAMA)) == list(own)
+    assert len(names(find_inner_model(given, ".", (), LLAMA))) == 2 * len(own)
     with pytest.raises(Unsupported, match="@module=model: no tensor's name begins so") as e:
-        inner_model(given, "model")
+        find_inner_model(given, "model")
     assert e.value.hint == "some: actor, critic"
 
 
 def test_names_that_have_nothing_of_the_configured_class_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"tok_embeddings.*: LlamaForCausalLM, which config.json"):
-        inner_model(tensors(["tok_embeddings.weight", "output.weight"]), None, (), LLAMA)
+        find_inner_model(tensors(["tok_embeddings.weight", "output.weight"]), None, (), LLAMA)
 
 
 @pytest.mark.parametrize("path", ["model", "policy", "actor.model"])
 def test_an_injected_adapter_begins_where_its_model_does(path: str) -> None:
     whole = [*under(path, [*BASE, *LORA]), "head.weight"]
     for base, config in ((BASE, None), ((), LLAMA), ((), None)):
-        found = inner_model(tensors(whole), None, base, config, ADAPTER)
+        found = find_inner_model(tensors(whole), None, base, config, ADAPTER)
         assert names(found) == [*BASE, *LORA]
         if base or config:
-            alone = inner_model(tensors(under(path, LORA)), None, base, config, ADAPTER)
+            alone = find_inner_model(tensors(under(path, LORA)), None, base, config, ADAPTER)
             assert names(alone) == list(LORA)
 
 
 def test_an_injected_adapter_without_its_model_is_refused_where_its_names_are_in_doubt() -> None:
-    assert names(inner_model(tensors(LORA), None, (), None, ADAPTER)) == list(LORA)
+    assert names(find_inner_model(tensors(LORA), None, (), None, ADAPTER)) == list(LORA)
     with pytest.raises(Unsupported, match=r"model\.model\.layers.*nothing says where"):
-        inner_model(tensors(under("model", LORA)), None, (), None, ADAPTER)
+        find_inner_model(tensors(under("model", LORA)), None, (), None, ADAPTER)
 
 
 def test_a_prompt_begins_where_its_peft_model_does() -> None:
     own = ["prompt_encoder.default.embedding.weight", "base_model.lm_head.weight"]
-    assert names(inner_model(tensors(under("net", own)), None)) == own
+    assert names(find_inner_model(tensors(under("net", own)), None)) == own
     others = ["net.prompt_encoder.mask_embed.weight", "net.x"]  # as SAM has
-    assert names(inner_model(tensors(others), None)) == others
+    assert names(find_inner_model(tensors(others), None)) == others
 
 
 @pytest.mark.parametrize(
@@ -240,21 +240,21 @@ def test_trls_value_head_is_no_part_of_the_model(before: str, own: tuple[str, ..
     for wrapper in ("", "actor."):
         config = LLAMA if wrapper and not before else None
         given = [*(wrapper + before + name for name in own), *(wrapper + name for name in HEAD)]
-        found = inner_model(tensors(given), None, (), config)
+        found = find_inner_model(tensors(given), None, (), config)
         assert names(found) == list(own)
         assert [t.name for t in found.value_head] == list(HEAD)
 
 
 def test_a_value_head_of_a_models_own_stays_with_it() -> None:
     own = ["model.norm.weight", "v_head.weight", "model.v_head.summary.weight"]
-    assert names(inner_model(tensors(own), None)) == own
+    assert names(find_inner_model(tensors(own), None)) == own
 
 
 def test_what_is_tied_to_a_tensor_outside_of_the_model_is_tied_no_more() -> None:
     given = tensors(["policy.a", "other.a"])
     given = [given[0], Tensor("policy.b", "F32", (), given[0].copies, "policy.a"), given[1]]
     given.append(Tensor("policy.c", "F32", (), given[0].copies, "other.a"))
-    found = inner_model(given, "policy")
+    found = find_inner_model(given, "policy")
     assert [(t.name, t.tied) for t in found.tensors] == [("a", None), ("b", "a"), ("c", None)]
 
 

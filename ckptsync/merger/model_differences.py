@@ -1,8 +1,9 @@
 """Compare two models tensor by tensor: which are the same, and how far the others lie apart.
 
 Tensors whose recorded digests are equal are not read.  Of others with one shape both sides are made
-as a merge makes them, and compared piece by piece, so memory does not grow with the models: bits
-say whether elements are equal, float64 how far they lie apart.
+as a merge makes them, and compared piece by piece, so memory does not grow with the models.  Bits
+decide whether elements are equal, float64 how far they lie apart.  In order: `index_by_name`,
+`compare_tensors`, `read_changes`, `count_by_group` or `most_changed`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Distance:
     """How far ``elements`` of B lie from those of A.
 
     ``differing`` have other bits, ``nonfinite`` of these have no finite difference. ``squares`` and
@@ -59,14 +60,14 @@ class Change:
     largest: float = 0
     base: float = 0.0
 
-    def __add__(self, other: Change) -> Change:
-        return Change(
-            self.elements + other.elements,
-            self.differing + other.differing,
-            self.nonfinite + other.nonfinite,
-            self.squares + other.squares,
-            max(self.largest, other.largest),
-            self.base + other.base,
+    def __add__(self, distance: Distance) -> Distance:
+        return Distance(
+            self.elements + distance.elements,
+            self.differing + distance.differing,
+            self.nonfinite + distance.nonfinite,
+            self.squares + distance.squares,
+            max(self.largest, distance.largest),
+            self.base + distance.base,
         )
 
     @property
@@ -91,7 +92,7 @@ class Difference:
     state: State
     a: PlannedTensor | None
     b: PlannedTensor | None
-    change: Change | None = None
+    change: Distance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,15 @@ class GroupDifferences:
 
     group: LayerGroup
     counts: Mapping[State, int]
-    change: Change | None
+    change: Distance | None
 
 
 def recorded_tensor(
     name: str, dtype: str, shape: tuple[int, ...], extent: Extent, file_size: int | None
 ) -> PlannedTensor:
-    """Return a tensor as a record describes it.
+    """Return the tensor that a record describes, as one that can be read.
 
-    Raises Corrupt where its bytes cannot be what the record says.
+    Raises Corrupt if its bytes cannot be what the record says.
     """
     is_whole = dtype in ITEMSIZE and extent.size == prod(shape) * ITEMSIZE[dtype]
     if not is_whole or file_size is None or extent.start + extent.size > file_size:
@@ -120,15 +121,15 @@ def recorded_tensor(
     return PlannedTensor(name, dtype, shape, extent.start, extent.size, Copy(dtype, shape, (part,)))
 
 
-def by_name(tensors: Iterable[tuple[str, PlannedTensor]]) -> dict[str, PlannedTensor]:
-    """Return tensors by name, with the directory of their file where there is one (adapters).
+def index_by_name(tensors: Iterable[tuple[str, PlannedTensor]]) -> dict[str, PlannedTensor]:
+    """Return tensors by name; of an adapter, the name begins with the directory of its file.
 
-    ``tensors``: the name of a file, and a tensor in it.  Raises Corrupt where two have one name.
+    ``tensors``: the name of a file, and a tensor in it.  Raises Corrupt if two have one name.
     """
     result: dict[str, PlannedTensor] = {}
     for file, tensor in tensors:
-        above, slash, _ = file.rpartition("/")
-        name = f"{above}{slash}{tensor.name}"
+        directory, slash, _ = file.rpartition("/")
+        name = f"{directory}{slash}{tensor.name}"
         if name in result:
             raise Corrupt(f"{name}: two tensors have this name")
         result[name] = tensor
@@ -141,14 +142,14 @@ def planned_side(plans: Iterable[FilePlan], files: Files) -> Side:
     Raises Corrupt if two tensors have one name.
     """
     return Side(
-        by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors), files, {}
+        index_by_name((plan.name, tensor) for plan in plans for tensor in plan.tensors), files, {}
     )
 
 
-def judge(a: Side, b: Side) -> tuple[Difference, ...]:
+def compare_tensors(a: Side, b: Side) -> tuple[Difference, ...]:
     """Return every tensor with what names, types, shapes and digests say, in A's order, then B's.
 
-    What only the bytes can say is "changed" until they are read.
+    The state is "changed" if only the bytes can decide, until they are read.
     """
     return tuple(
         Difference(name, _state(name, a, b), a.tensors.get(name), b.tensors.get(name))
@@ -157,15 +158,16 @@ def judge(a: Side, b: Side) -> tuple[Difference, ...]:
 
 
 def _state(name: str, a: Side, b: Side) -> State:
-    own, other = a.tensors.get(name), b.tensors.get(name)
-    if own is None or other is None:
-        return "only_b" if own is None else "only_a"
-    if own.shape != other.shape:
+    """Return the state of a tensor as `compare_tensors` says."""
+    first, second = a.tensors.get(name), b.tensors.get(name)
+    if first is None or second is None:
+        return "only_b" if first is None else "only_a"
+    if first.shape != second.shape:
         return "shape"
-    if own.dtype != other.dtype:
+    if first.dtype != second.dtype:
         return "dtype"
     digest = a.digests.get(name)
-    is_same = not prod(own.shape) or (digest and digest == b.digests.get(name))
+    is_same = not prod(first.shape) or (digest and digest == b.digests.get(name))
     return "same" if is_same else "changed"
 
 
@@ -175,6 +177,7 @@ def bytes_to_read(differences: Iterable[Difference]) -> int:
 
 
 def _is_read(difference: Difference) -> bool:
+    """Return whether the bytes of both sides are compared."""
     return difference.state in ("changed", "dtype")
 
 
@@ -183,32 +186,33 @@ def read_changes(
 ) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
     """Return the differences with the changes that the bytes show, and notes for the user.
 
-    ``progress`` gets each number of bytes that were read.  Raises Corrupt where bytes are not those
-    of a recorded digest, and what reading raises.
+    ``progress`` gets each number of bytes that were read.  Raises Corrupt if bytes do not have
+    their recorded digest, and what reading raises.
     """
     names = [d.name for d in differences if _is_read(d)]
     if not names:
         return tuple(differences), ()
-    changes: dict[str, Change] = {}
+    changes: dict[str, Distance] = {}
     streams = [_Stream(side, names, progress) for side in (a, b)]
     with contextlib.closing(streams[0].bytes), contextlib.closing(streams[1].bytes):
         for name in names:
             dtypes = a.tensors[name].dtype, b.tensors[name].dtype
-            total, left = Change(), prod(a.tensors[name].shape)
-            while left:
-                count = min(left, PIECE)
+            total, remaining = Distance(), prod(a.tensors[name].shape)
+            while remaining:
+                count = min(remaining, PIECE)
                 pieces = [
-                    s.take(count * ITEMSIZE[dtype])
-                    for s, dtype in zip(streams, dtypes, strict=True)
+                    stream.take(count * ITEMSIZE[dtype])
+                    for stream, dtype in zip(streams, dtypes, strict=True)
                 ]
                 total += measure(pieces[0], dtypes[0], pieces[1], dtypes[1])
-                left -= count
+                remaining -= count
             changes[name] = total
         notes = [note for stream in streams for note in stream.finish()]
     return tuple(_with_change(d, changes.get(d.name)) for d in differences), tuple(notes)
 
 
-def _with_change(difference: Difference, change: Change | None) -> Difference:
+def _with_change(difference: Difference, change: Distance | None) -> Difference:
+    """Return a difference with its change; without differing elements its state becomes "same"."""
     if change is None:
         return difference
     is_same = difference.state == "changed" and not change.differing
@@ -228,21 +232,21 @@ class _Stream:
         self._chunk = memoryview(b"")
 
     def take(self, size: int) -> Array:
-        """Return the next ``size`` bytes, aligned."""
+        """Read and return the next ``size`` bytes."""
         out: Array = np.empty(size, "u1")
-        at = 0
-        while at < size:
+        filled = 0
+        while filled < size:
             if not self._chunk:
                 self._chunk = next(self.bytes)
-            count = min(len(self._chunk), size - at)
-            out.data[at : at + count] = self._chunk[:count]
-            self._chunk, at = self._chunk[count:], at + count
+            count = min(len(self._chunk), size - filled)
+            out.data[filled : filled + count] = self._chunk[:count]
+            self._chunk, filled = self._chunk[count:], filled + count
         return out
 
     def finish(self) -> tuple[str, ...]:
         """Check what was read against the digests of containers and records; return notes.
 
-        Raises Corrupt.
+        Call it after the last `take`.  Raises Corrupt if a digest differs.
         """
         for _ in self.bytes:  # the digests are made when the stream has ended
             pass
@@ -257,41 +261,47 @@ class _Stream:
         return result.notes
 
 
-def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Change:
-    """Return how far elements lie apart, of which these are the bytes.
+def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Distance:
+    """Return how far the elements in these bytes lie apart.
 
-    Of one type, elements are equal if their bits are (so NaN is equal to the same NaN, and 0 is not
-    -0); of two types, if their values are.
+    Elements of one type are equal if their bits are (NaN equals the same NaN, 0 is not -0);
+    elements of two types, if their values are.
     """
     with np.errstate(all="ignore"):
-        own = exact_values(a, dtype_a)
+        first = exact_values(a, dtype_a)
         if dtype_a != dtype_b:
-            own, other = _wide(own), _wide(exact_values(b, dtype_b))
-            differs: Array = (own != other) & ~(np.isnan(own) & np.isnan(other))
-            apart = np.abs(other - own)
+            first, second = _wide(first), _wide(exact_values(b, dtype_b))
+            differs: Array = (first != second) & ~(np.isnan(first) & np.isnan(second))
+            apart = np.abs(second - first)
         else:
             words = RAW[ITEMSIZE[dtype_a]]
             differs = a.view(words) != b.view(words)
             if not differs.any():
-                return Change(elements=len(own), base=_squares(own))
-            other = exact_values(b, dtype_b)
+                return Distance(elements=len(first), base=_squares(first))
+            second = exact_values(b, dtype_b)
             if dtype_a in INTEGERS:  # exact, also where float64 is not
-                unsigned = f"u{own.dtype.itemsize}"
-                high, low = np.maximum(own, other), np.minimum(own, other)
+                unsigned = f"u{first.dtype.itemsize}"
+                high, low = np.maximum(first, second), np.minimum(first, second)
                 apart = high.view(unsigned) - low.view(unsigned)
             else:
-                apart = np.abs(_wide(other) - _wide(own))
+                apart = np.abs(_wide(second) - _wide(first))
         differing = int(np.count_nonzero(differs))
         finite = apart[differs]
         if finite.dtype.kind == "f":
             finite = finite[np.isfinite(finite)]
         largest = finite.max().item() if len(finite) else 0
-        return Change(
-            len(own), differing, differing - len(finite), _squares(finite), largest, _squares(own)
+        return Distance(
+            len(first),
+            differing,
+            differing - len(finite),
+            _squares(finite),
+            largest,
+            _squares(first),
         )
 
 
 def _wide(values: Array) -> Array:
+    """Return values as float64, or complex numbers as two of them."""
     return values.astype("<c16" if values.dtype.kind == "c" else "<f8")
 
 
@@ -301,20 +311,20 @@ def _squares(values: Array) -> float:
     total = float(wide.dot(wide))
     if math.isfinite(total):
         return total
-    kept = wide[np.isfinite(wide)]
-    return float(kept.dot(kept))
+    finite = wide[np.isfinite(wide)]
+    return float(finite.dot(finite))
 
 
-def by_group(differences: Iterable[Difference]) -> tuple[GroupDifferences, ...]:
+def count_by_group(differences: Iterable[Difference]) -> tuple[GroupDifferences, ...]:
     """Return the differences by group of layers, in the order of `LAYER_GROUPS`."""
     counts: dict[LayerGroup, dict[State, int]] = {}
-    changes: dict[LayerGroup, Change] = {}
+    changes: dict[LayerGroup, Distance] = {}
     for d in differences:
         group = layer_group(d.name)
-        its = counts.setdefault(group, {})
-        its[d.state] = its.get(d.state, 0) + 1
+        states = counts.setdefault(group, {})
+        states[d.state] = states.get(d.state, 0) + 1
         if d.change and d.state != "same":
-            changes[group] = changes.get(group, Change()) + d.change
+            changes[group] = changes.get(group, Distance()) + d.change
     return tuple(
         GroupDifferences(group, counts[group], changes.get(group))
         for group in LAYER_GROUPS
@@ -323,15 +333,16 @@ def by_group(differences: Iterable[Difference]) -> tuple[GroupDifferences, ...]:
 
 
 def most_changed(differences: Iterable[Difference]) -> list[Difference]:
-    """Return what is not the same, the largest relative change first.
+    """Return the tensors that are not the same, the largest relative change first.
 
-    What has NaN or infinity on one side comes before, and other shapes before all; what was not
-    read, and then what only one side has, come last.
+    Other shapes come first, then tensors with NaN or infinity on one side; tensors that were not
+    read, and then those of only one side, come last.
     """
     rank = {"shape": 0, "dtype": 1, "changed": 1, "only_a": 2, "only_b": 3}
 
     def key(d: Difference) -> tuple[int, bool, float]:
-        change = d.change or Change()
+        """Return the place of a difference in that order."""
+        change = d.change or Distance()
         relative = math.inf if change.relative is None else change.relative
         return rank[d.state], not change.nonfinite, -relative
 

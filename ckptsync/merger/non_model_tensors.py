@@ -1,8 +1,9 @@
-"""What lies beside a model's weights and is none of them: optimizer states, averages, other files.
+"""Leave out what lies beside a model's weights: optimizer states, averages, the trainer's files.
 
-A state dict may hold all of them under flat names.  A tensor is known as an optimizer's by its last
-component (``exp_avg``) together with the name of a weight before it, and an average by the same
-names as the model's behind ``ema``.  They are left out, and named.
+Scripts save all of them in one state dict, or in files beside each other, and a merge must not
+write them as weights.  An optimizer's tensor has the name of a weight and, as its last component, a
+state's (``exp_avg``); an average has the model's own names behind a word such as ``ema``.  What is
+left out is named in a note.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from ckptsync.layouts import registry
 from ckptsync.layouts.file_names import SAFETENSORS, TORCH, file_kind
 from ckptsync.layouts.registry import LAYOUTS, WeightsSource
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.completeness import first_names
 from ckptsync.tensors import Files, Shape, Tensor
 
 # The states of torch's optimizers, and of bitsandbytes', Apex's, torchao's and Muon's.
@@ -39,8 +40,8 @@ _TRAINERS = re.compile(
 )
 
 
-def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-    """Return the tensors that are the model's own, and notes on others among them."""
+def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    """Return the tensors that are the model's own, and notes on optimizer states and averages."""
     names = [t.name for t in tensors]
     firsts = {name.partition(".")[0].lower() for name in names}
     if not any(name.endswith(_CERTAIN) for name in names) and not any(
@@ -50,64 +51,64 @@ def without_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple
     shapes = {t.name: t.shape for t in tensors}
     states = set(_optimizer_states(shapes))
     averages = set(_averages({n: s for n, s in shapes.items() if n not in states}))
-    own = ", ".join(sorted({name.partition(".")[0] for name in averages}))
+    modules = ", ".join(sorted({name.partition(".")[0] for name in averages}))
     kinds = (
         ("an optimizer", states, ""),
-        ("an average of the weights", averages, f" (SOURCE@module={own} writes it)"),
+        ("an average of the weights", averages, f" (SOURCE@module={modules} writes it)"),
     )
     notes = tuple(
-        f"{len(left)} tensors of {what} are in the same files, and are left out{how}:"
-        f" {listed(sorted(left))}"
-        for what, left, how in kinds
-        if left
+        f"{len(names)} tensors of {owner} are in the same files, and are left out{hint}:"
+        f" {first_names(sorted(names))}"
+        for owner, names, hint in kinds
+        if names
     )
     return tuple(t for t in tensors if t.name not in states and t.name not in averages), notes
 
 
 def _optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
-    """Yield an optimizer's tensors: states of weights, and all beside them under its name."""
-    outer = set[str]()
+    """Yield the names of an optimizer's tensors: states of weights, and all beside them."""
+    optimizers = set[str]()
     for name in shapes:
         weight, _, kind = name.rpartition(".")
         is_called = _IS_CALLED_OPTIMIZER.fullmatch(name.partition(".")[0])
         if kind not in _STATES and not is_called:
             continue
-        before, found = _weight_of(weight, shapes)
-        if found and (kind in _STATES or before):
+        outer_path, weight_name = _weight_of(weight, shapes)
+        if weight_name and (kind in _STATES or outer_path):
             yield name
-        first = before.partition(".")[0] if found else name.partition(".")[0]
+        first = outer_path.partition(".")[0] if weight_name else name.partition(".")[0]
         if first and _OPTIMIZER.fullmatch(first) and f".{kind}" in _CERTAIN:
-            outer.add(first)
-    outer |= {"param_groups"} if "state" in outer else set()
-    yield from (name for name in shapes if name.partition(".")[0] in outer)
+            optimizers.add(first)
+    optimizers |= {"param_groups"} if "state" in optimizers else set()
+    yield from (name for name in shapes if name.partition(".")[0] in optimizers)
 
 
 def _weight_of(name: str, shapes: Collection[str]) -> tuple[str, str]:
-    """Return what stands before a weight's name, and the weight; empty if there is none."""
+    """Return what stands before a weight's name, and the weight; both empty for no weight."""
     parts = name.split(".")
-    for at in range(min(_MOST_OUTER, len(parts) - 1) + 1):
-        inner = ".".join(parts[at:])
-        own = (inner, *(f"{model}.{inner}" for model in _MODELS))
-        if found := next((n for n in own if n in shapes), ""):
-            return ".".join(parts[:at]), found
+    for depth in range(min(_MOST_OUTER, len(parts) - 1) + 1):
+        inner = ".".join(parts[depth:])
+        candidates = (inner, *(f"{model}.{inner}" for model in _MODELS))
+        if stored := next((n for n in candidates if n in shapes), ""):
+            return ".".join(parts[:depth]), stored
     return "", ""
 
 
 def _averages(shapes: dict[str, Shape]) -> Iterator[str]:
-    """Yield the tensors of an average: the model's own names and shapes, behind one word."""
+    """Yield the names of an average's tensors: the model's names and shapes, behind one word."""
     sections: defaultdict[str, list[str]] = defaultdict(list)
     for name in shapes:
-        first, _, rest = name.partition(".")
-        if rest and _AVERAGE.fullmatch(first.lower()):
-            sections[first].append(rest)
+        first, _, inner = name.partition(".")
+        if inner and _AVERAGE.fullmatch(first.lower()):
+            sections[first].append(inner)
     for first, names in sections.items():
         copies = [
-            rest
-            for rest in names
-            if shapes[f"{first}.{rest}"] in map(shapes.get, _counterparts(rest))
+            inner
+            for inner in names
+            if shapes[f"{first}.{inner}"] in map(shapes.get, _counterparts(inner))
         ]
         if copies and 2 * len(copies) >= len(names):
-            yield from (f"{first}.{rest}" for rest in names)
+            yield from (f"{first}.{inner}" for inner in names)
 
 
 def _counterparts(name: str) -> Iterator[str]:
@@ -116,34 +117,35 @@ def _counterparts(name: str) -> Iterator[str]:
         yield from (inner, *(f"{model}.{inner}" for model in _MODELS))
 
 
-def notes_on_files(files: Files, source: WeightsSource, taken: Iterable[str]) -> Iterator[str]:
-    """Yield a note on tensor files beside a source of which nothing is ``taken``.
+def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) -> Iterator[str]:
+    """Yield a note on tensor files beside ``source`` that nothing explains.
 
-    Files whose names say that they are an optimizer's or the trainer's are not named, nor are
-    shards of the same save.
+    Explained are files that were read (``reads``) or hold copies of the same save, an optimizer's
+    and the trainer's by their names, and shards of the same layout.
     """
-    own = set(taken)
-    for other in registry.beside(files, source):
-        if other == registry.sources(files)[0]:  # compared with this one; else it is hollow
-            own |= registry.layout(other.layout).demands(files, other.root).keys()
+    explained = set(reads)
+    for second in registry.beside(files, source):
+        if second == registry.sources(files)[0]:  # compared with this one; else it is hollow
+            explained |= registry.layout(second.layout).demands(files, second.root).keys()
     shards = None if source.is_whole else LAYOUTS[source.layout].files
     folders = {"", source.root.rpartition("/")[0]} | ({source.root} if source.is_whole else set())
-    left = []
+    unexplained = []
     for name in files.sizes():
         folder, _, base = name.rpartition("/")
         is_adapter = source.layout != "peft" and LAYOUTS["peft"].files.fullmatch(base)
         is_beside = folder in folders or is_adapter  # adapters have directories of their names
-        if not is_beside or name in own or not base.endswith((SAFETENSORS, *TORCH)):
+        if not is_beside or name in explained or not base.endswith((SAFETENSORS, *TORCH)):
             continue
         kind = file_kind(base)
         is_states = bool(kind and (kind.use or kind.is_shard)) or _TRAINERS.fullmatch(base)
         if not is_states and not (shards and shards.fullmatch(base)) and not _is_zero(base):
-            left.append(name)
-    if left:
-        more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
-        names = ", ".join(sorted(left)[:MOST_FILES])
+            unexplained.append(name)
+    if unexplained:
+        more = f" and {len(unexplained) - MOST_FILES} more" if len(unexplained) > MOST_FILES else ""
+        names = ", ".join(sorted(unexplained)[:MOST_FILES])
         yield f"left out, since nothing says that they are of {source}: {names}{more}"
 
 
 def _is_zero(base: str) -> bool:
+    """Return whether a file's name is one of DeepSpeed's shards."""
     return LAYOUTS["zero"].files.fullmatch(base) is not None or base.startswith("layer_")

@@ -10,16 +10,16 @@ import pytest
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merger.differences import (
+from ckptsync.merger.model_differences import (
     PIECE,
-    Change,
     Difference,
+    Distance,
     Side,
     State,
-    by_group,
-    by_name,
     bytes_to_read,
-    judge,
+    compare_tensors,
+    count_by_group,
+    index_by_name,
     measure,
     most_changed,
     read_changes,
@@ -40,10 +40,10 @@ def raw(dtype: str, *values: float) -> np.ndarray:
     return np.array(values, f"<{kind}{ITEMSIZE[dtype]}").view("u1")
 
 
-def apart(differing: int, *differences: float, base: float, nonfinite: int = 0) -> Change:
+def apart(differing: int, *differences: float, base: float, nonfinite: int = 0) -> Distance:
     """A change of two elements by these differences."""
     squares = float(sum(Fraction(d) ** 2 for d in differences))
-    return Change(2, differing, nonfinite, squares, max(differences, default=0), base)
+    return Distance(2, differing, nonfinite, squares, max(differences, default=0), base)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def apart(differing: int, *differences: float, base: float, nonfinite: int = 0) 
     ],
 )  # fmt: skip
 def test_elements_lie_apart_by_their_values_and_are_equal_by_their_bits(
-    dtype: str, a: tuple[float, ...], b: tuple[float, ...], change: Change
+    dtype: str, a: tuple[float, ...], b: tuple[float, ...], change: Distance
 ) -> None:
     result = measure(raw(dtype, *a), dtype, raw(dtype, *b), dtype)
     assert (result.elements, result.differing, result.nonfinite, result.largest) == (
@@ -92,14 +92,14 @@ def test_elements_of_two_types_are_compared_by_their_values() -> None:
 @pytest.mark.parametrize(
     ("change", "relative"),
     [
-        (Change(), 0.0),
-        (Change(4, 2, 0, 0.25, 0.5, 25.0), 0.1),
-        (Change(4, 2, 0, 0.25, 0.5, 0.0), None),
-        (Change(4, 2, 0, 0.25, 0.5, math.inf), None),
-        (Change(4, 2, 0, math.inf, 0.5, 1.0), None),
+        (Distance(), 0.0),
+        (Distance(4, 2, 0, 0.25, 0.5, 25.0), 0.1),
+        (Distance(4, 2, 0, 0.25, 0.5, 0.0), None),
+        (Distance(4, 2, 0, 0.25, 0.5, math.inf), None),
+        (Distance(4, 2, 0, math.inf, 0.5, 1.0), None),
     ],
 )
-def test_a_relative_change_is_a_number_or_none(change: Change, relative: float | None) -> None:
+def test_a_relative_change_is_a_number_or_none(change: Distance, relative: float | None) -> None:
     assert change.relative == relative
 
 
@@ -123,7 +123,7 @@ ONES, TWO = np.ones((2, 3), "f4"), np.full((2, 3), 2, "f4")
 def test_what_names_shapes_and_digests_show_needs_no_reading() -> None:
     a = side({"x": ONES, "y": ONES, "z": ONES, "a": ONES, "e": ONES[:0]}, {"x": "1", "y": "2"})
     b = side({"x": ONES, "y": TWO, "z": ONES[:1], "b": ONES, "e": ONES[:0]}, {"x": "1", "y": "3"})
-    found = judge(a, b)
+    found = compare_tensors(a, b)
     assert states(found) == {"x": "same", "y": "changed", "z": "shape", "a": "only_a", "e": "same",
                              "b": "only_b"}  # fmt: skip
     assert bytes_to_read(found) == 2 * ONES.nbytes
@@ -133,9 +133,9 @@ def test_bytes_decide_where_digests_are_missing_and_damage_is_not_taken_for_a_ch
     a, b = side({"x": ONES, "y": ONES}), side({"x": ONES, "y": TWO}, {"x": "1", "y": "2"})
     counted: list[int] = []
     with pytest.raises(Corrupt, match="x: its bytes are not those that were recorded"):
-        read_changes(a, b, judge(a, b), counted.append)
+        read_changes(a, b, compare_tensors(a, b), counted.append)
     b = side({"x": ONES, "y": TWO})
-    found, notes = read_changes(a, b, judge(a, b), counted.append)
+    found, notes = read_changes(a, b, compare_tensors(a, b), counted.append)
     assert (states(found), notes) == ({"x": "same", "y": "changed"}, ())
     change = found[1].change
     assert change
@@ -150,7 +150,7 @@ def test_tensors_of_many_pieces_and_odd_sizes_are_compared_whole() -> None:
     other["b"][-1] += 1
     other["b"][5] -= 2
     a, b = side(own), side(dict(reversed(other.items())))
-    found, _ = read_changes(a, b, judge(a, b), lambda _size: None)
+    found, _ = read_changes(a, b, compare_tensors(a, b), lambda _size: None)
     assert [name for name, state in states(found).items() if state != "same"] == ["b"]
     change = next(d.change for d in found if d.name == "b")
     assert change
@@ -183,28 +183,31 @@ def planned(name: str) -> PlannedTensor:
 
 def test_adapters_in_directories_are_told_apart() -> None:
     one = planned("x")
-    assert [*by_name([("m.safetensors", one), ("other/m.safetensors", one)])] == ["x", "other/x"]
+    assert [*index_by_name([("m.safetensors", one), ("other/m.safetensors", one)])] == [
+        "x",
+        "other/x",
+    ]
     with pytest.raises(Corrupt, match="x: two tensors have this name"):
-        by_name([("m-1.safetensors", one), ("m-2.safetensors", one)])
+        index_by_name([("m-1.safetensors", one), ("m-2.safetensors", one)])
 
 
 def test_the_most_changed_comes_first_and_groups_sum_up_what_changed() -> None:
-    def one(name: str, state: State, change: Change | None = None) -> Difference:
+    def one(name: str, state: State, change: Distance | None = None) -> Difference:
         return Difference(name, state, planned(name), planned(name), change)
 
     found = [
         one("a.mlp.x", "only_b"),
-        one("b.mlp.x", "changed", Change(4, 1, 0, 1.0, 1.0, 4.0)),
-        one("c.mlp.x", "same", Change(4, 0, 0, 0.0, 0, 400.0)),
-        one("d.mlp.x", "changed", Change(4, 1, 0, 9.0, 3.0, 12.0)),
-        one("e.norm", "changed", Change(4, 1, 1, 0.0, 0, 4.0)),
-        one("f.norm", "changed", Change(4, 1, 0, 1.0, 1.0, 0.0)),
+        one("b.mlp.x", "changed", Distance(4, 1, 0, 1.0, 1.0, 4.0)),
+        one("c.mlp.x", "same", Distance(4, 0, 0, 0.0, 0, 400.0)),
+        one("d.mlp.x", "changed", Distance(4, 1, 0, 9.0, 3.0, 12.0)),
+        one("e.norm", "changed", Distance(4, 1, 1, 0.0, 0, 4.0)),
+        one("f.norm", "changed", Distance(4, 1, 0, 1.0, 1.0, 0.0)),
         one("g.norm", "only_a"),
         one("h.norm", "shape"),
         one("i.norm", "dtype"),
     ]
     assert "".join(d.name[0] for d in most_changed(found)) == "hefdbiga"
-    mlp, norm = by_group(found)
+    mlp, norm = count_by_group(found)
     assert (mlp.group, dict(mlp.counts)) == ("mlp", {"only_b": 1, "changed": 2, "same": 1})
-    assert mlp.change == Change(8, 2, 0, 10.0, 3.0, 16.0)
+    assert mlp.change == Distance(8, 2, 0, 10.0, 3.0, 16.0)
     assert (norm.group, sum(norm.counts.values())) == ("norm", 5)

@@ -1,4 +1,4 @@
-"""A merged model under the names of a model's files, and those files as tensors in memory.  Pure.
+"""Relate a checkpoint's names to those of a model's files; rename, split or fuse tensors.  Pure.
 
 Checkpoints hold names of a model in memory, ``save_pretrained`` and hubs those of files: some are
 renamed, fused or split on the way (`ckptsync.layouts.weight_renaming`).  `FileModel` proves that a
@@ -15,9 +15,9 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts.weight_renaming import Place, places
-from ckptsync.merger.completeness import listed
+from ckptsync.merger.completeness import first_names
 from ckptsync.merger.tensor_names import EMBEDDINGS, HEADS, ends_in
-from ckptsync.merger.tensor_pieces import Piece, assembled
+from ckptsync.merger.tensor_pieces import Piece, assemble
 from ckptsync.tensors import Shape, Tensor
 
 MOST_HEADS = 4  # first components that are tried as the part one model is of the other
@@ -77,7 +77,10 @@ class FileModel:
     def __init__(
         self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], own: Mapping[str, Tensor]
     ) -> None:
-        """Find the relation to ``own``, a checkpoint's; raise Unsupported where there is none."""
+        """Find the relation to ``own``, a checkpoint's tensors.
+
+        Raises Unsupported if there is none or the model is quantised, Corrupt if a shape differs.
+        """
         check_not_quantized(tensors, config)
         self.tensors = tensors
         shapes = {name: t.shape for name, t in own.items()}
@@ -100,7 +103,7 @@ class FileModel:
             lost = [name for name in own if name not in _lives(best)]
             raise Unsupported(
                 f"{len(lost)} of {len(own)} tensors have no place in the model of the given files,"
-                f" nor does the table of names say how they would get there: {listed(lost)}",
+                f" nor does the table of names say how they would get there: {first_names(lost)}",
                 hint="give the model that was trained; or merge without --names-of and --fill-from",
             )
         self.live, regions = _regions({n: t.shape for n, t in tensors.items()}, fitting[0], shapes)
@@ -121,7 +124,7 @@ class FileModel:
         return shape[1:] == self.live[name][1:] and is_vocabulary(name)
 
     def in_memory(self, own: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return a checkpoint's tensors under the names in memory."""
+        """Return a checkpoint's tensors under the names in memory; unchanged if they have these."""
         if not self._converted:
             return tuple(own)
         tensors_by_name = {t.name: t for t in own}
@@ -129,26 +132,26 @@ class FileModel:
         for region in self._converted:
             groups[region.live].append(region)
         return tuple(
-            assembled(live, _extent(group), [r.from_file(tensors_by_name[r.name]) for r in group])
+            assemble(live, _extent(group), [r.from_file(tensors_by_name[r.name]) for r in group])
             for live, group in groups.items()
         )
 
     def missing(self, own: Collection[Tensor], tied: Collection[str]) -> tuple[Tensor, ...]:
-        """Return from the files the tensors in memory that are not among ``own``, nor ``tied``.
+        """Return the files' tensors, as in memory, that are neither among ``own`` nor ``tied``.
 
-        Raises Unsupported where one would have another vocabulary than those that are there.
+        Raises Unsupported if one would have another vocabulary than ``own``.
         """
         own_names = {t.name for t in own}
         lost = [live for live in self.live if live not in own_names and live not in tied]
         resized = [t for t in own if t.shape != self.live[t.name]]
-        if resized and (others := [live for live in lost if is_vocabulary(live)]):
+        if resized and (vocabulary := [live for live in lost if is_vocabulary(live)]):
             raise Unsupported(
                 f"{resized[0].name} has {resized[0].shape[0]} rows, {self.live[resized[0].name][0]}"
-                f" in the given model: {others[0]} cannot be taken from there",
+                f" in the given model: {vocabulary[0]} cannot be taken from there",
                 hint="save it with the checkpoint",
             )
         return tuple(
-            assembled(
+            assemble(
                 live,
                 self.live[live],
                 [r.from_file(self.tensors[r.name]) for r in self._of_live[live]],
@@ -159,7 +162,7 @@ class FileModel:
     def under_file_names(self, own: Sequence[Tensor], tied: Collection[str]) -> tuple[Tensor, ...]:
         """Return tensors in memory as those of the files, in their order.
 
-        ``tied``: names that another tensor stands for.  Raises Incomplete where one is missing.
+        ``tied``: names that another tensor stands for.  Raises Incomplete if any other is missing.
         """
         tensors_by_name = {t.name: t for t in own}
         absent = [live for live in self.live if live not in tensors_by_name]
@@ -167,33 +170,40 @@ class FileModel:
         if lost:
             raise Incomplete(
                 f"{len(lost)} of the {len(self.live)} tensors of the model whose names are to be"
-                f" written are missing ({len(self.live) - len(lost)} are there): {listed(lost)}",
+                f" written are missing ({len(self.live) - len(lost)} are there):"
+                f" {first_names(lost)}",
                 hint="was all of the model saved? --fill-from takes what was left out on purpose",
             )
-        left = set(absent)
+        unavailable = set(absent)
         return tuple(
             self._file_tensor(name, tensors_by_name)
             for name in self.tensors
-            if not any(region.live in left for region in self._of_file[name])
+            if not any(region.live in unavailable for region in self._of_file[name])
         )
 
     def _file_tensor(self, name: str, tensors_by_name: Mapping[str, Tensor]) -> Tensor:
+        """Return a tensor of the files, made of tensors in memory.
+
+        One of a resized vocabulary keeps its size.
+        """
         regions, shape = self._of_file[name], self.tensors[name].shape
         if (
             len(regions) == 1
             and (live := tensors_by_name[regions[0].live]).shape != self.live[live.name]
         ):
             return replace(live, name=name, tied=None)  # of a resized vocabulary
-        return assembled(name, shape, [r.from_memory(tensors_by_name[r.live]) for r in regions])
+        return assemble(name, shape, [r.from_memory(tensors_by_name[r.live]) for r in regions])
 
 
-def in_memory(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of files that are one in memory, too, under the names there."""
+def tensors_in_memory(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return the files' tensors that are single tensors in memory, under the names there."""
     file_places = places(tensors, config)
     return {
-        its[0].live: replace(tensors[name], name=its[0].live)
-        for name, its in file_places.items()
-        if its[0].is_whole
+        tensor_places[0].live: replace(tensors[name], name=tensor_places[0].live)
+        for name, tensor_places in file_places.items()
+        if tensor_places[0].is_whole
     }
 
 
@@ -216,28 +226,28 @@ def check_not_quantized(tensors: Mapping[str, Tensor], config: Mapping[str, Any]
     ]
     if packed or isinstance(config.get("quantization_config"), dict):
         raise Unsupported(
-            f"the given model is quantised ({listed(packed) or 'quantization_config'}): its tensors"
-            " are not those that were trained",
+            f"the given model is quantised ({first_names(packed) or 'quantization_config'}): its"
+            " tensors are not those that were trained",
             hint="give the unquantised model",
         )
 
 
 def check_same_structure(
-    own: Mapping[str, Any], given: Mapping[str, Any], taken: Iterable[str]
+    first: Mapping[str, Any], second: Mapping[str, Any], filled: Iterable[str]
 ) -> None:
-    """Raise Unsupported where two ``config.json`` contradict each other: of two models.
+    """Raise Unsupported if two ``config.json`` contradict each other, and so are of two models.
 
-    ``own``: the checkpoint's.  ``taken``: tensors of the given model's: of tokens, they must be as
-    many.
+    ``first``: the checkpoint's.  ``second``: the given model's.  ``filled``: names of tensors that
+    are taken from the given model; if a vocabulary's are among them, its size is compared, too.
     """
-    keys = (*_STRUCTURE, "vocab_size") if any(map(is_vocabulary, taken)) else _STRUCTURE
-    sections = [k for k in own if k.endswith("_config")]
+    keys = (*_STRUCTURE, "vocab_size") if any(map(is_vocabulary, filled)) else _STRUCTURE
+    sections = [k for k in first if k.endswith("_config")]
     for section in ("", *sections):
-        one, other = (c.get(section) if section else c for c in (own, given))
-        if not (isinstance(one, dict) and isinstance(other, dict)):
+        first_section, second_section = (c.get(section) if section else c for c in (first, second))
+        if not (isinstance(first_section, dict) and isinstance(second_section, dict)):
             continue
         for key in keys:
-            values = one.get(key), other.get(key)
+            values = first_section.get(key), second_section.get(key)
             if None not in values and values[0] != values[1]:
                 name = f"{section}.{key}" if section else key
                 raise Unsupported(
@@ -253,7 +263,8 @@ def _from(rows: int, rank: int) -> Shape:
 
 
 def _lives(file_places: Mapping[str, tuple[Place, ...]]) -> set[str]:
-    return {place.live for its in file_places.values() for place in its}
+    """Return all names in memory."""
+    return {place.live for tensor_places in file_places.values() for place in tensor_places}
 
 
 def _other_heads(
@@ -264,8 +275,8 @@ def _other_heads(
     for head, _ in heads.most_common(MOST_HEADS):
         for change in (f"{head}.{{}}".format, lambda live, h=f"{head}.": live.removeprefix(h)):
             yield {
-                name: tuple(replace(place, live=change(place.live)) for place in its)
-                for name, its in file_places.items()
+                name: tuple(replace(place, live=change(place.live)) for place in tensor_places)
+                for name, tensor_places in file_places.items()
             }
 
 
@@ -276,17 +287,17 @@ def _regions(
 ) -> tuple[dict[str, Shape], list[_Region]]:
     """Return the shapes in memory, and what each tensor of the files has of them.
 
-    ``live_shapes``: shapes in memory of some.  Raises Unsupported where the files make up no whole
+    ``live_shapes``: known shapes in memory.  Raises Unsupported if the files make up no whole
     tensors.
     """
     groups: defaultdict[str, list[tuple[str, Place]]] = defaultdict(list)
-    for name, its in file_places.items():
-        for place in its:
+    for name, tensor_places in file_places.items():
+        for place in tensor_places:
             groups[place.live].append((name, place))
     swapped = {
-        shapes[name] != live_shapes[its[0].live]
-        for name, its in file_places.items()
-        if its[0].may_transpose and its[0].live in live_shapes
+        shapes[name] != live_shapes[tensor_places[0].live]
+        for name, tensor_places in file_places.items()
+        if tensor_places[0].may_transpose and tensor_places[0].live in live_shapes
     }
     live: dict[str, Shape] = {}
     regions: list[_Region] = []
@@ -313,40 +324,48 @@ def _extent(regions: Iterable[_Region]) -> Shape:
 
 
 def _is_swapped(
-    name: str, shape: Shape, live_shape: Shape | None, others: Collection[bool]
+    name: str, shape: Shape, live_shape: Shape | None, siblings: Collection[bool]
 ) -> bool:
-    """Return whether a file has the last two axes swapped: by the shape in memory, or by others'.
+    """Return whether a file has the last two axes swapped: by the shape in memory, or as siblings.
 
-    Raises Unsupported where nothing tells.
+    Raises Unsupported if neither is known.
     """
     if live_shape is not None:
         return shape != live_shape
-    if len(others) != 1:
+    if len(siblings) != 1:
         raise Unsupported(
             f"{name}: nothing tells whether the file has its last two axes swapped: the checkpoint"
             " holds no tensor of its kind",
             hint="save one of them with the checkpoint",
         )
-    return next(iter(others))
+    return next(iter(siblings))
 
 
 def _whole(name: str, shape: Shape, live: str, *, is_transposed: bool) -> _Region:
+    """Return all of a file's tensor as a region of the tensor in memory."""
     sizes = (*shape[:-2], *shape[:-3:-1]) if is_transposed else shape
     return _Region(name, live, 0, (0,) * len(sizes), sizes, is_transposed=is_transposed)
 
 
 def _part(
-    name: str, shape: Shape, its: Sequence[Place], part: int, live_shapes: Mapping[str, Shape]
+    name: str,
+    shape: Shape,
+    tensor_places: Sequence[Place],
+    part: int,
+    live_shapes: Mapping[str, Shape],
 ) -> _Region:
-    """Return one of several tensors in memory that are one in the file."""
-    lives = [place.live for place in its]
+    """Return one of several tensors in memory that are one in the file.
+
+    Raises Unsupported if nothing says how many of its rows are whose.
+    """
+    lives = [place.live for place in tensor_places]
     rows = [live_shapes[live][0] if live_shapes.get(live) else None for live in lives]
-    held = sum(count for count in rows if count is not None)
+    known_rows = sum(count for count in rows if count is not None)
     absent = rows.count(None)
     if absent == len(rows) == 2:  # halves: gate and up, or keys and values
         rows = [shape[0] // 2] * 2
     elif absent == 1:  # it has what the others leave
-        rows = [shape[0] - held if count is None else count for count in rows]
+        rows = [shape[0] - known_rows if count is None else count for count in rows]
     sizes = [count for count in rows if count is not None]
     if len(sizes) < len(rows) or sum(sizes) != shape[0] or min(sizes) < 0:
         raise Unsupported(
@@ -361,32 +380,41 @@ def _part(
 def _pieces(
     live: str, members: Iterable[tuple[str, Place]], shapes: Mapping[str, Shape]
 ) -> Iterator[_Region]:
-    """Yield what makes up a tensor in memory that is several in the files."""
-    at: dict[tuple[int | None, int], str] = {}
+    """Yield what makes up a tensor in memory that is several in the files.
+
+    Raises Unsupported if pieces are missing, given twice, or of several shapes.
+    """
+    names: dict[tuple[int | None, int], str] = {}
     counts: set[int] = set()
     for name, place in members:
         counts.add(place.pieces if place.parts == 1 and not place.may_transpose else 0)
-        if at.setdefault((place.expert, place.piece), name) != name:
-            raise Unsupported(f"{name} and {at[place.expert, place.piece]}: both would be {live}")
-    experts = {expert for expert, _ in at}
+        if names.setdefault((place.expert, place.piece), name) != name:
+            raise Unsupported(
+                f"{name} and {names[place.expert, place.piece]}: both would be {live}"
+            )
+    experts = {expert for expert, _ in names}
     count = next(iter(counts))
     has_experts = None not in experts
     order: list[int | None] = [*range(len(experts))] if has_experts else [None]
-    if len(counts) > 1 or not count or {(e, n) for e in order for n in range(count)} != at.keys():
+    if (
+        len(counts) > 1
+        or not count
+        or {(e, n) for e in order for n in range(count)} != names.keys()
+    ):
         raise Unsupported(
-            f"{live}: {len(at)} tensors of the given files make up no whole one, such as"
-            f" {next(iter(at.values()))}",
+            f"{live}: {len(names)} tensors of the given files make up no whole one, such as"
+            f" {next(iter(names.values()))}",
             hint="give all files of the model",
         )
     for expert in order:
         rows = 0
         for number in range(count):
-            name = at[expert, number]
-            shape, first = shapes[name], shapes[at[order[0], number]]
-            if shape != first or not shape or shape[1:] != shapes[at[order[0], 0]][1:]:
+            name = names[expert, number]
+            shape, first = shapes[name], shapes[names[order[0], number]]
+            if shape != first or not shape or shape[1:] != shapes[names[order[0], 0]][1:]:
                 raise Unsupported(f"{name}: {list(shape)}, which is unlike its siblings")
-            before = (expert,) if expert is not None else ()
-            sizes = (*(1,) * len(before), *shape)
-            offsets = (*before, rows, *(0,) * (len(shape) - 1))
+            expert_axis = (expert,) if expert is not None else ()
+            sizes = (*(1,) * len(expert_axis), *shape)
+            offsets = (*expert_axis, rows, *(0,) * (len(shape) - 1))
             yield _Region(name, live, 0, offsets, sizes, has_expert=has_experts)
             rows += shape[0]

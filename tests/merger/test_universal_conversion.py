@@ -19,7 +19,7 @@ from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.merger.engine import Destination, write_model
 from ckptsync.merger.plan import MergeOptions, MergeResources
-from ckptsync.merger.universal import LATEST, prepare_universal
+from ckptsync.merger.universal_conversion import LATEST, prepare_universal
 from tests.support.deepspeed_in_memory import TAG, changed, held, without
 from tests.support.files_in_memory import MemoryFiles, contents, write_files
 from tests.support.merge_in_memory import run

@@ -1,9 +1,10 @@
-"""Where in a training's module the model begins, and what lies beside it.  Pure.
+"""Find where in a training's module the model begins, and what lies beside it.  Pure.
 
 A training may keep the model in an attribute of a module of its own (Lightning's ``self.policy``),
 or wrap it (TRL's ``pretrained_model``, which has ``v_head`` beside it).  Then the names of its
-tensors begin with a path that transformers and peft do not know.  The path is found from what the
-names themselves show, or from names that the model must have.
+tensors begin with a path that transformers and peft do not know.  The path is found from names that
+the model must have (the base model's, or those that the configuration implies), else from its
+output layer or embeddings.  Where several models could be meant, the user must name one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from ckptsync.errors import Unsupported
 from ckptsync.layouts import config_shapes
 from ckptsync.merger import adapter
-from ckptsync.merger.tensor_names import HEADS, renamed
+from ckptsync.merger.tensor_names import HEADS, rename_tensors
 from ckptsync.tensors import Tensor
 
 TOP = "."  # how `--source SOURCE@module=.` spells the training's module itself
@@ -107,22 +108,34 @@ def is_value_head(names: Collection[str]) -> bool:
 
 
 def _value_head(name: str) -> re.Match[str] | None:
-    """Split a name of TRL's value head into its wrapper's path, with a dot, and the rest."""
+    """Return the path of TRL's wrapper, with a dot, and the rest of a value head's name, as groups.
+
+    None if the name is not a value head's.
+    """
     # there may be a million names, and of these two are a value head's
     return _VALUE_HEAD.fullmatch(name) if _HEAD in name else None
 
 
-def inner_model(
+def find_inner_model(
     tensors: Sequence[Tensor],
     path: str | None,
     base: Collection[str] = (),
     config: Mapping[str, Any] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> InnerModel:
-    """Return the model inside of the training's module at ``path``, else where names show it.
+    """Return the model inside of the training's module.
 
-    ``base``: names of the base model.  Raises Unsupported where several models could be meant, and
-    for names that transformers would not load into the class that ``config`` names.
+    Args:
+        tensors: Of the training's module.
+        path: Of the model; None if it is to be found.
+        base: Names of the base model, where it is known.
+        config: What ``config.json`` says.
+        adapter_config: What ``adapter_config.json`` says; the tensors are an adapter's.
+
+    Raises:
+        Unsupported: Several models could be meant, no name begins with ``path``, or transformers
+            would not load the names into the class that ``config`` names.
+
     """
     place = find_path([t.name for t in tensors], path, base, config, adapter_config)
     root = place or ""
@@ -154,9 +167,10 @@ def find_path(
     config: Mapping[str, Any] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """Return what stands before the model's own names: ``path``, if it is given, or as found.
+    """Return what stands before the model's own names: ``path`` itself if it is given.
 
-    None if nothing says where they begin: then they are the model's own.
+    None if nothing says where they begin: then they are the model's own.  Raises Unsupported if no
+    name begins with ``path``, and as `find_inner_model`, whose arguments these are.
     """
     if path is None:
         return _find(names, base, config or {}, adapter_config)
@@ -171,8 +185,10 @@ def _under(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor,
     """Return the tensors that ``names`` has under their new names, without ties to others."""
     if len(names) == len(tensors) and all(old == new for old, new in names.items()):
         return tuple(tensors)
-    kept = (t for t in tensors if t.name in names)
-    return renamed([t if t.tied in names else replace(t, tied=None) for t in kept], names)
+    selected = (t for t in tensors if t.name in names)
+    return rename_tensors(
+        [t if t.tied in names else replace(t, tied=None) for t in selected], names
+    )
 
 
 def _left_out(outside: Sequence[str], root: str) -> str:
@@ -186,11 +202,11 @@ def _left_out(outside: Sequence[str], root: str) -> str:
 
 
 def _part(name: str, root: str) -> str:
-    """Return the outermost module that has a tensor and not the model."""
+    """Return the outermost module that holds a tensor and not the model."""
     parts = name.split(".")
     common = 0
-    for own, other in zip(parts, root.split("."), strict=False):
-        if own != other:
+    for component, root_component in zip(parts, root.split("."), strict=False):
+        if component != root_component:
             break
         common += 1
     return ".".join(parts[: max(1, min(common + 1, len(parts) - 1))])
@@ -202,20 +218,26 @@ def _find(
     config: Mapping[str, Any],
     adapter_config: Mapping[str, Any] | None,
 ) -> str | None:
-    """Return the path of the model, empty if it is the whole; raises Unsupported."""
-    known = _implied(config)
-    roots = adapter.roots(names) or _of_trl(names)
-    names = own = [name for name in names if not _value_head(name)]
+    """Return the path of the model; empty if it is the whole, None if nothing says it.
+
+    Raises Unsupported where several models could be meant, and where a known class has none of the
+    names.
+    """
+    implied = _implied(config)
+    roots = adapter.find_roots(names) or _of_trl(names)
+    names = base_names = [name for name in names if not _value_head(name)]
     if not roots:
-        own = names if adapter_config is None else [adapter.adapted(name) for name in names]
-        roots = _by_names(own, base) or _by_names(own, known)
-        roots = roots or _by_head(own, config, adapter_config) or _by_top(own, config)
+        base_names = (
+            names if adapter_config is None else [adapter.base_name(name) for name in names]
+        )
+        roots = _by_names(base_names, base) or _by_names(base_names, implied)
+        roots = roots or _by_head(base_names, config, adapter_config) or _by_top(base_names, config)
     if len(roots) > 1:
         raise Unsupported(
             f"{len(roots)} models in one module: at {', '.join(sorted(roots))}",
             hint=f"--source SOURCE@module={min(roots)}, or another of them",
         )
-    if not roots and known and not base and names:
+    if not roots and implied and not base and names:
         raise Unsupported(
             f"{names[0]}: {config['architectures'][0]}, which config.json names, has no such"
             f" tensor, nor any other of these {len(names)}",
@@ -233,13 +255,13 @@ def _find(
 
 
 def _in_doubt(names: Iterable[str]) -> str:
-    """Return an adapter's name that begins as no model of transformers does, but for a few."""
+    """Return an adapter's name that begins as no model of transformers does, else ""."""
     for name in names:
         first, second, *_ = [*name.split(".", 2), ""]
         if (
             second in _INNERMOST - _OF_SEVERAL
             and first not in _OF_SEVERAL
-            and adapter.adapted(name) != name
+            and adapter.base_name(name) != name
         ):
             return name
     return ""
@@ -253,7 +275,10 @@ def _of_trl(names: Sequence[str]) -> set[str]:
 
 
 def _implied(config: Mapping[str, Any]) -> Collection[str]:
-    """Return the names that a configuration implies; of a class without a head, of one with it."""
+    """Return the names that a configuration implies.
+
+    Those of a class without a head are those of the same class with one.
+    """
     classes = config.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
         return ()
@@ -262,31 +287,36 @@ def _implied(config: Mapping[str, Any]) -> Collection[str]:
     return (shapes(config) or shapes({**config, "architectures": [with_head]})).keys()
 
 
-def _by_names(names: Sequence[str], known: Collection[str]) -> set[str]:
-    """Return the paths behind which the most of the known names are; the whole (empty) for few."""
-    if found := _behind(names, set(known)):
-        return found
-    split = (name.partition(".") for name in known)
-    return _behind(names, {rest for head, _, rest in split if head in _INNERMOST})
+def _by_names(names: Sequence[str], expected: Collection[str]) -> set[str]:
+    """Return the paths behind which most of the expected names are; ``{""}`` for the whole module.
+
+    Empty if too few of them are behind any path.
+    """
+    if paths := _behind(names, set(expected)):
+        return paths
+    split = (name.partition(".") for name in expected)
+    return _behind(names, {inner for head, _, inner in split if head in _INNERMOST})
 
 
-def _behind(names: Sequence[str], known: set[str]) -> set[str]:
-    if not known:
+def _behind(names: Sequence[str], expected: set[str]) -> set[str]:
+    """Return the paths behind which most of these expected names are, see `_by_names`."""
+    if not expected:
         return set()
-    least = min(len(known), len(names)) / 2
-    if sum(name in known for name in names) >= max(1, least):
+    least = min(len(expected), len(names)) / 2
+    if sum(name in expected for name in names) >= max(1, least):
         return {""}
-    counts = Counter(path for name in names for path, rest in _splits(name) if rest in known)
+    counts = Counter(path for name in names for path, inner in _splits(name) if inner in expected)
     most = max(counts.values(), default=0)
     if most < max(1, least):
         return {""} if counts[""] else set()
-    found = {path for path, count in counts.items() if count == most}
-    found = {path for path in found if not any(_is_inside(path, other) for other in found)}
-    return {_outermost(path, set(names), known) for path in found}
+    paths = {path for path, count in counts.items() if count == most}
+    paths = {path for path in paths if not any(_is_inside(path, shorter) for shorter in paths)}
+    return {_outermost(path, set(names), expected) for path in paths}
 
 
-def _is_inside(path: str, other: str) -> bool:
-    return path != other and (not other or path.startswith(f"{other}."))
+def _is_inside(path: str, outer: str) -> bool:
+    """Return whether ``path`` lies inside of ``outer``, and is not the same."""
+    return path != outer and (not outer or path.startswith(f"{outer}."))
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
@@ -300,15 +330,15 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
         yield name[:dot], name[dot + 1 :]
 
 
-def _outermost(path: str, names: Collection[str], known: Collection[str]) -> str:
-    """Return the path of the class with a head, where the known names are of the class inside it.
+def _outermost(path: str, names: Collection[str], expected: Collection[str]) -> str:
+    """Return the path of the class with a head, if the expected names are of the class inside it.
 
     GPT-2's files have ``wte.weight``, a training has ``model.transformer.wte.weight`` and
     ``model.lm_head.weight``.
     """
     above, _, last = path.rpartition(".")
-    is_model = last != "model" or any(n.startswith(("layers.", "decoder.")) for n in known)
-    if last not in _INNERMOST or not is_model or any(head in known for head in _ALL_HEADS):
+    is_model = last != "model" or any(n.startswith(("layers.", "decoder.")) for n in expected)
+    if last not in _INNERMOST or not is_model or any(head in expected for head in _ALL_HEADS):
         return path
     heads = [f"{above}.{head}" for head in _ALL_HEADS] if above else _ALL_HEADS
     is_beside = any(head in names for head in heads)
@@ -333,7 +363,7 @@ def _by_head(
     ends = tuple(end for end in ends if end != "output_projection.weight")  # FSMT's decoder's
     last = [name for name in names if name.endswith(ends)]
     # the first: ``cls.predictions.decoder.weight`` ends with the name of another class's head
-    first = (next((p for p, rest in _splits(name) if rest in ends), None) for name in last)
+    first = (next((p for p, inner in _splits(name) if inner in ends), None) for name in last)
     counts = Counter(path for path in first if path is not None)
     if is_of_several:
         counts = Counter({p: n for p, n in counts.items() if _is_of_several(p, names)})
@@ -345,14 +375,14 @@ def _by_head(
 def _by_top(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
     """Return the path before the embeddings of a class without a head, if nearly all is behind it.
 
-    A part that classes of transformers have themselves (``vision_model``) is none.
+    A part that classes of transformers have themselves (``vision_model``) is no such path.
     """
     classes = config.get("architectures")
     kind = classes[0] if isinstance(classes, list) and classes else None
     if not isinstance(kind, str) or not kind.endswith("Model") or kind.endswith((*_HEADS_OF,)):
         return set()
     last = (name for name in names if name.endswith(_TOPS))
-    paths = {path for name in last for path, rest in _splits(name) if rest in _TOPS}
+    paths = {path for name in last for path, inner in _splits(name) if inner in _TOPS}
     if "" in paths:
         return {""}
     paths = {path for path in paths if path.rpartition(".")[2] not in _PARTS_OF}
@@ -367,7 +397,7 @@ def is_in_doubt(names: Collection[str]) -> bool:
 
 
 def _is_of_several(path: str, names: Iterable[str]) -> bool:
-    """Return whether all that is not text is behind the path, and there is some."""
-    others = [name for name in names if _NOT_TEXT.search(name)]
+    """Return whether the path stands before all that is not text, and there is some."""
+    not_text = [name for name in names if _NOT_TEXT.search(name)]
     is_part = path.rpartition(".")[2] in _OF_SEVERAL
-    return bool(others) and not is_part and all(name.startswith(f"{path}.") for name in others)
+    return bool(not_text) and not is_part and all(name.startswith(f"{path}.") for name in not_text)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.merger.base_names import check_not_quantized
 from ckptsync.merger.engine import Destination, write_model
 from ckptsync.merger.joined_files import FILL, JoinedFiles
+from ckptsync.merger.name_mapping import check_not_quantized
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.merger.prepare import MergeJob, prepare
 from ckptsync.tensors import Tensor

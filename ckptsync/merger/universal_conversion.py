@@ -1,9 +1,10 @@
 """Plan the conversion of ZeRO's shards into DeepSpeed's universal form, for any number of ranks.
 
-Per parameter ``zero/<name>/fp32.pt`` and a file for each state of the optimizer, as
-``deepspeed/checkpoint/ds_to_universal.py`` (0.19.8) writes them; the model files as they are; and
-``optimizer_state.pt``, which holds no shard of rank 0 here: nothing reads that.  Pure but for small
-reads.
+ZeRO's shards resume only on as many ranks as wrote them.  The universal form has a file for each
+parameter and optimizer state, so the conversion is a merge with other output files: per parameter
+``zero/<name>/fp32.pt`` and a file for each state, as ``deepspeed/checkpoint/ds_to_universal.py``
+(0.19.8) writes them; the model files as they are; and ``optimizer_state.pt``, which holds no shard
+of rank 0 here: nothing reads that.  Pure but for small reads.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ _STAYS = (
 
 
 def choose_shards(files: Files, name: str | None) -> WeightsSource:
-    """Return the ZeRO shards to convert: the tag of that name, or the one that `latest` names.
+    """Return the ZeRO shards to convert: the source ``name``, or that of the tag in `latest`.
 
-    Raises Unsupported if there are none, or several.
+    Raises Unsupported if there are none or several, or they are in a form that needs no conversion.
     """
     sources = registry.sources(files)
     tags = [source for source in sources if source.layout == "zero"]
@@ -84,17 +85,15 @@ def choose_shards(files: Files, name: str | None) -> WeightsSource:
 
 @paused()
 def prepare_universal(files: Files, name: str | None, tag: str) -> MergeJob:
-    """Plan the conversion of one save, and check that it can be done.
+    """Return the job of the conversion of one save.
 
     ``name``: of the shards, as `choose_shards` takes it; ``tag``: of shards that lie in no
-    directory of their own.
-
-    Raises Incomplete, Unsupported or Corrupt.
+    directory of their own.  Raises Incomplete, Unsupported or Corrupt.
     """
     source = choose_shards(files, name)
     state = training_state(files, source.root)
-    home, _, own = source.root.rpartition("/")
-    tag = own or tag
+    home, _, tag_of_source = source.root.rpartition("/")
+    tag = tag_of_source or tag
     plans = [
         *(_model_plan(join(tag, file.name.rpartition("/")[2]), file) for file in state.models),
         *(
@@ -139,20 +138,20 @@ def _notes(state: TrainingState) -> tuple[str, ...]:
 
 
 def _shared_by_deepspeed(common: Mapping[str, Any]) -> list[str]:
-    """Return what all groups share at stage 3 once DeepSpeed has loaded it, and did not before."""
+    """Return notes on what DeepSpeed makes equal for all parameter groups when it loads stage 3."""
     groups = [group for group in common["param_groups"] if isinstance(group, dict)]
-    odd = [
+    unequal = [
         key
         for key in ("lr", "betas", "eps", "weight_decay", "momentum")
         if len({_shown(group.get(key)) for group in groups}) > 1
     ]
     notes = []
-    if odd:
+    if unequal:
         notes.append(
-            f"DeepSpeed 0.19 gives all parameter groups at stage 3 the {', '.join(odd)} of the"
+            f"DeepSpeed 0.19 gives all parameter groups at stage 3 the {', '.join(unequal)} of the"
             " first: set it again after loading"
         )
-    steps = [held.get(STEP) for held in common[BASE3]["state"].values()]
+    steps = [state.get(STEP) for state in common[BASE3]["state"].values()]
     if len(steps) > 1 and isinstance(steps[0], StoredTensor):
         notes.append(
             f"DeepSpeed 0.19 lets the {len(steps)} groups of stage 3 share one step, which torch's"
@@ -162,18 +161,22 @@ def _shared_by_deepspeed(common: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: object) -> str:
+    """Return a value as a message shows it."""
     return ", ".join(map(brief, value[:4])) if isinstance(value, tuple) else brief(value)
 
 
 def _model_plan(name: str, file: StateFile) -> FilePlan:
-    """Return the plan of a model file's copy, in which each record is compared with its CRC32."""
+    """Return the plan of a model file's copy, whose records are compared with their CRC32s."""
     size = file.files.sizes()[file.name]
     tensor = PlannedTensor(name, "U8", (size,), 0, size, Copy("U8", (size,), (*_pieces(file),)))
     return FilePlan(name, b"", (tensor,))
 
 
 def _pieces(file: StateFile) -> Iterator[Part]:
-    """Yield a file's bytes in order, the records of its archive each by itself."""
+    """Yield a file's bytes in order, the records of its archive each by itself.
+
+    Raises Corrupt if records overlap.
+    """
     archive, size, end_before = file.archive, file.files.sizes()[file.name], 0
 
     def piece(start: int, end: int) -> Part:
@@ -218,12 +221,12 @@ def _parameter_plans(
         yield FilePlan(f"{folder}/{STEP}.pt", _number(parameter.step), ())
 
 
-def _other_plans(others: Sequence[Tensor], tag: str) -> Iterator[FilePlan]:
-    """Yield a plan for what else the model file has, in float32, as DeepSpeed writes it.
+def _other_plans(tensors: Sequence[Tensor], tag: str) -> Iterator[FilePlan]:
+    """Yield a plan for each other floating tensor of the model file, in float32 as DeepSpeed does.
 
-    Integers are left out, which DeepSpeed makes floats of: the model file has them.
+    Integers, which DeepSpeed makes floats of, are left out: the model file has them.
     """
-    for tensor in others:
+    for tensor in tensors:
         copy = tensor.copies[-1]
         if copy.absent or not is_castable(copy.dtype):
             continue
@@ -234,7 +237,7 @@ def _other_plans(others: Sequence[Tensor], tag: str) -> Iterator[FilePlan]:
 
 
 def _streamed(path: str, name: str, value: object, stored: StoredTensor, copy: Copy) -> FilePlan:
-    """Return the plan of an archive of ``value``: its one tensor, ``stored``, is a copy's."""
+    """Return the plan of an archive of ``value``, whose tensor ``stored`` is read from ``copy``."""
     size = stored.numel * ITEMSIZE[stored.dtype]
     header, ending = torch_archive.streamed(value, size)
     tensor = PlannedTensor(name, stored.dtype, stored.shape, len(header), size, copy)
@@ -242,21 +245,26 @@ def _streamed(path: str, name: str, value: object, stored: StoredTensor, copy: C
 
 
 def _number(number: Number) -> bytes:
+    """Return an archive of a number, as torch saves it."""
     return torch_archive.archive(number.value, lambda _: number.data)
 
 
 def _common(state: TrainingState) -> bytes:
-    """Return ``optimizer_state.pt``.
+    """Return ``optimizer_state.pt``, which is the same for all ranks.
 
-    Raises Unsupported where the tensors left in it are large or not contiguous.
+    Raises Unsupported if the tensors left in it are large or not contiguous.
     """
-    left = _MOST_COMMON
+    bytes_left = _MOST_COMMON
 
     def data(stored: StoredTensor) -> bytes:
-        nonlocal left
+        """Return the bytes of a small tensor.
+
+        Raises Unsupported if all of them together are large, or this one is not contiguous.
+        """
+        nonlocal bytes_left
         part = state.first.part(stored)
-        left -= part.extent.size
-        if left < 0 or part.strides:
+        bytes_left -= part.extent.size
+        if bytes_left < 0 or part.strides:
             raise Unsupported(
                 f"{state.first.name}: large tensors beside masters and states, which nothing says"
                 " how to join",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.merger.file_times import check_times
 from ckptsync.merger.plan import MergeOptions
-from ckptsync.merger.save_times import check_times
 from ckptsync.walk import SAME_MOMENT, SLOW
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import vector
@@ -66,7 +66,7 @@ def test_model_and_optimizer_files_are_of_one_save_though_not_all_are_read() -> 
         "t/mp_rank_00_model_states.pt": HOUR,
         "t/r_optim_states.pt": 0.0,
         "t/latest": 9 * HOUR,
-        "other_states.pt": 0.0,
+        "non_model_tensors.pt": 0.0,
         "rng.pt": 0.0,
     }
     sizes = dict.fromkeys(times, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.merger.other_states import notes_on_files, without_states
+from ckptsync.merger.non_model_tensors import drop_states, notes_on_files
 from ckptsync.tensors import Tensor
 from tests.support.files_in_memory import MemoryFiles
 
@@ -46,7 +46,7 @@ def tensors(names: list[str]) -> list[Tensor]:
 
 @pytest.mark.parametrize("others", FLAT.values(), ids=FLAT)
 def test_states_of_other_objects_are_left_out_and_named(others: list[str]) -> None:
-    found, notes = without_states(tensors([*others, *WEIGHTS]))
+    found, notes = drop_states(tensors([*others, *WEIGHTS]))
     assert [t.name for t in found] == [*WEIGHTS]
     assert len(notes) == 1
     assert notes[0].startswith(f"{len(others)} tensors of an ")
@@ -55,7 +55,7 @@ def test_states_of_other_objects_are_left_out_and_named(others: list[str]) -> No
 
 @pytest.mark.parametrize("names", MODELS)
 def test_a_models_own_names_are_kept(names: list[str]) -> None:
-    assert without_states(tensors([*names, *WEIGHTS])) == (tuple(tensors([*names, *WEIGHTS])), ())
+    assert drop_states(tensors([*names, *WEIGHTS])) == (tuple(tensors([*names, *WEIGHTS])), ())
 
 
 def test_tensor_files_beside_the_weights_are_named_but_for_the_trainers() -> None:

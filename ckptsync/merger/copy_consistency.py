@@ -1,4 +1,4 @@
-"""Compare the copies of a parameter: if they differ, the files are of several saves.
+"""Compare the stored copies of each tensor: if they differ, the files are of several saves.
 
 DeepSpeed keeps the model's 16-bit weights beside the fp32 masters, the Trainer a whole model beside
 the shards.  Each copy is the most precise one, rounded to nearest: so a rank's file of another run
@@ -6,7 +6,7 @@ shows, also where names, sizes, steps and times are the same.  Of every file all
 if they are few, else `WINDOWS` ranges, evenly spaced.
 
 Replicas, which several ranks store of one part of a tensor, are compared so, too; and in full while
-a merge reads them.
+a merge reads them (`ComparedFiles`).
 """
 
 from __future__ import annotations
@@ -62,50 +62,57 @@ class _Range:
 
     def files(self, element: int) -> tuple[str, str]:
         """Return the files that hold this element of the wide and of the narrow copy."""
-        at = self.start + element
-        return _holder(self.pair.wide, at), _holder(self.pair.narrow, at)
+        index = self.start + element
+        return _holder(self.pair.wide, index), _holder(self.pair.narrow, index)
 
 
-def check(files: Files, tensors: Iterable[Tensor]) -> None:
-    """Raise Corrupt if two stored copies of a tensor differ; it names the file that agrees least.
+def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
+    """Raise Corrupt if stored copies of a tensor differ, with the file that agrees least.
 
-    Raises Unsupported for replicas that differ where nothing else says that they are replicas.
+    Tied tensors are not compared again.  Raises Unsupported for replicas that differ where nothing
+    else says that they are replicas.
     """
     pairs = [pair for tensor in tensors if not tensor.tied for pair in _pairs(tensor)]
-    ranges = {(id(one.pair.narrow), one.start, one.count): one for one in _ranges(pairs)}
-    equal: set[tuple[str, str]] = set()
-    differ: dict[tuple[str, str], _Pair] = {}
+    ranges = {
+        (id(range_.pair.narrow), range_.start, range_.count): range_ for range_ in _ranges(pairs)
+    }
+    agreeing: set[tuple[str, str]] = set()
+    disagreeing: dict[tuple[str, str], _Pair] = {}
     for batch in _batches(ranges.values()):
-        differs, at = _compare(files, batch), 0
-        for one in batch:
-            odd = np.flatnonzero(differs[at : at + one.count])
-            equal |= {one.files(0), one.files(one.count - 1)}
-            for element in {int(odd[0]), int(odd[-1])} if len(odd) else ():
-                differ.setdefault(one.files(element), one.pair)
-            at += one.count
-    if not differ:
+        differs, position = _compare(files, batch), 0
+        for range_ in batch:
+            differing = np.flatnonzero(differs[position : position + range_.count])
+            agreeing |= {range_.files(0), range_.files(range_.count - 1)}
+            for element in {int(differing[0]), int(differing[-1])} if len(differing) else ():
+                disagreeing.setdefault(range_.files(element), range_.pair)
+            position += range_.count
+    if not disagreeing:
         return
-    agrees = Counter(name for names in equal - differ.keys() for name in names)
-    differs_from = Counter(name for names in differ for name in names)
+    agrees = Counter(name for names in agreeing - disagreeing.keys() for name in names)
+    differs_from = Counter(name for names in disagreeing for name in names)
     names = min(
-        differ, key=lambda names: min((agrees[name], -differs_from[name]) for name in names)
+        disagreeing, key=lambda names: min((agrees[name], -differs_from[name]) for name in names)
     )
-    odd_file, other = sorted(names, key=lambda name: (agrees[name], -differs_from[name]))
-    pair = differ[names]
+    odd_file, second_file = sorted(names, key=lambda name: (agrees[name], -differs_from[name]))
+    pair = disagreeing[names]
     parts = [part for part in (*pair.wide.parts, *pair.narrow.parts) if part.extent.file in names]
     # else a part is a piece of a record of any length
     is_replica = any(part.replicas for part in pair.wide.parts)
     raise _unequal(
-        files, pair.tensor.name, pair.wide.doubt, parts if is_replica else (), (odd_file, other)
+        files,
+        pair.tensor.name,
+        pair.wide.doubt,
+        parts if is_replica else (),
+        (odd_file, second_file),
     )
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
-    """Yield the pairs that must agree: copies with the most precise one, replicas with parts."""
-    here = [copy for copy in tensor.copies if copy.parts]
-    if not tensor.unlike and len(here) > 1:
-        wide = max(here, key=lambda copy: PRECISION.get(copy.dtype, 0))
-        for narrow in here:
+    """Yield the copies that must agree: with the most precise one, or as replicas of its parts."""
+    stored = [copy for copy in tensor.copies if copy.parts]
+    if not tensor.unlike and len(stored) > 1:
+        wide = max(stored, key=lambda copy: PRECISION.get(copy.dtype, 0))
+        for narrow in stored:
             is_castable = {narrow.dtype, wide.dtype} <= PRECISION.keys()
             if narrow is not wide and (narrow.dtype == wide.dtype or is_castable):
                 yield _Pair(tensor, wide, narrow)
@@ -119,12 +126,15 @@ def _pairs(tensor: Tensor) -> Iterator[_Pair]:
 def _unequal(
     files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]
 ) -> CkptsyncError:
-    """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged."""
-    odd, other = names
+    """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged.
+
+    ``doubt``: why the parts may be no replicas.  ``names``: the file to suspect, and the other one.
+    """
+    odd, second = names
     CrcCheckedFiles(files, {part.checksum for part in parts if part.checksum}).finish()
     if doubt:
         return Unsupported(
-            f"{name} {doubt}, its values in {odd} differ from those in {other}, and no metadata"
+            f"{name} {doubt}, its values in {odd} differ from those in {second}, and no metadata"
             " says how to combine them",
             hint=(
                 "are the files of one save? if so, save it on a mesh of all ranks, or with"
@@ -132,20 +142,20 @@ def _unequal(
             ),
         )
     return Corrupt(
-        f"{odd}: values of {name} differ from those in {other}",
+        f"{odd}: values of {name} differ from those in {second}",
         hint="the files are of different saves: give those that one save wrote",
     )
 
 
 def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
-    """Yield what is compared: of each file that holds some of the pairs' parts."""
-    held: defaultdict[str, list[tuple[_Pair, Copy, Part]]] = defaultdict(list)
+    """Yield the ranges that are compared, of each file that holds parts of the pairs."""
+    parts_by_file: defaultdict[str, list[tuple[_Pair, Copy, Part]]] = defaultdict(list)
     for pair in pairs:
         for copy in (pair.wide, pair.narrow):
             for part in copy.parts:
                 if prod(part.sizes):
-                    held[part.extent.file].append((pair, copy, part))
-    for parts in held.values():
+                    parts_by_file[part.extent.file].append((pair, copy, part))
+    for parts in parts_by_file.values():
         ends = list(accumulate(prod(part.sizes) for _, _, part in parts))
         starts, size, most = [0], ends[-1], len(parts)
         if size > WINDOWS * ELEMENTS:
@@ -162,43 +172,46 @@ def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
                 low, high = max(start - begin, 0), min(start + size, end) - begin
                 # of a part that is no range of the tensor, what follows its first element in the
                 # tensor
-                at = _flattened(copy.grid, part, low)
-                stop = at + high - low if part.sizes[1:] == copy.grid[1:] else at + 1
-                while at < stop:
-                    found = _around(pair, at, stop - at)
-                    yield found
-                    at = found.start + found.count
+                index = _flattened(copy.grid, part, low)
+                stop = index + high - low if part.sizes[1:] == copy.grid[1:] else index + 1
+                while index < stop:
+                    range_ = _around(pair, index, stop - index)
+                    yield range_
+                    index = range_.start + range_.count
 
 
 def _flattened(grid: Shape, part: Part, element: int) -> int:
-    """Return which element of the flattened tensor the one of this number in a part is."""
-    at = 0
+    """Return which element of the flattened tensor element number ``element`` of a part is."""
+    number = 0
     for index, offset, whole in zip(_indices(element, part.sizes), part.offsets, grid, strict=True):
-        at = at * whole + offset + index
-    return at
+        number = number * whole + offset + index
+    return number
 
 
-def _around(pair: _Pair, at: int, most: int) -> _Range:
-    """Return whole rows, or a piece of one, of about ``most`` elements, from element ``at`` on."""
+def _around(pair: _Pair, element: int, most: int) -> _Range:
+    """Return whole rows, or a piece of one, of about ``most`` elements, that begin at ``element``.
+
+    The range may begin before it, with the row.
+    """
     shape, most = pair.tensor.shape, max(1, min(most, ELEMENTS))
     if not shape:
         return _Range(pair, Box((), ()), 0, 1)
     axis = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) <= most)
     behind = shape[axis + 1 :]
     tail = prod(behind)
-    indices = _indices(at // tail, shape[: axis + 1])
+    indices = _indices(element // tail, shape[: axis + 1])
     rows = min(max(1, most // tail), shape[axis] - indices[-1])
     box = Box((*indices, *(0,) * len(behind)), (*(1,) * axis, rows, *behind))
-    return _Range(pair, box, at // tail * tail, rows * tail)
+    return _Range(pair, box, element // tail * tail, rows * tail)
 
 
 def _indices(element: int, shape: Shape) -> tuple[int, ...]:
     """Return the indices of an element of a flattened tensor."""
-    found: list[int] = []
+    indices: list[int] = []
     for size in reversed(shape):
         element, index = divmod(element, size)
-        found.insert(0, index)
-    return tuple(found)
+        indices.insert(0, index)
+    return tuple(indices)
 
 
 def _holder(copy: Copy, element: int) -> str:
@@ -213,23 +226,25 @@ def _holder(copy: Copy, element: int) -> str:
 
 
 def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
-    """Yield ranges that are read together: their copies have the same two element types."""
+    """Yield lists of ranges to read together: their copies have the same two element types."""
     batch: list[_Range] = []
-    held = 0
-    for one in ranges:
-        if batch and (held + one.count > _BATCH or one.pair.dtypes != batch[0].pair.dtypes):
+    elements = 0
+    for range_ in ranges:
+        if batch and (
+            elements + range_.count > _BATCH or range_.pair.dtypes != batch[0].pair.dtypes
+        ):
             yield batch
-            batch, held = [], 0
-        batch.append(one)
-        held += one.count
+            batch, elements = [], 0
+        batch.append(range_)
+        elements += range_.count
     if batch:
         yield batch
 
 
 def _compare(files: Files, batch: Sequence[_Range]) -> Array:
-    """Return for each element of the ranges whether the copies differ; two NaNs do not."""
-    wide = _read(files, [(one, one.pair.wide) for one in batch])
-    narrow = _read(files, [(one, one.pair.narrow) for one in batch])
+    """Return for each element of the ranges whether the copies differ; two NaNs do not differ."""
+    wide = _read(files, [(range_, range_.pair.wide) for range_ in batch])
+    narrow = _read(files, [(range_, range_.pair.narrow) for range_ in batch])
     dtype = batch[0].pair.narrow.dtype
     rounded, _ = cast(wide, batch[0].pair.wide.dtype, dtype)
     differs: Array = (rounded != narrow) & ~(_is_nan(rounded, dtype) & _is_nan(narrow, dtype))
@@ -237,19 +252,24 @@ def _compare(files: Files, batch: Sequence[_Range]) -> Array:
 
 
 def _is_nan(values: Array, dtype: str) -> Array:
+    """Return for each raw value whether it is NaN."""
     if dtype == "BF16":
         return (values & 0x7FFF) > 0x7F80
     return np.isnan(values.view(FLOATS[dtype])) if dtype in FLOATS else np.zeros(len(values), bool)
 
 
 def _read(files: Files, ranges: Sequence[tuple[_Range, Copy]]) -> Array:
-    """Return the elements of all ranges, one after the other."""
+    """Read and return the raw elements of all ranges, one after the other."""
     item, unit = ITEMSIZE[ranges[0][1].dtype], Unit()
-    for one, copy in ranges:
-        box = one.box if copy.grid == one.pair.tensor.shape else Box((one.start,), (one.count,))
+    for range_, copy in ranges:
+        box = (
+            range_.box
+            if copy.grid == range_.pair.tensor.shape
+            else Box((range_.start,), (range_.count,))
+        )
         for part in copy.parts:
             unit.reads += box_reads(box, part, item, unit.stored)
-        unit.stored += one.count * item
+        unit.stored += range_.count * item
     out = np.empty(unit.stored, "u1")
     gather(files, unit, out.data)
     return out.view(RAW[item])
@@ -271,16 +291,21 @@ class ComparedFiles(FilesWrapper):
     """
 
     def __init__(self, files: Files, plans: Iterable[FilePlan]) -> None:
+        """Compare the parts of ``plans`` that have replicas."""
         super().__init__(files)
-        held: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(list)
+        parts_by_file: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(
+            list
+        )
         for tensor in (tensor for plan in plans for tensor in plan.tensors):
             for part in tensor.copy.parts:
                 if part.replicas:
                     extent = part.extent
-                    held[extent.file].append(
+                    parts_by_file[extent.file].append(
                         (extent.start, extent.start + extent.size, tensor, part)
                     )
-        self._parts = {name: sorted(parts, key=itemgetter(0, 1)) for name, parts in held.items()}
+        self._parts = {
+            name: sorted(parts, key=itemgetter(0, 1)) for name, parts in parts_by_file.items()
+        }
         self._ends = {
             name: list(accumulate((end for _, end, *_ in parts), max))
             for name, parts in self._parts.items()
@@ -289,15 +314,18 @@ class ComparedFiles(FilesWrapper):
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """See `Files`.
 
-        Raises Corrupt or Unsupported, as `check`, if a replica has other bytes.
+        Raises Corrupt or Unsupported, as `check_copies`, if a replica has other bytes.
         """
         self._files.read_into(name, start, out)
         for unit, replicas in self.replicas(name, start, start + out.nbytes):
-            found = np.empty(unit.stored, "u1")
-            gather(self._files, unit, found.data)
-            for read, (at, tensor, part, replica) in zip(unit.reads, replicas, strict=True):
+            bytes_of_replicas = np.empty(unit.stored, "u1")
+            gather(self._files, unit, bytes_of_replicas.data)
+            for replica_read, (position, tensor, part, replica) in zip(
+                unit.reads, replicas, strict=True
+            ):
                 if not np.array_equal(
-                    np.frombuffer(out, "u1", read.size, at), found[read.at : read.at + read.size]
+                    np.frombuffer(out, "u1", replica_read.size, position),
+                    bytes_of_replicas[replica_read.at : replica_read.at + replica_read.size],
                 ):
                     names = replica.extent.file, part.extent.file
                     raise _unequal(
@@ -305,16 +333,19 @@ class ComparedFiles(FilesWrapper):
                     )
 
     def replicas(self, name: str, start: int, end: int) -> Iterator[tuple[Unit, list[_Replica]]]:
-        """Yield the replicas of a range of a file: the first of each part, then the second, …"""
+        """Yield the replicas of a range of a file as units to read.
+
+        First come those that are the first replica of their part, then the second ones, and so on.
+        """
         if name not in self._parts:
             return
         parts = self._parts[name]
-        near = parts[
+        overlapping = parts[
             bisect_right(self._ends[name], start) : bisect_left(parts, end, key=itemgetter(0))
         ]
-        for nth in range(max((len(part.replicas) for *_, part in near), default=0)):
+        for nth in range(max((len(part.replicas) for *_, part in overlapping), default=0)):
             unit, replicas = Unit(), []
-            for first, last, tensor, part in near:
+            for first, last, tensor, part in overlapping:
                 low, high = max(start, first), min(end, last)
                 if low < high and nth < len(part.replicas):
                     extent: Extent = part.replicas[nth].extent

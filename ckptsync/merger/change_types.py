@@ -1,8 +1,9 @@
-"""The changes that a LoRA adapter makes in the tensors of its base: values, without values.  Pure.
+"""The changes that a LoRA adapter makes in the tensors of its base, as plain values.  Pure.
 
-A change covers a box of one tensor of the base.  Box and factors are matrices: of a box of more
-axes (a convolution's), all but the first are flattened; leading axes of size 1 (one expert of
-several) are dropped.
+They say which tensors are involved, not what their values are, so that the whole merge is planned
+before a value is read.  A change covers a box of one tensor of the base.  Box and factors are
+matrices: of a box of more axes (a convolution's), all but the first are flattened; leading axes of
+size 1 (one expert of several) are dropped.
 """
 
 from __future__ import annotations
