@@ -8,7 +8,7 @@ and gives each case to a public function or a command, in a process of its own. 
 right result and a `CkptsyncError` with an exit code of docs/cli.md.  A finding is anything else:
 another exception, a process that dies or does not come back, too much memory or time, a wrong
 result (`Wrong`), something read or written outside of the directories that were given.  Hypothesis
-makes each finding smaller.
+makes findings smaller, but those of `by_dice`.
 """
 
 from __future__ import annotations
@@ -85,8 +85,12 @@ class Door:
 
 
 def by_dice(make: Callable[[random.Random], Case]) -> strategies.SearchStrategy[Case]:
-    """Return the strategy of a function that makes a case by chance; hypothesis throws its dice."""
-    return strategies.randoms(use_true_random=False).map(make)
+    """Return the strategy of a function that makes a case by chance; hypothesis draws the seed.
+
+    Its findings are not made smaller, but it makes ten times as many cases as with every number
+    drawn by hypothesis; of one kind the smallest is kept.
+    """
+    return strategies.randoms(use_true_random=True).map(make)
 
 
 ENTRY_POINTS: Mapping[str, Mapping[str, Sequence[str]]] = {

@@ -11,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from hypothesis import strategies as st
-
 from ckptsync.merger.inspection import inspect_checkpoint
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
@@ -130,44 +128,48 @@ P61 = 2**61 - 1  # the modulus of the hash of numbers
 _OPCODES = b"(t]})\x85\x86\x8702aesuRbQ\x81\x8f\x90\x91N\x881\x94."  # those without an argument
 
 
-_NAMES = [
-    ("collections", "OrderedDict"),
-    ("torch", "Size"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch", "FloatStorage"),
-    ("builtins", "set"),
-    ("torch", "device"),
-]
-_NUMBERS = st.sampled_from((0, 1, -1, P61, 2**63)) | st.integers(0, 98).map(P61.__mul__)
-_TEXTS = st.sampled_from(("", "a", "storage", "0", "x" * 1000))
-_PIECES = st.one_of(
-    *[st.sampled_from([bytes([code]) for code in _OPCODES])] * 5,
-    st.builds(bytes, st.tuples(st.sampled_from(b"qh"), st.integers(0, 3))),
-    (_NUMBERS | st.integers(0, 1 << 30)).map(pickles.number),
-    _TEXTS.map(pickles.text),
-    st.sampled_from(_NAMES).map(lambda name: pickles.name(*name)),
-    st.sampled_from((3, 60)).map(pickles.bomb),
-    st.just(b")q\x00h\x00h\x00\x86q\x00"),
-    st.sampled_from((1, 3, 3000)).map(
-        lambda count: b"".join(pickles.number(n * P61) for n in range(count))
-    ),
-)
-_COUNTS = st.sampled_from((1, 1, 1, 1, 2, 10, 1000, 100_000))
-
-
-@st.composite
-def _pickles(draw: st.DrawFn) -> Case:
-    """Draw opcodes, many of the same, where a format reads a pickle."""
-    left, made = draw(st.sampled_from((30, 300, 300_000))), []
-    for piece, count in draw(st.lists(st.tuples(_PIECES, _COUNTS), min_size=1, max_size=60)):
-        if left > 0:
-            made.append(piece * max(1, min(count, left // len(piece))))
-            left -= len(made[-1])
-    if draw(st.integers(0, 2)) == 0:  # what it ends with is called
-        made += [pickles.name(*draw(st.sampled_from(_NAMES))), b"(", made[-1], b"t", b"R"]
-    proto = draw(st.sampled_from((pickles.PROTO2, pickles.PROTO4)))
-    place = draw(st.sampled_from(sorted(pickles.PLACES)))
-    return {"place": place, "pickle": proto + b"".join(made) + b"."}
+def _make_pickle(dice: random.Random) -> Case:
+    """Random opcodes, many of the same, where a format reads a pickle."""
+    names = [
+        ("collections", "OrderedDict"),
+        ("torch", "Size"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch", "FloatStorage"),
+        ("builtins", "set"),
+        ("torch", "device"),
+    ]
+    made: list[bytes] = []
+    left = dice.choice((30, 300, 300_000))
+    while left > 0 and len(made) < 60:
+        kind = dice.randrange(12)
+        if kind <= 4:
+            piece = bytes([dice.choice(_OPCODES)])
+        elif kind == 5:
+            piece = dice.choice((b"q", b"h")) + bytes([dice.randrange(4)])
+        elif kind == 6:
+            piece = pickles.number(
+                dice.choice(
+                    (0, 1, -1, P61, P61 * dice.randrange(99), 2**63, dice.randrange(1 << 30))
+                )
+            )
+        elif kind == 7:
+            piece = pickles.text(dice.choice(("", "a", "storage", "0", "x" * 1000)))
+        elif kind == 8:
+            piece = pickles.name(*dice.choice(names))
+        elif kind == 9:
+            piece = pickles.bomb(dice.choice((3, 60)))
+        elif kind == 10:
+            piece = b")q\x00" + b"h\x00h\x00\x86q\x00"
+        else:
+            piece = b"".join(pickles.number(n * P61) for n in range(dice.choice((1, 3, 3000))))
+        count = dice.choice((1, 1, 1, 1, 2, 10, 1000, 100_000))
+        piece = piece * max(1, min(count, left // len(piece)))
+        made.append(piece)
+        left -= len(piece)
+    if dice.randrange(3) == 0:  # what it ends with is called
+        made += [pickles.name(*dice.choice(names)), b"(", made[-1], b"t", b"R"]
+    proto = dice.choice((pickles.PROTO2, pickles.PROTO4))
+    return {"place": dice.choice(sorted(pickles.PLACES)), "pickle": proto + b"".join(made) + b"."}
 
 
 def _run_pickle(case: Case, home: Path) -> str:
@@ -182,5 +184,5 @@ def _run_pickle(case: Case, home: Path) -> str:
 
 DOORS: Mapping[str, Door] = {
     "merge-damage": Door(by_dice(_make_damage), _run_damage, ("in",)),
-    "pickles": Door(_pickles(), _run_pickle, ("in", "out")),
+    "pickles": Door(by_dice(_make_pickle), _run_pickle, ("in", "out")),
 }
