@@ -55,10 +55,13 @@
 # make kill-stores            kill writers to a directory, S3 and SFTP at every system call that changes
 #                             something (2 hours; strace and sshd) KILL="--stores s3 --calls 50 --moments 50"
 # make kill-heads             the same for heads, two with different options at once (30 minutes)
-#                             HEADS="--calls 10 --moments 40 --seed 7", HEADS="--store s3"
+#                             HEADS="--calls 10 --moments 40 --seed 7", HEADS="--stores s3"
 # make kill-gc                the same for `ckptsync gc` and retention (30 minutes)
 #                             GC="--stores s3 --scenes remove --calls 20 --moments 40"
 # make kill-pull              the same for `ckptsync pull` (15 minutes) PULL="--stores posix --calls 40"
+# make kill-merge             the same for `ckptsync merge` into a directory and into a store, continued
+#                             with the same and with other options (5 minutes) MERGES="--calls 10"
+# make kill-resume            the same for `ckptsync resume` of one node (5 minutes) RESUMES="--calls 10"
 # make crash-states           simulate a power cut at every moment of a store's work (strace)
 #                             CRASH="--states 5000 --random 100"
 # make damage                 damage every vector in every way: nothing may pass unseen
@@ -120,6 +123,8 @@ KILL ?=
 HEADS ?=
 GC ?=
 PULL ?=
+MERGES ?=
+RESUMES ?=
 TRAINERS ?=
 HOSTILE ?=
 DOCTOR ?=
@@ -142,7 +147,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -199,7 +204,7 @@ bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
 	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --mix $(MIX) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)' --document docs/benchmarks-transfer.md
 
 campaign: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)
+	$(BIN)/python -m tests.campaigns.kill services $(CAMPAIGN)
 
 campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.trainers --python $(BENCH_VENV)/bin/python $(TRAINERS)
@@ -276,16 +281,22 @@ guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed-lightning $(BENCH_VENV)
 	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py
 
 kill-stores: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.stores_kill $(KILL)
+	$(BIN)/python -m tests.campaigns.kill stores $(KILL)
 
 kill-heads: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.head_kill $(HEADS)
+	$(BIN)/python -m tests.campaigns.kill heads $(HEADS)
 
 kill-gc: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.gc_kill $(GC)
+	$(BIN)/python -m tests.campaigns.kill gc $(GC)
 
 kill-pull: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.pull_kill $(PULL)
+	$(BIN)/python -m tests.campaigns.kill pull $(PULL)
+
+kill-merge: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.kill merge $(MERGES)
+
+kill-resume: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.kill resume $(RESUMES)
 
 crash-states: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)

@@ -13,7 +13,7 @@ import pytest
 from tests.campaigns.crash_states import Work, judged, needless
 from tests.campaigns.crash_trace import Data, Mark, Names, Step, Sync, traced
 from tests.campaigns.crash_work import WORKS, content
-from tests.campaigns.trapping import can_trap
+from tests.campaigns.killing import can_trap
 from tests.support.exhaustive import in_exhaustive
 from tests.support.files_in_memory import contents
 

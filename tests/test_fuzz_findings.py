@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies
 
 from ckptsync.errors import Corrupt
 from tests.campaigns import fuzz
-from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, again, alone
+from tests.campaigns.fuzz import KEPT, Case, Door, Runner, Wrong, again
 
 FOUND = sorted(KEPT.rglob("*.json"))
 
@@ -63,17 +64,31 @@ def _hostile(case: Case, home: Path) -> str:
     ],
 )
 def test_a_case_is_judged(what: str, word: str, said: str) -> None:
-    door = Door(lambda _: {}, _hostile, ("given",), seconds=3.0)
+    door = Door(strategies.just({}), _hostile, ("given",), seconds=3.0)
     cases: list[Case] = [{"what": "fine"}, {"what": what}, {"what": "fine"}]
-    told = list(alone(door, cases.__getitem__, range(3)))
+    with closing(Runner(door)) as runner:
+        told = [runner.judge(case) for case in cases]
     assert [t[0] for t in told] == ["fine", word, "fine"]
     assert said in told[1][1]
 
 
 @pytest.mark.parametrize("name", fuzz.DOORS)
 def test_every_door_makes_cases_that_can_be_kept(name: str) -> None:
-    door = fuzz.door_of(name)
-    for n in range(5):
-        case = door.make(random.Random(n))
+    kept = list[Case]()
+    fuzz.explore(fuzz.door_of(name).cases, kept.append, "1", 5)
+    assert kept
+    for case in kept:
         assert fuzz.decoded(fuzz.encoded(case)) == case
-        assert fuzz.encoded(door.make(random.Random(n))) == fuzz.encoded(case)
+
+
+def test_a_finding_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = strategies.lists(strategies.integers()).map(lambda numbers: {"what": numbers})
+
+    def run(case: Case, home: Path) -> str:
+        if sum(case["what"]) > 1000:
+            raise Wrong("too many")
+        return "fine"
+
+    monkeypatch.setattr(fuzz, "door_of", lambda _: Door(cases, run))
+    (finding,) = fuzz.search("sums", "1", 10.0).findings.values()
+    assert len(finding.case["what"]) == 1

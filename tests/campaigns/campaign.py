@@ -20,19 +20,16 @@ CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("
 CKPTSYNC = (sys.executable, "-m", "ckptsync")
 
 
-def arguments(description: str | None, *shared: str) -> argparse.ArgumentParser:
+def arguments(
+    description: str | None, *shared: str, add_to: argparse.ArgumentParser | None = None
+) -> argparse.ArgumentParser:
     """Return a parser that shows a module's docstring, with these of the shared options."""
-    parser = argparse.ArgumentParser(
+    parser = add_to or argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options: dict[str, dict[str, Any]] = {
         "seed": {"type": int, "default": 1},
         "home": {"help": "a directory to work in, kept afterwards; a temporary one by default"},
-        "calls": {
-            "type": int,
-            "default": 0,
-            "help": "die at most at so many system calls, drawn by chance; 0: at every one",
-        },
     }
     for name in shared:
         parser.add_argument(f"--{name}", **options[name])

@@ -31,7 +31,7 @@ from ckptsync.stores.posix.draft import is_unfinished
 from tests.campaigns.campaign import arguments
 from tests.campaigns.crash_trace import Data, Mark, Names, Step, Sync, traced
 from tests.campaigns.crash_work import CONTENDED, WORKS, content
-from tests.campaigns.trapping import can_trap
+from tests.campaigns.killing import can_trap
 
 NEVER = 1 << 60
 

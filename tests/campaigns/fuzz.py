@@ -1,13 +1,14 @@
-"""Try inputs that nobody would write at every door of ckptsync, and keep each that does harm.
+"""Try inputs that nobody would write at six entry points of ckptsync, and keep each that does harm.
 
     python -m tests.campaigns.fuzz --seconds 600 --door records --seed 7
     python -m tests.campaigns.fuzz --replay tests/fuzz_findings/records/0a1b2c3d.json
 
-A door makes a case (a few plain values, so that a case can be kept as a file) and gives it to a
-public function or a command.  Right answers are a right result and a `CkptsyncError` with an exit
-code of docs/cli.md.  A finding is anything else: another exception, a process that dies or does not
-come back, too much memory or time, a wrong result (`Wrong`), something read or written outside of
-the directories that were given.
+A door has a hypothesis strategy of cases (a few plain values, so that a case can be kept as a file)
+and gives each case to a public function or a command, in a process of its own.  Right answers are a
+right result and a `CkptsyncError` with an exit code of docs/cli.md.  A finding is anything else:
+another exception, a process that dies or does not come back, too much memory or time, a wrong
+result (`Wrong`), something read or written outside of the directories that were given.  Hypothesis
+makes findings smaller, but those of `by_dice`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import os
 import random
 import re
 import resource
-import select
 import shutil
 import signal
 import sys
@@ -31,12 +31,16 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import hypothesis
+from hypothesis import strategies
 
 from ckptsync.cli.main import main as ckptsync
 from ckptsync.digest import digest
@@ -51,7 +55,7 @@ SECONDS = 5.0  # of CPU for one case
 HANGS = 30.0  # seconds without any work after which a process does not come back
 MEMORY = 300 << 20  # bytes that one case may need beyond what the process had
 ADDRESSES = 4 << 30  # bytes of address space, so that a runaway case ends in its own process
-BATCH = 400  # cases of one process
+BATCH = 200  # cases of one process, and of one run of hypothesis
 SECRET = b"what lies outside is nobody's business"
 
 Case = dict[str, Any]
@@ -64,16 +68,14 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """``make`` makes a case, by chance and always the same for the same chance.
-
-    ``run`` tries it in an empty directory and returns a word for the count.
+    """``cases`` makes cases; ``run`` tries one in an empty directory, and returns a word to count.
 
     ``run`` raises `Wrong`, or whatever the product raises.  Only what is below one of ``given`` in
     that directory may be read or written, and ``own``, which is home and temporary. ``ready`` is
     called before the first case, in the process that all others are forked from.
     """
 
-    make: Callable[[random.Random], Case]
+    cases: strategies.SearchStrategy[Case]
     run: Callable[[Case, Path], str]
     given: tuple[str, ...] = ()
     ready: Callable[[], object] = lambda: None
@@ -82,20 +84,30 @@ class Door:
     memory: int = MEMORY
 
 
-DOORS: Mapping[str, str] = {
-    "merge-damage": "fuzz_merges",
-    "merge-structure": "fuzz_structure",
-    "pickles": "fuzz_merges",
-    "records": "fuzz_stores",
-    "heartbeats": "fuzz_stores",
-    "kept": "fuzz_stores",
-    "configuration": "fuzz_local",
-    "argv": "fuzz_local",
-    "spool": "fuzz_local",
-    "s3-answers": "fuzz_servers",
-    "sftp-answers": "fuzz_servers",
+def by_dice(make: Callable[[random.Random], Case]) -> strategies.SearchStrategy[Case]:
+    """Return the strategy of a function that makes a case by chance; hypothesis draws the seed.
+
+    Its findings are not made smaller, but it makes ten times as many cases as with every number
+    drawn by hypothesis; of one kind the smallest is kept.
+    """
+    return strategies.randoms(use_true_random=True).map(make)
+
+
+ENTRY_POINTS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "layouts": {"fuzz_merges": ("pickles",)},
+    "merge": {"fuzz_merges": ("merge-damage",), "fuzz_structure": ("merge-structure",)},
+    "verify": {"fuzz_stores": ("kept",)},
+    "records": {"fuzz_stores": ("records", "heartbeats")},
+    "commands": {"fuzz_local": ("configuration", "argv", "spool")},
+    "servers": {"fuzz_servers": ("s3-answers", "sftp-answers")},
 }
-"""Name of a door → the module that has it, in its table ``DOORS``."""
+"""Entry point → module → its doors, in the module's table ``DOORS``."""
+DOORS = {
+    door: module
+    for modules in ENTRY_POINTS.values()
+    for module, doors in modules.items()
+    for door in doors
+}
 
 
 @dataclass
@@ -105,7 +117,11 @@ class Finding:
     kind: str
     said: str
     case: Case
-    count: int = 0
+    count: int = 1
+
+
+class Found(Exception):
+    """Tells hypothesis of a finding, so that it looks for a smaller one."""
 
 
 @dataclass
@@ -115,86 +131,112 @@ class Tally:
     words: Counter[str] = field(default_factory=Counter)
     findings: dict[str, Finding] = field(default_factory=dict)
 
-    def add(self, word: str, said: str, case: Callable[[], Case]) -> None:
-        """Count one."""
+    def add(self, word: str, said: str, case: Case) -> str:
+        """Count a case; return the kind of a finding, or nothing."""
         self.words[word] += 1
-        if word == "FOUND":
-            kind, made = _kind(said), case()
-            known = self.findings.setdefault(kind, Finding(kind, said, made))
-            known.count += 1
-            if len(encoded(made)) < len(encoded(known.case)):
-                known.said, known.case = said, made
+        if word != "FOUND":
+            return ""
+        kind = _kind(said)
+        finding = self.findings.setdefault(kind, Finding(kind, said, case, 0))
+        finding.count += 1
+        if len(encoded(case)) < len(encoded(finding.case)):
+            finding.said, finding.case = said, case
+        return kind
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 if nothing was found."""
+    """Return 0 if nothing was found."""
     args = _arguments().parse_args(argv)
     if args.replay:
-        return _replayed([Path(path) for path in args.replay])
-    doors = args.door or list(DOORS)
+        wrong = {path: said for path in args.replay if (said := again(Path(path)))}
+        for path, said in wrong.items():
+            print(f"FOUND {path}\n  {_indented(said)}")
+        print(f"{len(wrong)} of {len(args.replay)} findings are still there")
+        return 1 if wrong else 0
+    chosen = args.door or list(ENTRY_POINTS)
+    doors = [
+        d for name in chosen for ds in ENTRY_POINTS.get(name, {"": [name]}).values() for d in ds
+    ]
     print(f"seed {args.seed}, {args.seconds:.0f} s, doors {', '.join(doors)}", flush=True)
-    found = 0
+    count = 0
     for name in doors:
-        tally = tried(name, str(args.seed), args.seconds / len(doors))
-        found += len(tally.findings)
-        print(
-            f"{name}: {tally.words.total()} inputs,"
-            f" {', '.join(f'{n} {word}' for word, n in tally.words.most_common())}",
-            flush=True,
-        )
+        tally = search(name, args.seed, args.seconds / len(doors))
+        count += len(tally.findings)
+        words = ", ".join(f"{n} {word}" for word, n in tally.words.most_common())
+        print(f"{name}: {tally.words.total()} inputs, {words}", flush=True)
         for finding in tally.findings.values():
-            path = keep(name, finding)
-            print(
-                f"FOUND {finding.count} times, kept as {os.path.relpath(path, ROOT)}\n "
-                f" {_indented(finding.said)}",
-                flush=True,
-            )
-    print(f"{found} findings, seed {args.seed}")
-    return 1 if found else 0
+            path = os.path.relpath(keep(name, finding), ROOT)
+            said = _indented(finding.said)
+            print(f"FOUND {finding.count} times, kept as {path}\n  {said}", flush=True)
+    print(f"{count} findings, seed {args.seed}")
+    return 1 if count else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = arguments(__doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="for all doors together (default: 60)"
-    )
-    parser.add_argument(
-        "--seed",
-        default=str(random.SystemRandom().randrange(1 << 32)),
-        help="(default: another one each time)",
-    )
-    parser.add_argument(
-        "--door",
-        action="append",
-        choices=list(DOORS),
-        help="may be repeated (default: all in turn)",
-    )
+    told = "for all doors together (default: 60)"
+    parser.add_argument("--seconds", type=float, default=60.0, help=told)
+    seed = str(random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--seed", default=seed, help="(default: another one each time)")
+    names = [*ENTRY_POINTS, *(name for name in DOORS if name not in ENTRY_POINTS)]
+    told = "an entry point or one of its doors; may be repeated (default: all in turn)"
+    parser.add_argument("--door", action="append", choices=names, help=told)
     parser.add_argument("--replay", nargs="+", metavar="FILE", help="run kept findings again")
     return parser
 
 
 def door_of(name: str) -> Door:
-    """Ready to be tried."""
+    """Return a door, ready to be tried."""
     door: Door = import_module(f"tests.campaigns.{DOORS[name]}").DOORS[name]
     door.ready()
     return door
 
 
-def tried(name: str, seed: str, seconds: float) -> Tally:
-    """Cases of one door until the time is over."""
-    door, tally, number = door_of(name), Tally(), 0
+def search(name: str, seed: str, seconds: float) -> Tally:
+    """Try cases of one door until the time is over."""
+    door, tally, shrunk, number = door_of(name), Tally(), set[str](), 0
     end = time.monotonic() + seconds
+    with contextlib.closing(Runner(door)) as runner:
 
-    def case(n: int) -> Case:
-        return door.make(random.Random(f"{seed} {name} {n}"))
+        def attempt(case: Case) -> None:
+            if tally.words and time.monotonic() >= end:
+                return
+            kind = tally.add(*runner.judge(case), case)
+            if kind and kind not in shrunk:
+                raise Found(kind)
 
-    while number == 0 or time.monotonic() < end:
-        for word, said in alone(door, case, range(number, number + BATCH)):
-            tally.add(word, said, partial(case, number))
+        while number == 0 or time.monotonic() < end:
+            with contextlib.suppress(Found, hypothesis.errors.Flaky):
+                explore(door.cases, attempt, f"{seed} {name} {number}")
+            shrunk |= tally.findings.keys()
             number += 1
-            if time.monotonic() >= end:
-                break
     return tally
+
+
+def explore(
+    cases: strategies.SearchStrategy[Case],
+    attempt: Callable[[Case], None],
+    seed: str,
+    count: int = BATCH,
+) -> None:
+    """Give ``attempt`` so many cases of a seed, and smaller ones where it raises."""
+    settings = hypothesis.settings(
+        database=None,
+        deadline=None,
+        max_examples=count,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+    )
+
+    @hypothesis.seed(seed)
+    @settings
+    @hypothesis.given(cases)
+    def explored(case: Case) -> None:
+        attempt(case)
+
+    explored()
 
 
 def keep(name: str, finding: Finding) -> Path:
@@ -207,61 +249,45 @@ def keep(name: str, finding: Finding) -> Path:
 
 
 def again(path: Path) -> str:
-    """What is wrong with a kept finding now; empty if nothing is."""
-    told = decoded(path.read_text())
-    ((word, said),) = alone(door_of(told["door"]), lambda _: told["case"], range(1))
+    """Return what is wrong with a kept finding now; empty if nothing is."""
+    kept = decoded(path.read_text())
+    with contextlib.closing(Runner(door_of(kept["door"]))) as runner:
+        word, said = runner.judge(kept["case"])
     return said if word == "FOUND" else ""
 
 
-def _replayed(paths: Sequence[Path]) -> int:
-    wrong = {path: said for path in paths if (said := again(path))}
-    for path, said in wrong.items():
-        print(f"FOUND {path}\n  {_indented(said)}")
-    print(f"{len(wrong)} of {len(paths)} findings are still there")
-    return 1 if wrong else 0
-
-
 def encoded(case: Mapping[str, Any]) -> str:
-    """A case as JSON; bytes are packed."""
+    """Return a case as JSON; bytes are packed."""
 
     def packed(value: bytes) -> dict[str, str]:
-        try:
-            return (
-                {"text of bytes": value.decode("ascii")}
-                if len(value) < 2000
-                else {"packed": base64.b64encode(zlib.compress(value, 9)).decode()}
-            )
-        except UnicodeDecodeError:
-            return {"packed": base64.b64encode(zlib.compress(value, 9)).decode()}
+        if len(value) < 2000 and value.isascii():
+            return {"text of bytes": value.decode("ascii")}
+        return {"packed": base64.b64encode(zlib.compress(value, 9)).decode()}
 
     return json.dumps(case, indent=1, default=packed)
 
 
 def decoded(text: str) -> Case:
-    """What `encoded` wrote."""
+    """Return what `encoded` wrote."""
 
     def unpacked(value: dict[str, Any]) -> Any:
         if value.keys() == {"text of bytes"}:
             return value["text of bytes"].encode()
-        return (
-            zlib.decompress(base64.b64decode(value["packed"]))
-            if value.keys() == {"packed"}
-            else value
-        )
+        is_packed = value.keys() == {"packed"}
+        return zlib.decompress(base64.b64decode(value["packed"])) if is_packed else value
 
-    found: Case = json.loads(text, object_hook=unpacked)
-    return found
+    case: Case = json.loads(text, object_hook=unpacked)
+    return case
 
 
 def _kind(said: str) -> str:
-    """What findings of one cause have in common: the last line of ours in a traceback, or the words
-    without names and numbers.
+    """Return what findings of one cause have in common.
+
+    That is the last line of ours in a traceback, or the words without names and numbers.
     """
     frames = re.findall(r'File "[^"]*/(ckptsync/[^"]+)", line \d+, in (\S+)', said)
     last = said.strip().rpartition("\n")[2].partition(":")[0]
-    if frames:
-        return f"{frames[-1]} {last}"
-    return re.sub(r"'[^']*'|\d+", "#", said)[:120]
+    return f"{frames[-1]} {last}" if frames else re.sub(r"'[^']*'|\d+", "#", said)[:120]
 
 
 def _indented(said: str) -> str:
@@ -269,74 +295,75 @@ def _indented(said: str) -> str:
     return "\n  ".join(lines if len(lines) < 30 else [*lines[:4], "…", *lines[-20:]])
 
 
-# one process that tries many cases, and is replaced when it dies
+class Runner:
+    """A child process that tries cases of a door; another replaces it when it dies.
 
-
-def alone(door: Door, case: Callable[[int], Case], numbers: range) -> Iterator[tuple[str, str]]:
-    """``(word, said)`` of the case of each number, which runs in a process of its own or in one
-    that served others before.
-
-    A process that dies, or does not come back, is the finding of the case that it was at; another
-    goes on with the next one.
+    A process that dies, or does not come back, is the finding of the case that it was at.
     """
-    with working("fuzz", in_memory=True) as made:
-        while numbers:
-            for word, said in _generation(door, case, numbers, made.resolve()):
-                numbers = numbers[1:]
-                yield word, said
 
+    def __init__(self, door: Door) -> None:
+        self._door, self._pid, self._count = door, 0, 0
+        self._stack = contextlib.ExitStack()
+        self._home = self._stack.enter_context(working("fuzz", in_memory=True)).resolve()
+        self._log = self._home / "log"
+        self._connection: Connection[Any, Any] | None = None
 
-def _generation(
-    door: Door, case: Callable[[int], Case], numbers: range, home: Path
-) -> Iterator[tuple[str, str]]:
-    """As `alone`, of one process: it ends after the first case by which it dies."""
-    shutil.rmtree(home / "case", ignore_errors=True)
-    log, (out, into) = home / "log", os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.close(out)
-            os.setsid()  # whatever it starts ends with it
-            _serve(door, (case(n) for n in numbers), home, into, log)
-        except BaseException:  # noqa: BLE001 - the parent tells, as of any death
-            log.write_text(_OURS + traceback.format_exc())
-        finally:
-            os._exit(0)
-    os.close(into)
-    try:
-        with os.fdopen(out, "rb", buffering=0) as pipe:
-            yield from _heard(pipe, pid, len(numbers), log)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _heard(pipe: io.RawIOBase, pid: int, count: int, log: Path) -> Iterator[tuple[str, str]]:
-    rest, idle, used = b"", 0.0, 0.0
-    while count:
-        if not select.select([pipe], [], [], 5.0)[0]:
-            now = _used(pid)
+    def judge(self, case: Case) -> tuple[str, str]:
+        """Return the word that a case is counted under, and what was said of a finding."""
+        if self._count % BATCH == 0:
+            self._end()
+        self._count += 1
+        connection = self._connection or self._fork()
+        connection.send(case)
+        idle, used = 0.0, 0.0
+        while not connection.poll(5.0):
+            now = _used(self._pid)
             idle, used = idle + 5.0 if now - used < 0.05 else 0.0, now
             if idle >= HANGS:
-                os.kill(pid, signal.SIGABRT)  # by which it says where it is
-            continue
-        idle, data = 0.0, pipe.read(1 << 16) or b""
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            word, said = json.loads(line)
-            count -= 1
-            yield word, said
-        if not data:
-            told = log.read_text("utf-8", "replace") if log.exists() else ""
-            if told.startswith(_OURS):
-                raise RuntimeError(told)
-            yield "FOUND", f"the process died or did not come back\n{told[-3000:]}"
-            return
+                os.kill(self._pid, signal.SIGABRT)  # by which it says where it is
+        try:
+            word, said = connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._end()
+            text = self._log.read_text("utf-8", "replace") if self._log.exists() else ""
+            if text.startswith(_OURS):
+                raise RuntimeError(text) from None
+            return "FOUND", f"the process died or did not come back\n{text[-3000:]}"
+        return word, said
+
+    def close(self) -> None:
+        """End the process and remove its directory."""
+        self._end()
+        self._stack.close()
+
+    def _fork(self) -> Connection[Any, Any]:
+        shutil.rmtree(self._home / "case", ignore_errors=True)
+        ours, theirs = Pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                ours.close()
+                os.setsid()  # whatever it starts ends with it
+                _serve(self._door, theirs, self._home, self._log)
+            except BaseException:  # noqa: BLE001 - the parent tells, as of any death
+                self._log.write_text(_OURS + traceback.format_exc())
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._connection = ours
+        return ours
+
+    def _end(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
 
 def _used(pid: int) -> float:
-    """Seconds of CPU of a process and of those that it has waited for."""
+    """Return seconds of CPU of a process and of those that it has waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -344,29 +371,26 @@ def _used(pid: int) -> float:
 _OURS = "the campaign itself failed\n"
 
 
-def _serve(door: Door, cases: Iterator[Case], home: Path, into: int, log: Path) -> None:
+def _serve(door: Door, cases: Connection[Any, Any], home: Path, log: Path) -> None:
+    """Judge each case that comes, until the parent is gone."""
     guard = Guard(home)
     sys.addaudithook(guard)
-    with log.open("w") as file:
+    with log.open("w") as file, contextlib.suppress(EOFError):
         faulthandler.enable(file)
         os.dup2(file.fileno(), 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        most = (
-            int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            + ADDRESSES
-        )
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + ADDRESSES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         faulthandler.register(signal.SIGXCPU, file, chain=True)
         own = str(home / "case" / "own")
         os.environ |= {"HOME": own, "XDG_CACHE_HOME": own, "PATH": own}
-        for case in cases:
-            resource.setrlimit(
-                resource.RLIMIT_CPU,
-                (int(time.process_time() + 2 * door.seconds) + 1, resource.RLIM_INFINITY),
-            )
+        while True:
+            case = cases.recv()
+            limit = int(time.process_time() + 2 * door.seconds) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
             word, said = _judged(door, case, home / "case", guard)
-            said = said if len(said) < 8000 else f"{said[:3000]}\n…\n{said[-5000:]}"
-            os.write(into, json.dumps([word, said]).encode() + b"\n")
+            cases.send((word, said if len(said) < 8000 else f"{said[:3000]}\n…\n{said[-5000:]}"))
 
 
 def _judged(door: Door, case: Case, home: Path, guard: Guard) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, command
+from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, by_dice, command
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes, changed_json, odd
 from tests.support import hook_pins, small_store
 from tests.support.files_in_memory import contents, write_files
@@ -363,7 +363,9 @@ def _put(path: Path, kind: str, outside: Path) -> None:
 
 
 DOORS: Mapping[str, Door] = {
-    "configuration": Door(_make_configuration, _run_configuration, ("in",), codes=frozenset({2})),
-    "argv": Door(_make_argv, _run_argv, ("store", "work", "out", ""), _world),
-    "spool": Door(_make_spool, _run_spool, ("run",), _spooled),
+    "configuration": Door(
+        by_dice(_make_configuration), _run_configuration, ("in",), codes=frozenset({2})
+    ),
+    "argv": Door(by_dice(_make_argv), _run_argv, ("store", "work", "out", ""), _world),
+    "spool": Door(by_dice(_make_spool), _run_spool, ("run",), _spooled),
 }

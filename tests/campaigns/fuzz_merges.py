@@ -16,7 +16,7 @@ from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from tests.campaigns.damaged import Patient
 from tests.campaigns.damaging import HOUR, Damage, Kind, resaved
-from tests.campaigns.fuzz import Case, Door, Wrong
+from tests.campaigns.fuzz import Case, Door, Wrong, by_dice
 from tests.campaigns.fuzz_changes import changed_bytes, changed_json
 from tests.campaigns.uncovered import reason
 from tests.hostile import pickles
@@ -183,6 +183,6 @@ def _run_pickle(case: Case, home: Path) -> str:
 
 
 DOORS: Mapping[str, Door] = {
-    "merge-damage": Door(_make_damage, _run_damage, ("in",)),
-    "pickles": Door(_make_pickle, _run_pickle, ("in", "out")),
+    "merge-damage": Door(by_dice(_make_damage), _run_damage, ("in",)),
+    "pickles": Door(by_dice(_make_pickle), _run_pickle, ("in", "out")),
 }

@@ -22,7 +22,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.sftp import protocol
 from ckptsync.stores.urls import Remote
-from tests.campaigns.fuzz import Case, Door, Wrong
+from tests.campaigns.fuzz import Case, Door, Wrong, by_dice
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes
 from tests.support.sftp_stores import served
 
@@ -399,6 +399,6 @@ def _run_sftp(case: Case, home: Path) -> str:
 
 
 DOORS: Mapping[str, Door] = {
-    "s3-answers": Door(_make_s3, _run_s3),
-    "sftp-answers": Door(_make_sftp, _run_sftp, ("store",)),
+    "s3-answers": Door(by_dice(_make_s3), _run_s3),
+    "sftp-answers": Door(by_dice(_make_sftp), _run_sftp, ("store",)),
 }

@@ -26,7 +26,7 @@ from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Disk, Heartbeat
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verifier.expected_files import decode_baseline, directory_file, encode_baseline
-from tests.campaigns.fuzz import Case, Door, Wrong, command
+from tests.campaigns.fuzz import Case, Door, Wrong, by_dice, command
 from tests.campaigns.fuzz_changes import changed_json
 from tests.support import small_store
 from tests.support.files_in_memory import contents, write_files
@@ -277,7 +277,7 @@ def _run_kept(case: Case, home: Path) -> str:
 
 
 DOORS: Mapping[str, Door] = {
-    "records": Door(_make_records, _run_records, ("store", "out"), _before),
-    "kept": Door(_make_kept, _run_kept, ("store",), _before),
-    "heartbeats": Door(_make_nodes, _run_nodes, ("store",), _before),
+    "records": Door(by_dice(_make_records), _run_records, ("store", "out"), _before),
+    "kept": Door(by_dice(_make_kept), _run_kept, ("store",), _before),
+    "heartbeats": Door(by_dice(_make_nodes), _run_nodes, ("store",), _before),
 }

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ckptsync.merger.plan import MergeOptions
-from tests.campaigns.fuzz import Case, Door, Wrong
+from tests.campaigns.fuzz import Case, Door, Wrong, by_dice
 from tests.campaigns.fuzz_changes import NAMES, NUMBERS, changed_json
 from tests.support import zero_writer
 from tests.support.files_in_memory import write_files
@@ -659,4 +659,4 @@ def _ready() -> None:
         _described(*each)
 
 
-DOORS: Mapping[str, Door] = {"merge-structure": Door(_make, _run, ("in", "out"), _ready)}
+DOORS: Mapping[str, Door] = {"merge-structure": Door(by_dice(_make), _run, ("in", "out"), _ready)}

@@ -1,176 +1,159 @@
-"""Kill workers and head at any moment, again and again, and see that every promise holds once they
-are let alone.
+"""Kill a command again and again, run it again, and see that nothing is lost, torn or left.
 
-    python -m tests.campaigns.kill --rounds 4 --seed 1
+    python -m tests.campaigns.kill stores --stores posix s3 sftp --calls 50 --moments 50
+    python -m tests.campaigns.kill gc --scenes remove shards --stores s3
+    python -m tests.campaigns.kill heads | pull | merge | resume
+    python -m tests.campaigns.kill services --rounds 4
 
-In each round every run saves once more, while processes are killed at random moments (SIGKILL;
-where strace is installed, also at the nth system call that changes a file) and started again, some
-without what they remember in ``_ckptsync``.  Earlier checkpoints are rotated away as soon as the
-store has them.  Then all is left alone until every checkpoint is VERIFIED, and compared with what
-was written, bit for bit.
+Each command has a line in `COMMANDS`; `tests.campaigns.killing` is the driver.  ``services`` kills
+the long-running processes of a small cluster.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import shutil
-import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.records import manifest_groups as records
-from tests.campaigns.campaign import arguments, verdict, working
-from tests.campaigns.cluster import (
-    NODES,
-    RUNS,
-    Save,
-    Service,
-    Training,
-    services,
-    settle,
-    snapshots,
-    violations,
-)
-from tests.campaigns.trapping import Trap, can_trap
-from tests.support.waiting import until
+from tests.campaigns import kill_commands, kill_gc, kill_heads, kill_services, kill_stores
+from tests.campaigns.campaign import arguments, end_by_signal, verdict, working
+from tests.campaigns.killing import Driver, Victim, can_trap
 
-CALLS = ("write", "fsync", "rename", "renameat", "linkat", "mkdir", "mkdirat", "unlinkat")
-TRAPPED = 4.0  # seconds that a process has to come to the call at which it dies
-PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
+Options = argparse.Namespace
+EVERY = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``kill`` yields violations in an empty directory; ``stores``: the kinds of store it may use,
+    ``default``: those that it uses if no option says which.  ``moments``: deaths at random moments,
+    if no option says how many.
+    """
+
+    kill: Callable[[Path, Options, random.Random], Iterable[str]]
+    stores: tuple[str, ...] = ("posix",)
+    moments: int = 0
+    default: tuple[str, ...] = ("posix", "s3", "sftp")
+    names: tuple[str, ...] = ()
+
+
+def _drive(
+    at_calls: Iterable[Victim], at_moments: Iterable[Victim], options: Options, dice: random.Random
+) -> Iterator[str]:
+    """Kill victims at calls, and victims at moments; print a line for each of them."""
+    begun = time.monotonic()
+    pairs = [*((victim, True) for victim in at_calls), *((victim, False) for victim in at_moments)]
+    for victim, is_at_calls in pairs:
+        driver = Driver(victim, dice)
+        if is_at_calls and options.calls and can_trap():
+            driver.kill_at_calls(options.calls)
+        elif not is_at_calls and options.moments:
+            driver.kill_at_moments(options.moments)
+        if driver.tally:
+            took, begun = time.monotonic() - begun, time.monotonic()
+            print(f"{driver}, {took:.0f} s", flush=True)
+        yield from driver.wrong
+
+
+def _stores(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    for kind in options.stores:
+        with kill_stores.location(kind, home / kind) as location:
+            at_calls, at_moments = kill_stores.victims(
+                location, home / f"{kind}-work", options.seed
+            )
+            yield from _drive(at_calls, at_moments, options, dice)
+
+
+def _gc(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    for kind in options.stores:
+        victims = list(kill_gc.victims(kind, options.scenes, home))
+        yield from _drive(victims, victims, options, dice)
+
+
+def _pull(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    for kind in options.stores:
+        (home / kind).mkdir()
+        victim = kill_commands.Pulling(kind, home / kind, dice)
+        yield from _drive([victim], [victim], options, dice)
+
+
+def _merge(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    for is_store in (False, True):
+        for number, again in enumerate(((), ("--dtype", "fp32"))):
+            work = home / f"{number}-{is_store}"
+            work.mkdir()
+            victim = kill_commands.Merging(work, again, is_store=is_store)
+            yield from _drive([victim], [victim], options, dice)
+
+
+def _resume(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    victim = kill_commands.Resuming(home)
+    return _drive([victim], [victim], options, dice)
+
+
+def _heads(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    wrong: list[str] = []
+    if options.calls and options.stores == ["posix"]:
+        bench = kill_heads.Bench(home / "calls")
+        victims = [kill_heads.Consolidation(bench, second) for second in "ab"]
+        wrong += [*_drive(victims, (), options, dice)]
+        wrong += wrong or kill_heads.in_pairs(bench)
+    if not wrong and options.moments:
+        for kind in options.stores:
+            wrong += kill_heads.Moments(home / f"moments-{kind}", dice, kind).run(options.moments)
+    yield from wrong
+
+
+def _services(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
+    yield from kill_services.Campaign(home, dice).run(options.rounds, options.kills)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "stores": Command(_stores, kill_stores.KINDS, moments=200),
+    "gc": Command(_gc, ("posix", "s3"), moments=20, names=tuple(kill_gc.scenes())),
+    "heads": Command(_heads, ("posix", "s3"), moments=200, default=("posix",)),
+    "pull": Command(_pull, ("posix", "s3")),
+    "merge": Command(_merge),
+    "resume": Command(_resume),
+    "services": Command(_services),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 if every promise was kept, 1 if not."""
-    args = _arguments().parse_args(argv)
-    with working("kill") as home:
-        wrong = Campaign(home, random.Random(args.seed)).run(args.rounds, args.kills)
-        if wrong:
-            kept = shutil.copytree(home, f"{home}-violated", symlinks=True)
-            print(f"everything is kept in {kept}")
+    """Return 0 if every promise was kept, 1 if not."""
+    options = _options(argv)
+    with working(f"kill-{options.command}", options.home) as home:
+        dice = random.Random(options.seed)
+        wrong = [*COMMANDS[options.command].kill(home, options, dice)]
+        if wrong and not options.home:
+            copy = shutil.copytree(home, f"{home}-violated", symlinks=True)
+            print(f"everything is kept in {copy}")
     return verdict(wrong)
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = arguments(__doc__, "seed")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=12, help="in each round")
-    return parser
-
-
-class Campaign:
-    """Who is killed, when and how is drawn from ``dice``; what the scheduler makes of it is not."""
-
-    def __init__(self, home: Path, dice: random.Random) -> None:
-        self._home, self._dice = home, dice
-        self._training = Training(home, dice)
-        self._killed: Counter[str] = Counter()
-        self._can_trap = can_trap()
-        for node in NODES:
-            for run in RUNS:
-                self._training.output(node, run).mkdir(parents=True)
-
-    def run(self, rounds: int, kills: int) -> list[str]:
-        """All that was wrong."""
-        begun = time.monotonic()
-        with _started(services(self._home)) as running:
-            for n in range(1, rounds + 1):
-                wrong = self._round(running, n, kills)
-                if wrong:
-                    return wrong
-        wrong = violations(self._home, self._training.saves)
-        took = time.monotonic() - begun
-        print(
-            f"{sum(self._killed.values())} kills in {took:.0f} s, {len(self._training.saves)}"
-            f" saves: {dict(self._killed)}"
-        )
-        return wrong
-
-    def _round(self, running: Mapping[str, Service], n: int, kills: int) -> list[str]:
-        saves = [self._training.prepare(run, n * 8 + step) for step in (0, 4) for run in RUNS]
-        trainer = threading.Thread(
-            target=self._train, args=(saves, self._dice.choice((0.1, 0.2, 0.3)))
-        )
-        trainer.start()
-        for _ in range(kills):
-            self._kill(self._dice.choice(list(running.values())))
-            self._rotate(self._training.saves[: -len(saves)])
-        trainer.join()
-        begun = time.monotonic()
-        late = settle(self._home, self._training.saves, PATIENCE)
-        wrong = [late] if late else violations(self._home, self._training.saves)
-        ended = [
-            f"{s.name} ended by itself with {s.ended()}"
-            for s in running.values()
-            if s.ended() is not None
-        ]
-        print(
-            f"round {n}: {kills} kills, all VERIFIED {time.monotonic() - begun:.0f} s later",
-            flush=True,
-        )
-        return [*wrong, *ended]
-
-    def _train(self, saves: Sequence[Save], pause: float) -> None:
-        for save in saves:
-            self._training.write(save, pause)
-
-    def _rotate(self, saves: Sequence[Save]) -> None:
-        """Let the trainer delete what both nodes have stored (or have had every chance to pin)."""
-        seen = snapshots(self._home)
-        for save in saves:
-            known = seen.get((save.run, save.checkpoint))
-            stored = (
-                {k.manifest.node for k in records.live_manifests(known.manifests)}
-                if known
-                else set()
-            )
-            if (
-                stored == set(NODES)
-                and (self._training.output(NODES[0], save.run) / save.checkpoint).exists()
-            ):
-                self._training.rotate(save)
-
-    def _kill(self, victim: Service) -> None:
-        """Kill it at a random moment, or start it anew under strace and let it run to its end.
-
-        Then start it again.
-        """
-        way = "kill"
-        if self._can_trap and self._dice.random() < 0.5:
-            victim.kill()
-            victim.start(Trap(self._dice.choice(CALLS), self._dice.randrange(1, 30)).before())
-            way = "strace" if _ends(victim, TRAPPED) else "kill"
-        else:
-            time.sleep(self._dice.uniform(0.0, 1.5))
-        victim.kill()
-        if self._dice.random() < 0.25 and victim.name in NODES:
-            way += ", forgets"
-            for run in RUNS:
-                shutil.rmtree(
-                    self._training.output(victim.name, run) / "_ckptsync", ignore_errors=True
-                )
-        self._killed[f"{victim.name} ({way})"] += 1
-        victim.start()
-
-
-def _ends(service: Service, patience: float) -> bool:
-    return until(lambda: service.ended() is not None, patience)
-
-
-@contextlib.contextmanager
-def _started(running: Mapping[str, Service]) -> Iterator[Mapping[str, Service]]:
-    try:
-        for service in running.values():
-            service.start()
-        yield running
-    finally:
-        for service in running.values():
-            service.kill()
+def _options(argv: Sequence[str] | None) -> Options:
+    parser = arguments(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, command in COMMANDS.items():
+        own = arguments(__doc__, "seed", "home", add_to=commands.add_parser(name))
+        if name == "services":
+            own.add_argument("--rounds", type=int, default=3)
+            own.add_argument("--kills", type=int, default=12, help="in each round")
+            continue
+        told = "at most so many system calls of each victim (default: all); 0: none"
+        own.add_argument("--calls", type=int, default=EVERY, help=told)
+        told = "deaths of each victim at random moments"
+        own.add_argument("--moments", type=int, default=command.moments, help=told)
+        kinds = [kind for kind in command.stores if kind in command.default]
+        own.add_argument("--stores", nargs="+", choices=command.stores, default=kinds)
+        if command.names:
+            own.add_argument("--scenes", nargs="+", choices=command.names, default=command.names)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_by_signal(main)
