@@ -32,7 +32,7 @@ from ckptsync.errors import Exists
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import bare, create_store
+from ckptsync.stores.opening import open_any, create_store
 from ckptsync.stores.part_upload import PART
 from ckptsync.stores.sftp.draft import PART as SFTP_PART
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags
@@ -326,7 +326,7 @@ class Writing(StoreVictim):
         self.size = sum(file.size for file in files)
 
     def _store(self) -> Store:
-        return bare(self.location.url, self.location.options, LIMITS)
+        return open_any(self.location.url, self.location.options, LIMITS)
 
     def command(self) -> Sequence[str]:
         OLD.put(self._store())
@@ -382,7 +382,7 @@ class Pushing(StoreVictim):
 
     def differences(self, acknowledged: set[str]) -> Iterable[str]:
         """Yield the same as of files; and a manifest has all of its files."""
-        store = bare(self.location.url, self.location.options, LIMITS)
+        store = open_any(self.location.url, self.location.options, LIMITS)
         records = [entry.name for entry in store.names("") if ".ckptsync/" in entry.name]
         is_named = acknowledged or any(map(parse_record_name, records))
         allowed = {name: [content] for name, content in self._contents.items()}
@@ -430,7 +430,7 @@ def victims(there: Location, home: Path, seed: int) -> tuple[list[Victim], list[
 def main(path: str) -> None:
     """Write all files of a job."""
     job = json.loads(Path(path).read_text())
-    store = bare(job["url"], job["options"], LIMITS)
+    store = open_any(job["url"], job["options"], LIMITS)
     os.access(MARK, os.F_OK)
     for file in (File(**each) for each in job["files"]):
         file.put(store)
