@@ -35,7 +35,7 @@ _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
 # s to wait longer for an answer if the server may bring a file to its disk: ssh itself notices a
 # dead network
-_FSYNC_S = 540.0
+FSYNC_PATIENCE = 540.0
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 _HEAD = struct.Struct(">IBI")
 
@@ -271,7 +271,7 @@ class Session:
     def exchange(self, *requests: Request) -> list[Reply]:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
-        patience = _FSYNC_S if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
+        patience = FSYNC_PATIENCE if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         replies: dict[int, Reply] = {}
         while len(replies) < len(numbers):
             number, reply = self._receive(patience)

@@ -74,7 +74,9 @@ def test_an_answer_is_of_one_class(status: int, code: str, error: type[CkptsyncE
 
 
 def test_a_missing_permission_is_named() -> None:
-    found = error_of_answer(WHAT, "UploadPart", answer(403, "AccessDenied", "User: me is not authorized"))
+    found = error_of_answer(
+        WHAT, "UploadPart", answer(403, "AccessDenied", "User: me is not authorized")
+    )
     assert (
         str(found)
         == "s3://bucket/key: permission denied: the server says 403 AccessDenied: User: me is not"
