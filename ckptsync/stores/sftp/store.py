@@ -162,7 +162,7 @@ def walk(
     count = 0
 
     def below(prefix: str) -> Iterator[Entry]:
-        """Yield the files below a directory, and count entries; raise StoreError above the limits."""
+        """Yield the files below a directory; raise StoreError above the limits of the tree."""
         nonlocal count
         listing = files.list_directory(prefix)
         count += len(listing) + 1
