@@ -360,19 +360,19 @@ class Session:
         requested: dict[int, tuple[int, int]] = {}
         while True:
             while ranges and not refusal and len(requested) < _READS:
-                first, last = ranges.popleft()
+                first, stop = ranges.popleft()
                 if first < end:
-                    self._pace.take(last - first)
-                    fields = text(handle) + struct.pack(">QI", start + first, last - first)
-                    request = Request(PacketType.READ, fields, out=out[first:last])
-                    requested[self._send([request])[0]] = first, last
+                    self._pace.take(stop - first)
+                    fields = text(handle) + struct.pack(">QI", start + first, stop - first)
+                    request = Request(PacketType.READ, fields, out=out[first:stop])
+                    requested[self._send([request])[0]] = first, stop
             if not requested:
                 break
             number, reply = self._receive()
-            first, last = requested.pop(number)
+            first, stop = requested.pop(number)
             if reply.kind == PacketType.DATA:
-                if first + reply.count < last:  # a short answer: request the missing bytes
-                    ranges.appendleft((first + reply.count, last))
+                if first + reply.count < stop:  # a short answer: request the missing bytes
+                    ranges.appendleft((first + reply.count, stop))
                 continue
             try:
                 reply.fields(PacketType.DATA)
