@@ -194,6 +194,7 @@ class _Download:
         checker, position = Checker(self.file.name, self.file.digest, start, end), start
 
         def write(view: memoryview) -> None:
+            """Check the next bytes, write them to the draft, and count them."""
             nonlocal position
             checker.add(view)
             draft.write_at(position, view)

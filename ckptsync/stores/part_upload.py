@@ -147,6 +147,7 @@ class UploadPool:
         size = 0
 
         def put(part: FilePart) -> None:
+            """Send a part unless it is there or sending was stopped; give its buffer back."""
             try:
                 if stopped.is_set():
                     return

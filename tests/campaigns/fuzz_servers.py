@@ -388,7 +388,7 @@ def _run_sftp(case: Case, home: Path) -> str:
     (root / "b").mkdir(parents=True)
     (root / "a").write_bytes(CONTENT)
     (home / "store" / "changes").write_text(json.dumps(case["changes"]))
-    protocol._FSYNC_S = 1.0  # it is waited for long while it syncs
+    protocol.FSYNC_PATIENCE = 1.0  # it is waited for long while it syncs
     store = served(
         home / "store", f"changes={home}/store/changes", limits=Limits(patience=0.0, stall=1.0)
     )

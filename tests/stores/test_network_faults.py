@@ -23,6 +23,7 @@ from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_any
 from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.sftp import protocol
 from tests.support.exhaustive import sampled
 from tests.support.fault_proxy import HttpProxy, TcpProxy
 from tests.support.network_faults import (
@@ -341,7 +342,11 @@ class TestS3BehindFaults(StoreContract):
 
 class TestSftpBehindFaults(StoreContract):
     @pytest.fixture
-    def proxy(self, request: pytest.FixtureRequest) -> Iterator[TcpProxy]:
+    def proxy(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[TcpProxy]:
+        # else a stall while the server syncs lasts until ssh notices it, 60 s later
+        monkeypatch.setattr(protocol, "FSYNC_PATIENCE", 0.0)
         with closing(
             TcpProxy(("127.0.0.1", sshd().port), often(seed_of(request), 0.5, IN_A_CONNECTION))
         ) as proxy:

@@ -447,10 +447,10 @@ def test_few_directories_are_kept_open_and_not_for_long(
     assert kept() == 0
 
 
+LEAST = LEAST_DIRECT
 SIZES = [
-    [0], [1], [BLOCK], [LEAST_DIRECT], [LEAST_DIRECT + 1], [LEAST_DIRECT, LEAST_DIRECT], [3, LEAST_DIRECT], [LEAST_DIRECT, 3, LEAST_DIRECT], [LEAST_DIRECT,
-    LEAST_DIRECT - BLOCK, 2 * LEAST_DIRECT + 5, 7],
-    [LEAST_DIRECT + BLOCK, 0, LEAST_DIRECT, 1],
+    [0], [1], [BLOCK], [LEAST], [LEAST + 1], [LEAST, LEAST], [3, LEAST], [LEAST, 3, LEAST],
+    [LEAST, LEAST - BLOCK, 2 * LEAST + 5, 7], [LEAST + BLOCK, 0, LEAST, 1],
 ]  # fmt: skip
 
 

@@ -170,15 +170,15 @@ def test_of_links_that_break_all_the_time_nothing_is_seen_but_whole_files(tmp_pa
 def test_a_killed_writer_is_continued_and_sends_again_no_more_than_was_in_flight(
     tmp_path: Path,
 ) -> None:
-    server, size = sshd(), 160 << 20
+    server, size = sshd(), 112 << 20
     writing = f"""
 import time
 from ckptsync.stores.contract import About
 from tests.support.sftp_stores import remote
 from ckptsync.stores.sftp.store import SftpStore
 def chunks():
-    for n in range(160):
-        if n == 120:
+    for n in range(112):
+        if n == 92:
             time.sleep(600)  # it must not end before it is killed
         yield b"%08d" % n * 131072
 SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", chunks(), \
@@ -200,10 +200,10 @@ About({size}, "origin"))
     sent = _sent(
         tmp_path,
         lambda store: store.create(
-            "run/a", (b"%08d" % n * 131072 for n in range(160)), About(size, "origin")
+            "run/a", (b"%08d" % n * 131072 for n in range(112)), About(size, "origin")
         ),
     )
-    assert (tmp_path / "run/a").read_bytes() == b"".join(b"%08d" % n * 131072 for n in range(160))
+    assert (tmp_path / "run/a").read_bytes() == b"".join(b"%08d" % n * 131072 for n in range(112))
     assert inside(tmp_path / "run") == ["a"]
     assert sent <= size - left + (64 << 20) + (1 << 20)
     assert sent < size

@@ -295,7 +295,7 @@ class StoreContract:
             return bytes(out)
 
         with ThreadPoolExecutor(8) as pool:
-            for n, out in enumerate(pool.map(read, range(400))):
+            for n, out in enumerate(pool.map(read, range(160))):
                 assert out == (bytes(range(256)) * 64)[n : n + 100]
 
     def test_dying_at_any_moment_leaves_only_whole_files(self, store: Store) -> None:

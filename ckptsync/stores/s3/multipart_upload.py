@@ -242,6 +242,7 @@ class Multipart:
         }
 
         def once() -> Answer:
+            """Complete the upload, and count the try."""
             nonlocal tries
             tries += 1
             return self._bucket.call(
@@ -457,6 +458,7 @@ def _with_parts(bucket: Bucket, upload: Unfinished) -> Unfinished | None:
     """Return an upload with its parts; None if it is gone meanwhile."""
 
     def parse(answer: Answer) -> list[SentPart]:
+        """Return the parts in one answer."""
         return [
             SentPart(
                 size_of(each["PartNumber"]),

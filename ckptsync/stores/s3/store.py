@@ -179,6 +179,7 @@ class S3Store:
         """
 
         def parse(answer: Answer) -> list[tuple[str, int, float]]:
+            """Return key, size and time of each object in one answer."""
             return [
                 (
                     text(each, "Key"),
@@ -291,6 +292,7 @@ class _RangeRead:
         start = self._received
 
         def once() -> None:
+            """Fill the part of ``view`` that is still missing."""
             while missing := start + len(view) - self._received:
                 data = self._receive(missing)
                 view[len(view) - missing : len(view) - missing + len(data)] = data

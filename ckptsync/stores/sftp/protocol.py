@@ -35,7 +35,7 @@ _MOST_EXTENSIONS = 64
 _READS = 64  # READs that wait for their answers at once
 # s to wait longer for an answer if the server may bring a file to its disk: ssh itself notices a
 # dead network
-_FSYNC_S = 540.0
+FSYNC_PATIENCE = 540.0
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 _HEAD = struct.Struct(">IBI")
 
@@ -271,7 +271,7 @@ class Session:
     def exchange(self, *requests: Request) -> list[Reply]:
         """Send all requests, then return their answers in the same order."""
         numbers = self._send(requests)
-        patience = _FSYNC_S if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
+        patience = FSYNC_PATIENCE if any(r.kind == PacketType.EXTENDED for r in requests) else 0.0
         replies: dict[int, Reply] = {}
         while len(replies) < len(numbers):
             number, reply = self._receive(patience)
@@ -360,19 +360,19 @@ class Session:
         requested: dict[int, tuple[int, int]] = {}
         while True:
             while ranges and not refusal and len(requested) < _READS:
-                first, last = ranges.popleft()
+                first, stop = ranges.popleft()
                 if first < end:
-                    self._pace.take(last - first)
-                    fields = text(handle) + struct.pack(">QI", start + first, last - first)
-                    request = Request(PacketType.READ, fields, out=out[first:last])
-                    requested[self._send([request])[0]] = first, last
+                    self._pace.take(stop - first)
+                    fields = text(handle) + struct.pack(">QI", start + first, stop - first)
+                    request = Request(PacketType.READ, fields, out=out[first:stop])
+                    requested[self._send([request])[0]] = first, stop
             if not requested:
                 break
             number, reply = self._receive()
-            first, last = requested.pop(number)
+            first, stop = requested.pop(number)
             if reply.kind == PacketType.DATA:
-                if first + reply.count < last:  # a short answer: request the missing bytes
-                    ranges.appendleft((first + reply.count, last))
+                if first + reply.count < stop:  # a short answer: request the missing bytes
+                    ranges.appendleft((first + reply.count, stop))
                 continue
             try:
                 reply.fields(PacketType.DATA)

@@ -149,9 +149,9 @@ class ServerFiles:
         return f"{self.address.host}:{self.path(name).decode('utf-8', 'backslashreplace')}"
 
     def on(self, name: str, step: Callable[[Session], T]) -> T:
-        """Call ``step`` with a session, as `Sessions.on`; a refusal is a StoreError about ``name``.
+        """Call ``step`` with a session, as `Sessions.on`; return its result.
 
-        NotFound if something is missing.
+        Raise a refusal as StoreError about ``name``: NotFound if something is missing.
         """
         try:
             return self.sessions.on(step)
@@ -283,6 +283,7 @@ class ServerFiles:
         paths = [b"/".join(parts[: n + 1]) or b"/" for n in range(len(parts))]
 
         def step(session: Session) -> None:
+            """Make each directory of the path, and sync the one above it."""
             for above, path in pairwise(paths):
                 session.make_directory(path)
                 with contextlib.suppress(StatusError), session.opened(above, Flag.READ) as handle:

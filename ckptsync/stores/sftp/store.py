@@ -162,7 +162,7 @@ def walk(
     count = 0
 
     def below(prefix: str) -> Iterator[Entry]:
-        """Yield the files below a directory; count what was listed."""
+        """Yield the files below a directory; raise StoreError above the limits of the tree."""
         nonlocal count
         listing = files.list_directory(prefix)
         count += len(listing) + 1

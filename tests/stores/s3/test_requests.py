@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
@@ -144,9 +145,13 @@ def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
         shared.write_text(text.format("NEW"))
         return refusal
 
+    def ending(_: Asked) -> Say:
+        progress_signs.announce_shutdown()
+        return refusal
+
     shared.write_text(text.format("OLD"))
-    with scripted(STORED, refusal, changed, STORED, *[refusal] * 99) as script:
-        store = script.store(patience=5, key=None, secret=None)
+    with scripted(STORED, refusal, changed, STORED, refusal, ending) as script:
+        store = script.store(patience=60, key=None, secret=None)
         for _ in range(2):
             store.write("a", [b"x"])
         assert ["NEW" in a.headers["authorization"] for a in script.asked] == [
@@ -155,8 +160,11 @@ def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
             False,
             True,
         ]
-        with pytest.raises(Transient, match="SignatureDoesNotMatch"):
-            store.write("a", [b"x"])
+        try:
+            with pytest.raises(Transient, match="SignatureDoesNotMatch"):
+                store.write("a", [b"x"])
+        finally:
+            progress_signs.clear_shutdown()
     with scripted(refusal) as script, pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
         script.store().write("a", [b"x"])
 
