@@ -320,4 +320,4 @@ def lines(result: Diagnosis) -> Iterator[str]:
     elif not result.checked:
         yield f"nothing was checked: {nodes}"
     else:
-        yield f"no problems found on {nodes}{' in noun was checked' if result.unchecked else ''}"
+        yield f"no problems found on {nodes}{' in what was checked' if result.unchecked else ''}"

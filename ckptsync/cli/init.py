@@ -68,26 +68,14 @@ def run(args: argparse.Namespace) -> int:
     if os.path.lexists(path):
         hint = f"`ckptsync config check {shlex.quote(args.file)}` reads it; or name another FILE"
         raise ConfigError(f"{path}: exists already", hint=hint)
-    role = args.role or _ask_role()
-    url = args.url or _ask_option(
-        "--store", "the store: a directory that all machines reach, or a URL"
-    )
-    url = _absolute(url)
-    output_dirs = args.output_dir
-    if role == "head" and output_dirs:
-        raise ConfigError("--output-dir: a head has none", hint="--role both, if it trains, too")
-    if role != "head" and not output_dirs:
-        question = "output directories of trainings, globs allowed, with spaces between"
-        output_dirs = _words(_ask_option("--output-dir", question))
-    text = text_of(role, url, [_absolute(each) for each in output_dirs])
+    role, url, output_dirs = _choose(args)
+    text = text_of(role, url, output_dirs)
     config = loading.read(text, args.file, {})
     _write(path, text)
     examined, code = doctor.examine(path)
-    following = [f"ckptsync run -c {shlex.quote(args.file)}"]
-    if code:
-        following.insert(
-            0, f"ckptsync doctor -c {shlex.quote(args.file)}, until it finds no failure"
-        )
+    file = shlex.quote(args.file)
+    following = [f"ckptsync doctor -c {file}, until it finds no failure"] if code else []
+    following.append(f"ckptsync run -c {file}")
     if role == "worker":
         following.append("ckptsync init --role head, on one machine, which merges and verifies")
     if args.json:
@@ -98,11 +86,31 @@ def run(args: argparse.Namespace) -> int:
         return code
     output.say(f"written: {path}: {', '.join(config.roles)}; store {shown_store(config.store.url)}")
     for line in doctor.lines(examined):
-        output.say(line)
+        # it names options of doctor, of which `init` has one of the same name
+        is_advice = line.startswith("not checked: ")
+        output.say(f"{line}: `ckptsync doctor -c {file}` has these options" if is_advice else line)
     for line in config.switched_off:
         output.say(f"note: {line}")
     output.say(f"next: {'; then '.join(following)}")
     return code
+
+
+def _choose(args: argparse.Namespace) -> tuple[str, str, list[str]]:
+    """Return role, store and output directories, from options, else from the terminal.
+
+    Paths are made absolute.  Raises ConfigError for a value that is missing or wrong.
+    """
+    role = args.role or _ask_role()
+    url = args.url or _ask_option(
+        "--store", "the store: a directory that all machines reach, or a URL"
+    )
+    output_dirs = args.output_dir
+    if role == "head" and output_dirs:
+        raise ConfigError("--output-dir: a head has none", hint="--role both, if it trains, too")
+    if role != "head" and not output_dirs:
+        question = "output directories of trainings, globs allowed, with spaces between"
+        output_dirs = _words(_ask_option("--output-dir", question))
+    return role, _absolute(url), [_absolute(each) for each in output_dirs]
 
 
 def text_of(role: str, url: str, output_dirs: list[str]) -> str:

@@ -66,14 +66,14 @@ def _list(args: argparse.Namespace) -> int:
     cache = Cache.load(store.url)
     catalogue = select(store, read_catalogue(store, cache, run_), run_, location)
     cache.save(store.url)
-    kept = [summary for summary in catalogue.summaries if summary.kept]
+    kept_locations = [summary for summary in catalogue.summaries if summary.kept]
     if args.json:
-        rows = [{"run": s.run, "location": s.location, "reason": s.kept} for s in kept]
+        rows = [{"run": s.run, "location": s.location, "reason": s.kept} for s in kept_locations]
         output.print_json({"store": store.url, "kept": rows}, exit_code(catalogue))
-    elif kept:
+    elif kept_locations:
         output.print_table(
             ("RUN", "CHECKPOINT", "STATUS", "REASON"),
-            [(s.run, s.location, s.status, s.kept) for s in kept],
+            [(s.run, s.location, s.status, s.kept) for s in kept_locations],
         )
     else:
         output.say(f"{store.url}: nothing is kept by hand")

@@ -234,10 +234,10 @@ def catalogue_reader(store: Store, run: str) -> Callable[[], Catalogue]:
     cache = Cache.load(store.url)
 
     def read() -> Catalogue:
+        """Return the catalogue of now, and save the cache, also after an error."""
         try:
             return read_catalogue(store, cache, run)
         finally:
-            # also after an error: the next call continues there
             cache.save(store.url)
 
     return read

@@ -362,12 +362,12 @@ def test_a_download_changes_no_times_of_what_lies_there(url: str, tmp_path: Path
 def test_the_same_attempt_gives_the_same_answer_and_a_new_one_decides_anew(
     url: str, tmp_path: Path
 ) -> None:
-    reports = list(Path(url, RUN, ".ckptsync", "checkpoint-5").glob("report-*"))
-    for report in reports:
-        report.rename(tmp_path / report.name)
+    newer = (Path(url, RUN, "checkpoint-5"), Path(url, RUN, ".ckptsync", "checkpoint-5"))
+    for n, path in enumerate(newer):
+        path.rename(tmp_path / f"newer-{n}")
     assert steps(begin(tmp_path, url)) == [4, 4]
-    for report in reports:
-        (tmp_path / report.name).rename(report)
+    for n, path in enumerate(newer):
+        (tmp_path / f"newer-{n}").rename(path)
     # one node is started again, on a new disk, while the other trains and has saved since
     shutil.rmtree(tmp_path / "node0")
     saved = lay(tmp_path / "node1", "node1", "checkpoint-6")
