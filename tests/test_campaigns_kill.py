@@ -27,7 +27,7 @@ SCENES = scenes()
 
 @in_exhaustive
 @pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace")
-@pytest.mark.parametrize("command", ["pull --stores posix", "merge", "resume"])
+@pytest.mark.parametrize("command", ["pull --stores posix", "merge --stores posix", "resume"])
 def test_a_command_killed_at_a_system_call_leaves_nothing_half_and_goes_on(
     command: str, tmp_path: Path
 ) -> None:
