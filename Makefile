@@ -70,7 +70,7 @@
 # make flips                  flip 10,000 bits in a store, cut, swap and delete files: `ckptsync verify`
 #                             must find each, and nothing else FLIPS="--flips 1000 --store s3"
 # make fuzz                   hostile input to everything that reads, for a minute; findings are kept in
-#                             tests/fuzz_findings FUZZ="--seconds 600 --door records --seed 7"
+#                             tests/fuzz_findings FUZZ="--seconds 600 --door servers --seed 7"
 # make guides                 run docs/guides/ with the real trainers, Lightning and Ray
 # make nspawn                 the services under real systemd in a container (root, systemd-nspawn)
 # make slurm                  the batch script of docs/slurm.md under a real Slurm (root, Debian: slurm-wlm)

@@ -186,13 +186,14 @@ class Resuming(CommandVictim):
         shutil.copytree(source, home / "out" / self.WHOLE)
         state = home / "out" / self.WHOLE / "trainer_state.json"
         state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 4}))
-        self._url = str(home / "store")
+        self._url, self._trained = str(home / "store"), home / "trained"
         push_now(home / "out", create_store(self._url), "node0", self.RUN)
         self._whole = contents(home / "out" / self.WHOLE)
         self._torn = {"model.safetensors": b"torn", "optimizer.pt": b"torn, too"}
 
     def prepare(self) -> Sequence[str]:
         command = super().prepare()
+        self._trained.unlink(missing_ok=True)
         torn = self.destination / self.TORN
         torn.mkdir(parents=True)
         for name, data in self._torn.items():
@@ -200,9 +201,9 @@ class Resuming(CommandVictim):
         return command
 
     def command(self) -> Sequence[str]:
-        training = "import pathlib, sys; pathlib.Path('trained').write_text(sys.argv[1])"
+        training = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
         options = flags(store=self._url, run=self.RUN, trust="complete", no_worker=True, nnodes=1)
-        words = ["--", sys.executable, "-c", training, "{checkpoint}"]
+        words = ["--", sys.executable, "-c", training, str(self._trained), "{checkpoint}"]
         return ["resume", str(self.destination), *options, *words]
 
     def harm(self) -> Iterator[str]:
@@ -218,6 +219,8 @@ class Resuming(CommandVictim):
             yield f"{self.WHOLE} was not pulled"
         if (self.destination / self.TORN).exists():
             yield f"{self.TORN} was not set aside"
+        if self._trained.read_text() != str(self.destination / self.WHOLE):
+            yield f"the training resumed from {self._trained.read_text()!r}"
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
