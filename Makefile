@@ -60,7 +60,8 @@
 #                             GC="--stores s3 --scenes remove --calls 20 --moments 40"
 # make kill-pull              the same for `ckptsync pull` (15 minutes) PULL="--stores posix --calls 40"
 # make kill-merge             the same for `ckptsync merge` into a directory and into a store, continued
-#                             with the same and with other options (5 minutes) MERGES="--calls 10"
+#                             with the same and with other options (20 minutes)
+#                             MERGES="--stores s3 --calls 10"
 # make kill-resume            the same for `ckptsync resume` of one node (5 minutes) RESUMES="--calls 10"
 # make crash-states           simulate a power cut at every moment of a store's work (strace)
 #                             CRASH="--states 5000 --random 100"
@@ -69,7 +70,7 @@
 # make flips                  flip 10,000 bits in a store, cut, swap and delete files: `ckptsync verify`
 #                             must find each, and nothing else FLIPS="--flips 1000 --store s3"
 # make fuzz                   hostile input to everything that reads, for a minute; findings are kept in
-#                             tests/fuzz_findings FUZZ="--seconds 600 --door records --seed 7"
+#                             tests/fuzz_findings FUZZ="--seconds 600 --door servers --seed 7"
 # make guides                 run docs/guides/ with the real trainers, Lightning and Ray
 # make nspawn                 the services under real systemd in a container (root, systemd-nspawn)
 # make slurm                  the batch script of docs/slurm.md under a real Slurm (root, Debian: slurm-wlm)

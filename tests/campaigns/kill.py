@@ -82,11 +82,11 @@ def _pull(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
 
 
 def _merge(home: Path, options: Options, dice: random.Random) -> Iterator[str]:
-    for is_store in (False, True):
+    for kind in options.stores:
         for number, again in enumerate(((), ("--dtype", "fp32"))):
-            work = home / f"{number}-{is_store}"
+            work = home / f"{kind}-{number}"
             work.mkdir()
-            victim = kill_commands.Merging(work, again, is_store=is_store)
+            victim = kill_commands.Merging(kind, work, again)
             yield from _drive([victim], [victim], options, dice)
 
 
@@ -117,7 +117,7 @@ COMMANDS: Mapping[str, Command] = {
     "gc": Command(_gc, ("posix", "s3"), moments=20, names=tuple(kill_gc.scenes())),
     "heads": Command(_heads, ("posix", "s3"), moments=200, default=("posix",)),
     "pull": Command(_pull, ("posix", "s3")),
-    "merge": Command(_merge),
+    "merge": Command(_merge, ("posix", "s3")),
     "resume": Command(_resume),
     "services": Command(_services),
 }

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.checkpoint_dirs import ASIDE
-from ckptsync.stores.opening import create_store
+from ckptsync.stores.checkpoint_files import MERGING
+from ckptsync.stores.contract import read_all
+from ckptsync.stores.opening import bare, create_store
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags, new_store
 from tests.campaigns.killing import PATIENCE, Ended, Victim, unexpected
 from tests.support.files_in_memory import contents, file_paths
@@ -103,18 +105,27 @@ class Pulling(CommandVictim):
 
 
 class Merging(CommandVictim):
-    """A merge into a directory, or a store, that is killed and then runs with ``again``."""
+    """A merge into a directory (posix) or a store (s3), which then runs with the words ``again``.
 
-    def __init__(self, home: Path, again: Sequence[str] = (), *, is_store: bool = False) -> None:
-        where = "store" if is_store else "directory"
-        super().__init__(f"merge into a {where}, then {' '.join(again) or 'the same'}", home)
-        self.mark = str(self.destination)
-        self._again, self._words, self._is_store = again, ["--dtype", "bf16"], is_store
+    Into a store, a merge with other options is refused while one is unfinished.
+    """
+
+    def __init__(self, kind: str, home: Path, again: Sequence[str] = ()) -> None:
+        super().__init__(f"{kind}, merge, then {' '.join(again) or 'the same'}", home)
+        self._kind, self._count = kind, 0
+        self._top, self._options = new_store(kind, home)
+        self.environment = {
+            **self.environment,
+            "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._options),
+        }
+        self.mark = str(self.destination) if kind == "posix" else "PUT /"
+        self._first = ("--dtype", "bf16")
+        self._again = self._words = tuple(again) or self._first
         self._expected = {}
-        for number, words in enumerate((self._words, again or self._words)):
+        for number, words in enumerate(dict.fromkeys((self._first, self._again))):
             model = home / f"expected-{number}"
             assert run([*CKPTSYNC, *self._merge(str(model), words)], self.environment).code == 0
-            self._expected[tuple(words)] = contents(model)
+            self._expected[words] = contents(model)
 
     def _merge(self, destination: str, words: Sequence[str]) -> list[str]:
         size = ["--max-shard-size", "12kB", "--config-from", str(ROOT / "base")]
@@ -122,36 +133,42 @@ class Merging(CommandVictim):
         return ["merge", *sources, destination, *words, *size]
 
     def prepare(self) -> Sequence[str]:
-        self._words = ["--dtype", "bf16"]
-        command = super().prepare()
-        if self._is_store:
-            self.destination.mkdir()
-        return command
+        self._words, self._count = self._first, self._count + 1
+        return super().prepare()
 
     def command(self) -> Sequence[str]:
-        place = f"file://{self.destination}/model" if self._is_store else str(self.destination)
+        place = str(self.destination) if self._kind == "posix" else f"{self._top}/{self._count}"
         return self._merge(place, self._words)
 
     def finish(self) -> Iterable[str]:
-        if self._model() != self._expected[tuple(self._words)]:  # else it would be refused
-            self._words = list(self._again or self._words)
-            yield from super().finish()
+        if self._model() == self._expected[self._words]:
+            return  # whole when it died: the same command would be refused
+        is_begun = self._kind == "s3" and bool(self._model())
+        self._words = self._again
+        if is_begun and self._again != self._first:
+            code = run([*CKPTSYNC, *self.command()], self.environment).code
+            if code != 2:
+                yield f"a merge with other options, into an unfinished one, ended with {code}"
+            self._words = self._first
+        yield from super().finish()
 
     def _model(self) -> Mapping[str, bytes]:
-        model = self.destination / "model" if self._is_store else self.destination
-        files = contents(model) if model.is_dir() else {}
-        return {name: data for name, data in files.items() if not name.endswith(".part")}
+        if self._kind == "posix":
+            return contents(self.destination) if self.destination.is_dir() else {}
+        store = bare(f"{self._top}/{self._count}", self._options)
+        return {entry.name: read_all(store, entry.name) for entry in store.names("")}
 
     def harm(self) -> Iterator[str]:
-        possible = self._expected.values()
-        for name, data in self._model().items():
-            if not any(expected.get(name) == data for expected in possible):
+        model, possible = self._model(), self._expected.values()
+        for name, data in model.items():
+            is_record = self._kind == "s3" and name == MERGING
+            if not is_record and not any(expected.get(name) == data for expected in possible):
                 yield f"{name} is there, and is not whole"
-        if not self._is_store and self.destination.exists() and self._model() not in possible:
+        if self._kind == "posix" and model and model not in possible:
             yield "the model is there, and is not whole"
 
     def left(self) -> Iterator[str]:
-        expected, model = self._expected[tuple(self._words)], self._model()
+        expected, model = self._expected[self._words], self._model()
         for name in sorted(expected.keys() | model.keys()):
             if expected.get(name) != model.get(name):
                 yield f"{name}: not as without a death"
@@ -169,13 +186,14 @@ class Resuming(CommandVictim):
         shutil.copytree(source, home / "out" / self.WHOLE)
         state = home / "out" / self.WHOLE / "trainer_state.json"
         state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 4}))
-        self._url = str(home / "store")
+        self._url, self._trained = str(home / "store"), home / "trained"
         push_now(home / "out", create_store(self._url), "node0", self.RUN)
         self._whole = contents(home / "out" / self.WHOLE)
         self._torn = {"model.safetensors": b"torn", "optimizer.pt": b"torn, too"}
 
     def prepare(self) -> Sequence[str]:
         command = super().prepare()
+        self._trained.unlink(missing_ok=True)
         torn = self.destination / self.TORN
         torn.mkdir(parents=True)
         for name, data in self._torn.items():
@@ -183,9 +201,9 @@ class Resuming(CommandVictim):
         return command
 
     def command(self) -> Sequence[str]:
-        training = "import pathlib, sys; pathlib.Path('trained').write_text(sys.argv[1])"
+        training = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
         options = flags(store=self._url, run=self.RUN, trust="complete", no_worker=True, nnodes=1)
-        words = ["--", sys.executable, "-c", training, "{checkpoint}"]
+        words = ["--", sys.executable, "-c", training, str(self._trained), "{checkpoint}"]
         return ["resume", str(self.destination), *options, *words]
 
     def harm(self) -> Iterator[str]:
@@ -201,6 +219,8 @@ class Resuming(CommandVictim):
             yield f"{self.WHOLE} was not pulled"
         if (self.destination / self.TORN).exists():
             yield f"{self.TORN} was not set aside"
+        if self._trained.read_text() != str(self.destination / self.WHOLE):
+            yield f"the training resumed from {self._trained.read_text()!r}"
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
