@@ -18,7 +18,7 @@ from pathlib import Path
 from ckptsync.checkpoint_dirs import ASIDE
 from ckptsync.stores.checkpoint_files import MERGING
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.opening import bare, create_store
+from ckptsync.stores.opening import create_store, open_any
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags, new_store
 from tests.campaigns.killing import PATIENCE, Ended, Victim, unexpected
 from tests.support.files_in_memory import contents, file_paths
@@ -155,7 +155,7 @@ class Merging(CommandVictim):
     def _model(self) -> Mapping[str, bytes]:
         if self._kind == "posix":
             return contents(self.destination) if self.destination.is_dir() else {}
-        store = bare(f"{self._top}/{self._count}", self._options)
+        store = open_any(f"{self._top}/{self._count}", self._options)
         return {entry.name: read_all(store, entry.name) for entry in store.names("")}
 
     def harm(self) -> Iterator[str]:

@@ -32,7 +32,7 @@ from ckptsync.errors import Exists
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import open_any, create_store
+from ckptsync.stores.opening import create_store, open_any
 from ckptsync.stores.part_upload import PART
 from ckptsync.stores.sftp.draft import PART as SFTP_PART
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags
