@@ -35,9 +35,9 @@ TUNERS = tuple(
     waveft_
     """.split()  # noqa: SIM905
 )
-_KNOWN = (*TUNERS, "trainable_tokens_")
+_PLAIN_TUNERS = (*TUNERS, "trainable_tokens_")
 # What the others save is computed, shared or named otherwise; by how their parameters' names begin.
-_OTHERS = {
+_REFUSED_KINDS = {
     "adamss_": "AdaMSS",
     "frod_": "FRoD",
     "internal_xlora": "X-LoRA",
@@ -105,7 +105,7 @@ class Selected:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class _AdapterTensor:
     """An adapter tensor, and the module that it adapts.
 
     ``adapter`` is the adapter's name, ``""`` where peft took it out; ``saved`` is the name under
@@ -141,12 +141,14 @@ def select(tensors: Sequence[Tensor], part: str, config: Mapping[str, Any] | Non
         Unsupported: The part is not stored, or its names do not say what peft would save.
 
     """
-    items = _items([t.name for t in tensors], is_expected=bool(part) or config is not None)
+    items = _adapter_tensors(
+        [t.name for t in tensors], is_expected=bool(part) or config is not None
+    )
     if items:
         return (
-            _base(tensors, items)
+            _select_base(tensors, items)
             if part == "base"
-            else _adapter(tensors, items, part.partition("=")[2], config or {})
+            else _select_adapter(tensors, items, part.partition("=")[2], config or {})
         )
     if part:
         raise Unsupported(f"@{part}: no PEFT adapter is among these {len(tensors)} tensors")
@@ -208,10 +210,10 @@ def base_name(name: str) -> str:
 
 def _is_adapters(part: str) -> bool:
     """Return whether peft gives this component only to an adapter's tensors."""
-    return part == _SAVED or part.startswith((*_KNOWN, *_OTHERS))
+    return part == _SAVED or part.startswith((*_PLAIN_TUNERS, *_REFUSED_KINDS))
 
 
-def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
+def _adapter_tensors(names: Sequence[str], *, is_expected: bool) -> dict[str, _AdapterTensor]:
     """Return name → adapter tensor; empty if this is no state dict of a PEFT model.
 
     An adapter that was injected into a model (`add_adapter`) has its name in each of its tensors,
@@ -224,14 +226,14 @@ def _items(names: Sequence[str], *, is_expected: bool) -> dict[str, _Item]:
     if not is_whole:
         # one pass over a model that has no adapter, be its tensors a million
         text = "\n".join(names)
-        if not is_expected or not any(f".{tuner}" in text for tuner in _KNOWN):
+        if not is_expected or not any(f".{tuner}" in text for tuner in _PLAIN_TUNERS):
             return {}
     prefix = "" if is_whole else PREFIX
-    items = {name: item for name in names if (item := _item(name, prefix))}
+    items = {name: item for name in names if (item := _split_name(name, prefix))}
     return items if is_whole or all(item.adapter for item in items.values()) else {}
 
 
-def _item(name: str, prefix: str) -> _Item | None:
+def _split_name(name: str, prefix: str) -> _AdapterTensor | None:
     """Return what a name such as ``…lora_A.default.weight`` says; None if it is no adapter's.
 
     ``prefix`` is put before the saved name.  Raises Unsupported for kinds of adapters whose saved
@@ -242,27 +244,29 @@ def _item(name: str, prefix: str) -> _Item | None:
         # the embedding of the virtual tokens is saved as it is; what an encoder computes is not in
         # the shards
         if len(parts) == 1:
-            return _Item("", "", name)
+            return _AdapterTensor("", "", name)
         if len(parts) == 3 and parts[2].startswith("prefix_task_"):  # multitask prompt tuning
-            return _Item("", parts[1], parts[2])
+            return _AdapterTensor("", parts[1], parts[2])
         if len(parts) != 4 or parts[2:] != ["embedding", "weight"]:
             raise Unsupported(
                 f"{name}: peft has to run this prompt encoder (P-tuning, prefix tuning with a"
                 " projection, CPT, Cartridge) to save it, so ckptsync cannot merge its shards",
                 hint=_SAVE,
             )
-        return _Item("", parts[1], "prompt_embeddings")
+        return _AdapterTensor("", parts[1], "prompt_embeddings")
     for index, component in enumerate(parts[1:], 1):
-        if component != _SAVED and not component.startswith((*_KNOWN, *_OTHERS)):
+        if component != _SAVED and not component.startswith((*_PLAIN_TUNERS, *_REFUSED_KINDS)):
             continue
         module, tail = ".".join(parts[:index]), parts[index + 1 :]
         if component == _SAVED:
             if tail:
-                return _Item(module, tail[0], prefix + ".".join([module, *tail[1:]]))
+                return _AdapterTensor(module, tail[0], prefix + ".".join([module, *tail[1:]]))
             continue
         if not tail or (len(tail) == 1 and tail[0] in _ENDS):
-            return _Item(module, "", prefix + name)
-        kind = next((_OTHERS[start] for start in _OTHERS if component.startswith(start)), "")
+            return _AdapterTensor(module, "", prefix + name)
+        kind = next(
+            (_REFUSED_KINDS[start] for start in _REFUSED_KINDS if component.startswith(start)), ""
+        )
         if kind or len(tail) > 2 or (len(tail) == 2 and tail[1] not in _ENDS):
             raise Unsupported(
                 f"{name}: ckptsync cannot merge sharded adapters of the kind {kind or component}",
@@ -270,12 +274,15 @@ def _item(name: str, prefix: str) -> _Item | None:
             )
         # DoRA: peft saves it without ".weight"
         end = [] if component == "lora_magnitude_vector" else tail[1:]
-        return _Item(module, tail[0], prefix + ".".join([module, component, *end]))
+        return _AdapterTensor(module, tail[0], prefix + ".".join([module, component, *end]))
     return None
 
 
-def _adapter(
-    tensors: Sequence[Tensor], items: Mapping[str, _Item], choice: str, config: Mapping[str, Any]
+def _select_adapter(
+    tensors: Sequence[Tensor],
+    items: Mapping[str, _AdapterTensor],
+    choice: str,
+    config: Mapping[str, Any],
 ) -> Selected:
     """Return the adapter named ``choice``, or the only one if ``choice`` is empty.
 
@@ -315,7 +322,7 @@ def _adapter(
             f"{odd}: a PEFT model inside of another, whose names peft would not load",
             hint=f"--source SOURCE@module={odd[: odd.rindex(f'.{_BASE}.')]} writes the inner one",
         )
-    selected = _renamed(tensors, chosen)
+    selected = _rename_selected(tensors, chosen)
     notes = []
     if name:
         notes.append(
@@ -330,7 +337,7 @@ def _adapter(
     return Selected(selected, name, tuple(notes))
 
 
-def _base(tensors: Sequence[Tensor], items: Mapping[str, _Item]) -> Selected:
+def _select_base(tensors: Sequence[Tensor], items: Mapping[str, _AdapterTensor]) -> Selected:
     """Return the base model under its own names.
 
     An embedding whose tokens are adapted is kept once.  Raises Unsupported if the base model is not
@@ -359,10 +366,10 @@ def _base(tensors: Sequence[Tensor], items: Mapping[str, _Item]) -> Selected:
     note = (
         f"the base model alone, without the {len(items)} tensors of the adapter in the same shards"
     )
-    return Selected(_renamed(tensors, names), None, (note,))
+    return Selected(_rename_selected(tensors, names), None, (note,))
 
 
-def _renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
+def _rename_selected(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
     """Return the tensors that ``names`` has under their new names, without ties to others."""
     selected = (t for t in tensors if t.name in names)
     return rename_tensors(
@@ -370,7 +377,7 @@ def _renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tenso
     )
 
 
-def _is_of_tied_head(item: _Item, config: Mapping[str, Any]) -> bool:
+def _is_of_tied_head(item: _AdapterTensor, config: Mapping[str, Any]) -> bool:
     """Return whether these are the tokens of a head that is tied to the embedding.
 
     A list of tokens is the embedding's: then peft adapts a head only where it is tied to that, and
@@ -381,7 +388,7 @@ def _is_of_tied_head(item: _Item, config: Mapping[str, Any]) -> bool:
     return has_list and own == _TOKENS and f"{layer}.weight".endswith(HEADS)
 
 
-def _leaves_base(items: Mapping[str, _Item]) -> bool:
+def _leaves_base(items: Mapping[str, _AdapterTensor]) -> bool:
     """Return whether the adapter trains only prompts, so that nothing of the base is renamed."""
     return any(
         item.saved.startswith(_PROMPTS) or ".adaption_" in item.saved for item in items.values()
@@ -408,7 +415,7 @@ def _check_untrained(names: Iterable[str], config: Mapping[str, Any]) -> None:
                 )
 
 
-def _is_base(name: str, items: Mapping[str, _Item]) -> bool:
+def _is_base(name: str, items: Mapping[str, _AdapterTensor]) -> bool:
     """Return whether a name can only be the base model's, and not be trained beside the adapter."""
     return (
         _leaves_base(items)

@@ -45,8 +45,12 @@ _CLASSIFIERS = {
     "QUESTION_ANS": "ForQuestionAnswering",
 }
 _OWN_HEADS = ("score", "classifier", "qa_outputs")  # peft saves them without being told
-_LAST = ("score", "classifier", "out_proj")  # modules with a row for each label
-_LEFT = ("lm_head.", "cls.", "embed_out.")  # a language model's own, which a classifier lacks
+_LABEL_LAYERS = ("score", "classifier", "out_proj")  # modules with a row for each label
+_LANGUAGE_HEADS = (
+    "lm_head.",
+    "cls.",
+    "embed_out.",
+)  # a language model's own, which a classifier lacks
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _UNQUANTISED = "give the unquantised model that it was made from, or a dequantised copy"
 
@@ -116,11 +120,11 @@ class _Plan:
         self._old = {t.name: t.shape for t in base}
         self._base = Base(base, config)
         self._tie = Tie.of(self._base, config)
-        self._of: dict[str, list[Change]] = {}
+        self._changes: dict[str, list[Change]] = {}
         self._added: list[Tensor] = []
         self._shapes: dict[str, Shape] = {}
         self._settings: dict[str, Any] = {}
-        self._lost: list[str] = []
+        self._unmatched: list[str] = []
         self._notes = list(rules.notes(adapter_config))
         trained_on = adapter_config.get("base_model_name_or_path")
         is_named = isinstance(trained_on, str) and trained_on
@@ -142,8 +146,8 @@ class _Plan:
             )
         self._add_factors()
         self._add_tokens()
-        if self._lost:
-            lost = sorted(set(self._lost))
+        if self._unmatched:
+            lost = sorted(set(self._unmatched))
             raise Corrupt(
                 f"{len(lost)} modules of the adapter are not in the base: {first_names(lost)}",
                 hint=self._hint,
@@ -151,18 +155,18 @@ class _Plan:
         self._add_tied()
         self._check_dtypes()
         self._set_vocabulary()
-        if not self._of:
+        if not self._changes:
             raise Corrupt(
                 "the adapter has no tensor that changes the base",
                 hint="give the adapter of a training, as save_pretrained writes it",
             )
         return Changes(
-            {name: tuple(own) for name, own in self._of.items()},
+            {name: tuple(own) for name, own in self._changes.items()},
             tuple(self._added),
             self._shapes,
             self._settings,
             tuple(self._notes),
-            tuple(dict.fromkeys((*self._doubts(), *self._scales.warnings))),
+            tuple(dict.fromkeys((*self._warnings(), *self._scales.warnings))),
             removed,
             len(self._parts.pairs),
         )
@@ -217,9 +221,9 @@ class _Plan:
                 hint="give a base as the version of transformers that trained it has it",
             )
         if not slot.file.is_whole:
-            tensor = _piece(tensor, slot)
+            tensor = _rows_of_slot(tensor, slot)
         self._check_shape(slot.tensor, tensor)
-        self._of.setdefault(slot.tensor.name, []).append(Replacement(module, tensor, is_base))
+        self._changes.setdefault(slot.tensor.name, []).append(Replacement(module, tensor, is_base))
 
     def _check_shape(self, own: Tensor, tensor: Tensor) -> None:
         """Record a resized vocabulary; raise Corrupt for any other difference of shapes."""
@@ -242,7 +246,7 @@ class _Plan:
         head_names = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
         classifier = {n: t for n, t in new.items() if any(f".{k}." in f".{n}" for k in head_names)}
         if task not in _CLASSIFIERS or len(classifier) < len(new):
-            self._lost += [name.rpartition(".")[0] for name in new]
+            self._unmatched += [name.rpartition(".")[0] for name in new]
             return frozenset()
         if not classifier:
             return frozenset()
@@ -258,11 +262,11 @@ class _Plan:
         kind = name.removesuffix(end) + _CLASSIFIERS[task]
         self._notes.append(f"{text}: the model is written as {kind}")
         self._settings["architectures"] = [kind]
-        ends = tuple(f"{last}.weight" for last in _LAST)
+        ends = tuple(f"{last}.weight" for last in _LABEL_LAYERS)
         for count in (t.shape[0] for n, t in classifier.items() if n.endswith(ends) and t.shape):
             self._settings["id2label"] = {str(n): f"LABEL_{n}" for n in range(count)}
             self._settings["label2id"] = {f"LABEL_{n}": n for n in range(count)}
-        return frozenset(n for n in self._old if n.startswith(_LEFT))
+        return frozenset(n for n in self._old if n.startswith(_LANGUAGE_HEADS))
 
     # What is added
 
@@ -294,11 +298,11 @@ class _Plan:
                 self._config,
             )
         changes, lost = plan_products(pairs, base, self._scales, self._config, self._own_config)
-        self._lost += lost
+        self._unmatched += lost
         for module, low_ranks in changes.items():
             side = sides.get(module)
             for name, change in low_ranks:
-                (side.own if side else self._of.setdefault(name, [])).append(change)
+                (side.own if side else self._changes.setdefault(name, [])).append(change)
             self._add_bias(module)
 
     def _add_bias(self, module: str) -> None:
@@ -318,7 +322,7 @@ class _Plan:
         bias = slots[0].tensor
         self._check_shape(bias, pair.bias)
         scale = self._scales.scale(module, pair.a.shape[0])
-        self._of.setdefault(bias.name, []).append(BiasDelta(module, pair.bias, scale))
+        self._changes.setdefault(bias.name, []).append(BiasDelta(module, pair.bias, scale))
 
     def _add_tokens(self) -> None:
         """Record the rows of trained tokens; raise Corrupt where rows and configuration differ."""
@@ -333,7 +337,7 @@ class _Plan:
             side = self._tie.side(self._base, f"{module}.weight") if self._tie else None
             slots = self._base.find(f"{module}.weight")
             if not slots and not (side and self._tie):
-                self._lost.append(module)
+                self._unmatched.append(module)
                 continue
             name = slots[0].tensor.name if slots or not self._tie else self._tie.tensor.name
             shape = self._base.tensors[name].shape
@@ -349,15 +353,15 @@ class _Plan:
                     hint=self._hint,
                 )
             replaced = Rows(module, tensor, tuple(rows))
-            (side.own if side else self._of.setdefault(name, [])).append(replaced)
+            (side.own if side else self._changes.setdefault(name, [])).append(replaced)
 
     def _add_tied(self) -> None:
         """Record what becomes of tied embeddings, from all changes that both sides have."""
         if not self._tie:
             return
-        outcome = self._tie.outcome(self._base, self._config, self._equal)
+        outcome = self._tie.outcome(self._base, self._config, self._is_equal_pair)
         for name, changes in outcome.of.items():
-            self._of[name] = [*self._of.get(name, ()), *changes]
+            self._changes[name] = [*self._changes.get(name, ()), *changes]
             for change in changes:
                 if isinstance(change, Replacement) and change.tensor.shape != self._old.get(name):
                     self._shapes |= {name: change.tensor.shape} if name in self._old else {}
@@ -365,7 +369,7 @@ class _Plan:
         self._settings |= outcome.settings
         self._notes += filter(None, (outcome.note,))
 
-    def _equal(self, first: Tensor, second: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001 - IsEqual
+    def _is_equal_pair(self, first: Tensor, second: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001 - IsEqual
         """Return whether two tensors of the adapter have the same values, as `IsEqual` says."""
         if second.shape != (first.shape[::-1] if is_crossed else first.shape):
             return False
@@ -377,7 +381,7 @@ class _Plan:
 
     def _check_dtypes(self) -> None:
         """Raise Unsupported if a tensor of the base or the adapter is not of a floating type."""
-        for name, changes in self._of.items():
+        for name, changes in self._changes.items():
             tensor = self._base.tensors.get(name)
             if tensor and not is_castable(tensor.dtype):
                 raise Unsupported(
@@ -390,7 +394,7 @@ class _Plan:
                     hint="save the adapter again, in bf16 or fp32",
                 )
 
-    def _doubts(self) -> Iterable[str]:
+    def _warnings(self) -> Iterable[str]:
         """Yield a warning if layers of the base lack adapters that their siblings have."""
         config, pairs = self._own_config, self._parts.pairs
         if not isinstance(config.get("target_modules"), list) or any(
@@ -444,7 +448,7 @@ def _tensors(changes: Iterable[Change]) -> list[Tensor]:
     return result
 
 
-def _piece(tensor: Tensor, slot: Slot) -> Tensor:
+def _rows_of_slot(tensor: Tensor, slot: Slot) -> Tensor:
     """Return the rows of ``tensor`` that the base's tensor in ``slot`` holds, such as one expert's.
 
     Returns ``tensor`` itself if the shapes do not fit, which the caller reports.  Raises

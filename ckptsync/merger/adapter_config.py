@@ -167,9 +167,9 @@ class Scales:
         """
         rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
         if type(rank) is not int or not 1 <= rank < _MOST_RANK:
-            raise _bad("r", rank)
+            raise _value_error("r", rank)
         if not _is_number(alpha):
-            raise _bad("lora_alpha", alpha)
+            raise _value_error("lora_alpha", alpha)
         return cls(
             rank,
             float(alpha),
@@ -184,16 +184,16 @@ class Scales:
         The first pattern of the file that matches counts, as in peft; a warning is recorded if
         several match with different values.  Raises Corrupt if the configuration says another rank.
         """
-        ranks = self._values("rank_pattern", self.ranks, module, self.rank)
+        ranks = self._matching_values("rank_pattern", self.ranks, module, self.rank)
         if rank not in ranks:
             raise Corrupt(
                 f"{ADAPTER_CONFIG}: rank {ranks[0]:g}, and {module} has factors of rank {rank}",
                 hint="it is another adapter's: give this one's directory",
             )
-        alpha = self._values("alpha_pattern", self.alphas, module, self.alpha)[0]
+        alpha = self._matching_values("alpha_pattern", self.alphas, module, self.alpha)[0]
         return alpha / math.sqrt(rank) if self.is_rslora else alpha / rank
 
-    def _values(
+    def _matching_values(
         self,
         key: str,
         patterns: tuple[tuple[str, re.Pattern[str], float], ...],
@@ -227,11 +227,11 @@ def _patterns(
     """
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
-        raise _bad(key, patterns)
+        raise _value_error(key, patterns)
     result = []
     for text, value in patterns.items():
         if not _is_number(value) or (key == "rank_pattern" and (value < 1 or value != int(value))):
-            raise _bad(f"{key}: {text}", value)
+            raise _value_error(f"{key}: {text}", value)
         if _NESTED.search(text):
             raise Unsupported(
                 f"{ADAPTER_CONFIG}: {key}: {text!r:.100} repeats what is repeated in it, which may"
@@ -251,5 +251,5 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and abs(value) < 1e30  # type: ignore[arg-type]
 
 
-def _bad(key: str, value: object) -> Corrupt:
+def _value_error(key: str, value: object) -> Corrupt:
     return Corrupt(f"{ADAPTER_CONFIG}: {key} is {value!r:.100}, which cannot be", hint=_DAMAGED)

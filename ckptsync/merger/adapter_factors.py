@@ -94,7 +94,7 @@ def plan_products(
         inner = _WITHOUT_BASE.sub("", module)
         attention = inner if inner == module else inner.removesuffix(".out_proj")
         if module == inner and (slots := base.find(f"{module}.weight")):
-            linear[module] = pair_factors, _matrix(module, slots)
+            linear[module] = pair_factors, _find_matrix(module, slots)
         elif base.find(f"{attention}.in_proj_weight"):
             raise Unsupported(
                 f"{inner}: LoRA of torch.nn.MultiheadAttention, whose output projection peft adds"
@@ -106,11 +106,11 @@ def plan_products(
         else:
             lost.append(module)
     result = _linear_sums(linear, scales, set(_model_types(config)))
-    is_transposed = _is_transposed(config, adapter_config)
+    is_transposed = _adds_transposed(config, adapter_config)
     targets = names(adapter_config, "target_parameters")
     for inner, modules in experts.items():
         levels = sorted(modules, key=len, reverse=True)  # the innermost first
-        assigned = _assign(inner, [factors[m] for m in levels], base, targets)
+        assigned = _assign_parameters(inner, [factors[m] for m in levels], base, targets)
         for module, (name, matrix) in zip(levels, assigned, strict=True):
             if pairs[module].magnitude or pairs[module].bias:
                 raise Corrupt(f"{module}: DoRA or a bias over experts, which peft does not have")
@@ -147,7 +147,9 @@ def _linear_sums(
     ``kinds``: the base's model types, which decide for square layers that may be Conv1D.
     Raises Corrupt if factors do not fit their matrix.
     """
-    orientations = {module: _fits(pair, matrix) for module, (pair, matrix) in linear.items()}
+    orientations = {
+        module: _find_orientations(pair, matrix) for module, (pair, matrix) in linear.items()
+    }
     conv1d = {module for module in linear if module.rpartition(".")[2] in _CONV1D_LAYERS}
     # a square layer is stored as its siblings are
     siblings = {orientations[m] for m in conv1d if len(orientations[m]) == 1}
@@ -163,7 +165,7 @@ def _linear_sums(
                 next(iter(siblings)) if len(siblings) == 1 else frozenset({bool(kinds & _CONV1D)})
             )
         if not fitting:
-            raise _other_shape(module, pair, matrix)
+            raise _shape_error(module, pair, matrix)
         scale = scales.scale(module, pair.a.shape[0])
         result[module] = list(
             _low_ranks(module, pair, matrix, scale, is_transposed=next(iter(fitting)))
@@ -171,18 +173,18 @@ def _linear_sums(
     return result
 
 
-def _matrix(module: str, slots: Sequence[Slot]) -> _Matrix:
+def _find_matrix(module: str, slots: Sequence[Slot]) -> _Matrix:
     """Return the matrix that a ``weight`` is, or is a part of.
 
     Raises Unsupported for unknown forms, Corrupt if the base has fewer experts.
     """
     if len(slots) > 1:
-        return _pieces(module, slots)
+        return _join_pieces(module, slots)
     ((tensor, place, part),) = ((s.tensor, s.file, s.own) for s in slots)
     shape, rows = tensor.shape, tensor.shape[0] if tensor.shape else 0
     if part:  # one expert, or one half, of what the base has as one
         if len(shape) != (2 if part.expert is None else 3) or part.parts > 1:
-            raise _unknown(module, tensor)
+            raise _unknown_form_error(module, tensor)
         if part.expert is not None and part.expert >= rows:
             raise Corrupt(f"{module}: the base has {rows} experts", hint=OTHER_MODEL)
         *first, rows, columns = shape
@@ -192,16 +194,16 @@ def _matrix(module: str, slots: Sequence[Slot]) -> _Matrix:
         return _Matrix((_Box(tensor, 0, offsets, sizes),), size, columns)
     if place.parts > 1:  # the file has several layers as one
         if len(shape) != 2 or rows % place.parts:
-            raise _unknown(module, tensor)
+            raise _unknown_form_error(module, tensor)
         size = rows // place.parts
         box = _Box(tensor, 0, (place.part * size, 0), (size, shape[1]))
         return _Matrix((box,), size, shape[1])
     if len(shape) < 2 or not place.is_whole:
-        raise _unknown(module, tensor)
+        raise _unknown_form_error(module, tensor)
     return _Matrix((_Box(tensor, 0, (0,) * len(shape), shape),), rows, prod(shape[1:]))
 
 
-def _pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
+def _join_pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
     """Return the matrix, or those of experts, that several tensors of the base's files make up.
 
     Raises Unsupported for unknown forms, Incomplete if experts are missing or of several shapes.
@@ -217,7 +219,7 @@ def _pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
         for number, slot in enumerate(expert_slots):
             shape, place = slot.tensor.shape, slot.file
             if len(shape) != 2 or (place.piece, place.pieces) != (number, len(expert_slots)):
-                raise _unknown(name, slot.tensor)
+                raise _unknown_form_error(name, slot.tensor)
             boxes.append(_Box(slot.tensor, start, (0, 0), shape, expert))
             start += shape[0]
         shapes.add((start, expert_slots[0].tensor.shape[1]))
@@ -234,7 +236,7 @@ def _pieces(name: str, slots: Sequence[Slot]) -> _Matrix:
 def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
     """Return the matrices that a parameter of experts holds; None if it holds no matrices."""
     if len(slots) > 1 or slots[0].file.expert is not None:
-        return _pieces(name, slots)
+        return _join_pieces(name, slots)
     tensor = slots[0].tensor
     if not slots[0].file.is_whole or len(tensor.shape) not in (2, 3):
         return None
@@ -245,7 +247,7 @@ def _expert_matrix(name: str, slots: Sequence[Slot]) -> _Matrix | None:
     return _Matrix(tuple(boxes), rows, columns, count)
 
 
-def _assign(
+def _assign_parameters(
     module: str, levels: Sequence[_Factors], base: Base, targets: Sequence[str]
 ) -> tuple[tuple[str, _Matrix], ...]:
     """Return the parameter that each of the nested pairs adapts, the innermost first.
@@ -266,7 +268,7 @@ def _assign(
     orders = [
         order
         for order in permutations(matrices, len(levels))
-        if all(_fits(p, matrices[n]) for p, n in zip(levels, order, strict=True))
+        if all(_find_orientations(p, matrices[n]) for p, n in zip(levels, order, strict=True))
     ]
     if not orders:
         shapes = ", ".join(f"{p.a.shape} and {p.b.shape}" for p in levels)
@@ -282,7 +284,7 @@ def _assign(
     return tuple((name, matrices[name]) for name in orders[0])
 
 
-def _fits(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
+def _find_orientations(pair: _Factors, matrix: _Matrix) -> frozenset[bool]:
     """Return how a product fits a matrix: as it is (False), transposed (True), both, or neither."""
     a, b = pair.a.shape, pair.b.shape
     sizes = matrix.boxes[0].sizes
@@ -301,7 +303,7 @@ def _expert_sums(
 ) -> list[NamedChange]:
     """Return what is added to each expert; ``is_transposed`` decides for square matrices."""
     scale = scales.scale(name, pair.a.shape[0] // (matrix.experts or 1))
-    fits = _fits(pair, matrix)
+    fits = _find_orientations(pair, matrix)
     is_product_transposed = (
         next(iter(fits)) if len(fits) == 1 else is_transposed and matrix.experts is not None
     )
@@ -352,7 +354,7 @@ def _low_ranks(
         yield box.tensor.name, sum_
 
 
-def _is_transposed(config: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> bool:
+def _adds_transposed(config: Mapping[str, Any], adapter_config: Mapping[str, Any]) -> bool:
     """Return whether the product over square experts is added transposed.
 
     peft before 0.19 took every parameter of experts as (experts, in, out).
@@ -369,7 +371,7 @@ def _model_types(config: Mapping[str, Any]) -> Iterator[str]:
             yield kind
 
 
-def _unknown(module: str, tensor: Tensor) -> Unsupported:
+def _unknown_form_error(module: str, tensor: Tensor) -> Unsupported:
     """Return the error of a form of the base that ckptsync does not know."""
     return Unsupported(
         f"{module}: ckptsync does not know how the base has it in {tensor.name} {tensor.shape}",
@@ -377,7 +379,7 @@ def _unknown(module: str, tensor: Tensor) -> Unsupported:
     )
 
 
-def _other_shape(module: str, pair: _Factors, matrix: _Matrix) -> Corrupt:
+def _shape_error(module: str, pair: _Factors, matrix: _Matrix) -> Corrupt:
     """Return the error of factors that do not fit the base's matrix."""
     a, b = pair.a.shape, pair.b.shape
     tensor = matrix.boxes[0].tensor

@@ -19,8 +19,10 @@ from ckptsync.layouts.weight_renaming import Place, places
 from ckptsync.merger.adapter import PREFIX
 from ckptsync.tensors import Tensor
 
-_ALIKE = {"block_sparse_moe": "mlp"}  # Mixtral's, in files and in memory
-_MOVED = frozenset({"model", "language_model", "text_model", "vision_model", "transformer"})
+_SYNONYMS = {"block_sparse_moe": "mlp"}  # Mixtral's, in files and in memory
+_OPTIONAL_PARTS = frozenset(
+    {"model", "language_model", "text_model", "vision_model", "transformer"}
+)
 _TOPS = frozenset(
     """
     bert roberta deberta electra distilbert albert mpnet longformer esm ernie rembert roformer
@@ -40,7 +42,7 @@ _SAVED = re.compile(
     r"(?P<module>.+)\.modules_to_save(\.(?P<adapter>(?!weight$|bias$)[^.]+))?\.(?P<end>.+)"
 )
 _ORIGINAL = re.compile(r".+\.original_module\..+")
-_OTHERS = (
+_REFUSED_KINDS = (
     *(("lora_E", "AdaLoRA"), ("ranknum", "AdaLoRA"), ("lora_diag", "KaSA"), ("vera_", "VeRA")),
     *(("ia3_", "IA3"), ("hada_", "LoHa"), ("lokr_", "LoKr"), ("oft_", "OFT"), ("boft_", "BOFT")),
     *(("prompt_e", "prompt tuning"), ("internal_xlora", "X-LoRA"), ("lora_ga", "LoRA-GA")),
@@ -85,7 +87,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
         name = tensor.name.removeprefix(PREFIX)
         if match := _FACTOR.fullmatch(name):
             adapters.add(match["adapter"] or "")
-            _add(parts.pairs.setdefault(match["module"], Pair()), match, tensor)
+            _set_field(parts.pairs.setdefault(match["module"], Pair()), match, tensor)
         elif match := _TOKENS.fullmatch(name):
             adapters.add(match["adapter"] or "")
             parts.tokens[match["module"]] = tensor
@@ -101,7 +103,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
                 (
                     kind
                     for component in name.split(".")
-                    for start, kind in _OTHERS
+                    for start, kind in _REFUSED_KINDS
                     if component.startswith(start)
                 ),
                 "",
@@ -123,7 +125,7 @@ def split(tensors: Sequence[Tensor]) -> Parts:
     return parts
 
 
-def _add(pair: Pair, match: re.Match[str], tensor: Tensor) -> None:
+def _set_field(pair: Pair, match: re.Match[str], tensor: Tensor) -> None:
     """Set the field of ``pair`` that ``match`` says ``tensor`` is."""
     kind = match["kind"]
     if kind == "lora_magnitude_vector":
@@ -156,64 +158,64 @@ class Base:
     def __init__(self, tensors: Iterable[Tensor], config: Mapping[str, Any]) -> None:
         self.tensors = {t.name: t for t in tensors}
         self._config = config
-        self._live: defaultdict[str, list[Slot]] = defaultdict(list)
+        self._slots_in_memory: defaultdict[str, list[Slot]] = defaultdict(list)
         for name, where in places(self.tensors, config).items():
             for place in where:
-                self._live[place.live].append(Slot(self.tensors[name], place))
-        self._alike: dict[tuple[str, ...], set[str]] = {}
+                self._slots_in_memory[place.live].append(Slot(self.tensors[name], place))
+        self._common_parts: dict[tuple[str, ...], set[str]] = {}
         self._children: dict[tuple[str, ...], dict[str, list[str]]] = {}
 
     def find(self, name: str) -> tuple[Slot, ...]:
         """Return the tensors that hold a parameter; empty if none or several could be meant."""
         if tensor := self.tensors.get(name):
             return (Slot(tensor, Place(name)),)
-        if slots := self._live.get(name):
+        if slots := self._slots_in_memory.get(name):
             return tuple(slots)
         older_place = places((name,), self._config)[name][
             0
         ]  # as if it were a file's, of another version
-        if slots := self._live.get(older_place.live):
-            return _of_older(slots, older_place)
-        self._fill()
+        if slots := self._slots_in_memory.get(older_place.live):
+            return _expert_slots(slots, older_place)
+        self._index_names()
         for live, is_old in ((name, False), (older_place.live, True)):
-            names = self._alike.get(_alike(live)) or ()
+            names = self._common_parts.get(_common_parts(live)) or ()
             if len(names) == 1:
-                slots = self._live[next(iter(names))]
-                return _of_older(slots, older_place) if is_old else tuple(slots)
+                slots = self._slots_in_memory[next(iter(names))]
+                return _expert_slots(slots, older_place) if is_old else tuple(slots)
         return ()
 
     def live_names(self) -> Collection[str]:
         """Return the names of its parameters in memory."""
-        return self._live.keys()
+        return self._slots_in_memory.keys()
 
     def parameters(self, module: str) -> dict[str, tuple[Slot, ...]]:
         """Return a module's parameters, without ``weight`` and ``bias``, by name.
 
         Such are stacked experts.  Empty if no module, or several, could be meant.
         """
-        self._fill()
-        modules = self._children.get(_alike(module), {})
+        self._index_names()
+        modules = self._children.get(_common_parts(module), {})
         if module not in modules and len(modules) != 1:
             return {}
         names = modules[module] if module in modules else next(iter(modules.values()))
-        return {live.rpartition(".")[2]: tuple(self._live[live]) for live in names}
+        return {live.rpartition(".")[2]: tuple(self._slots_in_memory[live]) for live in names}
 
-    def _fill(self) -> None:
+    def _index_names(self) -> None:
         """Index the names by the components that all ways of naming have.
 
         Only the first call does so, and most adapters need none.
         """
-        if self._alike:
+        if self._common_parts:
             return
-        for live in self._live:
+        for live in self._slots_in_memory:
             module, _, parameter = live.rpartition(".")
-            self._alike.setdefault(_alike(live), set()).add(live)
+            self._common_parts.setdefault(_common_parts(live), set()).add(live)
             if parameter not in ("weight", "bias"):
-                children = self._children.setdefault(_alike(module), {})
+                children = self._children.setdefault(_common_parts(module), {})
                 children.setdefault(module, []).append(live)
 
 
-def _of_older(slots: Sequence[Slot], older_place: Place) -> tuple[Slot, ...]:
+def _expert_slots(slots: Sequence[Slot], older_place: Place) -> tuple[Slot, ...]:
     """Return the slots of a name of an older file; empty if the base's tensors cannot hold it.
 
     It may be one expert of what the base has as one tensor.
@@ -225,7 +227,7 @@ def _of_older(slots: Sequence[Slot], older_place: Place) -> tuple[Slot, ...]:
     return ()
 
 
-def _alike(name: str) -> tuple[str, ...]:
+def _common_parts(name: str) -> tuple[str, ...]:
     """Return the components of a name that all ways of naming have.
 
     The first says whether the name is of a part that is no text model's.
@@ -236,5 +238,5 @@ def _alike(name: str) -> tuple[str, ...]:
     is_not_text = any(_NOT_TEXT.search(part) for part in parts)
     return (
         "vision" if is_not_text else "",
-        *(_ALIKE.get(part, part) for part in parts if part not in _MOVED),
+        *(_SYNONYMS.get(part, part) for part in parts if part not in _OPTIONAL_PARTS),
     )

@@ -41,7 +41,7 @@ BLOCK = 256 << 10  # elements that are summed at once: more leave the caches
 _WHOLE = 4 << 20  # bytes of a factor that is read whole
 _STEPPED = 16 << 20  # the same, where its columns are needed in steps: each row has some of them
 WINDOW = 6 << 20  # bytes in flight for each thread of a merge, beside the factors
-_KEPT = 32 << 20  # bytes of factors that are kept, and of those that are in use
+_CACHE_SIZE = 32 << 20  # bytes of factors that are kept, and of those that are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _Stretch:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedValues:
     """A factor, or a vector of norms, once a thread has made it; others wait for the lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -162,10 +162,10 @@ class AdapterSums:
     def __init__(self, files: Files, sums: Mapping[str, TensorSum]) -> None:
         self._files, self._sums = files, sums
         self._lock = threading.Lock()
-        self._factors: OrderedDict[object, _Kept] = OrderedDict()
-        self._norms: dict[object, _Kept] = {}
-        self._held = 0
-        self._own = threading.local()
+        self._factors: OrderedDict[object, _CachedValues] = OrderedDict()
+        self._norms: dict[object, _CachedValues] = {}
+        self._cached_bytes = 0
+        self._thread_buffers = threading.local()
 
     def has(self, name: str) -> bool:
         """Return whether a tensor is changed."""
@@ -224,78 +224,89 @@ class AdapterSums:
             # the sum of squares tells of nearly all that they are small enough for any type
             is_small = math.isfinite(float(np.dot(sums, sums)))
             if not (is_small or np.isfinite(sums).all()):
-                raise _not_finite(tensor.name, tensor_sum)
+                raise _not_finite_error(tensor.name, tensor_sum)
             written = narrow[position : position + size]
             if target == wide:
                 written[:] = bits
             elif is_small and (target, wide) == ("BF16", "F32"):
                 round_to_bf16(sums, written, block_scratch, is_plain=True)
             elif cast_to(written, bits, wide, target, block_scratch):
-                raise _not_finite(tensor.name, tensor_sum, target)
+                raise _not_finite_error(tensor.name, tensor_sum, target)
             position += size
         return totals
 
-    def _apply(self, change: Change, of: _Stretch) -> ChangeTotals:
+    def _apply(self, change: Change, stretch: _Stretch) -> ChangeTotals:
         """Apply one change to a stretch in place; return what it adds up to."""
         if isinstance(change, LowRank):
-            return self._add_low_rank(change, of)
-        first, sums, shape = of.first, of.sums, of.shape
+            return self._add_low_rank(change, stretch)
+        first, sums, shape = stretch.first, stretch.sums, stretch.shape
         if isinstance(change, BiasDelta):
-            values = self._values(change.tensor, (first,), (len(sums),)) * np.float32(change.scale)
-            return _added(sums, values, change.module)
+            values = self._read_values(change.tensor, (first,), (len(sums),)) * np.float32(
+                change.scale
+            )
+            return _add_in_place(sums, values, change.module)
         if isinstance(change, Rows):
             width = prod(shape[1:])
             for number, row in enumerate(change.rows):
-                low, high = of.part(row * width, width)
+                low, high = stretch.part(row * width, width)
                 if low < high:
                     box = (number, *(0,) * (len(shape) - 1)), (1, *shape[1:])
-                    row_values = self._values(change.tensor, *box)
+                    row_values = self._read_values(change.tensor, *box)
                     sums[low - first : high - first] = row_values[
                         low - row * width : high - row * width
                     ]
         return ChangeTotals()  # of what is replaced the copy is another
 
-    def _add_low_rank(self, change: LowRank, of: _Stretch) -> ChangeTotals:
+    def _add_low_rank(self, change: LowRank, stretch: _Stretch) -> ChangeTotals:
         """Add a product of factors to a stretch in place, with DoRA's scales; return its totals."""
-        region = region_of(change, of.shape)
-        low, high = region.within(of.first, of.first + len(of.sums))
+        region = region_of(change, stretch.shape)
+        low, high = region.within(stretch.first, stretch.first + len(stretch.sums))
         if low >= high:
             return ChangeTotals()
         start, size = region.start + low * region.stride, (high - low) * region.width
         is_flat = region.stride == region.width
-        is_whole = is_flat and of.part(start, size) == (start, start + size)
+        is_whole = is_flat and stretch.part(start, size) == (start, start + size)
         if change.magnitude is None and is_flat:
-            begin, end = of.part(start, size)
+            begin, end = stretch.part(start, size)
             delta = self._delta(change, low, high).reshape(-1)[begin - start : end - start]
-            return _added(of.sums[begin - of.first : end - of.first], delta, change.module)
+            return _add_in_place(
+                stretch.sums[begin - stretch.first : end - stretch.first], delta, change.module
+            )
         scales, totals = None, ChangeTotals()
         if change.magnitude is not None and (
-            change.is_per_column or not is_whole or not of.is_unmerged
+            change.is_per_column or not is_whole or not stretch.is_unmerged
         ):
             norms = (
-                self._column_norms(change, of)
+                self._column_norms(change, stretch)
                 if change.is_per_column
-                else self._row_norms(change, of, (low, high))
+                else self._row_norms(change, stretch, (low, high))
             )
             scales, totals = self._scales(change, norms, low)
         delta = self._delta(change, low, high)
         if is_whole:
-            base_values = of.sums[start - of.first : start - of.first + size].reshape(delta.shape)
+            base_values = stretch.sums[
+                start - stretch.first : start - stretch.first + size
+            ].reshape(delta.shape)
             if change.magnitude is not None and scales is None:
-                norms = np.sqrt(_squares(np.stack([base_values + delta, base_values])))
+                norms = np.sqrt(_row_squares(np.stack([base_values + delta, base_values])))
                 scales, totals = self._scales(change, norms, low)
-            return totals + _scaled(base_values, delta, scales, change.module)
+            return totals + _scale_in_place(base_values, delta, scales, change.module)
         for row in range(low, high):
             start = region.start + row * region.stride
-            begin, end = of.part(start, region.width)
+            begin, end = stretch.part(start, region.width)
             if begin >= end:
                 continue
-            base_values, flat = of.sums[begin - of.first : end - of.first], delta[row - low]
+            base_values, flat = (
+                stretch.sums[begin - stretch.first : end - stretch.first],
+                delta[row - low],
+            )
             scale = scales
             if scales is not None:
                 part = slice(begin - start, end - start)
                 scale = scales[0, part] if change.is_per_column else scales[row - low]
-            totals += _scaled(base_values, flat[begin - start : end - start], scale, change.module)
+            totals += _scale_in_place(
+                base_values, flat[begin - start : end - start], scale, change.module
+            )
         return totals
 
     def _scales(self, change: LowRank, norms: Array, low: int) -> tuple[Array, ChangeTotals]:
@@ -304,7 +315,7 @@ class AdapterSums:
         ``norms``: of the sum, and of the base.
         """
         assert change.magnitude is not None
-        magnitude = self._keep(id(change.magnitude), change.magnitude)
+        magnitude = self._cached(id(change.magnitude), change.magnitude)
         if not change.is_per_column:
             magnitude = magnitude[low : low + norms.shape[1]]
         scales, ratios = magnitude / norms[0], magnitude / norms[1]
@@ -336,46 +347,48 @@ class AdapterSums:
 
     def _buffer(self, name: str, size: int, dtype: np.dtype[Any]) -> Array:
         """Return this thread's memory for ``name``, which its next such call uses again."""
-        memory: Array | None = getattr(self._own, name, None)
+        memory: Array | None = getattr(self._thread_buffers, name, None)
         if memory is None or memory.nbytes < size * dtype.itemsize:
             memory = np.empty(size * dtype.itemsize, "u1")
-            setattr(self._own, name, memory)
+            setattr(self._thread_buffers, name, memory)
         return memory[: size * dtype.itemsize].view(dtype)
 
-    def _row_norms(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Array:
+    def _row_norms(self, change: LowRank, stretch: _Stretch, rows: tuple[int, int]) -> Array:
         """Return the norms of these rows of the unmerged base: with its change, and without.
 
         They are read again: a stretch may have a part of a row, and other adapters may be summed.
         """
-        squares = [_squares(values) for values in self._unmerged(change, of, rows)]
+        squares = [_row_squares(values) for values in self._unmerged(change, stretch, rows)]
         norms: Array = np.sqrt(np.concatenate(squares, axis=1))
         return norms
 
-    def _column_norms(self, change: LowRank, of: _Stretch) -> Array:
+    def _column_norms(self, change: LowRank, stretch: _Stretch) -> Array:
         """Return the norms of the columns of the unmerged base: with its change, and without.
 
         They are computed once; other threads wait.
         """
         with self._lock:
-            cached = self._norms.setdefault((id(change.magnitude), change.offsets), _Kept())
+            cached = self._norms.setdefault((id(change.magnitude), change.offsets), _CachedValues())
         with cached.lock:
             if cached.values is None:
-                region = region_of(change, of.shape)
+                region = region_of(change, stretch.shape)
                 squares: Array = np.zeros((2, region.width), "<f8")
-                for values in self._unmerged(change, of, (0, region.rows)):
+                for values in self._unmerged(change, stretch, (0, region.rows)):
                     squares += np.square(values).sum(1, dtype="<f8")
                 cached.values = np.sqrt(squares).astype("<f4")
             return cached.values
 
-    def _unmerged(self, change: LowRank, of: _Stretch, rows: tuple[int, int]) -> Iterator[Array]:
+    def _unmerged(
+        self, change: LowRank, stretch: _Stretch, rows: tuple[int, int]
+    ) -> Iterator[Array]:
         """Yield rows of the unmerged base, some at once: with its change, and without."""
-        region = region_of(change, of.shape)
+        region = region_of(change, stretch.shape)
         rows_at_once = max(1, BLOCK // region.width)
         for low in range(rows[0], rows[1], rows_at_once):
             high = min(rows[1], low + rows_at_once)
             start, count = region.start + low * region.stride, high - low
             end = start + (count - 1) * region.stride + region.width
-            values = _flat(self._files, of.base, start, end)
+            values = _read_range(self._files, stretch.base, start, end)
             if region.stride != region.width:
                 index = np.arange(count)[:, None] * region.stride + np.arange(region.width)
                 values = values[index]
@@ -396,44 +409,44 @@ class AdapterSums:
         is_stepped = own_columns.step != 1 or own_rows.step != 1
         width = prod(tensor.shape[1:])
         if size <= (_STEPPED if is_stepped else _WHOLE) or len(tensor.shape) != 2:
-            whole = self._keep(id(tensor), tensor)
+            whole = self._cached(id(tensor), tensor)
             matrix: Array = whole.reshape(tensor.shape[0], width)
-            return matrix[_slice(own_rows), _slice(own_columns)]
+            return matrix[_as_slice(own_rows), _as_slice(own_columns)]
         low_row, low_column = own_rows[0], own_columns[0]
         sizes = own_rows[-1] + 1 - low_row, own_columns[-1] + 1 - low_column
         if high is None:
-            matrix = self._keep(
+            matrix = self._cached(
                 (id(tensor), low_row, low_column, sizes), tensor, (low_row, low_column), sizes
             )
         else:
-            matrix = self._values(tensor, (low_row, low_column), sizes)
+            matrix = self._read_values(tensor, (low_row, low_column), sizes)
         matrix = matrix.reshape(sizes)
         return matrix[:: own_rows.step, :: own_columns.step]
 
-    def _keep(
+    def _cached(
         self, key: object, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
     ) -> Array:
         """Return values of a tensor, or of a box of it, from the cache; read and cache them first.
 
-        The oldest values are dropped where the cache is larger than `_KEPT`.
+        The oldest values are dropped where the cache is larger than `_CACHE_SIZE`.
         """
         with self._lock:
-            cached = self._factors.setdefault(key, _Kept())
+            cached = self._factors.setdefault(key, _CachedValues())
             self._factors.move_to_end(key)
         with cached.lock:
             if cached.values is None:
-                cached.values = self._values(tensor, offsets, sizes)
+                cached.values = self._read_values(tensor, offsets, sizes)
                 with self._lock:
-                    self._held += cached.values.nbytes
-                    while self._held > _KEPT and len(self._factors) > 1:
+                    self._cached_bytes += cached.values.nbytes
+                    while self._cached_bytes > _CACHE_SIZE and len(self._factors) > 1:
                         oldest, dropped = next(iter(self._factors.items()))
                         if dropped is cached or dropped.values is None:
                             break
-                        self._held -= dropped.values.nbytes
+                        self._cached_bytes -= dropped.values.nbytes
                         del self._factors[oldest]
             return cached.values
 
-    def _values(
+    def _read_values(
         self, tensor: Tensor, offsets: Shape | None = None, sizes: Shape | None = None
     ) -> Array:
         """Return a tensor's values, or those of a box of it, as float32, flat."""
@@ -540,7 +553,7 @@ def _row_length(shape: Shape, tensor_sum: TensorSum) -> int:
     return next(strides, prod(shape[1:]) if len(shape) > 1 else 1) or 1
 
 
-def _added(sums: Array, delta: Array, module: str) -> ChangeTotals:
+def _add_in_place(sums: Array, delta: Array, module: str) -> ChangeTotals:
     """Add ``delta`` in place, and return what that changes."""
     base_values = sums if sums.dtype == delta.dtype else sums.astype(delta.dtype)
     base, change, product = (
@@ -553,16 +566,16 @@ def _added(sums: Array, delta: Array, module: str) -> ChangeTotals:
     return ChangeTotals(base, change, product, change, base, len(sums), modules=modules)
 
 
-def _squares(values: Array) -> Array:
+def _row_squares(values: Array) -> Array:
     """Return the sums of squares of the rows of several matrices."""
     squares: Array = np.einsum("nij,nij->ni", values, values)
     return squares
 
 
-def _scaled(sums: Array, delta: Array, scales: Array | None, module: str) -> ChangeTotals:
+def _scale_in_place(sums: Array, delta: Array, scales: Array | None, module: str) -> ChangeTotals:
     """Add ``delta`` and multiply by ``scales`` in place, and return what that changes."""
     if scales is None:
-        return _added(sums, delta, module)
+        return _add_in_place(sums, delta, module)
     new = (sums + delta) * scales
     change_values = (new - sums).reshape(-1)
     base, change_squares = (
@@ -593,7 +606,7 @@ def read_floats(files: Files, copy: Copy) -> Array:
     return out.view("<f4")
 
 
-def _flat(files: Files, tensor: Tensor, low: int, high: int) -> Array:
+def _read_range(files: Files, tensor: Tensor, low: int, high: int) -> Array:
     """Read and return the values from ``low`` to ``high`` of a flattened tensor, as float32."""
     copy = tensor.copies[0]
     if len(copy.grid) == 1:
@@ -605,11 +618,11 @@ def _flat(files: Files, tensor: Tensor, low: int, high: int) -> Array:
     return read_floats(files, box)[low - rows[0] * width : high - rows[0] * width]
 
 
-def _slice(of: range) -> slice:
+def _as_slice(of: range) -> slice:
     return slice(of.start, of.stop, of.step)
 
 
-def _not_finite(name: str, tensor_sum: TensorSum, target: str = "") -> Corrupt:
+def _not_finite_error(name: str, tensor_sum: TensorSum, target: str = "") -> Corrupt:
     """Return the error of a sum that is NaN or infinite, or too large for the type ``target``."""
     modules = {change.module for step in tensor_sum.steps for change in step}
     how = f"too large for {target}" if target else "not finite (NaN or infinite)"

@@ -102,8 +102,8 @@ class Tie:
         first, second = self.embedding_side, self.head_side
         if not (first.all or second.all):
             return Outcome()
-        if not self._stays(config, equal):
-            return self._untied(config)
+        if not self._stays_tied(config, equal):
+            return self._untie(config)
         changes = (*(first.base or second.base)[:1], *(first.own or second.own))
         names = [self.tensor.name, *((self.head.name,) if self.head else ())]
         names += [
@@ -116,7 +116,7 @@ class Tie:
             note += f", as in peft; in the training only the {trained} had the change"
         return Outcome(dict.fromkeys(names, changes), note=note if is_sum else "")
 
-    def _stays(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
+    def _stays_tied(self, config: Mapping[str, Any], equal: IsEqual) -> bool:
         """Return whether embedding and head stay one tensor after their changes."""
         first, second = self.embedding_side, self.head_side
         if first.own and second.own:
@@ -133,7 +133,7 @@ class Tie:
         name = str(classes[0]) if isinstance(classes, list) and classes else ""
         return bool(self.head or self._head_name) or name.endswith(WITH_HEAD)
 
-    def _untied(self, config: Mapping[str, Any]) -> Outcome:
+    def _untie(self, config: Mapping[str, Any]) -> Outcome:
         """Return the outcome of two sides that were trained apart: a head of its own."""
         name = self.head.name if self.head else self._head_name or HEADS[0]
         head_changes = self.head_side.all

@@ -27,8 +27,10 @@ MOST_HEADS = 8  # first components that are tried as the part one model is of th
 _COMPUTED = re.compile(
     r"(.*\.)?(inv_freq|position_ids|masked_bias|attn\.bias|attention\.bias|num_batches_tracked)"
 )
-_MOVED = frozenset({"model", "language_model", "text_model", "vision_model", "transformer"})
-_ALIKE = {"block_sparse_moe": "mlp"}  # Mixtral's, in memory and in its files
+_OPTIONAL_PARTS = frozenset(
+    {"model", "language_model", "text_model", "vision_model", "transformer"}
+)
+_SYNONYMS = {"block_sparse_moe": "mlp"}  # Mixtral's, in memory and in its files
 _EXPERT = re.compile(r"(.+\.experts)\.[0-9]+\.\w+\.(?:weight|bias)")
 _FUSED = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj|gate_proj|up_proj)")
 _VOCABULARY = (
@@ -86,8 +88,8 @@ class BaseModel:
         if base.keys() <= set(names):
             return base
         candidates = [base]
-        names_by_parts = {_parts(name): name for name in names}
-        parts_by_name = {name: _parts(name) for name in base}
+        names_by_parts = {_common_parts(name): name for name in names}
+        parts_by_name = {name: _common_parts(name) for name in base}
         # else two of one would be made
         if len(names_by_parts) == len(set(names)) and len(set(parts_by_name.values())) == len(
             parts_by_name
@@ -114,11 +116,11 @@ class BaseModel:
         stored: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for name in base:
             if (match := _EXPERT.fullmatch(name)) and name not in own:
-                stored[_parts(match[1])].append(name)
+                stored[_common_parts(match[1])].append(name)
         fused: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for name in own:
             if (match := _FUSED.fullmatch(name)) and name not in base:
-                fused[_parts(match[1])].append(name)
+                fused[_common_parts(match[1])].append(name)
         matched = dict(base)
         for parts, names in fused.items():
             experts = stored[parts]
@@ -158,7 +160,7 @@ class BaseModel:
         own = {t.name: t for t in tensors}
         base = self.beside(own)
         differ = {n for n, t in base.items() if n in own and own[n].shape != t.shape}
-        resized = _resized(differ, own, base)
+        resized = _find_resized(differ, own, base)
         misshapen = [
             f"{n} is {list(own[n].shape)}, {list(base[n].shape)} in the base model"
             for n in base
@@ -200,7 +202,7 @@ class BaseModel:
 
         Raises Corrupt if the base model lacks an adapted module, or has it in another shape.
         """
-        targets = {t.name: _target(t.name) for t in tensors}
+        targets = {t.name: _adapted_module(t.name) for t in tensors}
         weights = {f"{target}.weight" for target in targets.values()}
         base = self.under_names_of(weights.union(targets.values()))
         modules = {above for name in base for above in accumulate(name.split("."), "{}.{}".format)}
@@ -218,7 +220,7 @@ class BaseModel:
                 hint=_OTHER_MODEL,
             )
         if wrong := [
-            t.name for t in tensors if not _fits(t, base.get(f"{targets[t.name]}.weight"))
+            t.name for t in tensors if not _is_fitting(t, base.get(f"{targets[t.name]}.weight"))
         ]:
             raise Corrupt(
                 f"shapes do not match the base model: {first_names(wrong)}", hint=_OTHER_MODEL
@@ -229,9 +231,11 @@ class BaseModel:
         return ()
 
 
-def _parts(name: str) -> tuple[str, ...]:
+def _common_parts(name: str) -> tuple[str, ...]:
     """Return the components of a name that both ways of naming have."""
-    return tuple(_ALIKE.get(part, part) for part in name.split(".") if part not in _MOVED)
+    return tuple(
+        _SYNONYMS.get(part, part) for part in name.split(".") if part not in _OPTIONAL_PARTS
+    )
 
 
 def _elements(tensors: Model, names: Iterable[str]) -> int:
@@ -243,7 +247,7 @@ def _is_packed(tensor: Tensor) -> bool:
     return tensor.dtype in ("U8", "I8", "I32", "U32")
 
 
-def _resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
+def _find_resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
     """Return embeddings and heads of a resized vocabulary; empty if their sizes disagree."""
     common = [
         n for n in base if n in own and n.rpartition(".weight")[0].rpartition(".")[2] in _VOCABULARY
@@ -257,7 +261,7 @@ def _resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
     return changed if changed == [n for n in common if base[n].shape[:1] == old] else []
 
 
-def _target(name: str) -> str:
+def _adapted_module(name: str) -> str:
     """Return ``x.q_proj`` of ``base_model.model.x.q_proj.lora_A.weight``.
 
     For a module that is saved whole, return its tensor's own name; for what belongs to no module
@@ -276,7 +280,7 @@ def _own_name(name: str) -> str:
     return ".".join(part for part in name.removeprefix(PREFIX).split(".") if part != "base_layer")
 
 
-def _fits(tensor: Tensor, weight: Tensor | None) -> bool:
+def _is_fitting(tensor: Tensor, weight: Tensor | None) -> bool:
     """Return whether a LoRA factor fits the linear layer that it adapts; True if that is unknown.
 
     The layer may be stored transposed, as GPT-2's are.

@@ -67,28 +67,28 @@ class CheckedFiles(FilesWrapper):
                 hint="it is truncated: fetch it again",
             )
         if out.nbytes:
-            self._read(entry, start, out.cast("B"))
+            self._read_checked(entry, start, out.cast("B"))
 
     def expect(self, extents: Iterable[Extent]) -> None:
         """See `Expecting`: extents are widened to what is read to check them."""
-        super().expect(self._widened(extent) for extent in extents)
+        super().expect(self._widen(extent) for extent in extents)
 
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
         """See `Expecting`: small extents are widened as for `expect`, large ones are left out.
 
         Large ones are read alone.
         """
-        super().foresee((self._widened(e), position) for e, position in reads if e.size < _LARGE)
+        super().foresee((self._widen(e), position) for e, position in reads if e.size < _LARGE)
 
-    def _widened(self, extent: Extent) -> Extent:
+    def _widen(self, extent: Extent) -> Extent:
         """Return the extent that a read of ``extent`` reads, with what checks its blocks."""
         entry = self._entries.get(extent.file)
         if entry is None or not extent.size:
             return extent
-        _, low, high = self._due(entry, extent.start, extent.start + extent.size)
+        _, low, high = self._plan_read(entry, extent.start, extent.start + extent.size)
         return Extent(extent.file, low, high - low)
 
-    def _due(self, entry: FileEntry, start: int, end: int) -> tuple[list[_Block], int, int]:
+    def _plan_read(self, entry: FileEntry, start: int, end: int) -> tuple[list[_Block], int, int]:
         """Return the blocks that a read from ``start`` to ``end`` checks, and the range to read.
 
         The missing rest of the first and the last block comes with the same read only if the read
@@ -110,17 +110,17 @@ class CheckedFiles(FilesWrapper):
         is_little = end - start < _LARGE and high - low <= end - start + self._around
         return (unchecked, low, high) if is_little else (unchecked, start, end)
 
-    def _read(self, entry: FileEntry, start: int, out: memoryview) -> None:
+    def _read_checked(self, entry: FileEntry, start: int, out: memoryview) -> None:
         """Read bytes into ``out``, and check their blocks; raise Corrupt if a digest differs."""
         end = start + len(out)
-        unchecked, low, high = self._due(entry, start, end)
+        unchecked, low, high = self._plan_read(entry, start, end)
         buffer = out if high - low == len(out) else memoryview(bytearray(high - low))
         super().read_into(entry.path, low, buffer)
         for block in unchecked:
             digester = blake3()
-            self._digest(digester, entry.path, block.start, low)
+            self._digest_range(digester, entry.path, block.start, low)
             digester.update(buffer[max(block.start, low) - low : min(block.end, high) - low])
-            self._digest(digester, entry.path, high, block.end)
+            self._digest_range(digester, entry.path, high, block.end)
             if digester.hexdigest()[:BLOCK_HEX] != entry.blocks[block.number]:
                 raise Corrupt(
                     f"{entry.path}: bytes {block.start} to {block.end} in the store are not those"
@@ -132,7 +132,7 @@ class CheckedFiles(FilesWrapper):
         if buffer is not out:
             out[:] = buffer[start - low : end - low]
 
-    def _digest(self, digester: blake3, name: str, start: int, end: int) -> None:
+    def _digest_range(self, digester: blake3, name: str, start: int, end: int) -> None:
         """Read the bytes from ``start`` to ``end`` of a file, and add them to ``digester``."""
         if start >= end:
             return

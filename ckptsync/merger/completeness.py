@@ -66,11 +66,13 @@ def check_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> 
     is_whole = not any(WITHOUT_FROZEN in t.remark for t in tensors)
     if expected.sizes and (doubts := _compare(shapes, expected, config, is_whole)) is not None:
         if isinstance(config.get("vision_config"), dict):
-            text = {_inner(name) for name in expected.sizes}
-            vision = {name: shape for name, shape in shapes.items() if _inner(name) not in text}
+            text = {_inner_name(name) for name in expected.sizes}
+            vision = {
+                name: shape for name, shape in shapes.items() if _inner_name(name) not in text
+            }
             doubts += _compare_layers(vision, {})
-        return _doubts(doubts)
-    return _doubts(_compare_layers(shapes, config))
+        return _as_doubts(doubts)
+    return _as_doubts(_compare_layers(shapes, config))
 
 
 def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -81,14 +83,14 @@ def check_adapter(tensors: Sequence[Tensor], config: Mapping[str, Any] | None) -
     _check_empty(tensors)
     names = {t.name for t in tensors}
     halves = sorted(
-        name for name in names if (counterpart := _other_half(name)) and counterpart not in names
+        name for name in names if (counterpart := _counterpart(name)) and counterpart not in names
     )
     if halves:
         raise Incomplete(
             f"{first_names(halves)}: LoRA needs two factors, and the other one is missing",
             hint="give the directories of all nodes, or save the adapter again",
         )
-    return _doubts(_compare_targets(names, config or {}))
+    return _as_doubts(_compare_targets(names, config or {}))
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -97,7 +99,7 @@ def first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:FIRST]) + more
 
 
-def _doubts(doubts: Iterable[str]) -> tuple[str, ...]:
+def _as_doubts(doubts: Iterable[str]) -> tuple[str, ...]:
     """Return the first doubts as messages."""
     return tuple(f"{DOUBT}{doubt}" for doubt in list(doubts)[:MOST_DOUBTS])
 
@@ -131,9 +133,9 @@ def _compare(
     head, embedding = expected.head, expected.embedding
     if not sizes_by_name.keys() <= shapes.keys():
         # a part of the model, or one that keeps the text model in an attribute
-        own = {_inner(name): shape for name, shape in shapes.items()}
-        sizes_by_name = {_inner(name): sizes for name, sizes in sizes_by_name.items()}
-        head, embedding = _inner(head), _inner(embedding)
+        own = {_inner_name(name): shape for name, shape in shapes.items()}
+        sizes_by_name = {_inner_name(name): sizes for name, sizes in sizes_by_name.items()}
+        head, embedding = _inner_name(head), _inner_name(embedding)
     absent = [name for name in sizes_by_name if name not in own]
     if len(absent) == len(sizes_by_name):
         return None
@@ -145,12 +147,12 @@ def _compare(
             name not in sizes_by_name and name.endswith(_ENDS) and not _NUMBER.search(name)
             for name in own
         )
-        if has_another or embedding in shapes or not _unties(config):
+        if has_another or embedding in shapes or not _is_untied(config):
             doubts.append(f"no {head}, which config.json implies: right with another head, or none")
             absent = []
     if absent:
         lost = set(absent)
-        names = [name for name in expected.sizes if name in lost or _inner(name) in lost]
+        names = [name for name in expected.sizes if name in lost or _inner_name(name) in lost]
         count = len(sizes_by_name)
         message = (
             f"{len(absent)} of the {count} tensors that config.json implies are missing"
@@ -183,8 +185,8 @@ def _compare_shapes(
             misshapen.append(name)
         elif is_larger:
             raise Incomplete(
-                f"{name}: {_shown(shape)} is a part of {_shown(sizes)}, the shape that config.json"
-                " implies",
+                f"{name}: {_format_sizes(shape)} is a part of {_format_sizes(sizes)},"
+                " the shape that config.json implies",
                 hint="give the directories of all nodes; or config.json is another model's",
             )
     doubts = []
@@ -198,18 +200,18 @@ def _compare_shapes(
         first = fixed[0]
         doubts.append(
             f"{len(fixed)} tensors have not the shapes that config.json implies, such as"
-            f" {first}: {_shown(shapes[first])}, not {_shown(sizes_by_name[first])}"
+            f" {first}: {_format_sizes(shapes[first])}, not {_format_sizes(sizes_by_name[first])}"
         )
     return doubts
 
 
-def _unties(config: Mapping[str, Any]) -> bool:
+def _is_untied(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration says that head and embedding are two tensors."""
     sections = (config, *(config[key] for key in _SECTIONS if isinstance(config.get(key), dict)))
     return any(section.get("tie_word_embeddings") is False for section in sections)
 
 
-def _inner(name: str) -> str:
+def _inner_name(name: str) -> str:
     """Return a name without the parts that one class has around another."""
     while True:
         outer, _, inner = name.partition(".")
@@ -218,7 +220,7 @@ def _inner(name: str) -> str:
         name = inner
 
 
-def _shown(sizes: Sequence[int | None]) -> str:
+def _format_sizes(sizes: Sequence[int | None]) -> str:
     return " x ".join("?" if n is None else str(n) for n in sizes) or "a scalar"
 
 
@@ -253,17 +255,19 @@ def _compare_layers(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> I
         and len(set.intersection(*members.values())) >= _COMMON
     }
     for stack, members in layers.items():
-        yield from _gaps(stack, members)
-        yield from _thinner(stack, members, {0, max(members)} if not _is_causal(config) else ())
-    yield from _uneven(experts)
-    yield from _fewer_than_told(layers, experts, config)
-    yield from _without_head(shapes, config)
+        yield from _find_gaps(stack, members)
+        yield from _find_thinner(
+            stack, members, {0, max(members)} if not _is_causal(config) else ()
+        )
+    yield from _compare_experts(experts)
+    yield from _compare_counts(layers, experts, config)
+    yield from _check_head(shapes, config)
     hollow = [name for name, shape in shapes.items() if 0 in shape and name.endswith(".weight")]
     if hollow:
         yield f"{len(hollow)} weights have no elements: {first_names(hollow)}"
 
 
-def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
+def _find_gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
     """Yield the numbers that are missing below the greatest of the layers."""
     total = max(layers) + 1
     absent = total - len(layers)
@@ -274,7 +278,7 @@ def _gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
         yield f"{stack}: {layers_are} missing, of {total}"
 
 
-def _thinner(
+def _find_thinner(
     stack: str, members: Mapping[int, set[str]], apart: Collection[int] = ()
 ) -> Iterator[str]:
     """Yield a doubt for each layer that alone lacks something that several others have.
@@ -290,7 +294,7 @@ def _thinner(
             yield f"{stack}.{number} has no {first_names(lacking)}, which other layers have"
 
 
-def _uneven(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
+def _compare_experts(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
     """Yield layers that have fewer experts than others."""
     reported = set()
     for layers in experts.values():
@@ -304,7 +308,7 @@ def _uneven(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
                 )
 
 
-def _fewer_than_told(
+def _compare_counts(
     layers: Mapping[str, Mapping[int, object]],
     experts: Mapping[str, Mapping[str, set[int]]],
     config: Mapping[str, Any],
@@ -322,10 +326,10 @@ def _fewer_than_told(
             yield f"{max(numbers)} experts in a layer, config.json says {key} {count}"
 
 
-def _without_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
+def _check_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a doubt if a language model has no output layer of its own, though nothing ties it."""
     rows = config.get("vocab_size")
-    if not _is_causal(config) or not _unties(config):
+    if not _is_causal(config) or not _is_untied(config):
         return
     embeddings = {name for name in shapes if name.endswith(EMBEDDINGS)}
     heads = (n for n, shape in shapes.items() if n.endswith(HEADS) or shape[:1] == (rows,))
@@ -341,7 +345,7 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
 # An adapter
 
 
-def _other_half(name: str) -> str:
+def _counterpart(name: str) -> str:
     """Return the name of the other of LoRA's two factors; empty if ``name`` is no factor."""
     parts = name.split(".") if not name.endswith(".bias") else []  # only one has a bias
     for index in range(len(parts) - 1, max(-1, len(parts) - 4), -1):
@@ -384,5 +388,5 @@ def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Itera
             parts = stacks[module[: match.start()]][int(match[1])]
             parts.add(_NUMBER.sub(".#", module[match.end() :]))
     for stack, layers in stacks.items():
-        yield from _gaps(stack, layers)
-        yield from _thinner(stack, layers)
+        yield from _find_gaps(stack, layers)
+        yield from _find_thinner(stack, layers)

@@ -79,7 +79,7 @@ class CrcCheckedFiles(FilesWrapper):
                 done[number] = 1
                 self._check((name, number), crc32(out[first - start : last - start]))
             elif first < last:
-                self._sum((name, number), first, out[first - start : last - start])
+                self._sum_unclaimed((name, number), first, out[first - start : last - start])
 
     def finish(self) -> None:
         """Read and sum what was not read; raise Corrupt if the CRC32 of a record is wrong."""
@@ -91,12 +91,12 @@ class CrcCheckedFiles(FilesWrapper):
             if not record.size:
                 self._check((name, number), 0)
             whole = record.start, record.start + record.size
-            for low, high in _unclaimed(self._parts.get((name, number), ()), *whole):
+            for low, high in _find_unclaimed(self._parts.get((name, number), ()), *whole):
                 buffer = memoryview(bytearray(min(_PIECE, high - low)))
                 for position in range(low, high, _PIECE):
                     piece = buffer[: min(_PIECE, high - position)]
                     self._files.read_into(name, position, piece)
-                    self._sum((name, number), position, piece)
+                    self._sum_unclaimed((name, number), position, piece)
 
     def stretches(self) -> tuple[RecordStretch, ...]:
         """Return the CRC32s of everything that was summed, for `join` in another process."""
@@ -129,29 +129,31 @@ class CrcCheckedFiles(FilesWrapper):
                 if stretch.end - stretch.start == stretch.record.size:
                     self._parts.pop((name, number), None)
                 parts = self._parts.setdefault((name, number), [])
-                if _unclaimed(parts, stretch.start, stretch.end) != [(stretch.start, stretch.end)]:
+                if _find_unclaimed(parts, stretch.start, stretch.end) != [
+                    (stretch.start, stretch.end)
+                ]:
                     continue
                 parts.append((stretch.start, stretch.end, None))
                 parts.sort(key=itemgetter(0))
-            self._add((name, number), [(stretch.start, stretch.crc32)])
+            self._combine((name, number), [(stretch.start, stretch.crc32)])
 
-    def _sum(self, key: _Key, start: int, data: memoryview) -> None:
+    def _sum_unclaimed(self, key: _Key, start: int, data: memoryview) -> None:
         """Claim the bytes that no other thread has claimed, and sum them outside the lock.
 
-        Raises Corrupt as `_add`.
+        Raises Corrupt as `_combine`.
         """
         with self._lock:
             if self._done[key[0]][key[1]]:
                 return
             parts = self._parts.setdefault(key, [])
-            missing = _unclaimed(parts, start, start + len(data))
+            missing = _find_unclaimed(parts, start, start + len(data))
             parts += [(low, high, None) for low, high in missing]
             parts.sort(key=itemgetter(0))
         if missing:  # else another thread may have completed the record already
             sums = [(low, crc32(data[low - start : high - start])) for low, high in missing]
-            self._add(key, sums)
+            self._combine(key, sums)
 
-    def _add(self, key: _Key, sums: Iterable[tuple[int, int]]) -> None:
+    def _combine(self, key: _Key, sums: Iterable[tuple[int, int]]) -> None:
         """Set the CRC32s of claimed stretches, by their starts, and combine stretches that meet.
 
         The call that completes a record checks it: raises Corrupt if its CRC32 is wrong.
@@ -187,7 +189,7 @@ class CrcCheckedFiles(FilesWrapper):
             )
 
 
-def _unclaimed(parts: Iterable[_Stretch], start: int, end: int) -> list[tuple[int, int]]:
+def _find_unclaimed(parts: Iterable[_Stretch], start: int, end: int) -> list[tuple[int, int]]:
     """Return the ranges between ``start`` and ``end`` that no thread sums or has summed."""
     ranges = []
     for low, high, _ in parts:

@@ -63,7 +63,7 @@ class _Range:
     def files(self, element: int) -> tuple[str, str]:
         """Return the files that hold this element of the wide and of the narrow copy."""
         index = self.start + element
-        return _holder(self.pair.wide, index), _holder(self.pair.narrow, index)
+        return _find_file(self.pair.wide, index), _find_file(self.pair.narrow, index)
 
 
 def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
@@ -79,7 +79,7 @@ def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
     agreeing: set[tuple[str, str]] = set()
     disagreeing: dict[tuple[str, str], _Pair] = {}
     for batch in _batches(ranges.values()):
-        differs, position = _compare(files, batch), 0
+        differs, position = _find_differing(files, batch), 0
         for range_ in batch:
             differing = np.flatnonzero(differs[position : position + range_.count])
             agreeing |= {range_.files(0), range_.files(range_.count - 1)}
@@ -98,7 +98,7 @@ def check_copies(files: Files, tensors: Iterable[Tensor]) -> None:
     parts = [part for part in (*pair.wide.parts, *pair.narrow.parts) if part.extent.file in names]
     # else a part is a piece of a record of any length
     is_replica = any(part.replicas for part in pair.wide.parts)
-    raise _unequal(
+    raise _difference_error(
         files,
         pair.tensor.name,
         pair.wide.doubt,
@@ -123,7 +123,7 @@ def _pairs(tensor: Tensor) -> Iterator[_Pair]:
             )
 
 
-def _unequal(
+def _difference_error(
     files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]
 ) -> CkptsyncError:
     """Return the error of a tensor that two files differ in; raise Corrupt if a part is damaged.
@@ -172,15 +172,15 @@ def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
                 low, high = max(start - begin, 0), min(start + size, end) - begin
                 # of a part that is no range of the tensor, what follows its first element in the
                 # tensor
-                index = _flattened(copy.grid, part, low)
+                index = _flat_index(copy.grid, part, low)
                 stop = index + high - low if part.sizes[1:] == copy.grid[1:] else index + 1
                 while index < stop:
-                    range_ = _around(pair, index, stop - index)
+                    range_ = _range_at(pair, index, stop - index)
                     yield range_
                     index = range_.start + range_.count
 
 
-def _flattened(grid: Shape, part: Part, element: int) -> int:
+def _flat_index(grid: Shape, part: Part, element: int) -> int:
     """Return which element of the flattened tensor element number ``element`` of a part is."""
     number = 0
     for index, offset, whole in zip(_indices(element, part.sizes), part.offsets, grid, strict=True):
@@ -188,7 +188,7 @@ def _flattened(grid: Shape, part: Part, element: int) -> int:
     return number
 
 
-def _around(pair: _Pair, element: int, most: int) -> _Range:
+def _range_at(pair: _Pair, element: int, most: int) -> _Range:
     """Return whole rows, or a piece of one, of about ``most`` elements, that begin at ``element``.
 
     The range may begin before it, with the row.
@@ -214,7 +214,7 @@ def _indices(element: int, shape: Shape) -> tuple[int, ...]:
     return tuple(indices)
 
 
-def _holder(copy: Copy, element: int) -> str:
+def _find_file(copy: Copy, element: int) -> str:
     """Return the file that has an element of a copy."""
     indices = _indices(element, copy.grid)
     for part in copy.parts:
@@ -241,10 +241,10 @@ def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
         yield batch
 
 
-def _compare(files: Files, batch: Sequence[_Range]) -> Array:
+def _find_differing(files: Files, batch: Sequence[_Range]) -> Array:
     """Return for each element of the ranges whether the copies differ; two NaNs do not differ."""
-    wide = _read(files, [(range_, range_.pair.wide) for range_ in batch])
-    narrow = _read(files, [(range_, range_.pair.narrow) for range_ in batch])
+    wide = _read_ranges(files, [(range_, range_.pair.wide) for range_ in batch])
+    narrow = _read_ranges(files, [(range_, range_.pair.narrow) for range_ in batch])
     dtype = batch[0].pair.narrow.dtype
     rounded, _ = cast(wide, batch[0].pair.wide.dtype, dtype)
     differs: Array = (rounded != narrow) & ~(_is_nan(rounded, dtype) & _is_nan(narrow, dtype))
@@ -258,7 +258,7 @@ def _is_nan(values: Array, dtype: str) -> Array:
     return np.isnan(values.view(FLOATS[dtype])) if dtype in FLOATS else np.zeros(len(values), bool)
 
 
-def _read(files: Files, ranges: Sequence[tuple[_Range, Copy]]) -> Array:
+def _read_ranges(files: Files, ranges: Sequence[tuple[_Range, Copy]]) -> Array:
     """Read and return the raw elements of all ranges, one after the other."""
     item, unit = ITEMSIZE[ranges[0][1].dtype], Unit()
     for range_, copy in ranges:
@@ -328,7 +328,7 @@ class ComparedFiles(FilesWrapper):
                     bytes_of_replicas[replica_read.at : replica_read.at + replica_read.size],
                 ):
                     names = replica.extent.file, part.extent.file
-                    raise _unequal(
+                    raise _difference_error(
                         self._files, tensor.name, tensor.copy.doubt, (part, replica), names
                     )
 

@@ -66,7 +66,7 @@ def check_free(request: MergeRequest, access: Access) -> None:
         store = access.store(destination)
         names = {entry.name for entry in store.names("")} if has_root(store) else set()
         if names and RECORD not in names:
-            raise _occupied(store, min(names))
+            raise _occupied_error(store, min(names))
         return
     if destination.is_symlink() or (
         destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
@@ -153,14 +153,14 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
         destination.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         try:
-            with _opened(temporary, os.O_NOFOLLOW) as descriptor:
+            with _open_directory(temporary, os.O_NOFOLLOW) as descriptor:
                 store = PosixStore(str(temporary), root_fd=descriptor)
                 yield temporary, write
             temporary.rename(destination)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        with _opened(destination.parent) as above:
+        with _open_directory(destination.parent) as above:
             sync_directory(above)
     except OSError as e:
         why = (e.strerror or str(e)).lower()
@@ -170,7 +170,7 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
+def _open_directory(directory: Path, flags: int = 0) -> Iterator[int]:
     """Give a descriptor of a directory, which is closed at the end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
     try:
@@ -245,10 +245,12 @@ class _StoreDestination(Destination):
         if index := index_name(plans):
             self._outputs.add(index)
         self._abouts = abouts(prepared)
-        self._record = self._begin(_Record(FORMAT, fingerprint(prepared)))
-        self._there: Mapping[str, int] = {entry.name: entry.size for entry in store.names("")}
+        self._record = self._begin_record(_Record(FORMAT, fingerprint(prepared)))
+        self._stored_sizes: Mapping[str, int] = {
+            entry.name: entry.size for entry in store.names("")
+        }
 
-    def _begin(self, own: _Record) -> _Record:
+    def _begin_record(self, own: _Record) -> _Record:
         """Return the record that the same merge has left, or write a new one and return that.
 
         Makes the store's directory.  Raises ConfigError if the store holds anything else.
@@ -259,7 +261,7 @@ class _StoreDestination(Destination):
         names = {entry.name for entry in store.names("")}
         if RECORD not in names:
             if names:
-                raise _occupied(store, min(names))
+                raise _occupied_error(store, min(names))
             try:
                 store.create(RECORD, [msgspec.json.encode(own)])
             except Exists:
@@ -271,7 +273,7 @@ class _StoreDestination(Destination):
         try:
             data = read_all(store, RECORD, _DECODER.limit)
         except NotFound:
-            raise _occupied(
+            raise _occupied_error(
                 store, RECORD
             ) from None  # it was there a moment ago: another merge has just ended
         record = _DECODER.decode(data, f"{store.url}/{RECORD}", "name another destination")
@@ -299,7 +301,7 @@ class _StoreDestination(Destination):
         notes, finished_files = [], {}
         for plan in self._prepared.job.plans:
             finished = self._record.files.get(plan.name)
-            if finished is None or self._there.get(plan.name) != plan.size:
+            if finished is None or self._stored_sizes.get(plan.name) != plan.size:
                 continue
             if has_same_bytes(self._store, plan.name, plan.size, finished.digest):
                 tensors = tuple(describe_tensor(plan, tensor) for tensor in plan.tensors)
@@ -320,7 +322,7 @@ class _StoreDestination(Destination):
             self._store.write(name, chunks, self._abouts[name])
             return
         data = b"".join(map(bytes, chunks))
-        if self._there.get(name) != len(data) or read_all(self._store, name) != data:
+        if self._stored_sizes.get(name) != len(data) or read_all(self._store, name) != data:
             self._store.write(name, [data], About(len(data), f"merge {self._record.plan} {name}"))
 
     def check_sources(self) -> None:
@@ -355,7 +357,7 @@ class _StoreDestination(Destination):
         self._store.write(RECORD, [data], About(len(data)))
 
 
-def _occupied(store: Store, name: str) -> ConfigError:
+def _occupied_error(store: Store, name: str) -> ConfigError:
     """Return the error of a store that holds ``name``."""
     return ConfigError(
         f"{store.url}: exists, with {name} in it",

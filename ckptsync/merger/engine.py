@@ -307,7 +307,7 @@ class WeightsFile:
         self._buffers: deque[Array] = deque()  # used before
         self._digester, self._crc = blake3(), 0
         self._digests: dict[int, str] = {}
-        self._begun = (-1, blake3())  # the tensor whose digest has begun in an earlier unit
+        self._open_digest = (-1, blake3())  # the tensor whose digest has begun in an earlier unit
         self._overflows: Counter[int] = Counter()
         self._statistics: dict[int, Statistics] = {}
 
@@ -319,7 +319,7 @@ class WeightsFile:
         its end: threads may be at work.
         """
         unaligned = b""
-        with contextlib.closing(self._made()) as units:
+        with contextlib.closing(self._finished_units()) as units:
             for unit in units:
                 view, end = unit.buffer.data, unit.lead + unit.size
                 view[: unit.lead] = unaligned
@@ -352,7 +352,7 @@ class WeightsFile:
             self._digester.hexdigest(), tuple(notes), tuple(tensors), counted, changes
         )
 
-    def _made(self) -> Generator[_OutputUnit, None, None]:
+    def _finished_units(self) -> Generator[_OutputUnit, None, None]:
         """Yield every unit in order, made, digested and counted.
 
         With one job everything happens in the caller's thread.  With more, that many threads make
@@ -362,7 +362,7 @@ class WeightsFile:
         work = self._work
         if work.jobs == 1 or self._plan.size <= read_units.WINDOW:  # threads cost more
             for unit in self._units():
-                self._digest(self._update_results(self._make(unit)))
+                self._digest(self._update_results(self._fill(unit)))
                 yield unit
                 self._buffers.append(unit.buffer)
             return
@@ -388,9 +388,9 @@ class WeightsFile:
             for unit in self._units():
                 while queue and queued_bytes + unit.weight > work.jobs * work.window:
                     yield from first()
-                made_unit = makers.submit(self._make, unit)
-                digested = consumers[0].submit(_see, made_unit, self._digest)
-                counted = consumers[1].submit(_see, made_unit, self._update_results)
+                made_unit = makers.submit(self._fill, unit)
+                digested = consumers[0].submit(_consume, made_unit, self._digest)
+                counted = consumers[1].submit(_consume, made_unit, self._update_results)
                 queue.append((unit, [made_unit, digested, counted]))
                 queued_bytes += unit.weight
             while queue:
@@ -411,7 +411,7 @@ class WeightsFile:
             yield _OutputUnit(planned, start, size, start + size == end)
             start += size
 
-    def _make(self, unit: _OutputUnit) -> _OutputUnit:
+    def _fill(self, unit: _OutputUnit) -> _OutputUnit:
         """Gather a unit's bytes, sum or cast them, and count them; raise what the files raise."""
         planned = unit.planned
         unit.buffer = self._buffer(unit.lead + unit.size)
@@ -464,9 +464,9 @@ class WeightsFile:
                 self._statistics[number] = self._statistics.get(number, Statistics()) + values
             if not self._work.tensor_digests:
                 continue
-            if self._begun[0] != number:
-                self._begun = number, blake3()
-            digester = self._begun[1].update(data)
+            if self._open_digest[0] != number:
+                self._open_digest = number, blake3()
+            digester = self._open_digest[1].update(data)
             self._digests[number] = digester.hexdigest()
         return unit
 
@@ -493,6 +493,8 @@ def _written_size(share: Share, tensor: PlannedTensor) -> int:
     return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
 
 
-def _see(unit: Future[_OutputUnit], consume: Callable[[_OutputUnit], _OutputUnit]) -> _OutputUnit:
+def _consume(
+    unit: Future[_OutputUnit], consume: Callable[[_OutputUnit], _OutputUnit]
+) -> _OutputUnit:
     """Return what ``consume`` returns of a unit, after the unit is made."""
     return consume(unit.result())

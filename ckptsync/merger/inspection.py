@@ -76,7 +76,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
     weights_sources = registry.sources(files)
     if not weights_sources:
         raise registry.no_weights(files)
-    sources = tuple(_source(files, source, locations) for source in weights_sources)
+    sources = tuple(_inspect_source(files, source, locations) for source in weights_sources)
     codes = [source.exit_code for source in sources]
     demands, preferred, notes = Demands(), None, []
     try:
@@ -93,8 +93,8 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
         preferred,
         demands.world,
         tuple(file_names.ranks(files.sizes())),
-        _missing(files, demands.model),
-        _missing(files, demands.resume),
+        _missing_files(files, demands.model),
+        _missing_files(files, demands.resume),
         tuple(notes),
         len(files.sizes()),
         sum(files.sizes().values()),
@@ -102,7 +102,7 @@ def inspect_checkpoint(files: Files, locations: Sequence[FileTree] = ()) -> Insp
     )
 
 
-def _missing(files: Files, demanded: dict[str, int | None]) -> tuple[str, ...]:
+def _missing_files(files: Files, demanded: dict[str, int | None]) -> tuple[str, ...]:
     """Return the demanded names that are not stored, then those that have another size."""
     sizes = files.sizes()
     absent = [name for name in sorted(demanded) if name not in sizes]
@@ -114,7 +114,9 @@ def _missing(files: Files, demanded: dict[str, int | None]) -> tuple[str, ...]:
     return (*absent, *resized)
 
 
-def _source(files: Files, source: WeightsSource, locations: Sequence[FileTree]) -> InspectedSource:
+def _inspect_source(
+    files: Files, source: WeightsSource, locations: Sequence[FileTree]
+) -> InspectedSource:
     """Return one source of weights: its tensors, and whether it can be merged.
 
     A merge is planned to the last byte.

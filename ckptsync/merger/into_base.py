@@ -188,14 +188,14 @@ def plan_sums(
     """
     heads = {plan.name: plan for plan in base.plans if plan.name == VALUE_HEAD}
     planned = [t for plan in base.plans if plan.name != VALUE_HEAD for t in plan.tensors]
-    config = _config(base, CONFIG)
-    model = _Model({t.name: _tensor(t, t.copy) for t in planned})
+    config = _read_config(base, CONFIG)
+    model = _Model({t.name: _as_tensor(t, t.copy) for t in planned})
     for number, (shown, job) in enumerate(adapters):
         prefix = _prefix(number)
-        tensors, adapter_config = _adapter(shown, job, prefix)
+        tensors, adapter_config = _read_adapter(shown, job, prefix)
         changes = plan_changes(
             list(model.tensors.values()),
-            _updated(config, model.config),
+            _copy_updated(config, model.config),
             tensors,
             adapter_config,
             is_changed_base=is_changed_base,
@@ -207,21 +207,21 @@ def plan_sums(
                 copied = (replace(t, copy=add_prefix(t.copy, prefix)) for t in plan.tensors)
                 heads[VALUE_HEAD] = replace(plan, tensors=tuple(copied))
         model.notes += [note for note in job.notes if note not in base.notes]
-    beside = _beside(base, adapters)
+    beside = _choose_beside(base, adapters)
     contents = {
         name: job.contents[name]
         for name, (_, job) in beside.items()
         if name in job.contents  # searched for code, or made here
     }
     if model.config:
-        changed_config = _updated(config, model.config)
+        changed_config = _copy_updated(config, model.config)
         contents[CONFIG] = (json.dumps(changed_config, indent=2) + "\n").encode()
     from_adapters = [name for name, (_, job) in beside.items() if job is not base]
     notes = [f"from the adapter: {', '.join(from_adapters)}"] if from_adapters else []
     return replace(
         base,
         source=" + ".join((base.source, *(f"{shown} {job.source}" for shown, job in adapters))),
-        plans=(*_plans(base, planned, model, options), *heads.values()),
+        plans=(*_cut_files(base, planned, model, options), *heads.values()),
         beside=tuple((name, holder) for name, (holder, _) in beside.items()),
         contents=contents,
         notes=(*base.notes, *notes, *model.notes),
@@ -234,7 +234,7 @@ def plan_sums(
     )
 
 
-def _adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
+def _read_adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict[str, Any]]:
     """Return the tensors of an adapter's job and its configuration.
 
     ``shown``: its name in messages; ``prefix``: that of its files.  Raises Unsupported if the job
@@ -246,16 +246,16 @@ def _adapter(shown: str, job: MergeJob, prefix: str) -> tuple[list[Tensor], dict
             f"{shown}: a model, a LoRA adapter is expected",
             hint="a whole model needs no base: `ckptsync merge SRC DST`",
         )
-    config = _config(job, ADAPTER_CONFIG)
+    config = _read_config(job, ADAPTER_CONFIG)
     if config is None:
         raise Unsupported(
             f"{shown}: no adapter_config.json, and nothing else has the scale (lora_alpha)",
             hint="copy it there, or give its directory with --config-from (head.config_from)",
         )
-    return [_tensor(t, add_prefix(t.copy, prefix)) for t in planned], config
+    return [_as_tensor(t, add_prefix(t.copy, prefix)) for t in planned], config
 
 
-def _plans(
+def _cut_files(
     base: MergeJob, planned: Sequence[PlannedTensor], model: _Model, options: MergeOptions
 ) -> tuple[FilePlan, ...]:
     """Return the output files: cut as the base's files are, or by the size that the user gave."""
@@ -265,7 +265,7 @@ def _plans(
     for name, tensor in model.tensors.items():
         dtype = tensor.dtype if not (usual and is_castable(tensor.dtype)) else usual[0][0]
         items.append((tensor, tensor.copies[0], dtypes.get(name, dtype)))
-    holders = _holders(base, planned)
+    holders = _base_files(base, planned)
     if options.max_shard_size or not holders:
         return name_files(group_tensors(items, options.max_shard_size or SHARD_SIZE), "model")
     starts = {t.name: t.copy.parts[0].extent.start for t in planned if t.copy.parts}
@@ -281,7 +281,7 @@ def _plans(
     )
 
 
-def _holders(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]:
+def _base_files(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]:
     """Return the file of the base that holds each tensor; empty unless all have the usual names."""
     if WeightsSource.named(base.source.partition("@")[0]).layout != "whole":
         return {}
@@ -293,7 +293,7 @@ def _holders(base: MergeJob, planned: Sequence[PlannedTensor]) -> dict[str, str]
     return names if is_usual else {}
 
 
-def _beside(
+def _choose_beside(
     base: MergeJob, adapters: Sequence[tuple[str, MergeJob]]
 ) -> dict[str, tuple[Files, MergeJob]]:
     """Return the files beside the weights, and whose they are; the configuration comes last.
@@ -310,7 +310,7 @@ def _beside(
         }
         if _VOCABULARIES & of_adapter.keys():
             beside = {n: of for n, of in beside.items() if not n.startswith(_OF_TOKENIZER)}
-        tokenizer = _config(job, "tokenizer_config.json") or {}
+        tokenizer = _read_config(job, "tokenizer_config.json") or {}
         if "chat_template" in tokenizer or of_adapter.keys() & set(_TEMPLATES):
             beside = {n: of for n, of in beside.items() if n not in _TEMPLATES}
         beside |= of_adapter
@@ -321,11 +321,11 @@ def _prefix(number: int) -> str:
     return f"adapter {number + 1}/"
 
 
-def _tensor(planned: PlannedTensor, copy: Copy) -> Tensor:
+def _as_tensor(planned: PlannedTensor, copy: Copy) -> Tensor:
     return Tensor(planned.name, copy.dtype, planned.shape, (copy,))
 
 
-def _config(job: MergeJob, name: str) -> dict[str, Any] | None:
+def _read_config(job: MergeJob, name: str) -> dict[str, Any] | None:
     """Return a file beside the weights; None without one.  Raises Corrupt."""
     if name not in dict(job.beside):
         return None
@@ -333,7 +333,9 @@ def _config(job: MergeJob, name: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _updated(config: Mapping[str, Any] | None, change: Mapping[str, Any]) -> dict[str, Any] | None:
+def _copy_updated(
+    config: Mapping[str, Any] | None, change: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Return a copy of a configuration with the values of ``change``; None without one."""
     if config is None:
         return None

@@ -42,22 +42,23 @@ class JoinedFiles:
 
     def expect(self, extents: Iterable[Extent]) -> None:
         """See `Expecting`."""
-        for prefix, group in self._by_prefix((e.file, e) for e in extents).items():
-            expect(self._models[prefix], (_without(prefix, e) for e in group))
+        for prefix, group in self._group_by_prefix((e.file, e) for e in extents).items():
+            expect(self._models[prefix], (_strip_prefix(prefix, e) for e in group))
 
     def foresee(self, reads: Iterable[tuple[Extent, int]]) -> None:
         """See `Expecting`."""
-        for prefix, group in self._by_prefix(
+        for prefix, group in self._group_by_prefix(
             (e.file, (e, position)) for e, position in reads
         ).items():
             foresee(
-                self._models[prefix], ((_without(prefix, e), position) for e, position in group)
+                self._models[prefix],
+                ((_strip_prefix(prefix, e), position) for e, position in group),
             )
 
     def _prefix(self, name: str) -> str:
         return next(prefix for prefix in self._models if name.startswith(prefix))
 
-    def _by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
+    def _group_by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
         """Return items by the prefix of the file that each is of."""
         groups: dict[str, list[_Item]] = {}
         for name, item in items:
@@ -84,5 +85,5 @@ def add_prefix(copy: Copy, prefix: str) -> Copy:
     return replace(copy, parts=tuple(map(renamed, copy.parts)))
 
 
-def _without(prefix: str, extent: Extent) -> Extent:
+def _strip_prefix(prefix: str, extent: Extent) -> Extent:
     return replace(extent, file=extent.file.removeprefix(prefix))

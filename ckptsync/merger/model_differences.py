@@ -152,12 +152,12 @@ def compare_tensors(a: Side, b: Side) -> tuple[Difference, ...]:
     The state is "changed" if only the bytes can decide, until they are read.
     """
     return tuple(
-        Difference(name, _state(name, a, b), a.tensors.get(name), b.tensors.get(name))
+        Difference(name, _initial_state(name, a, b), a.tensors.get(name), b.tensors.get(name))
         for name in dict.fromkeys((*a.tensors, *b.tensors))
     )
 
 
-def _state(name: str, a: Side, b: Side) -> State:
+def _initial_state(name: str, a: Side, b: Side) -> State:
     """Return the state of a tensor as `compare_tensors` says."""
     first, second = a.tensors.get(name), b.tensors.get(name)
     if first is None or second is None:
@@ -270,21 +270,21 @@ def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Distance:
     with np.errstate(all="ignore"):
         first = exact_values(a, dtype_a)
         if dtype_a != dtype_b:
-            first, second = _wide(first), _wide(exact_values(b, dtype_b))
+            first, second = _widen(first), _widen(exact_values(b, dtype_b))
             differs: Array = (first != second) & ~(np.isnan(first) & np.isnan(second))
             apart = np.abs(second - first)
         else:
             words = RAW[ITEMSIZE[dtype_a]]
             differs = a.view(words) != b.view(words)
             if not differs.any():
-                return Distance(elements=len(first), base=_squares(first))
+                return Distance(elements=len(first), base=_sum_squares(first))
             second = exact_values(b, dtype_b)
             if dtype_a in INTEGERS:  # exact, also where float64 is not
                 unsigned = f"u{first.dtype.itemsize}"
                 high, low = np.maximum(first, second), np.minimum(first, second)
                 apart = high.view(unsigned) - low.view(unsigned)
             else:
-                apart = np.abs(_wide(second) - _wide(first))
+                apart = np.abs(_widen(second) - _widen(first))
         differing = int(np.count_nonzero(differs))
         finite = apart[differs]
         if finite.dtype.kind == "f":
@@ -294,20 +294,20 @@ def measure(a: Array, dtype_a: str, b: Array, dtype_b: str) -> Distance:
             len(first),
             differing,
             differing - len(finite),
-            _squares(finite),
+            _sum_squares(finite),
             largest,
-            _squares(first),
+            _sum_squares(first),
         )
 
 
-def _wide(values: Array) -> Array:
+def _widen(values: Array) -> Array:
     """Return values as float64, or complex numbers as two of them."""
     return values.astype("<c16" if values.dtype.kind == "c" else "<f8")
 
 
-def _squares(values: Array) -> float:
+def _sum_squares(values: Array) -> float:
     """Return the sum of squares of the finite values."""
-    wide = np.abs(_wide(values)) if values.dtype.kind == "c" else _wide(values)
+    wide = np.abs(_widen(values)) if values.dtype.kind == "c" else _widen(values)
     total = float(wide.dot(wide))
     if math.isfinite(total):
         return total

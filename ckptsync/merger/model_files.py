@@ -72,7 +72,7 @@ def strip_code(name: str, config: bytes, allowed: Mapping[str, Any]) -> bytes:
     """
     if not (keys := find_code(name, config)):
         return config
-    content = _without_code(_parse_with_code(name, config)[0])
+    content = _drop_code(_parse_with_code(name, config)[0])
     kept = {
         key: allowed[key]
         for key in keys
@@ -105,15 +105,15 @@ def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
     return parse_file(name, config, pairs), keys
 
 
-def _without_code(content: Any) -> Any:
+def _drop_code(content: Any) -> Any:
     """Return JSON content without the keys that lead to code, at any depth."""
     if isinstance(content, dict):
         return {
-            key: _without_code(value)
+            key: _drop_code(value)
             for key, value in content.items()
             if not _leads_to_code(key, value)
         }
-    return [_without_code(value) for value in content] if isinstance(content, list) else content
+    return [_drop_code(value) for value in content] if isinstance(content, list) else content
 
 
 def _leads_to_code(key: str, value: Any) -> bool:

@@ -156,8 +156,10 @@ def find_inner_model(
         stored, name = next(iter(inside.items()))
         notes.append(f"{root} taken out of {len(inside)} names, such as {stored}: now {name}")
     if outside:
-        notes.append(_left_out(outside, root))
-    return InnerModel(place, _under(tensors, inside), _under(tensors, heads), tuple(notes))
+        notes.append(_note_on_outside(outside, root))
+    return InnerModel(
+        place, _select_renamed(tensors, inside), _select_renamed(tensors, heads), tuple(notes)
+    )
 
 
 def find_path(
@@ -173,7 +175,7 @@ def find_path(
     name begins with ``path``, and as `find_inner_model`, whose arguments these are.
     """
     if path is None:
-        return _find(names, base, config or {}, adapter_config)
+        return _find_unnamed_path(names, base, config or {}, adapter_config)
     root = "" if path == TOP else path
     if root and not any(name.startswith(f"{root}.") for name in names):
         modules = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
@@ -181,7 +183,7 @@ def find_path(
     return root
 
 
-def _under(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
+def _select_renamed(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor, ...]:
     """Return the tensors that ``names`` has under their new names, without ties to others."""
     if len(names) == len(tensors) and all(old == new for old, new in names.items()):
         return tuple(tensors)
@@ -191,9 +193,9 @@ def _under(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tuple[Tensor,
     )
 
 
-def _left_out(outside: Sequence[str], root: str) -> str:
+def _note_on_outside(outside: Sequence[str], root: str) -> str:
     """Return a note on tensors beside the model, by the part of the module that has them."""
-    counts = Counter(_part(name, root) for name in outside)
+    counts = Counter(_outside_module(name, root) for name in outside)
     parts = [f"{part} ({count} tensors)" for part, count in counts.items()]
     return (
         f"{len(outside)} tensors are outside of the model at {root} and are left out:"
@@ -201,7 +203,7 @@ def _left_out(outside: Sequence[str], root: str) -> str:
     )
 
 
-def _part(name: str, root: str) -> str:
+def _outside_module(name: str, root: str) -> str:
     """Return the outermost module that holds a tensor and not the model."""
     parts = name.split(".")
     common = 0
@@ -212,7 +214,7 @@ def _part(name: str, root: str) -> str:
     return ".".join(parts[: max(1, min(common + 1, len(parts) - 1))])
 
 
-def _find(
+def _find_unnamed_path(
     names: Sequence[str],
     base: Collection[str],
     config: Mapping[str, Any],
@@ -223,15 +225,19 @@ def _find(
     Raises Unsupported where several models could be meant, and where a known class has none of the
     names.
     """
-    implied = _implied(config)
-    roots = adapter.find_roots(names) or _of_trl(names)
+    implied = _implied_names(config)
+    roots = adapter.find_roots(names) or _find_trl_models(names)
     names = base_names = [name for name in names if not _value_head(name)]
     if not roots:
         base_names = (
             names if adapter_config is None else [adapter.base_name(name) for name in names]
         )
-        roots = _by_names(base_names, base) or _by_names(base_names, implied)
-        roots = roots or _by_head(base_names, config, adapter_config) or _by_top(base_names, config)
+        roots = _find_by_names(base_names, base) or _find_by_names(base_names, implied)
+        roots = (
+            roots
+            or _find_by_head(base_names, config, adapter_config)
+            or _find_by_embeddings(base_names, config)
+        )
     if len(roots) > 1:
         raise Unsupported(
             f"{len(roots)} models in one module: at {', '.join(sorted(roots))}",
@@ -244,7 +250,7 @@ def _find(
             hint="--source SOURCE@module=PATH says where in the training's module the model is;"
             f" @module={TOP} writes all names as they are",
         )
-    if not roots and adapter_config is not None and (odd := _in_doubt(names)):
+    if not roots and adapter_config is not None and (odd := _find_doubtful_name(names)):
         raise Unsupported(
             f"{odd}: nothing says where in the training's module the model of this adapter begins,"
             " so peft may not load its name",
@@ -254,7 +260,7 @@ def _find(
     return next(iter(roots), None)
 
 
-def _in_doubt(names: Iterable[str]) -> str:
+def _find_doubtful_name(names: Iterable[str]) -> str:
     """Return an adapter's name that begins as no model of transformers does, else ""."""
     for name in names:
         first, second, *_ = [*name.split(".", 2), ""]
@@ -267,14 +273,14 @@ def _in_doubt(names: Iterable[str]) -> str:
     return ""
 
 
-def _of_trl(names: Sequence[str]) -> set[str]:
+def _find_trl_models(names: Sequence[str]) -> set[str]:
     """Return the paths of models in TRL's wrappers: ``x.pretrained_model`` beside ``x.v_head``."""
     wrappers = {match[1] for match in map(_value_head, names) if match}
     paths = {f"{wrapper}{_TRL}" for wrapper in wrappers}
     return {path for path in paths if any(name.startswith(f"{path}.") for name in names)}
 
 
-def _implied(config: Mapping[str, Any]) -> Collection[str]:
+def _implied_names(config: Mapping[str, Any]) -> Collection[str]:
     """Return the names that a configuration implies.
 
     Those of a class without a head are those of the same class with one.
@@ -287,19 +293,19 @@ def _implied(config: Mapping[str, Any]) -> Collection[str]:
     return (shapes(config) or shapes({**config, "architectures": [with_head]})).keys()
 
 
-def _by_names(names: Sequence[str], expected: Collection[str]) -> set[str]:
+def _find_by_names(names: Sequence[str], expected: Collection[str]) -> set[str]:
     """Return the paths behind which most of the expected names are; ``{""}`` for the whole module.
 
     Empty if too few of them are behind any path.
     """
-    if paths := _behind(names, set(expected)):
+    if paths := _find_behind(names, set(expected)):
         return paths
     split = (name.partition(".") for name in expected)
-    return _behind(names, {inner for head, _, inner in split if head in _INNERMOST})
+    return _find_behind(names, {inner for head, _, inner in split if head in _INNERMOST})
 
 
-def _behind(names: Sequence[str], expected: set[str]) -> set[str]:
-    """Return the paths behind which most of these expected names are, see `_by_names`."""
+def _find_behind(names: Sequence[str], expected: set[str]) -> set[str]:
+    """Return the paths behind which most of these expected names are, see `_find_by_names`."""
     if not expected:
         return set()
     least = min(len(expected), len(names)) / 2
@@ -347,7 +353,7 @@ def _outermost(path: str, names: Collection[str], expected: Collection[str]) -> 
     return above if is_beside or is_class else path
 
 
-def _by_head(
+def _find_by_head(
     names: Sequence[str], config: Mapping[str, Any], adapter_config: Mapping[str, Any] | None
 ) -> set[str]:
     """Return the paths that stand before the output layer of the class that is configured.
@@ -372,7 +378,7 @@ def _by_head(
     return {""} if "" in counts else {p for p, n in inside.items() if 4 * n >= len(names)}
 
 
-def _by_top(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
+def _find_by_embeddings(names: Sequence[str], config: Mapping[str, Any]) -> set[str]:
     """Return the path before the embeddings of a class without a head, if nearly all is behind it.
 
     A part that classes of transformers have themselves (``vision_model``) is no such path.

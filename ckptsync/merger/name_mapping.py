@@ -58,14 +58,14 @@ class _Region:
     def from_memory(self, live: Tensor) -> Piece:
         """Return it as a piece of the file's tensor."""
         axes = self.axes
-        return Piece(live, self.offsets, self.sizes, _from(self.rows, len(axes)), axes)
+        return Piece(live, self.offsets, self.sizes, _row_offsets(self.rows, len(axes)), axes)
 
     def from_file(self, tensor: Tensor) -> Piece:
         """Return it as a piece of the tensor in memory."""
         axes = self.axes
         back = tuple(axes.index(a) if a in axes else None for a in range(len(self.sizes)))
         sizes = tuple(self.sizes[a] for a in axes)
-        return Piece(tensor, _from(self.rows, len(axes)), sizes, self.offsets, back)
+        return Piece(tensor, _row_offsets(self.rows, len(axes)), sizes, self.offsets, back)
 
 
 class FileModel:
@@ -87,26 +87,28 @@ class FileModel:
         self._converted: tuple[_Region, ...] = ()
         file_places = places(tensors, config)
         candidates = [file_places]
-        if not own.keys() <= _lives(file_places):
-            candidates += _other_heads(file_places, own)
-        fitting = [c for c in candidates if own.keys() <= _lives(c)]
+        if not own.keys() <= _names_in_memory(file_places):
+            candidates += _shifted_places(file_places, own)
+        fitting = [c for c in candidates if own.keys() <= _names_in_memory(c)]
         if not fitting and own.keys() <= tensors.keys():
             fitting = [{name: (Place(name),) for name in tensors}]
         if not fitting:
             # the checkpoint may have names of files, too, of an older model or another layout
             of_files = places(own, config)
-            if own and _lives(of_files) <= _lives(file_places):
-                live_shapes, regions = _regions(shapes, of_files, {})
+            if own and _names_in_memory(of_files) <= _names_in_memory(file_places):
+                live_shapes, regions = _map_regions(shapes, of_files, {})
                 self._converted, shapes, fitting = tuple(regions), live_shapes, [file_places]
         if not fitting:
-            best = min(candidates, key=lambda c: len(own.keys() - _lives(c)))
-            lost = [name for name in own if name not in _lives(best)]
+            best = min(candidates, key=lambda c: len(own.keys() - _names_in_memory(c)))
+            lost = [name for name in own if name not in _names_in_memory(best)]
             raise Unsupported(
                 f"{len(lost)} of {len(own)} tensors have no place in the model of the given files,"
                 f" nor does the table of names say how they would get there: {first_names(lost)}",
                 hint="give the model that was trained; or merge without --names-of and --fill-from",
             )
-        self.live, regions = _regions({n: t.shape for n, t in tensors.items()}, fitting[0], shapes)
+        self.live, regions = _map_regions(
+            {n: t.shape for n, t in tensors.items()}, fitting[0], shapes
+        )
         self._of_file: defaultdict[str, list[_Region]] = defaultdict(list)
         self._of_live: defaultdict[str, list[_Region]] = defaultdict(list)
         for region in regions:
@@ -132,7 +134,9 @@ class FileModel:
         for region in self._converted:
             groups[region.live].append(region)
         return tuple(
-            assemble(live, _extent(group), [r.from_file(tensors_by_name[r.name]) for r in group])
+            assemble(
+                live, _common_shape(group), [r.from_file(tensors_by_name[r.name]) for r in group]
+            )
             for live, group in groups.items()
         )
 
@@ -258,20 +262,20 @@ def check_same_structure(
                 )
 
 
-def _from(rows: int, rank: int) -> Shape:
+def _row_offsets(rows: int, rank: int) -> Shape:
     return (rows, *(0,) * (rank - 1)) if rank else ()
 
 
-def _lives(file_places: Mapping[str, tuple[Place, ...]]) -> set[str]:
+def _names_in_memory(file_places: Mapping[str, tuple[Place, ...]]) -> set[str]:
     """Return all names in memory."""
     return {place.live for tensor_places in file_places.values() for place in tensor_places}
 
 
-def _other_heads(
+def _shifted_places(
     file_places: Mapping[str, tuple[Place, ...]], own: Collection[str]
 ) -> Iterator[dict[str, tuple[Place, ...]]]:
     """Yield the same places in a model around this one, or in the model inside it."""
-    heads = Counter(name.partition(".")[0] for name in (*own, *_lives(file_places)))
+    heads = Counter(name.partition(".")[0] for name in (*own, *_names_in_memory(file_places)))
     for head, _ in heads.most_common(MOST_HEADS):
         for change in (f"{head}.{{}}".format, lambda live, h=f"{head}.": live.removeprefix(h)):
             yield {
@@ -280,7 +284,7 @@ def _other_heads(
             }
 
 
-def _regions(
+def _map_regions(
     shapes: Mapping[str, Shape],
     file_places: Mapping[str, tuple[Place, ...]],
     live_shapes: Mapping[str, Shape],
@@ -307,17 +311,17 @@ def _regions(
             is_swapped = place.may_transpose and _is_swapped(
                 name, shapes[name], live_shapes.get(target), swapped
             )
-            own = [_whole(name, shapes[name], target, is_transposed=is_swapped)]
+            own = [_whole_region(name, shapes[name], target, is_transposed=is_swapped)]
         elif place.parts > 1 and not more:
-            own = [_part(name, shapes[name], file_places[name], place.part, live_shapes)]
+            own = [_part_region(name, shapes[name], file_places[name], place.part, live_shapes)]
         else:
-            own = list(_pieces(target, members, shapes))
-        live[target] = _extent(own)
+            own = list(_piece_regions(target, members, shapes))
+        live[target] = _common_shape(own)
         regions += own
     return live, regions
 
 
-def _extent(regions: Iterable[_Region]) -> Shape:
+def _common_shape(regions: Iterable[_Region]) -> Shape:
     """Return the shape of a tensor in memory, of which these are all regions."""
     ends = [tuple(o + n for o, n in zip(r.offsets, r.sizes, strict=True)) for r in regions]
     return tuple(map(max, *ends)) if len(ends) > 1 else ends[0]
@@ -341,13 +345,13 @@ def _is_swapped(
     return next(iter(siblings))
 
 
-def _whole(name: str, shape: Shape, live: str, *, is_transposed: bool) -> _Region:
+def _whole_region(name: str, shape: Shape, live: str, *, is_transposed: bool) -> _Region:
     """Return all of a file's tensor as a region of the tensor in memory."""
     sizes = (*shape[:-2], *shape[:-3:-1]) if is_transposed else shape
     return _Region(name, live, 0, (0,) * len(sizes), sizes, is_transposed=is_transposed)
 
 
-def _part(
+def _part_region(
     name: str,
     shape: Shape,
     tensor_places: Sequence[Place],
@@ -377,7 +381,7 @@ def _part(
     return _Region(name, lives[part], sum(sizes[:part]), (0,) * len(box), box)
 
 
-def _pieces(
+def _piece_regions(
     live: str, members: Iterable[tuple[str, Place]], shapes: Mapping[str, Shape]
 ) -> Iterator[_Region]:
     """Yield what makes up a tensor in memory that is several in the files.

@@ -49,8 +49,8 @@ def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[st
     ):
         return tuple(tensors), ()  # most models
     shapes = {t.name: t.shape for t in tensors}
-    states = set(_optimizer_states(shapes))
-    averages = set(_averages({n: s for n, s in shapes.items() if n not in states}))
+    states = set(_find_optimizer_states(shapes))
+    averages = set(_find_averages({n: s for n, s in shapes.items() if n not in states}))
     modules = ", ".join(sorted({name.partition(".")[0] for name in averages}))
     kinds = (
         ("an optimizer", states, ""),
@@ -65,7 +65,7 @@ def drop_states(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[st
     return tuple(t for t in tensors if t.name not in states and t.name not in averages), notes
 
 
-def _optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
+def _find_optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
     """Yield the names of an optimizer's tensors: states of weights, and all beside them."""
     optimizers = set[str]()
     for name in shapes:
@@ -73,7 +73,7 @@ def _optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
         is_called = _IS_CALLED_OPTIMIZER.fullmatch(name.partition(".")[0])
         if kind not in _STATES and not is_called:
             continue
-        outer_path, weight_name = _weight_of(weight, shapes)
+        outer_path, weight_name = _split_weight_name(weight, shapes)
         if weight_name and (kind in _STATES or outer_path):
             yield name
         first = outer_path.partition(".")[0] if weight_name else name.partition(".")[0]
@@ -83,7 +83,7 @@ def _optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
     yield from (name for name in shapes if name.partition(".")[0] in optimizers)
 
 
-def _weight_of(name: str, shapes: Collection[str]) -> tuple[str, str]:
+def _split_weight_name(name: str, shapes: Collection[str]) -> tuple[str, str]:
     """Return what stands before a weight's name, and the weight; both empty for no weight."""
     parts = name.split(".")
     for depth in range(min(_MOST_OUTER, len(parts) - 1) + 1):
@@ -94,7 +94,7 @@ def _weight_of(name: str, shapes: Collection[str]) -> tuple[str, str]:
     return "", ""
 
 
-def _averages(shapes: dict[str, Shape]) -> Iterator[str]:
+def _find_averages(shapes: dict[str, Shape]) -> Iterator[str]:
     """Yield the names of an average's tensors: the model's names and shapes, behind one word."""
     sections: defaultdict[str, list[str]] = defaultdict(list)
     for name in shapes:
@@ -138,7 +138,11 @@ def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) ->
             continue
         kind = file_kind(base)
         is_states = bool(kind and (kind.use or kind.is_shard)) or _TRAINERS.fullmatch(base)
-        if not is_states and not (shards and shards.fullmatch(base)) and not _is_zero(base):
+        if (
+            not is_states
+            and not (shards and shards.fullmatch(base))
+            and not _is_deepspeed_shard(base)
+        ):
             unexplained.append(name)
     if unexplained:
         more = f" and {len(unexplained) - MOST_FILES} more" if len(unexplained) > MOST_FILES else ""
@@ -146,6 +150,6 @@ def notes_on_files(files: Files, source: WeightsSource, reads: Iterable[str]) ->
         yield f"left out, since nothing says that they are of {source}: {names}{more}"
 
 
-def _is_zero(base: str) -> bool:
+def _is_deepspeed_shard(base: str) -> bool:
     """Return whether a file's name is one of DeepSpeed's shards."""
     return LAYOUTS["zero"].files.fullmatch(base) is not None or base.startswith("layer_")

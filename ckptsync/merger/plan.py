@@ -111,7 +111,7 @@ def plan(
     to read is missing.
     """
     names = {t.name for t in tensors}
-    if len(names) != len(tensors) or not all(map(_is_usable, names)):
+    if len(names) != len(tensors) or not all(map(_is_usable_name, names)):
         raise Corrupt("two tensors have the same name, or a tensor has an invalid name")
     items = []
     for tensor in tensors:
@@ -156,7 +156,7 @@ def file_plan(name: str, group: Sequence[PlanItem]) -> FilePlan:
     return FilePlan(name, header, tuple(planned))
 
 
-def _is_usable(name: str) -> bool:
+def _is_usable_name(name: str) -> bool:
     """Return whether a safetensors header can hold this name.
 
     The header is UTF-8.  JSON and pickles can spell halves of a surrogate pair; UTF-8 cannot.
@@ -219,7 +219,7 @@ def check_tiling(tensor: Tensor, copy: Copy) -> None:
         raise Corrupt(f"{name}: a copy of shape {grid}, {tensor.shape} expected")
     if copy.dtype not in ITEMSIZE or tensor.dtype not in ITEMSIZE:
         raise Corrupt(f"{name}: unknown element type {copy.dtype} or {tensor.dtype}")
-    if _follow(copy.parts, grid):
+    if _are_rows_in_order(copy.parts, grid):
         return
     for offsets, sizes in ((part.offsets, part.sizes) for part in copy.parts):
         fits = len(offsets) == len(sizes) == len(grid) and all(
@@ -242,7 +242,7 @@ def check_tiling(tensor: Tensor, copy: Copy) -> None:
         raise Corrupt(f"{name}: {stored} elements found, {count} expected: some {fault}")
 
 
-def _follow(parts: Sequence[Part], grid: Shape) -> bool:
+def _are_rows_in_order(parts: Sequence[Part], grid: Shape) -> bool:
     """Return whether the parts are whole rows that follow each other: the usual case."""
     if not grid:
         return False

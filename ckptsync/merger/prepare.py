@@ -164,7 +164,7 @@ def prepare(
             sources_by_directory = {
                 ("" if s.root in HOMES else s.root.rpartition("/")[2]): s for s in adapters
             }
-            return _joined(
+            return _join_jobs(
                 _EVERY_ADAPTER, {n: plan_one(s, part) for n, s in sources_by_directory.items()}
             )
     source = registry.choose(files, name)
@@ -175,9 +175,9 @@ def prepare(
         if part != each and not every:
             raise
         jobs = {("" if n == "default" else n): plan_one(source, f"adapter={n}") for n in e.names}
-        return _joined(_source_name(source, path, each), jobs)
+        return _join_jobs(_source_name(source, path, each), jobs)
     except (Corrupt, Incomplete) as e:
-        shards = _sound_shards(files, plan_one) if name is None and source.is_whole else None
+        shards = _find_sound_shards(files, plan_one) if name is None and source.is_whole else None
         if shards is None:
             raise
         hint = f"the shards beside it can be merged: --source {shlex.quote(str(shards))}"
@@ -192,7 +192,7 @@ def prepare(
     return replace(job, notes=(*job.notes, *left_out))
 
 
-def _sound_shards(
+def _find_sound_shards(
     files: Files, plan_one: Callable[[WeightsSource, str], MergeJob]
 ) -> WeightsSource | None:
     """Return the first sharded source that can be merged; None if there is none."""
@@ -204,7 +204,7 @@ def _sound_shards(
     return None
 
 
-def _joined(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
+def _join_jobs(source: str, jobs: Mapping[str, MergeJob]) -> MergeJob:
     """Return one job for several adapters, each in the directory of its name, as peft saves them.
 
     Raises Unsupported if there are none.
@@ -344,7 +344,7 @@ def _prepare_one(
         Unsupported: The source is no whole model or adapter.
 
     """
-    directories = [*_directories(files, source), *config]
+    directories = [*_config_directories(files, source), *config]
     adapter_config = _read_config(directories, ADAPTER_CONFIG)
     directories += models.directories
     base_names = models.base.tensors if models.base else {}
@@ -371,12 +371,12 @@ def _prepare_one(
     notes += _check_copies(files, source, (*selected.tensors, *inner.value_head), selection)
     notes += selected.notes
     if selected.adapter is None and source.layout != "peft":
-        beside = _beside(directories, options, code_from, is_adapter=False)
+        beside = _plan_beside(directories, options, code_from, is_adapter=False)
         is_silent = registry.is_silent_on_missing(files, source)
         job = _prepare_model(selected.tensors, files, options, models, beside, is_silent=is_silent)
     else:
-        beside = _beside(directories, options, code_from, is_adapter=True)
-        beside = _with_verl_config(beside, directories, selected)
+        beside = _plan_beside(directories, options, code_from, is_adapter=True)
+        beside = _add_verl_config(beside, directories, selected)
         job = _prepare_adapter(selected, options, models, beside)
     if not job.plans:
         raise Unsupported(
@@ -419,7 +419,7 @@ def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
     return "@".join((str(source), *filter(None, (path and f"module={path}", part))))
 
 
-def _directories(files: Files, source: WeightsSource) -> list[Files]:
+def _config_directories(files: Files, source: WeightsSource) -> list[Files]:
     """Return where a checkpoint has configuration; an adapter's own lies beside it."""
     own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
     return [*own, files, *registry.around(files, source)]
@@ -444,7 +444,7 @@ def check_complete(files: Files) -> tuple[str, ...]:
 
 def _check_source(files: Files, source: WeightsSource) -> tuple[str, ...]:
     """Return doubts whether one source is a whole model or adapter; raises as `check_complete`."""
-    directories = _directories(files, source)
+    directories = _config_directories(files, source)
     adapter_config, model_config = (
         _read_config(directories, name) for name in (ADAPTER_CONFIG, CONFIG)
     )
@@ -471,8 +471,8 @@ def prepare_beside(
     ``options.source``: what it was made of; ``dtypes``: of its tensors; the rest as in `prepare`.
     """
     around = registry.around(files, WeightsSource.named((options.source or "").partition("@")[0]))
-    job = _beside([files, *around, *config], options, code_from, is_adapter=False)
-    return _with_dtype(job, dtypes, options)
+    job = _plan_beside([files, *around, *config], options, code_from, is_adapter=False)
+    return _set_config_dtype(job, dtypes, options)
 
 
 def _check_copies(
@@ -598,7 +598,7 @@ def _prepare_model(
     of_model = model_files.notes_on_model(tensors, config, options.dtype, has_base=base is not None)
     notes = (*doubts, *notes, *of_model, *beside.notes)
     filled = tuple(t.name for t in tensors if models.fill and _is_filled(t))
-    return _with_dtype(
+    return _set_config_dtype(
         replace(beside, plans=plans, notes=notes, filled=filled),
         (t.dtype for p in plans for t in p.tensors),
         options,
@@ -633,7 +633,7 @@ def _written_tensors(
     tensors, notes = tensor_names.drop_tied(stored, files, options, tying, base_tensors)
     if models.fill:
         count, names = len(tensors), {t.name for t in stored}
-        tensors = _filled(tensors, names, models.fill, config, is_silent=is_silent)
+        tensors = _fill(tensors, names, models.fill, config, is_silent=is_silent)
         notes = (*notes, _note_on_filled(tensors[:count], tensors[count:]))
         doubts = completeness.check_model(tensors, config)
     else:
@@ -641,7 +641,7 @@ def _written_tensors(
     if models.names:
         relation = models.names.relation(tensors)
         tensors = relation.in_memory(tensors)
-        tied = _tied({t.name for t in tensors}, relation.live, config)
+        tied = _tied_names({t.name for t in tensors}, relation.live, config)
         tensors = relation.under_file_names(tensors, tied)
         notes = (*notes, f"names are those of the given model's {len(relation.tensors)} tensors")
     return tensors, notes, doubts
@@ -675,7 +675,7 @@ def _compare_with_base(
     return base.compare(tensors, tied)
 
 
-def _tied(
+def _tied_names(
     names: Collection[str], more_names: Iterable[str], config: Mapping[str, Any] | None
 ) -> set[str]:
     """Return names that need not be stored: the configuration ties them to one of ``names``.
@@ -688,7 +688,7 @@ def _tied(
     return {a for pair in pairs for a, b in (pair, pair[::-1]) if b in names and a not in names}
 
 
-def _filled(
+def _fill(
     own: Sequence[Tensor],
     stored: Collection[str],
     model: _FilesOfModel,
@@ -708,8 +708,8 @@ def _filled(
             " nor those in memory",
             hint="merge it with --names-of alone, then that model with --fill-from",
         )
-    tied = _tied({t.name for t in own}, relation.live, config) | set(stored)
-    filled = tuple(map(_from_fill, relation.missing(own, tied)))
+    tied = _tied_names({t.name for t in own}, relation.live, config) | set(stored)
+    filled = tuple(map(_prefix_fill, relation.missing(own, tied)))
     if filled:
         from ckptsync.merger.name_mapping import check_same_structure  # noqa: PLC0415 - as above
 
@@ -723,7 +723,7 @@ def _filled(
     return (*own, *filled)
 
 
-def _from_fill(tensor: Tensor) -> Tensor:
+def _prefix_fill(tensor: Tensor) -> Tensor:
     """Return a tensor of the model's files as `JoinedFiles` names them."""
     return replace(tensor, copies=tuple(add_prefix(c, FILL) for c in tensor.copies), tied=None)
 
@@ -747,7 +747,7 @@ def _note_on_filled(of_checkpoint: Sequence[Tensor], filled: Sequence[Tensor]) -
     )
 
 
-def _with_verl_config(
+def _add_verl_config(
     beside: MergeJob, directories: Iterable[Files], selected: Selected
 ) -> MergeJob:
     """Return the job with a configuration made of verl's rank and alpha, where there is no other.
@@ -794,7 +794,7 @@ def _prepare_adapter(
     return replace(beside, plans=plans, notes=(*notes, *beside.notes))
 
 
-def _beside(
+def _plan_beside(
     directories: Sequence[Files],
     options: MergeOptions,
     code_from: Files | None,
@@ -849,7 +849,7 @@ def _beside(
     return replace(job, contents=contents, left_out=left_out, code=frozenset(code), notes=notes)
 
 
-def _with_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> MergeJob:
+def _set_config_dtype(job: MergeJob, dtypes: Iterable[str], options: MergeOptions) -> MergeJob:
     """Return the job with ``config.json`` naming the dtype of the weights."""
     if CONFIG not in dict(job.beside):
         return job

@@ -116,13 +116,13 @@ def cut_units(plan: FilePlan) -> Iterator[Unit]:
     for number, tensor in enumerate(plan.tensors):
         if tensor.size:
             yield from cutter.add(number, tensor.copy)
-    yield from cutter.rest()
+    yield from cutter.flush()
 
 
 def stored_bytes(files: Files, copy: Copy) -> Iterator[memoryview]:
     """Yield the bytes of one stored copy of a tensor, in order; raise what ``files`` raise."""
     cutter = _Cutter()
-    for units in (cutter.add(0, copy), cutter.rest()):
+    for units in (cutter.add(0, copy), cutter.flush()):
         for unit in units:
             out = np.empty(unit.stored, "u1").data
             gather(files, unit, out)
@@ -145,21 +145,21 @@ class _Cutter:
         if size <= self._room(item):
             unit_start = self._unit.stored
             for file, start, length, tensor_start, _ in flat:
-                self._read(Read(file, start, length, unit_start + tensor_start))
-            self._share(number, size)
+                self._add_read(Read(file, start, length, unit_start + tensor_start))
+            self._add_share(number, size)
             return
         for run in flat:
             start, remaining = run.start, run.size
             while remaining:
                 if (room := self._room(item)) <= 0:
-                    yield from self.rest()
+                    yield from self.flush()
                     continue
                 size = min(remaining, room)
-                self._read(Read(run.file, start, size, self._unit.stored))
-                self._share(number, size)
+                self._add_read(Read(run.file, start, size, self._unit.stored))
+                self._add_share(number, size)
                 start, remaining = start + size, remaining - size
 
-    def rest(self) -> Iterator[Unit]:
+    def flush(self) -> Iterator[Unit]:
         """Yield the unit that is being filled, if it has bytes, and begin another."""
         if self._unit.stored:
             yield self._unit
@@ -181,14 +181,14 @@ class _Cutter:
         for box in cut_boxes(grid, max(1, WINDOW // item)):
             size = prod(box.sizes) * item
             if self._unit.stored + size > WINDOW or len(self._unit.reads) >= MOST_READS:
-                yield from self.rest()
+                yield from self.flush()
             low, high = box.offsets[0], box.offsets[0] + box.sizes[0]
             for part in parts[bisect_right(ends, low) : bisect_left(starts, high)]:
                 for box_read in box_reads(box, part, item, self._unit.stored):
-                    self._read(box_read)
-            self._share(number, size)
+                    self._add_read(box_read)
+            self._add_share(number, size)
 
-    def _share(self, number: int, size: int) -> None:
+    def _add_share(self, number: int, size: int) -> None:
         """Add ``size`` bytes of tensor ``number`` to the unit's shares and to its stored bytes."""
         shares = self._unit.shares
         if shares and shares[-1].number == number:
@@ -197,7 +197,7 @@ class _Cutter:
             shares.append(Share(number, self._unit.stored, size))
         self._unit.stored += size
 
-    def _read(self, new: Read) -> None:
+    def _add_read(self, new: Read) -> None:
         """Add a read, or lengthen the last one if this one follows it in file and unit."""
         reads = self._unit.reads
         if reads and new.scatter is None and reads[-1].scatter is None:
@@ -316,7 +316,7 @@ def gather(files: Files, unit: Unit, out: memoryview) -> None:
         )
     for group in groups:
         first = group[0]
-        if len(group) == 1 and (direct := _direct(first, out)) is not None:
+        if len(group) == 1 and (direct := _direct_target(first, out)) is not None:
             files.read_into(first.file, first.start, direct)
             continue
         buffer = np.empty(group[-1].start + group[-1].size - first.start, "u1").data
@@ -330,16 +330,16 @@ def gather(files: Files, unit: Unit, out: memoryview) -> None:
                 continue
             values: Array = np.frombuffer(stored_range, RAW[scatter.item])
             strides = [s * scatter.item for s in scatter.strides]
-            _target(range_, scatter, out)[...] = as_strided(
+            _scatter_target(range_, scatter, out)[...] = as_strided(
                 values, scatter.into.sizes, strides, writeable=False
             )
 
 
-def _direct(range_: Read, out: memoryview) -> memoryview | None:
+def _direct_target(range_: Read, out: memoryview) -> memoryview | None:
     """Return the bytes of ``out`` that a read can fill as they come; None if it is scattered."""
     if (scatter := range_.scatter) is None:
         return out[range_.at : range_.at + range_.size]
-    target = _target(range_, scatter, out)
+    target = _scatter_target(range_, scatter, out)
     is_same = target.flags.c_contiguous and range_.size == target.nbytes
     return (
         target.reshape(-1).view("u1").data
@@ -348,7 +348,7 @@ def _direct(range_: Read, out: memoryview) -> memoryview | None:
     )
 
 
-def _target(range_: Read, scatter: Scatter, out: memoryview) -> Array:
+def _scatter_target(range_: Read, scatter: Scatter, out: memoryview) -> Array:
     """Return the elements of ``out`` that a scattered read fills, as a view."""
     values: Array = np.frombuffer(out, RAW[scatter.item], prod(scatter.sizes), range_.at)
     box = [slice(o, o + n) for o, n in zip(scatter.into.offsets, scatter.into.sizes, strict=True)]

@@ -1,4 +1,7 @@
-"""What lies under a byte of a merge: one stack of readers, opened before the plan and closed by it.
+"""Open the sources of a merge as one stack of readers, each of which checks what it hands up.
+
+A merge must notice damaged bytes, of a store, of a container or of a replica, without reading
+anything twice.  So every reader wraps the one below it, and checks the very bytes that it returns:
 
     read_units.gather        puts each range where the output needs it
       ComparedFiles     the same bytes in every replica                   } `planned_reader`,
@@ -6,8 +9,6 @@
       CheckedFiles      the digests of the manifests; only of a store         } `open_reader`,
       PrefetchedFiles   few requests, made early; only where sources are far  }  for the plan
     FileTree, StoreFiles, Overlay    bytes of directories and stores, by the checkpoint's names
-
-What a layer has checked are the bytes that it hands up.
 """
 
 from __future__ import annotations

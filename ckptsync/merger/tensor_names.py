@@ -49,7 +49,7 @@ SECOND = {
     "predictions.decoder.bias": "predictions.bias",
     "lm_head.decoder.bias": "lm_head.bias",
 }
-_SECONDS = tuple(SECOND)
+_SECOND_ENDS = tuple(SECOND)
 # Models whose configuration class ties them where the file says nothing: transformers before 5
 # wrote no defaults.
 BY_DEFAULT = frozenset(
@@ -272,7 +272,7 @@ def ends_in(name: str, ends: tuple[str, ...]) -> bool:
 
 def _first_of(name: str, names: Collection[str]) -> str | None:
     """Return the first name of a tensor whose second name this may be; None if it is absent."""
-    for end, first_end in SECOND.items() if name.endswith(_SECONDS) else ():
+    for end, first_end in SECOND.items() if name.endswith(_SECOND_ENDS) else ():
         if ends_in(name, (end,)):
             whole = name.removesuffix(end) + first_end
             return whole if whole in names else None

@@ -46,7 +46,7 @@ def assemble(name: str, shape: Shape, pieces: Sequence[Piece]) -> Tensor:
         return replace(pieces[0].source, name=name, tied=None)
     sources = [piece.source for piece in pieces]
     dtypes = {source.dtype for source in sources}
-    copies = tuple(_copies(shape, pieces)) if len(dtypes) == 1 else ()
+    copies = tuple(_shared_copies(shape, pieces)) if len(dtypes) == 1 else ()
     if not copies:
         kinds = {copy.dtype for source in sources for copy in source.copies} | dtypes
         raise Unsupported(
@@ -69,23 +69,23 @@ def box_of(copy: Copy, offsets: Shape, sizes: Shape) -> Copy:
     source = Tensor("", copy.dtype, copy.grid, (copy,))
     axes = tuple(range(len(sizes)))
     piece = Piece(source, offsets, sizes, (0,) * len(sizes), axes)
-    return Copy(copy.dtype, sizes, tuple(_parts([piece], [copy])))
+    return Copy(copy.dtype, sizes, tuple(_place_parts([piece], [copy])))
 
 
-def _copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
+def _shared_copies(shape: Shape, pieces: Sequence[Piece]) -> Iterator[Copy]:
     """Yield the copies that all sources have, told apart by their dtypes and their order."""
-    keyed = [_told_apart(piece.source) for piece in pieces]
+    keyed = [_number_copies(piece.source) for piece in pieces]
     for key, first in keyed[0].items():
         if not all(key in copies for copies in keyed):
             continue
         copies = [copies_of_source[key] for copies_of_source in keyed]
         absent = next((copy.absent for copy in copies if copy.absent), "")
         doubt = next((copy.doubt for copy in copies if copy.doubt), "")
-        parts = () if absent else tuple(_parts(pieces, copies))
+        parts = () if absent else tuple(_place_parts(pieces, copies))
         yield Copy(first.dtype, shape, parts, absent, doubt)
 
 
-def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
+def _number_copies(tensor: Tensor) -> dict[tuple[str, int], Copy]:
     """Return a tensor's copies by dtype, and by their number among those of that dtype."""
     numbered: dict[tuple[str, int], Copy] = {}
     for copy in tensor.copies:
@@ -94,17 +94,17 @@ def _told_apart(tensor: Tensor) -> dict[tuple[str, int], Copy]:
     return numbered
 
 
-def _parts(pieces: Sequence[Piece], copies: Sequence[Copy]) -> Iterator[Part]:
+def _place_parts(pieces: Sequence[Piece], copies: Sequence[Copy]) -> Iterator[Part]:
     """Yield the parts of a new tensor: of each piece from its copy, moved into the new tensor."""
     for piece, copy in zip(pieces, copies, strict=True):
         item, shape = ITEMSIZE[copy.dtype], piece.source.shape
-        for part in _near(piece, copy):
-            for box in (part,) if copy.grid == shape else _boxes(part, shape, item):
-                if placed := _moved(box, piece, item):
+        for part in _overlapping_parts(piece, copy):
+            for box in (part,) if copy.grid == shape else _cut_range(part, shape, item):
+                if placed := _place(box, piece, item):
                     yield placed
 
 
-def _near(piece: Piece, copy: Copy) -> Iterator[Part]:
+def _overlapping_parts(piece: Piece, copy: Copy) -> Iterator[Part]:
     """Yield the parts that may overlap a piece, judged by the first axis of their grid."""
     if copy.grid == piece.source.shape:
         low, size = next(zip(piece.offsets, piece.sizes, strict=True), (0, 1))
@@ -119,7 +119,7 @@ def _near(piece: Piece, copy: Copy) -> Iterator[Part]:
             yield part
 
 
-def _moved(part: Part, piece: Piece, item: int) -> Part | None:
+def _place(part: Part, piece: Piece, item: int) -> Part | None:
     """Return what of a part belongs to a piece, placed in the new tensor; None if nothing does."""
     low = tuple(map(max, part.offsets, piece.offsets))
     ends = zip(part.offsets, part.sizes, piece.offsets, piece.sizes, strict=True)
@@ -131,7 +131,7 @@ def _moved(part: Part, piece: Piece, item: int) -> Part | None:
     reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
     own_sizes = tuple(1 if a is None else sizes[a] for a in piece.axes)
     own_strides = tuple(1 if a is None else strides[a] for a in piece.axes)
-    replicas = tuple(_moved(replica, piece, item) for replica in part.replicas)
+    replicas = tuple(_place(replica, piece, item) for replica in part.replicas)
     return Part(
         tuple(
             new_offset if a is None else new_offset + low[a] - piece.offsets[a]
@@ -145,7 +145,7 @@ def _moved(part: Part, piece: Piece, item: int) -> Part | None:
     )
 
 
-def _boxes(part: Part, shape: Shape, item: int) -> Iterator[Part]:
+def _cut_range(part: Part, shape: Shape, item: int) -> Iterator[Part]:
     """Yield a part that is a range of the flattened tensor as boxes of the tensor."""
     (part_start,), (count,) = part.offsets, part.sizes
     start, end = part_start, part_start + count

@@ -71,9 +71,9 @@ class Statistics:
             return more
         return Statistics(
             self.count + more.count,
-            _combine(min, self.low, more.low),
-            _combine(max, self.high, more.high),
-            _combine(add, self.squares, more.squares),
+            _choose(min, self.low, more.low),
+            _choose(max, self.high, more.high),
+            _choose(add, self.squares, more.squares),
             self.nans + more.nans,
             self.infinities + more.infinities,
             self.zeros + more.zeros,
@@ -91,7 +91,7 @@ def count_values(data: memoryview, dtype: str) -> Statistics | None:
     if not has_statistics(dtype):
         return None
     if dtype in _CODES:
-        return _of_codes(np.frombuffer(data, "u1"), _CODES[dtype])
+        return _count_codes(np.frombuffer(data, "u1"), _CODES[dtype])
     is_half, is_integer = dtype in _HALVES, dtype in INTEGERS
     raw: Array = np.frombuffer(
         data, RAW[2] if is_half else np.dtype(INTEGERS[dtype]) if is_integer else FLOATS[dtype]
@@ -103,12 +103,12 @@ def count_values(data: memoryview, dtype: str) -> Statistics | None:
             piece = raw[start : start + _PIECE]
             counted = None
             if is_half:
-                counted = _of_plain_halves(piece, dtype, scratch)
+                counted = _count_plain_halves(piece, dtype, scratch)
             elif dtype == "F32":
-                counted = _of_plain_floats(piece)
+                counted = _count_plain_floats(piece)
             elif is_integer:
-                counted = _of_integers(piece)
-            total += counted or _of_any(_widened(piece, dtype))
+                counted = _count_integers(piece)
+            total += counted or _count_any(_widen(piece, dtype))
     return total
 
 
@@ -122,7 +122,7 @@ def exact_values(data: Array, dtype: str) -> Array:
     if dtype in INTEGERS:
         return data.view(INTEGERS[dtype])
     if dtype in _HALVES:
-        return _widened(data.view(RAW[2]), dtype)
+        return _widen(data.view(RAW[2]), dtype)
     return data.view(FLOATS.get(dtype, "<c8"))
 
 
@@ -137,19 +137,19 @@ def notes_on_values(name: str, values: Statistics) -> Iterable[str]:
         )
 
 
-def _of_integers(values: Array) -> Statistics:
+def _count_integers(values: Array) -> Statistics:
     """Return the statistics of integers."""
     low, high = values.min().item(), values.max().item()
-    return Statistics(len(values), low, high, None, 0, 0, *_zeros(values == 0))
+    return Statistics(len(values), low, high, None, 0, 0, *_count_zeros(values == 0))
 
 
-def _zeros(is_zero: Array) -> tuple[int, int]:
+def _count_zeros(is_zero: Array) -> tuple[int, int]:
     """Return how many zeros there are, and how many of them are in runs of at least `RUN`."""
     zeros = int(np.count_nonzero(is_zero))
-    return zeros, _banded(is_zero) if zeros >= RUN else 0
+    return zeros, _count_in_runs(is_zero) if zeros >= RUN else 0
 
 
-def _widened(piece: Array, dtype: str) -> Array:
+def _widen(piece: Array, dtype: str) -> Array:
     """Return raw bits of a floating type as values that numpy can compute with."""
     values: Array
     if dtype == "BF16":
@@ -159,7 +159,7 @@ def _widened(piece: Array, dtype: str) -> Array:
     return values
 
 
-def _of_any(values: Array) -> Statistics:
+def _count_any(values: Array) -> Statistics:
     """Return the statistics of any floating values."""
     finite = np.isfinite(values)
     finite_values = values if finite.all() else values[finite]
@@ -171,21 +171,21 @@ def _of_any(values: Array) -> Statistics:
     )
     squares = float(np.square(finite_values.astype("<f8")).sum())  # of float64 it may be infinite
     infinities = len(values) - len(finite_values) - nans
-    zeros = _zeros(values == 0)
+    zeros = _count_zeros(values == 0)
     return Statistics(len(values), low, high, squares, nans, infinities, *zeros)
 
 
-def _of_plain_floats(values: Array) -> Statistics | None:
+def _count_plain_floats(values: Array) -> Statistics | None:
     """Return the statistics of float32; None unless `_squares` shows that all are plain numbers."""
     squares = _squares(values)
     if not _TINY <= squares < math.inf:
         return None
     low, high = values.min().item(), values.max().item()
-    zeros = _zeros(values == 0) if low <= 0 <= high else (0, 0)
+    zeros = _count_zeros(values == 0) if low <= 0 <= high else (0, 0)
     return Statistics(len(values), low, high, squares, 0, 0, *zeros)
 
 
-def _of_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | None:
+def _count_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | None:
     """Return the statistics of 16-bit values; None unless all are plain numbers.
 
     Their bits are a sign and a magnitude, and so ordered: integers are compared, which is fast.
@@ -200,26 +200,26 @@ def _of_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics | No
         return None
     even = len(bits) & ~1
     pairs: Array = bits[:even].view("<u4")
-    words, last = scratch[: len(pairs)], _widened(bits[even:], dtype).astype("<f8")
+    words, last = scratch[: len(pairs)], _widen(bits[even:], dtype).astype("<f8")
     squares = float(last.dot(last))
     for shift in (0, 16):  # each half of the pairs
-        squares += _squares(_half_of(pairs, shift, dtype, words))
+        squares += _squares(_every_other(pairs, shift, dtype, words))
     if not _TINY <= squares < math.inf:
         return None
     # the positive one next to zero, if there are any, and the negative one
     positive, negative = int(bits.min()), int(signed.min()) & 0xFFFF
     zeros = (0, 0)
     if positive == 0 or negative == 0x8000:
-        zeros = _zeros((bits & 0x7FFF) == 0)
+        zeros = _count_zeros((bits & 0x7FFF) == 0)
     ends = [
         least_bits if least_bits >= 0x8000 else positive,
         greatest_bits if greatest_bits >= 0 else negative,
     ]
-    low, high = _widened(np.array(ends, "<u2"), dtype).tolist()
+    low, high = _widen(np.array(ends, "<u2"), dtype).tolist()
     return Statistics(len(bits), low, high, squares, 0, 0, *zeros)
 
 
-def _half_of(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
+def _every_other(pairs: Array, shift: int, dtype: str, out: Array) -> Array:
     """Return every other value of 16 bits as float32, in ``out``; of F16 without its sign."""
     if dtype == "BF16":
         if shift:
@@ -268,14 +268,14 @@ _CODES: dict[str, Array] = {name: _code_values(*shape) for name, shape in _FP8.i
 _CODES["F8_E8M0"] = np.append(np.ldexp(1.0, np.arange(255) - 127), math.nan)
 
 
-def _of_codes(raw: Array, values: Array) -> Statistics:
+def _count_codes(raw: Array, values: Array) -> Statistics:
     """Return the statistics of 8-bit codes, whose values are in ``values``."""
     counts: Array = np.zeros(256, "<i8")
     banded = 0
     for start in range(0, len(raw), _PIECE):
         piece = raw[start : start + _PIECE]
         counts += np.bincount(piece, minlength=256)
-        banded += _zeros(values[piece] == 0)[1] if counts[values == 0].sum() >= RUN else 0
+        banded += _count_zeros(values[piece] == 0)[1] if counts[values == 0].sum() >= RUN else 0
     is_counted = np.isfinite(values) & (counts > 0)
     counted_values = values[is_counted]
     return Statistics(
@@ -290,14 +290,14 @@ def _of_codes(raw: Array, values: Array) -> Statistics:
     )
 
 
-def _banded(is_zero: Array) -> int:
+def _count_in_runs(is_zero: Array) -> int:
     """Return how many zeros are in runs of at least `RUN`."""
     edges = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
     lengths = edges[1::2] - edges[::2]
     return int(lengths[lengths >= RUN].sum())
 
 
-def _combine(
+def _choose(
     choose: Callable[[Number, Number], Number], first: Number | None, second: Number | None
 ) -> Number | None:
     """Return ``choose`` of two numbers, or the one that is not None."""

@@ -102,7 +102,7 @@ def prepare_universal(files: Files, name: str | None, tag: str) -> MergeJob:
             for plan in _parameter_plans(parameter, state, tag)
         ),
         *_other_plans(state.others, tag),
-        FilePlan(f"{tag}/zero/optimizer_state.pt", _common(state), ()),
+        FilePlan(f"{tag}/zero/optimizer_state.pt", _common_archive(state), ()),
     ]
     for plan in plans:
         checked_path(plan.name)
@@ -133,17 +133,17 @@ def _notes(state: TrainingState) -> tuple[str, ...]:
             f" these shards have {', '.join(sorted(names)) or 'no states'}"
         )
     if state.stage == 3:
-        notes += _shared_by_deepspeed(state.common)
+        notes += _notes_on_shared(state.common)
     return (*notes, _STAYS)
 
 
-def _shared_by_deepspeed(common: Mapping[str, Any]) -> list[str]:
+def _notes_on_shared(common: Mapping[str, Any]) -> list[str]:
     """Return notes on what DeepSpeed makes equal for all parameter groups when it loads stage 3."""
     groups = [group for group in common["param_groups"] if isinstance(group, dict)]
     unequal = [
         key
         for key in ("lr", "betas", "eps", "weight_decay", "momentum")
-        if len({_shown(group.get(key)) for group in groups}) > 1
+        if len({_format(group.get(key)) for group in groups}) > 1
     ]
     notes = []
     if unequal:
@@ -160,7 +160,7 @@ def _shared_by_deepspeed(common: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     """Return a value as a message shows it."""
     return ", ".join(map(brief, value[:4])) if isinstance(value, tuple) else brief(value)
 
@@ -168,11 +168,11 @@ def _shown(value: object) -> str:
 def _model_plan(name: str, file: StateFile) -> FilePlan:
     """Return the plan of a model file's copy, whose records are compared with their CRC32s."""
     size = file.files.sizes()[file.name]
-    tensor = PlannedTensor(name, "U8", (size,), 0, size, Copy("U8", (size,), (*_pieces(file),)))
+    tensor = PlannedTensor(name, "U8", (size,), 0, size, Copy("U8", (size,), (*_file_parts(file),)))
     return FilePlan(name, b"", (tensor,))
 
 
-def _pieces(file: StateFile) -> Iterator[Part]:
+def _file_parts(file: StateFile) -> Iterator[Part]:
     """Yield a file's bytes in order, the records of its archive each by itself.
 
     Raises Corrupt if records overlap.
@@ -249,7 +249,7 @@ def _number(number: Number) -> bytes:
     return torch_archive.archive(number.value, lambda _: number.data)
 
 
-def _common(state: TrainingState) -> bytes:
+def _common_archive(state: TrainingState) -> bytes:
     """Return ``optimizer_state.pt``, which is the same for all ranks.
 
     Raises Unsupported if the tensors left in it are large or not contiguous.

@@ -160,10 +160,6 @@ def test_only_five_dtypes_can_be_asked_for() -> None:
     assert e.value.hint == "one of: auto, keep, bf16, fp16, fp32"
 
 
-def test_no_tensors_are_no_files() -> None:
-    assert plan([], MergeOptions()) == ()
-
-
 SOME_WHERE = Extent("file", 0, 0)
 TILINGS = tilings()
 
