@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ckptsync.catalogue.cached import (
     UNLISTED,
     Cache,
+    awaits_files,
     group_by_checkpoint,
     listing_key,
     read_catalogue,
-    awaits_files,
 )
 from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.catalogue.uncached import read_state
@@ -528,7 +528,7 @@ def _said(short: Summary) -> Summary:
 
 TestCatalogues = Catalogues.TestCase
 TestCatalogues.settings = settings(
-    max_examples=30, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate)
+    max_examples=15, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate)
 )
 
 
