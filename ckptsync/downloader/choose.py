@@ -53,14 +53,14 @@ def choose(
     in_run = by_age(s for s in summaries if s.run == run)
     if name == LATEST:
         return _choose_latest(run, in_run, trust, part)
-    named = [s for s in in_run if name in (s.location, s.checkpoint)]
-    if not named:
+    of_name = [s for s in in_run if name in (s.location, s.checkpoint)]
+    if not of_name:
         names = ", ".join(dict.fromkeys(s.checkpoint for s in in_run[-8:]))
         raise ConfigError(f"{run}/{name}: no such checkpoint", hint=f"the run has {names}")
-    chosen = named[-1]
+    chosen = of_name[-1]
     _check_may_be_given(chosen, trust, part)
     other_saves = [
-        s for s in named if s.checkpoint == name and chosen.location not in (s.location, name)
+        s for s in of_name if s.checkpoint == name and chosen.location not in (s.location, name)
     ]
     return Choice(
         chosen,

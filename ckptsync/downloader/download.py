@@ -307,6 +307,7 @@ def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
     done, lock = 0, threading.Lock()
 
     def count(size: int) -> None:
+        """Add bytes, and report at most the total."""
         nonlocal done
         with lock:
             done += size
@@ -325,6 +326,7 @@ def _find_damaged(
     """
 
     def has_bytes(file: StoredFile) -> bool:
+        """Return whether a file has its recorded bytes; if so, count them."""
         assert file.digest
         if not has_same_bytes(directory, file.under, file.size, file.digest.digest):
             return False

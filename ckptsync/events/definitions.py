@@ -47,8 +47,8 @@ class Definition:
     @property
     def digest(self) -> str:
         """Return 16 hex digits that change with what is run; then what failed is tried again."""
-        what = (self.command, self.url, self.timeout, sorted(self.environment), self.secrets)
-        return digest(repr(what).encode())[:16]
+        content = (self.command, self.url, self.timeout, sorted(self.environment), self.secrets)
+        return digest(repr(content).encode())[:16]
 
     @property
     def uses_path(self) -> bool:
@@ -86,8 +86,8 @@ def _read_definition(item: object, command: Callable[[object], tuple[str, ...]])
         raise ValueError(f"{item!r:.80} is not a mapping with name, on, and command or url")  # noqa: TRY004 - as above
     name = item.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        what = "letters, digits, '_', '.', '-', at most 64"
-        raise ValueError(f"{name!r:.80} is not the name of an event ({what})")
+        rule = "letters, digits, '_', '.', '-', at most 64"
+        raise ValueError(f"{name!r:.80} is not the name of an event ({rule})")
     try:
         definition = Definition(**dict(_read_values(item, command)))
     except ValueError as e:

@@ -176,17 +176,17 @@ def count(tensors_found: Iterator[NamedTensor]) -> dict[str, Any]:
     Storages of one tensor follow each other.
     """
     nonfinite_counts: dict[str, int] = {}
-    read = tensors = 0
+    size_read = tensors = 0
     last_name: str | None = None
     for name, dtype, piece in tensors_found:
         bad_values = nonfinite(dtype, piece)
-        read, tensors, last_name = read + piece.size, tensors + (name != last_name), name
+        size_read, tensors, last_name = size_read + piece.size, tensors + (name != last_name), name
         if bad_values and not (name.startswith(_CALLBACKS) and piece.size <= _SCORE):
             nonfinite_counts[name] = nonfinite_counts.get(name, 0) + bad_values
     first = dict(list(nonfinite_counts.items())[:MOST])
     return {
         "tensors": tensors,
-        "read": read,
+        "read": size_read,
         "nonfinite": first,
         "more": max(0, len(nonfinite_counts) - MOST),
     }
@@ -273,12 +273,13 @@ def _load_safely(torch: Any, file: Any) -> Any:
 def _make_class(name: str, torch: Any) -> type[Any]:
     """Return a new class for a name: the unpickler tells classes apart by identity.
 
-    DTensors become a subclass of Tensor that refuses every operation.
+    A DTensor's is a subclass of Tensor whose every operation raises Refused.
     """
     if not name.endswith(".DTensor"):
         return type("Inert", (Inert,), {})
 
     def dispatch(*_: Any) -> Any:
+        """Raise Refused."""
         raise Refused("its pickle runs an operation on a DTensor while it is loaded (no damage)")
 
     def setstate(self: Any, state: Any) -> None:

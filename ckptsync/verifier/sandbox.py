@@ -94,8 +94,8 @@ def close() -> str:
     Called when all libraries are imported: some start programs, or search where temporary files can
     be written. Memory and variables of other processes cannot be read in /proc afterwards.
     """
-    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(what, (0, 0))
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
     return _change_nothing() or _refuse(_AT_LAST)
 
 

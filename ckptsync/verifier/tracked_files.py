@@ -104,8 +104,8 @@ class CountedSource:
 
     def track(self, files: Files, title: str, shown: Mapping[str, str] = NONE) -> TrackedFiles:
         """Return files that remember what was read; they are read ahead if they are far."""
-        far = files if is_near(self.source) else PrefetchedFiles(files)
-        return TrackedFiles(far, title, shown, self.progress)
+        tracked = files if is_near(self.source) else PrefetchedFiles(files)
+        return TrackedFiles(tracked, title, shown, self.progress)
 
     def _count(self, view: memoryview) -> None:
         """Add the bytes of a view, and report them."""
@@ -145,5 +145,5 @@ def copy_to(file: IO[bytes], source: Reads, extent: Extent) -> None:
     except NotFound as e:
         raise Incomplete(f"{extent.file}: not found") from e
     except OSError as e:
-        what = f"{extent.file}: cannot copy it to {tempfile.gettempdir()}"
-        raise StoreError(f"{what}: {(e.strerror or str(e)).lower()}", hint="set TMPDIR") from e
+        text = f"{extent.file}: cannot copy it to {tempfile.gettempdir()}"
+        raise StoreError(f"{text}: {(e.strerror or str(e)).lower()}", hint="set TMPDIR") from e

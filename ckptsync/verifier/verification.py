@@ -221,45 +221,30 @@ def verify_location(
     require(options.level)
     conditions, name = state.conditions, state.location
     files = expected_files(state)
-    present = [f for f in files if state.sizes.get(f.name) == f.size]
-    title = consolidated_prefix(state.run, name).removeprefix(f"{state.run}/").rstrip("/")
-    own = [f for f in present if f.is_own]
-    model_present = [f for f in present if f.is_consolidated]
-    tensors = state.model_record.tensors if state.model_record else None
-    source = CountedSource(store, options.progress)
-    has_shards = not (conditions.conflict or conditions.shards)
-    with ExitStack() as opened:
-        trees = []
-        for shown, tree_files in ((name, own), (title, model_present)):
-            stored_files = StoreFiles(store, {f.path: (f.name, f.size) for f in tree_files})
-            tracked = source.track(stored_files, shown, {f.path: f.shown for f in tree_files})
-            trees.append(opened.enter_context(closing(tracked)))
-        findings_found, readings, read = _check_levels(
-            options, source, files, present, trees, tensors=tensors, has_shards=has_shards
-        )
-    findings_found += [
+    all_findings, readings, bytes_read = _read_location_files(store, state, options, files)
+    all_findings += [
         *check_sizes(files, state.sizes),
         *check_records(state),
         *note_unnamed(state, find_unnamed(store, state)),
     ]
-    absent = {f.name for f in findings_found if f.kind in ("missing", "size")}
-    findings_found += [fault.finding for fault in faults]
+    absent = {f.name for f in all_findings if f.kind in ("missing", "size")}
+    all_findings += [fault.finding for fault in faults]
     if conditions.conflict:
-        findings_found.append(
-            VerifyFinding("note", name, f"conflict, and so not verified: {conditions.conflict}")
-        )
+        detail = f"conflict, and so not verified: {conditions.conflict}"
+        all_findings.append(VerifyFinding("note", name, detail))
     else:
-        findings_found += note_gaps(state)
+        all_findings += note_gaps(state)
     if absent and conditions.retired:  # a tombstone says that these files are deleted
-        for i, finding in enumerate(findings_found):
-            if finding.kind in ("missing", "size"):
-                findings_found[i] = replace(
-                    finding, kind="note", detail=f"deleted: {finding.detail}"
-                )
+        all_findings = [
+            replace(f, kind="note", detail=f"deleted: {f.detail}")
+            if f.kind in ("missing", "size")
+            else f
+            for f in all_findings
+        ]
     elif absent:
         wait_until_visible(store, options.wait)
         _recheck_missing(store, state, absent)
-    findings = worst_first(findings_found)
+    findings = worst_first(all_findings)
     is_whole = not conditions.conflict and (conditions.model.holds or bool(conditions.retired))
     report_verdict = verdict(findings, is_incomplete=not is_whole)
     reports = (*state.records.reports, *(fault.name for fault in faults))
@@ -273,11 +258,41 @@ def verify_location(
         report_verdict,
         tuple(k.name for k in state.manifests),
         state.model_record_name,
-        read,
+        bytes_read,
         findings,
         options.now,
         readings,
     )
+
+
+def _read_location_files(
+    store: Store, state: LocationState, options: VerifyOptions, files: Sequence[ExpectedFile]
+) -> tuple[list[VerifyFinding], tuple[Reading, ...], int]:
+    """Check the stored files of a location at every level; return what `_check_levels` does.
+
+    Shards are not parsed if they are deleted, or of two saves.
+    """
+    prefix = consolidated_prefix(state.run, state.location)
+    model_title = prefix.removeprefix(f"{state.run}/").rstrip("/")
+    present = [f for f in files if state.sizes.get(f.name) == f.size]
+    own = [f for f in present if f.is_own]
+    model = [f for f in present if f.is_consolidated]
+    source = CountedSource(store, options.progress)
+    with ExitStack() as stack:
+        trees = []
+        for title, tree_files in ((state.location, own), (model_title, model)):
+            stored_files = StoreFiles(store, {f.path: (f.name, f.size) for f in tree_files})
+            tracked = source.track(stored_files, title, {f.path: f.shown for f in tree_files})
+            trees.append(stack.enter_context(closing(tracked)))
+        return _check_levels(
+            options,
+            source,
+            files,
+            present,
+            trees,
+            tensors=state.model_record.tensors if state.model_record else None,
+            has_shards=not (state.conditions.conflict or state.conditions.shards),
+        )
 
 
 def _check_levels(
@@ -351,25 +366,25 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
     source = CountedSource(files, options.progress)
     with closing(source.track(files, name)) as tree:
         lacking = list(_find_lacking(tree, must_be_known=baseline is None))
-        findings_found, readings, read = _check_levels(
+        all_findings, readings, bytes_read = _check_levels(
             options, source, expected, present, [tree], has_digests=baseline is not None
         )
-    findings_found += [
+    all_findings += [
         *lacking,
         *(VerifyFinding("note", name, line) for line in files.passed_over()),
     ]
     if baseline is None:
-        findings_found.append(VerifyFinding("note", name, NO_DIGESTS))
+        all_findings.append(VerifyFinding("note", name, NO_DIGESTS))
     else:
-        findings_found += check_sizes(baseline, sizes)
+        all_findings += check_sizes(baseline, sizes)
         unnamed = (f.path for f in expected if not f.recorded.digest)
-        findings_found += (
+        all_findings += (
             VerifyFinding("note", path, "the baseline does not name it") for path in unnamed
         )
     if changed := files.changed():
         hint = "verify again when nothing writes to it"
         raise Incomplete(f"{changed[0]}: changed while it was verified", hint=hint)
-    findings = worst_first(findings_found)
+    findings = worst_first(all_findings)
     missing = {f for f in lacking if f.kind == "missing"} if baseline is None else set()
     is_incomplete = bool(missing) or any(f.detail.startswith(INCOMPLETE) for f in findings)
     report_verdict = verdict((f for f in findings if f not in missing), is_incomplete=is_incomplete)
@@ -380,7 +395,7 @@ def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Repo
     is_unread = options.sample or (baseline is None and level_reached == "digest")
     level = "stat" if is_unread and report_verdict != "damaged" else level_reached
     return Report(
-        "", name, name, 0, level, report_verdict, (), "", read, findings, readings=readings
+        "", name, name, 0, level, report_verdict, (), "", bytes_read, findings, readings=readings
     )
 
 
