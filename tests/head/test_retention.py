@@ -265,7 +265,9 @@ def test_the_last_verified_checkpoint_of_a_run_never_goes(
             if any(map(of_a_kind, there)):
                 assert any(of_a_kind(s) for s in there if s.location in left)
     assert {
-        s.location for s in locations if (s.kept or s.status == "CONFLICT") and not is_being_deleted(s)
+        s.location
+        for s in locations
+        if (s.kept or s.status == "CONFLICT") and not is_being_deleted(s)
     } <= left
 
 
