@@ -222,7 +222,7 @@ def _matches(
             stream(source, Extent(name, stretch.start, size), buffer, checker.add)
         checker.end()
     except (NotFound, Incomplete, Corrupt):
-        return False  # it differs, is gone, or shorter than it was: `find_ranges` says which
+        return False  # it differs, is gone, or shorter than it was: `locate_damage` says which
     return True
 
 
