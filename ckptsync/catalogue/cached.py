@@ -321,6 +321,7 @@ def _renew_changed(
     """
 
     def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
+        """Return the checkpoint by its cached state, unless a node is sending it."""
         # files of an upload come without a record
         is_sending = name in listing.sending
         cached = None if is_sending else cache.run(name[0]).checkpoints.get(name[1])
@@ -452,8 +453,8 @@ def group_by_checkpoint(run: str, entries: Iterable[Entry]) -> dict[Name, list[E
     groups: dict[Name, list[Entry]] = {}
     start = len(f"{run}/{RECORDS}/")
     for entry in entries:
-        location, _, rest = entry.name[start:].partition("/")
-        if rest and not rest.startswith("sending/"):
+        location, _, path = entry.name[start:].partition("/")
+        if path and not path.startswith("sending/"):
             groups.setdefault((run, checkpoint_of(location)), []).append(entry)
     return groups
 

@@ -789,13 +789,13 @@ def _gap_line(owner: Owner | None, gaps: Sequence[Gap]) -> str:
     """Return a line for people: whose these missing files are, and which."""
     numbers = sorted({g.rank for g in gaps if g.rank >= 0})
     ranks = f"rank{'' if len(numbers) == 1 else 's'} {show_ranks(numbers)}" if numbers else ""
-    who = f"{owner[0]}, which had {ranks} in {owner[1]}" if owner else ranks
-    what = (
+    subject = f"{owner[0]}, which had {ranks} in {owner[1]}" if owner else ranks
+    text = (
         f"{_gap_files(gaps)}, which no node has uploaded"
         if any(g.files for g in gaps)
         else "no node has uploaded any of its files"
     )
-    return f"{who}: {what}" if who else what
+    return f"{subject}: {text}" if subject else text
 
 
 def _gap_files(gaps: Sequence[Gap]) -> str:

@@ -1,6 +1,7 @@
 """Choose which checkpoint of a run a user means: the one with a name, or the newest that is whole.
 
-Pure.
+A run may hold checkpoints that are incomplete, damaged, or being deleted. So the newest one is
+chosen of those that may be given, and newer ones are named with the reason. Pure.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _COMPLETE = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen checkpoint.  ``notes`` name newer ones, and say why they were not chosen."""
+    """The chosen checkpoint; ``notes``: which newer ones were not chosen, and why."""
 
     summary: Summary
     notes: tuple[str, ...] = ()
 
 
 def split(what: str, summaries: Sequence[Summary]) -> tuple[str, str]:
-    """Return run and checkpoint (or `LATEST`) of ``RUN`` or ``RUN/CHECKPOINT``.
+    """Return run and checkpoint of ``RUN/CHECKPOINT``, or run and `LATEST` of ``RUN``.
 
-    A run's name may contain slashes.
+    A run's name may contain slashes, so ``summaries`` tell which one it is.
     """
     above, _, last = what.rpartition("/")
     if above and (last == LATEST or what not in {s.run for s in summaries}):
@@ -46,30 +47,37 @@ def choose(
 ) -> Choice:
     """Return the newest checkpoint of ``run`` for `LATEST`, else the one with this name.
 
-    The run has at least one.
-
-    Raises ConfigError if there is no such checkpoint, Incomplete or Corrupt if it may not be given.
+    The run must have a checkpoint. Raise ConfigError if none has the name, Incomplete or Corrupt if
+    it may not be given.
     """
     in_run = by_age(s for s in summaries if s.run == run)
     if name == LATEST:
         return _choose_latest(run, in_run, trust, part)
-    named = [s for s in in_run if name in (s.location, s.checkpoint)]
-    if not named:
+    of_name = [s for s in in_run if name in (s.location, s.checkpoint)]
+    if not of_name:
         names = ", ".join(dict.fromkeys(s.checkpoint for s in in_run[-8:]))
         raise ConfigError(f"{run}/{name}: no such checkpoint", hint=f"the run has {names}")
-    found = named[-1]
-    _check_may_be_given(found, trust, part)
-    others = [s for s in named if s.checkpoint == name and found.location not in (s.location, name)]
+    chosen = of_name[-1]
+    _check_may_be_given(chosen, trust, part)
+    other_saves = [
+        s for s in of_name if s.checkpoint == name and chosen.location not in (s.location, name)
+    ]
     return Choice(
-        found,
-        tuple(f"{run}/{s.location} is another save of the same name: {_status(s)}" for s in others),
+        chosen,
+        tuple(
+            f"{run}/{s.location} is another save of the same name: {_status_text(s)}"
+            for s in other_saves
+        ),
     )
 
 
 def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: PulledPart) -> Choice:
-    """Return the newest of a run's locations, which come oldest first, that may be given."""
-    extra = last_models(in_run)
-    saves = [s for s in in_run if s.location not in extra] or in_run
+    """Return the newest location of a run that may be given; raise Incomplete if there is none.
+
+    ``in_run``: its locations, the oldest first.
+    """
+    last_model_locations = last_models(in_run)
+    saves = [s for s in in_run if s.location not in last_model_locations] or in_run
     usable = [
         s
         for s in saves
@@ -85,56 +93,61 @@ def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Pull
         if trust == "any":
             status = "complete"
         if trust == "any" or not any(s.status in _COMPLETE for s in saves):
-            one = f"{run}/{saves[-1].location}"
-            hint = f"wait until one is complete, or name one, such as {one}, to get what is there"
-        last = "; ".join(f"{s.location} is {_status(s)}" for s in saves[:-4:-1])
+            example = f"{run}/{saves[-1].location}"
+            hint = (
+                f"wait until one is complete, or name one, such as {example}, to get what is there"
+            )
+        last = "; ".join(f"{s.location} is {_status_text(s)}" for s in saves[:-4:-1])
         raise Incomplete(
             f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint
         )
-    found = usable[-1]
-    newer = saves[saves.index(found) + 1 :]
+    chosen = usable[-1]
+    newer = saves[saves.index(chosen) + 1 :]
     return Choice(
-        found,
-        tuple(f"{run}/{s.location} is newer, and was not chosen: {_status(s)}" for s in newer),
+        chosen,
+        tuple(f"{run}/{s.location} is newer, and was not chosen: {_status_text(s)}" for s in newer),
     )
 
 
-def _check_may_be_given(found: Summary, trust: Trust, part: PulledPart) -> None:
-    name = f"{found.run}/{found.location}"
-    if found.status == "CONFLICT":
+def _check_may_be_given(summary: Summary, trust: Trust, part: PulledPart) -> None:
+    """Raise Incomplete or Corrupt if a named checkpoint may not be given."""
+    name = f"{summary.run}/{summary.location}"
+    if summary.status == "CONFLICT":
         raise Corrupt(
             f"{name}: two saves have this name, and nothing proves which file belongs to which:"
-            f" {_first(found.evidence)}"
+            f" {_first_line(summary.evidence)}"
         )
     if part == "model":
-        if not found.model_record:
+        if not summary.model_record:
             raise Incomplete(
                 f"{name}: it has not been consolidated",
                 hint=f"wait for a head, or run `ckptsync merge STORE_URL/{name} DST`",
             )
         return
-    if found.shards_retired and trust != "any":
+    if summary.shards_retired and trust != "any":
         raise Incomplete(
-            f"{name}: retention is deleting its shards: {found.shards_retired}",
+            f"{name}: retention is deleting its shards: {summary.shards_retired}",
             hint=(
                 "get its consolidated model with --consolidated, or the files that are left with"
                 " --unverified"
             ),
         )
-    if found.status == "RETIRED" and trust != "any":
+    if summary.status == "RETIRED" and trust != "any":
         raise Incomplete(
-            f"{name}: retired: {found.retired}",
+            f"{name}: retired: {summary.retired}",
             hint="get the files that are left with --unverified",
         )
 
 
-def _status(s: Summary) -> str:
-    if s.shards_retired:
-        return f"retention is deleting its shards: {s.shards_retired}"
-    if s.status == "CONSOLIDATED":
+def _status_text(summary: Summary) -> str:
+    """Return a location's status for people, with the first reason."""
+    if summary.shards_retired:
+        return f"retention is deleting its shards: {summary.shards_retired}"
+    if summary.status == "CONSOLIDATED":
         return "CONSOLIDATED, not yet verified"
-    return f"{s.status}{', ' if s.evidence else ''}{_first(s.evidence)}"
+    return f"{summary.status}{', ' if summary.evidence else ''}{_first_line(summary.evidence)}"
 
 
-def _first(lines: Sequence[str]) -> str:
+def _first_line(lines: Sequence[str]) -> str:
+    """Return the first line, and how many more there are."""
     return f"{lines[0]} (and {len(lines) - 1} more)" if len(lines) > 1 else "".join(lines)

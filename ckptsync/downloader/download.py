@@ -1,10 +1,10 @@
 """Download the files of a plan into a directory that appears whole, or not at all.
 
-The files arrive in a hidden directory beside the final one, each with its checksum verified on the
-way.  When all are there, the hidden directory gets the files' times (trainers rotate by them) and
-is renamed.  After a kill at any moment there is either the hidden directory, with which the next
-download of the same files continues, or the whole checkpoint.  Nothing that was there before is
-overwritten.
+A trainer that finds half a checkpoint would load it. So the files arrive in a hidden directory
+beside the final one, each with its checksum verified on the way. When all are complete, the hidden
+directory gets the files' times (trainers rotate by them) and is renamed. After a kill at any moment
+there is either the hidden directory, with which the next download of the same files continues, or
+the whole checkpoint. Nothing that existed before is overwritten.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Result:
     """What a download did, or would do.
 
     ``directory``: the checkpoint, or the hidden directory if a file ``failed`` (path → error).
-    ``files`` and ``size`` (bytes) count the plan, ``there`` and ``there_size`` what did not need to
-    be downloaded.  ``pointers``: names of the pointer files that were written.
+    ``files`` and ``size`` (bytes) count the plan; ``there`` and ``there_size`` what did not need to
+    be downloaded. ``pointers``: names of the pointer files that were written.
     """
 
     directory: Path
@@ -60,14 +60,13 @@ class Result:
 
 
 class Busy(ConfigError):
-    """Another process downloads the same files into the same directory."""
+    """Raised if another process downloads the same files into the same directory."""
 
 
 class Download:
     """The download of one plan into the directory ``destination / plan.name``.
 
     ``near``: a directory that may hold some of the files, which are linked instead of downloaded.
-
     Methods raise ConfigError and StoreError.
     """
 
@@ -77,67 +76,64 @@ class Download:
         self._near = near
         self._final = destination / plan.name
         self._hidden = destination / f".{plan.name}.pull-{plan.key}"
-        self._open = str(self._hidden)  # while `_opened`: the open directory
+        self._open = str(self._hidden)  # while `_open_hidden`: the open directory
 
     @property
     def directory(self) -> Path:
-        """The directory that appears at the end."""
+        """Return the directory that appears at the end."""
         return self._final
 
     def preview(self) -> Result:
-        """Return what `run` would do.
-
-        Files that are there already are judged by names and sizes.
-        """
-        there = self.plan.files if self._is_there() else self._left()
-        return self._result(there, {}, tuple(self.plan.pointers))
+        """Return what `run` would do; existing files are judged by names and sizes."""
+        present = self.plan.files if self._is_complete() else self._list_downloaded()
+        return self._result(present, {}, tuple(self.plan.pointers))
 
     def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
-        """Download what is missing; files that are there already are read and verified.
+        """Download what is missing; existing files are read and verified. Return what was done.
 
-        Raises ConfigError if something else is in the way.  A file that is missing in the store, or
-        damaged, is in `Result.failed`.
+        Raise ConfigError if other files have that place. A file that is missing in the store, or
+        damaged, is in `Result.failed`, and then nothing is renamed.
         """
         count = _counter(self.plan.size, progress)
-        if self._is_there():
-            if wrong := _find_wrong(PosixStore(str(self._final)), self.plan.files, count):
+        if self._is_complete():
+            if damaged := _find_damaged(PosixStore(str(self._final)), self.plan.files, count):
                 raise ConfigError(
-                    f"{self._final}: exists, and {wrong[0].under} has other bytes",
+                    f"{self._final}: exists, and {damaged[0].under} has other bytes",
                     hint=_NO_OVERWRITE,
                 )
             return self._result(self.plan.files, {}, self._finish())
-        with self._opened() as target:
+        with self._open_hidden() as target:
             self._link_near()
             self._check_room()
             if self.plan.alike:
                 self._check_alike()
-            left = self._left()
-            wrong = _find_wrong(target, left, count)
-            for file in wrong:
+            downloaded = self._list_downloaded()
+            damaged = _find_damaged(target, downloaded, count)
+            for file in damaged:
                 target.delete(file.under)
-            good = {file.under for file in left} - {file.under for file in wrong}
-            there = [f for f in self.plan.files if f.under in good]
-            missing = [f for f in self.plan.files if f.under not in good]
+            intact_names = {file.under for file in downloaded} - {file.under for file in damaged}
+            present = [f for f in self.plan.files if f.under in intact_names]
+            missing = [f for f in self.plan.files if f.under not in intact_names]
             if failed := download(store, target, missing, threads, count):
-                return self._result(there, failed, ())
+                return self._result(present, failed, ())
             self._publish()
-        return self._result(there, {}, self._finish())
+        return self._result(present, {}, self._finish())
 
     def leftovers(self) -> tuple[str, ...]:
         """Return the other hidden directories of this checkpoint.
 
         They are unfinished downloads of other files, or of other bytes.
         """
-        with _translated(self._parent):
+        with _raising_ours(self._parent):
             if not self._parent.is_dir():
                 return ()
-            found = self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
-            return tuple(sorted(str(path) for path in found if path != self._hidden))
+            paths = self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*")
+            return tuple(sorted(str(path) for path in paths if path != self._hidden))
 
-    def _is_there(self) -> bool:
-        """Whether the final directory holds all files, by names and sizes.
+    def _is_complete(self) -> bool:
+        """Return whether the final directory holds all files, by names and sizes.
 
-        Raises ConfigError if it holds anything else.
+        Raise ConfigError if it holds anything else; an empty directory counts as none.
         """
         if not os.path.lexists(self._final):
             return False
@@ -151,29 +147,30 @@ class Download:
                     hint="name a directory below it",
                 )
             return False
-        wrong = [f for f in self.plan.files if sizes.get(f.under) != f.size]
-        if not wrong:
+        differing = [f for f in self.plan.files if sizes.get(f.under) != f.size]
+        if not differing:
             return True
         # of a trainer that was killed, of another tool, or of a pull of fewer files
-        first, size = wrong[0], sizes.get(wrong[0].under)
-        is_other = f"has {size} bytes, not {first.size}"
-        found = f"{first.under} {'is missing' if size is None else is_other}"
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        count = f"{len(wrong)} of {len(self.plan.files)} files"
+        first, first_size = differing[0], sizes.get(differing[0].under)
+        size_text = f"has {first_size} bytes, not {first.size}"
+        first_difference = f"{first.under} {'is missing' if first_size is None else size_text}"
+        more_text = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+        count = f"{len(differing)} of {len(self.plan.files)} files"
         raise ConfigError(
-            f"{self._final}: exists, but {count} differ from the store's: {found}{more}",
+            f"{self._final}: exists, but {count} differ from the store's:"
+            f" {first_difference}{more_text}",
             hint=_OTHER_FILES,
         )
 
     def downloaded_bytes(self) -> int:
-        """Return how many bytes of this download are here, those of unfinished files included.
+        """Return how many bytes of this download are on disk, with those of unfinished files.
 
         Another process may be downloading them.
         """
-        seen = walk(self._hidden)
-        return sum(file.size for file in (*seen.files, *seen.partial))
+        walked = walk(self._hidden)
+        return sum(file.size for file in (*walked.files, *walked.partial))
 
-    def _left(self) -> list[StoredFile]:
+    def _list_downloaded(self) -> list[StoredFile]:
         """Return the files that an earlier try has downloaded, by names and sizes."""
         if not self._hidden.is_dir() or self._hidden.is_symlink():
             return []
@@ -181,27 +178,30 @@ class Download:
         return [f for f in self.plan.files if sizes.get(f.under) == f.size]
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[PosixStore]:
-        """Make, open and lock the hidden directory."""
-        with _translated(self._parent):
+    def _open_hidden(self) -> Iterator[PosixStore]:
+        """Make, open and lock the hidden directory; yield a store in it.
+
+        Raise Busy if another process has locked it.
+        """
+        with _raising_ours(self._parent):
             self._parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 self._hidden.mkdir()
-            at = os.open(self._hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(self._hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            _lock(at, self._hidden)
-            self._open = safe_open.path_of_open(at, str(self._hidden))
+            _lock(descriptor, self._hidden)
+            self._open = safe_open.path_of_open(descriptor, str(self._hidden))
             # who owns the directory above may put another in its place
-            yield PosixStore(str(self._hidden), root_fd=at)
+            yield PosixStore(str(self._hidden), root_fd=descriptor)
         finally:
             self._open = str(self._hidden)
-            safe_open.close_quietly(at)
+            safe_open.close_quietly(descriptor)
 
     def _link_near(self) -> None:
-        """Link the files that lie nearby under their names, sizes and times; `run` verifies them.
+        """Link nearby files with the right names, sizes and times; `run` verifies them.
 
-        A download replaces a file by rename, so it writes to no linked one.  It sets times: those
-        of a file with others would change in pins, too, which are known by them.
+        A download replaces a file by rename, so it writes to no linked one. But it sets times, and
+        pins are recognised by the times of their files: so a file with another time is not linked.
         """
         sizes = _sizes(self._near) if self._near and not self._near.is_symlink() else {}
         for file in self.plan.files:
@@ -215,14 +215,14 @@ class Download:
                         os.link(source, target, follow_symlinks=False)
 
     def _check_room(self) -> None:
-        """Raise StoreError if the rest does not fit on the disk."""
-        with _translated(self._parent):
-            held = sum(
-                found.st_blocks * 512
-                for _, found in safe_open.files_below(self._open, "", lambda _: False)
+        """Raise StoreError if the remaining bytes do not fit on the disk."""
+        with _raising_ours(self._parent):
+            downloaded = sum(
+                stat.st_blocks * 512
+                for _, stat in safe_open.files_below(self._open, "", lambda _: False)
             )
             disk = os.statvfs(self._open)
-        needed, free = self.plan.size - held, disk.f_bavail * disk.f_frsize
+        needed, free = self.plan.size - downloaded, disk.f_bavail * disk.f_frsize
         if needed > free:
             raise StoreError(
                 f"{self._parent}: {show_size(needed)} are needed, {show_size(free)} are free",
@@ -230,15 +230,15 @@ class Download:
             )
 
     def _check_alike(self) -> None:
-        """Raise ConfigError where the destination cannot hold two files whose names are alike."""
+        """Raise ConfigError if the destination takes two names of the plan for one file."""
         pair = ("", "")
         with (
-            _translated(self._parent),
-            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=self._parent) as made,
+            _raising_ours(self._parent),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=self._parent) as directory,
         ):
             try:
                 for number, pair in enumerate(self.plan.alike):
-                    for path in (Path(made, str(number), name) for name in pair):
+                    for path in (Path(directory, str(number), name) for name in pair):
                         path.parent.mkdir(parents=True, exist_ok=True)
                         path.touch(exist_ok=False)
             except (FileExistsError, NotADirectoryError, IsADirectoryError):
@@ -248,14 +248,13 @@ class Download:
                 ) from None
 
     def _publish(self) -> None:
-        """Publish the downloaded files: rename the hidden directory to the final one.
+        """Rename the hidden directory to the final one.
 
-        Before that, remove what killed writes have left, and set all times.
-
-        Raises ConfigError if the hidden directory holds a file that no pull put there.
+        Before that, drafts of killed writes are deleted, and all times are set. Raise ConfigError
+        if the hidden directory holds a file that no pull put there.
         """
         names = {f.under for f in self.plan.files}
-        with _translated(self._final):
+        with _raising_ours(self._final):
             for name, _ in list(safe_open.files_below(self._open, "", lambda _: False)):
                 if name in names:
                     continue
@@ -269,24 +268,25 @@ class Download:
             self._hidden.rename(self._final)
 
     def _finish(self) -> tuple[str, ...]:
-        """Make the rename durable, also one of an earlier call that was killed.
+        """Make the rename durable, also that of a killed call; then write the pointer files.
 
-        Then write the pointer files, and return their names.
+        Return the names of those that changed.
         """
-        with _translated(self._final):
+        with _raising_ours(self._final):
             _sync(self._parent)
         return write_pointers(self._parent, self.plan.pointers)
 
     def _result(
         self,
-        there: Collection[StoredFile],
+        present: Collection[StoredFile],
         failed: dict[str, CkptsyncError],
         pointers: tuple[str, ...],
     ) -> Result:
+        """Return what was done, as counts."""
         directory = self._hidden if failed else self._final
-        size = sum(f.size for f in there)
+        size = sum(f.size for f in present)
         return Result(
-            directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers
+            directory, len(self.plan.files), self.plan.size, len(present), size, failed, pointers
         )
 
 
@@ -303,10 +303,11 @@ def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str,
 
 
 def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
-    """Return what adds up the bytes that are there, and reports them; any thread may call it."""
+    """Return a function that adds up bytes and reports them; any thread may call it."""
     done, lock = 0, threading.Lock()
 
     def count(size: int) -> None:
+        """Add bytes, and report at most the total."""
         nonlocal done
         with lock:
             done += size
@@ -316,15 +317,16 @@ def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
     return count
 
 
-def _find_wrong(
+def _find_damaged(
     directory: PosixStore, files: Sequence[StoredFile], count: Callable[[int], None]
 ) -> list[StoredFile]:
-    """Return the files that are absent, or have other bytes.
+    """Return the files that are missing, or have other bytes; ``count`` gets the others' sizes.
 
-    Raises StoreError if one cannot be read.
+    Raise StoreError if one cannot be read.
     """
 
-    def is_good(file: StoredFile) -> bool:
+    def has_bytes(file: StoredFile) -> bool:
+        """Return whether a file has its recorded bytes; if so, count them."""
         assert file.digest
         if not has_same_bytes(directory, file.under, file.size, file.digest.digest):
             return False
@@ -332,20 +334,21 @@ def _find_wrong(
         return True
 
     with ThreadPool(THREADS) as pool:
-        found = zip(files, pool.map(is_good, files), strict=True)
-        return [file for file, good in found if not good]
+        judged = zip(files, pool.map(has_bytes, files), strict=True)
+        return [file for file, is_intact in judged if not is_intact]
 
 
 def _sizes(directory: Path) -> Mapping[str, int]:
-    with _translated(directory):
+    """Return the sizes of all files below a directory, without drafts."""
+    with _raising_ours(directory):
         return {
-            name: found.st_size
-            for name, found in safe_open.files_below(str(directory), "", is_unfinished)
+            name: stat.st_size
+            for name, stat in safe_open.files_below(str(directory), "", is_unfinished)
         }
 
 
 def _set_times(root: Path, times: Mapping[str, int]) -> None:
-    """Set the files' times; a directory gets the time of its newest file.  Raises OSError."""
+    """Set the files' times; a directory gets the time of its newest file. Raise OSError."""
     newest: dict[str, int] = {}
     for path, time in times.items():
         os.utime(root / path, ns=(time, time), follow_symlinks=False)
@@ -357,13 +360,15 @@ def _set_times(root: Path, times: Mapping[str, int]) -> None:
         _sync(root / directory)
 
 
-def _lock(at: int, hidden: Path) -> None:
+def _lock(descriptor: int, hidden: Path) -> None:
     """Lock the open hidden directory.
 
-    Raises ConfigError if another pull has it, has renamed it, or another user made it.
+    Raise Busy if another pull has it, has renamed it, or another user made it. On a file system
+    without locks nothing is locked: two pulls at once both download, and the second one's rename
+    fails.
     """
     try:
-        fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Busy(
             f"{hidden}: another pull is downloading into it", hint="wait for it, or stop it"
@@ -372,21 +377,21 @@ def _lock(at: int, hidden: Path) -> None:
         # a file system without locks: two pulls at once both download, and the second one's rename
         # fails
         return
-    found = os.fstat(at)
+    stat = os.fstat(descriptor)
     try:
-        is_same = os.path.samestat(found, hidden.lstat())
+        is_same = os.path.samestat(stat, hidden.lstat())
     except FileNotFoundError:
         is_same = False
-    if is_same and found.st_uid == os.geteuid():
+    if is_same and stat.st_uid == os.geteuid():
         return
     # servers that squash users, and mounts for one user, give what this user makes to another one
     if is_same:
-        above = hidden.parent
+        parent = hidden.parent
         with (
-            _translated(above),
-            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=above) as made,
+            _raising_ours(parent),
+            tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=parent) as probe,
         ):
-            is_same = found.st_uid == Path(made).stat().st_uid
+            is_same = stat.st_uid == Path(probe).stat().st_uid
     if not is_same:
         raise Busy(
             f"{hidden}: another pull has just finished, or it belongs to another user",
@@ -395,6 +400,7 @@ def _lock(at: int, hidden: Path) -> None:
 
 
 def _sync(directory: Path) -> None:
+    """Sync a directory to disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync_directory(fd)
@@ -403,8 +409,8 @@ def _sync(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _translated(location: Path) -> Iterator[None]:
-    """Raise an OSError as ConfigError or StoreError."""
+def _raising_ours(location: Path) -> Iterator[None]:
+    """Raise an OSError of the block as ConfigError or StoreError."""
     try:
         yield
     except OSError as e:

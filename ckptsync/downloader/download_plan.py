@@ -1,6 +1,8 @@
 """Plan a download: which stored files a machine needs, under which names, with which times.
 
-Pure.
+Several nodes may have stored different contents under one path, and a node that resumes needs its
+own, but not the optimizer states of others. So a plan is made from a location's records alone, and
+says beforehand what is missing. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class PullPlan:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(f.size for f in self.files)
 
     @property
@@ -62,75 +64,80 @@ class PullPlan:
         return digest("\n".join(sorted(files)).encode())[:16]
 
 
-def plan_checkpoint(seen: LocationState, node: str = "") -> PullPlan:
-    """Plan all files of a checkpoint, or those that ``node`` needs to resume.
+def plan_checkpoint(state: LocationState, node: str = "") -> PullPlan:
+    """Return the plan of all files of a checkpoint, or of those that ``node`` needs to resume.
 
     A node needs its own files (with its own bytes), the files of no rank, and the shards of which
-    any rank may need a part.  It does not need the optimizer shards and random states of other
-    nodes.  Raises ConfigError if ``node`` sent no file, Corrupt for unsafe names.
+    any rank may need a part. It does not need the optimizer shards and random states of other
+    nodes. Raise ConfigError if ``node`` sent no file, Corrupt for unsafe names.
     """
-    if node and node not in (nodes := sorted({k.manifest.node for k in seen.manifests})):
+    if node and node not in (nodes := sorted({k.manifest.node for k in state.manifests})):
         raise ConfigError(
-            f"{node}: this node uploaded no file of {seen.run}/{seen.location}",
+            f"{node}: this node uploaded no file of {state.run}/{state.location}",
             hint=f"nodes: {', '.join(nodes)}",
         )
 
     def is_needed(path: str) -> bool:
+        """Return whether a file of another node is needed, too."""
         return not node or not _is_of_one_rank(path)
 
     chosen: dict[str, Located] = {}
-    for path, copies in seen.files.items():
-        own = next((at for at in copies if node in at.nodes), None) if node else None
-        if own or is_needed(path):
-            chosen[path] = own or copies[0]
-    there = {path: at for path, at in chosen.items() if seen.sizes.get(at.name) == at.entry.size}
-    _check_names(seen.checkpoint, there)
+    for path, copies in state.files.items():
+        own_copy = next((copy for copy in copies if node in copy.nodes), None) if node else None
+        if own_copy or is_needed(path):
+            chosen[path] = own_copy or copies[0]
+    present = {
+        path: copy for path, copy in chosen.items() if state.sizes.get(copy.name) == copy.entry.size
+    }
+    _check_names(state.checkpoint, present)
     missing = [
-        f"{path}: missing in the store, or not as {at.nodes[0]} uploaded it"
-        for path, at in chosen.items()
-        if path not in there
+        f"{path}: missing in the store, or not as {copy.nodes[0]} uploaded it"
+        for path, copy in chosen.items()
+        if path not in present
     ]
-    absent = sorted({**seen.demands.model, **seen.demands.resume}.keys() - seen.files.keys())
-    missing += [f"{path}: no node has uploaded it" for path in absent if is_needed(path)]
+    unsent = sorted({**state.demands.model, **state.demands.resume}.keys() - state.files.keys())
+    missing += [f"{path}: no node has uploaded it" for path in unsent if is_needed(path)]
     return PullPlan(
-        seen.checkpoint,
-        tuple(_stored_file(path, at) for path, at in there.items()),
-        {path: at.entry.mtime for path, at in there.items()},
-        pointers(seen.checkpoint, there),
+        state.checkpoint,
+        tuple(_stored_file(path, copy) for path, copy in present.items()),
+        {path: copy.entry.mtime for path, copy in present.items()},
+        pointers(state.checkpoint, present),
         tuple(missing),
-        () if node else tuple(_other_copies(seen)),
+        () if node else tuple(_other_copies(state)),
     )
 
 
-def _stored_file(path: str, at: Located) -> StoredFile:
-    entry = at.entry
+def _stored_file(path: str, copy: Located) -> StoredFile:
+    """Return a stored copy as a file to download to ``path``."""
+    entry = copy.entry
     recorded = FileDigest(entry.size, entry.digest, entry.block_size, entry.blocks)
-    return StoredFile(at.name, path, entry.size, recorded)
+    return StoredFile(copy.name, path, entry.size, recorded)
 
 
-def _other_copies(seen: LocationState) -> Iterator[str]:
-    others = [
-        at
-        for first, *more in seen.files.values()
-        for at in more
-        if at.entry.digest != first.entry.digest
+def _other_copies(state: LocationState) -> Iterator[str]:
+    """Yield, for each node, how many of its files differ from those that were chosen."""
+    differing = [
+        copy
+        for first, *further_copies in state.files.values()
+        for copy in further_copies
+        if copy.entry.digest != first.entry.digest
     ]
-    for other in sorted({at.nodes[0] for at in others}):
-        count = sum(other in at.nodes for at in others)
+    for node in sorted({copy.nodes[0] for copy in differing}):
+        count = sum(node in copy.nodes for copy in differing)
         yield (
-            f"{count} files of {other} differ from the files of the same name that were chosen:"
-            f" --node {other} chooses them"
+            f"{count} files of {node} differ from the files of the same name that were chosen:"
+            f" --node {node} chooses them"
         )
 
 
-def plan_model(seen: LocationState) -> PullPlan:
-    """Plan the consolidated model's files.
+def plan_model(state: LocationState) -> PullPlan:
+    """Return the plan of the consolidated model's files.
 
-    Raises Incomplete if there is none, Corrupt for unsafe names.
+    Raise Incomplete if there is no model, Corrupt for unsafe names.
     """
-    record = seen.model_record
+    record = state.model_record
     if record is None:
-        name = f"{seen.run}/{seen.location}"
+        name = f"{state.run}/{state.location}"
         raise Incomplete(
             f"{name}: it has not been consolidated",
             hint=f"wait for a head, or run `ckptsync merge STORE_URL/{name} DST`",
@@ -139,22 +146,22 @@ def plan_model(seen: LocationState) -> PullPlan:
     tensors: dict[str, list[ModelTensor]] = {}
     for tensor in record.tensors:
         tensors.setdefault(tensor.file, []).append(tensor)
-    there = [f for f in record.files if seen.sizes.get(prefix + f.path) == f.size]
-    _check_names(seen.checkpoint, {f.path for f in there})
+    present = [file for file in record.files if state.sizes.get(prefix + file.path) == file.size]
+    _check_names(state.checkpoint, {file.path for file in present})
     files = []
-    for f in there:
-        recorded = model_digests(f, tensors.get(f.path, ()))
-        files.append(StoredFile(prefix + f.path, f.path, f.size, recorded))
-    absent = [f.path for f in record.files if f not in there]
-    missing = tuple(f"{path}: missing in the store, or of another size" for path in absent)
-    return PullPlan(seen.checkpoint, tuple(files), missing=missing)
+    for file in present:
+        recorded = model_digests(file, tensors.get(file.path, ()))
+        files.append(StoredFile(prefix + file.path, file.path, file.size, recorded))
+    missing_paths = [file.path for file in record.files if file not in present]
+    missing = tuple(f"{path}: missing in the store, or of another size" for path in missing_paths)
+    return PullPlan(state.checkpoint, tuple(files), missing=missing)
 
 
 def model_digests(file: ModelFile, tensors: Sequence[ModelTensor]) -> RangeDigests:
     """Return the digests by which ranges of a model's file can be checked separately.
 
-    A safetensors header follows from the tensors, and each tensor has a digest; so header and
-    tensors are checked each by itself.  Any other file is checked as a whole.
+    A safetensors header follows from the tensors, and each tensor has a digest, so header and
+    tensors are checked each by itself. Any other file is checked as a whole.
     """
     ordered = sorted((t for t in tensors if t.size), key=lambda t: t.start)
     header = b""
@@ -179,8 +186,8 @@ def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:
     ``latest_checkpointed_iteration.txt``; the Hugging Face Trainer looks at names and times of
     directories.
     """
-    if found := _ITERATION.fullmatch(checkpoint):
-        return {"latest_checkpointed_iteration.txt": found[1].encode()}
+    if match := _ITERATION.fullmatch(checkpoint):
+        return {"latest_checkpointed_iteration.txt": match[1].encode()}
     is_tag = family_of(checkpoint) == "deepspeed" and any(map(_DEEPSPEED_STATES.fullmatch, paths))
     return {"latest": checkpoint.encode()} if is_tag else {}
 
@@ -192,7 +199,7 @@ def _is_of_one_rank(path: str) -> bool:
 
 
 def _check_names(checkpoint: str, paths: Collection[str]) -> None:
-    """Raise Corrupt for names that lead elsewhere, or that are a file and a directory."""
+    """Raise Corrupt for names that lead elsewhere, or that are both a file and a directory."""
     if not _CHECKPOINT_NAME.fullmatch(checked_path(checkpoint)):
         raise Corrupt(f"{checkpoint!r}: not a checkpoint's name")
     for path in paths:

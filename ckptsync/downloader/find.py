@@ -1,4 +1,8 @@
-"""Find in a store the checkpoint that a user names, and plan what to download of it."""
+"""Find in a store the checkpoint that a user names, and plan what to download of it.
+
+The catalogue may be older than the store, so it only tells which checkpoint is meant; the plan is
+made of the chosen checkpoint's records as they are now.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint in the store, its status, the nodes that saved it, and the download's plan."""
+    """A checkpoint in the store: its status, its nodes, and the plan of its download."""
 
     run: str
     location: str
@@ -43,9 +47,9 @@ class FoundCheckpoint:
 
 
 def find(store: Store, request: PullRequest) -> FoundCheckpoint:
-    """Find what is requested, reading the chosen checkpoint's records afresh.
+    """Return the requested checkpoint with the plan of its download, from records read now.
 
-    Raises ConfigError if it does not exist, Incomplete or Corrupt if it is not whole, StoreError.
+    Raise ConfigError if it does not exist, Incomplete or Corrupt if it is not whole, StoreError.
     """
     what = request.what.strip("/")
     catalogue = read_catalogue(store, run=what.rpartition("/")[0] or what)
@@ -60,17 +64,17 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
     part: PulledPart = "model" if request.is_model else "node" if request.node else "whole"
     choice = choose(catalogue.summaries, run, name, request.trust, part)
     location = choice.summary.location
-    seen = read_location(store, run, location).of(run, location)
-    if seen is None:
+    state = read_location(store, run, location).of(run, location)
+    if state is None:
         raise Incomplete(
             f"{run}/{location}: it was moved or deleted a moment ago", hint="try again"
         )
-    plan = plan_model(seen) if request.is_model else plan_checkpoint(seen, request.node)
+    plan = plan_model(state) if request.is_model else plan_checkpoint(state, request.node)
     if plan.missing and (request.trust != "any" or request.is_model):
-        more = f"; and {len(plan.missing) - 8} more" if len(plan.missing) > 8 else ""
-        why = f"not all of its files are in the store: {'; '.join(plan.missing[:8])}{more}"
-        raise (Corrupt if seen.status == "DAMAGED" else Incomplete)(
-            f"{run}/{location}: {why}",
+        more_text = f"; and {len(plan.missing) - 8} more" if len(plan.missing) > 8 else ""
+        reason = f"not all of its files are in the store: {'; '.join(plan.missing[:8])}{more_text}"
+        raise (Corrupt if state.status == "DAMAGED" else Incomplete)(
+            f"{run}/{location}: {reason}",
             hint="choose another checkpoint (`ckptsync ls`), or get the files that are there with"
             " --unverified",
         )
@@ -79,23 +83,22 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
         give = choice.summary.to_give
         notes.append(f"{lacking}; copy it there from the model that was trained, or {give}")
     plan = replace(plan, notes=tuple(notes))
-    return FoundCheckpoint(run, location, seen.status, plan, choice.summary.nodes)
+    return FoundCheckpoint(run, location, state.status, plan, choice.summary.nodes)
 
 
 def why_retired(store: Store, run: str, location: str) -> str:
     """Return why a checkpoint is being deleted, or an empty string if it is not.
 
-    For a file that vanished during a download.
+    Called for a file that vanished during a download.
     """
-    seen = read_location(store, run, location).of(run, location)
-    return seen.conditions.retired if seen else "all its manifests were replaced or deleted"
+    state = read_location(store, run, location).of(run, location)
+    return state.conditions.retired if state else "all its manifests were replaced or deleted"
 
 
 def absent_best(directory: Path) -> str:
-    """Return the best checkpoint that ``trainer_state.json`` names and that is not on this machine.
+    """Return the best checkpoint in ``trainer_state.json`` if it is not on this machine, else "".
 
-    Hugging Face's Trainer loads it at the end of a training.  Empty where it is here, or where
-    nothing names one.
+    Hugging Face's Trainer loads it at the end of a training.
     """
     name = "trainer_state.json"
     # a trainer says more of a state that is damaged
@@ -108,7 +111,7 @@ def absent_best(directory: Path) -> str:
 
 
 def check_outside(store: Store, destination: Path) -> None:
-    """Raise ConfigError for a destination inside the store."""
+    """Raise ConfigError if the destination lies inside the store."""
     root = directory_of(store)
     if root is not None and destination.resolve().is_relative_to(Path(root).resolve()):
         raise ConfigError(

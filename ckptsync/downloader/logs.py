@@ -1,7 +1,7 @@
 """Download the logs of a run's nodes.
 
-They grow in the store, and so do the copies here: a file that is the beginning of the stored one is
-replaced, a file with other bytes is left alone.
+Logs grow in the store, and so do the copies here: a file that is the beginning of the stored one is
+replaced, and a file with other bytes is left as it is and reported.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from ckptsync.threads import ThreadPool
 def pull_logs(
     store: Store, run: str, destination: Path, threads: int, *, dry: bool = False
 ) -> Result:
-    """Download the logs of a run to ``destination / "logs" / node``.
+    """Download the logs of a run to ``destination / "logs" / node``; return what was done.
 
-    ``dry``: only say what would be done.  Raises ConfigError where the run has none, StoreError.
+    ``dry``: nothing is written. A file that is not given is in `Result.failed`. Raise ConfigError
+    if the run has no logs, StoreError.
     """
     prefix = logs_prefix(checked_path(run))
     entries = [*store.names(prefix)]
     if LOGS in store.dirs(f"{run}/{RECORDS}/", LOGS):
-        why = f"{run}/{LOGS}: is a checkpoint, so this run has no logs"
-        raise ConfigError(why, hint="pull it without --logs")
+        text = f"{run}/{LOGS}: is a checkpoint, so this run has no logs"
+        raise ConfigError(text, hint="pull it without --logs")
     if not entries:
         if run not in store.dirs("", run):
             raise not_found(store, run)
@@ -48,31 +49,31 @@ def pull_logs(
     target = PosixStore(str(directory))
     with ThreadPool(threads, "pull-logs") as pool:
         states = list(pool.map(partial(_pull, store, target, prefix, dry=dry), entries))
-    there = [e for e, state in zip(entries, states, strict=True) if state is True]
+    unchanged = [e for e, state in zip(entries, states, strict=True) if state is True]
     failed = {
         e.name.removeprefix(prefix): state
         for e, state in zip(entries, states, strict=True)
         if isinstance(state, CkptsyncError)
     }
-    sizes = sum(e.size for e in entries), sum(e.size for e in there)
-    return Result(directory, len(entries), sizes[0], len(there), sizes[1], failed)
+    sizes = sum(e.size for e in entries), sum(e.size for e in unchanged)
+    return Result(directory, len(entries), sizes[0], len(unchanged), sizes[1], failed)
 
 
 def _pull(
     store: Store, target: PosixStore, prefix: str, entry: Entry, *, dry: bool
 ) -> bool | CkptsyncError:
-    """Download one file; return whether it was there already, or why it is not given."""
+    """Download one file; return whether it was unchanged, or the error why it is not given."""
     path = entry.name.removeprefix(prefix)
-    here = None
+    local_data = None
     try:
         with contextlib.suppress(NotFound):
-            here = read_all(target, checked_path(path))
+            local_data = read_all(target, checked_path(path))
         if dry:
-            return here is not None and len(here) == entry.size
+            return local_data is not None and len(local_data) == entry.size
         data = read_all(store, entry.name)
-        if here == data:
+        if local_data == data:
             return True
-        if here is not None and not data.startswith(here):
+        if local_data is not None and not data.startswith(local_data):
             return ConfigError(
                 f"{path}: exists, and has other bytes than the store's",
                 hint="move it away, or name another directory",

@@ -1,4 +1,8 @@
-"""The events that a head's configuration defines.  Pure."""
+"""The events that a head's configuration defines: read and checked. Pure.
+
+A wrong key or value would show only when the event first happens, perhaps at night. So every value
+is checked as the configuration is read, and an error names the value and what was probably meant.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Definition:
     """What is run ``on`` some events of the runs whose names match the glob ``runs``.
 
-    A ``command``, or a ``url`` that gets a POST.  ``timeout``: seconds.  ``environment``: variables
-    of the command; None where it gets the head's own value.  ``secrets``: it gets all of the head's
-    environment, and the store's options.
+    It is a ``command``, or a ``url`` that gets a POST. ``timeout``: seconds. ``environment``:
+    variables of the command; None means the head's own value. ``secrets``: it gets all of the
+    head's environment, and the store's options.
     """
 
     name: str
@@ -42,9 +46,9 @@ class Definition:
 
     @property
     def digest(self) -> str:
-        """Return 16 hex digits that change with what is run: then what failed is tried again."""
-        what = (self.command, self.url, self.timeout, sorted(self.environment), self.secrets)
-        return digest(repr(what).encode())[:16]
+        """Return 16 hex digits that change with what is run; then what failed is tried again."""
+        content = (self.command, self.url, self.timeout, sorted(self.environment), self.secrets)
+        return digest(repr(content).encode())[:16]
 
     @property
     def uses_path(self) -> bool:
@@ -52,33 +56,40 @@ class Definition:
         return any("{path}" in word for word in self.command)
 
 
-def filled(words: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
-    """Return arguments with the values of `PLACES` in the place of their names in braces."""
+def fill_places(words: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
+    """Return arguments in which each name of `PLACES` in braces is replaced by its value.
+
+    Other words in braces stay.
+    """
     return [_PLACE.sub(lambda m: values.get(m[1], m[0]), word) for word in words]
 
 
 def read_definitions(
     value: object, command: Callable[[object], tuple[str, ...]]
 ) -> tuple[Definition, ...]:
-    """Read a list of definitions; raise ValueError.  ``command`` reads a list of arguments."""
+    """Return the definitions in a list of mappings; raise ValueError if one is wrong.
+
+    ``command`` reads a list of arguments, or raises ValueError.
+    """
     if not isinstance(value, list):
         raise ValueError(f"{value!r:.80} is not a list of events, such as - {{name: …, on: …}}")  # noqa: TRY004 - a problem of the file's
-    definitions = [_read(item, command) for item in value]
+    definitions = [_read_definition(item, command) for item in value]
     names = [d.name for d in definitions]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two events are named {twice[0]!r}")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two events are named {repeated[0]!r}")
     return tuple(definitions)
 
 
-def _read(item: object, command: Callable[[object], tuple[str, ...]]) -> Definition:
+def _read_definition(item: object, command: Callable[[object], tuple[str, ...]]) -> Definition:
+    """Return the definition in a mapping; raise ValueError, which names the event."""
     if not isinstance(item, Mapping):
         raise ValueError(f"{item!r:.80} is not a mapping with name, on, and command or url")  # noqa: TRY004 - as above
     name = item.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        what = "letters, digits, '_', '.', '-', at most 64"
-        raise ValueError(f"{name!r:.80} is not the name of an event ({what})")
+        rule = "letters, digits, '_', '.', '-', at most 64"
+        raise ValueError(f"{name!r:.80} is not the name of an event ({rule})")
     try:
-        definition = Definition(**dict(_values(item, command)))
+        definition = Definition(**dict(_read_values(item, command)))
     except ValueError as e:
         raise ValueError(f"{name}: {e}") from e
     if "complete" in definition.on and any("{model}" in word for word in definition.command):
@@ -86,23 +97,26 @@ def _read(item: object, command: Callable[[object], tuple[str, ...]]) -> Definit
     return definition
 
 
-def _values(
+def _read_values(
     item: Mapping[str, Any], command: Callable[[object], tuple[str, ...]]
 ) -> Iterator[tuple[str, Any]]:
+    """Yield each key of a definition with its checked value; raise ValueError for a wrong one."""
     readers: Mapping[str, Callable[[Any], Any]] = {
         "name": str,
-        "on": _events,
+        "on": _read_events,
         "command": lambda value: _checked_places(command(value)),
-        "url": _url,
-        "runs": _text,
-        "timeout": _timeout,
-        "environment": _environment,
-        "secrets": _flag,
+        "url": _read_url,
+        "runs": _read_glob,
+        "timeout": _read_timeout,
+        "environment": _read_environment,
+        "secrets": _read_flag,
     }
     for key in item:
         if key not in readers:
-            meant = did_you_mean(str(key), readers)
-            raise ValueError(f"{key!r} is not a key of an event{f' ({meant})' if meant else ''}")
+            suggestion = did_you_mean(str(key), readers)
+            raise ValueError(
+                f"{key!r} is not a key of an event{f' ({suggestion})' if suggestion else ''}"
+            )
     if item.get("on") is None:
         raise ValueError(f"`on` is missing: one or more of {', '.join(EVENTS)}")
     if bool(item.get("command")) == bool(item.get("url")):
@@ -116,30 +130,34 @@ def _values(
             raise ValueError(f"{key}: {e}") from e
 
 
-def _events(value: object) -> tuple[str, ...]:
+def _read_events(value: object) -> tuple[str, ...]:
+    """Return the events in a list, or one word, in the order of `EVENTS`; raise ValueError."""
     words = value if isinstance(value, list) else [value]
     if not words:
         raise ValueError(f"is empty: expected one or more of {', '.join(EVENTS)}")
     for word in words:
         if word not in EVENTS:
-            meant = did_you_mean(str(word), EVENTS)
-            raise ValueError(
-                f"{word!r:.80} is not one of {', '.join(EVENTS)}{f' ({meant})' if meant else ''}"
-            )
+            suggestion = did_you_mean(str(word), EVENTS)
+            more = f" ({suggestion})" if suggestion else ""
+            raise ValueError(f"{word!r:.80} is not one of {', '.join(EVENTS)}{more}")
     return tuple(event for event in EVENTS if event in words)
 
 
 def _checked_places(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the arguments; raise ValueError if one has a name in braces like one of `PLACES`.
+
+    Other words in braces are the program's own.
+    """
     for place in (match for word in words for match in _PLACE.findall(word)):
-        meant = did_you_mean(place, PLACES)
-        if place not in PLACES and meant:  # other words in braces are the program's own
-            known = ", ".join(f"{{{name}}}" for name in PLACES)
-            raise ValueError(f"{{{place}}} is not one of {known} ({meant})")
+        suggestion = did_you_mean(place, PLACES)
+        if place not in PLACES and suggestion:  # other words in braces are the program's own
+            allowed = ", ".join(f"{{{name}}}" for name in PLACES)
+            raise ValueError(f"{{{place}}} is not one of {allowed} ({suggestion})")
     return words
 
 
-def _url(value: object) -> str:
-    """Read an address; no problem repeats it, since it may hold a token."""
+def _read_url(value: object) -> str:
+    """Return an http address; raise ValueError, which does not repeat it: it may hold a token."""
     text = value if isinstance(value, str) and re.fullmatch(r"[!-~]+", value) else ""
     try:
         parts = urlsplit(text)
@@ -151,21 +169,23 @@ def _url(value: object) -> str:
     return text
 
 
-def _text(value: object) -> str:
+def _read_glob(value: object) -> str:
+    """Return a glob of runs' names; raise ValueError if it is empty or no text."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r:.80} is not a glob of runs' names")
     return value
 
 
-def _timeout(value: object) -> float:
+def _read_timeout(value: object) -> float:
+    """Return a duration in seconds; raise ValueError if it is not from 1 s to 7 days."""
     seconds = parse_duration(str(value))
     if not 0 < seconds <= LONGEST or not math.isfinite(seconds):
         raise ValueError(f"{value!r:.80} is not between 1s and 7d")
     return seconds
 
 
-def _environment(value: object) -> dict[str, str | None]:
-    """Read variables; no problem repeats a value."""
+def _read_environment(value: object) -> dict[str, str | None]:
+    """Return variables with their values; raise ValueError, which repeats no value."""
     if not isinstance(value, Mapping):
         raise ValueError("not a mapping of variables to values")  # noqa: TRY004 - as above
     for name, text in value.items():
@@ -176,7 +196,8 @@ def _environment(value: object) -> dict[str, str | None]:
     return dict(value)
 
 
-def _flag(value: object) -> bool:
+def _read_flag(value: object) -> bool:
+    """Return a boolean; raise ValueError for any other value."""
     if not isinstance(value, bool):
         raise ValueError(f"{value!r:.80} is not one of true, false")  # noqa: TRY004 - as above
     return value

@@ -1,9 +1,10 @@
-"""What happened to a location, and which event is due.  Pure.
+"""What happened to a location, and which event is due. Pure.
 
-What happened is read from records: that a save was complete, its model was made, and so on, each
-with the record that shows it.  An event is done if a record says so of that very record, whichever
-head has done it.  What failed is tried `TRIES` times, then given up, until its definition changes.
-Of one run, one definition is due for one location at a time: the oldest checkpoint first.
+Heads remember nothing of their own. What happened is read from records: that a save was complete,
+its model was made, and so on, each with the record that shows it. An event is done if a record says
+so of that very record, whichever head has done it. What failed is tried `TRIES` times, then given
+up, until its definition changes. Of one run, one definition is due for one location at a time: the
+oldest checkpoint first.
 
 An event that is new in a configuration is due for what happens from then on: a store that has a
 thousand old checkpoints must not start a thousand evaluations.
@@ -27,9 +28,9 @@ Since = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """An event of a location.
+    """An event that happened to a location.
 
-    ``of``: the record that shows it, without its directory.  ``at``: seconds on the store's clock.
+    ``of``: the record that shows it, without its directory. ``at``: seconds on the store's clock.
     """
 
     event: Event
@@ -39,7 +40,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class DueEvent:
-    """A definition, and what happened to a location.  ``failures``: tries that failed."""
+    """A definition, and what happened to a location; ``failures``: how many tries failed."""
 
     definition: Definition
     run: str
@@ -51,90 +52,105 @@ class DueEvent:
 
 @dataclass(frozen=True, slots=True)
 class DueEvents:
-    """``now``: at most one of each definition and run; ``given_up``: what failed too often."""
+    """What is due ``now``, at most one of each definition and run; and what is given up."""
 
     now: tuple[DueEvent, ...] = ()
     given_up: tuple[DueEvent, ...] = ()
 
 
-def list_occurrences(s: Summary) -> Iterator[Occurrence]:
-    """Yield what records show that happened to a location, in the order of `EVENTS`."""
-    if not s.manifests or (s.retired and s.begun) or s.status == "CONFLICT":
-        if s.retired:
-            yield Occurrence("retired", _base(s.mark), s.marked_at)
+def list_occurrences(summary: Summary) -> Iterator[Occurrence]:
+    """Yield what happened to a location by its records, in the order of `EVENTS`.
+
+    Of one in conflict, being deleted, or without manifests, nothing but that it was retired.
+    """
+    if not summary.manifests or (summary.retired and summary.begun) or summary.status == "CONFLICT":
+        if summary.retired:
+            yield Occurrence("retired", _file_name(summary.mark), summary.marked_at)
         return
-    if s.model and not s.unknown:
-        yield Occurrence("complete", "", s.arrived)
-    is_verified = s.proof.holds and s.model and s.consolidated
-    if s.consolidated and not s.proof.damage:
-        yield Occurrence("consolidated", _base(s.model_record), s.merged)
+    if summary.model and not summary.unknown:
+        yield Occurrence("complete", "", summary.arrived)
+    is_verified = summary.proof.holds and summary.model and summary.consolidated
+    if summary.consolidated and not summary.proof.damage:
+        yield Occurrence("consolidated", _file_name(summary.model_record), summary.merged)
     if is_verified:
-        yield Occurrence("verified", _base(s.model_record), s.proof.first)
-    if s.proof.damage:
-        yield Occurrence("damaged", _base(s.proof.damage[0]), s.proof.damaged_at)
-    elif s.proof.answered:
-        yield Occurrence("repaired", _base(s.proof.answered), s.proof.answered_at)
-    if is_verified and s.checkpoint == FINAL:
-        yield Occurrence("trained", _base(s.model_record), s.proof.first)
-    if s.retired:
-        yield Occurrence("retired", _base(s.mark), s.marked_at)
+        yield Occurrence("verified", _file_name(summary.model_record), summary.proof.first)
+    if summary.proof.damage:
+        yield Occurrence("damaged", _file_name(summary.proof.damage[0]), summary.proof.damaged_at)
+    elif summary.proof.answered:
+        yield Occurrence("repaired", _file_name(summary.proof.answered), summary.proof.answered_at)
+    if is_verified and summary.checkpoint == FINAL:
+        yield Occurrence("trained", _file_name(summary.model_record), summary.proof.first)
+    if summary.retired:
+        yield Occurrence("retired", _file_name(summary.mark), summary.marked_at)
 
 
-def _base(name: str) -> str:
+def _file_name(name: str) -> str:
+    """Return the last part of a record's name."""
     return name.rpartition("/")[2]
 
 
 def due_events(
     definitions: Sequence[Definition], locations: Iterable[Summary], since: Since
 ) -> DueEvents:
-    """Return what is due now, of the locations of a store."""
+    """Return which events are due now, and which are given up, for the locations of a store.
+
+    ``since``: when a head first had each definition and event; without an entry nothing is due.
+    """
     runs: dict[str, list[Summary]] = {}
     for s in locations if definitions else ():
         runs.setdefault(s.run, []).append(s)
-    now: list[DueEvent] = []
+    due_now: list[DueEvent] = []
     given_up: list[DueEvent] = []
-    for run, its in runs.items():
-        own = [d for d in definitions if fnmatchcase(run, d.runs)]
-        open_: dict[str, list[tuple[Summary, list[DueEvent]]]] = {d.name: [] for d in own}
-        for s in its if own else ():
+    for run, run_locations in runs.items():
+        own_definitions = [d for d in definitions if fnmatchcase(run, d.runs)]
+        open_events: dict[str, list[tuple[Summary, list[DueEvent]]]] = {
+            d.name: [] for d in own_definitions
+        }
+        for s in run_locations if own_definitions else ():
             events = [*list_occurrences(s)]
-            for definition in own:
-                if due := [*_open(definition, s, events, since)]:
-                    open_[definition.name].append((s, due))
-        for waiting in open_.values():
+            for definition in own_definitions:
+                if own_events := [*_list_undone(definition, s, events, since)]:
+                    open_events[definition.name].append((s, own_events))
+        for waiting in open_events.values():
             if len(waiting) > 1:  # the order is that of all of the run's
-                order = {s.location: n for n, s in enumerate(by_age(its))}
+                order = {s.location: n for n, s in enumerate(by_age(run_locations))}
                 waiting.sort(key=lambda pair: order[pair[0].location])
             in_order = [event for _, each in waiting for event in each]
             given_up += [event for event in in_order if event.failures >= TRIES]
-            now += [event for event in in_order if event.failures < TRIES][:1]
-    return DueEvents(tuple(now), tuple(given_up))
+            due_now += [event for event in in_order if event.failures < TRIES][:1]
+    return DueEvents(tuple(due_now), tuple(given_up))
 
 
-def is_over(definition: Definition, s: Summary, event: Occurrence) -> bool:
-    """Return whether an event of a location was done, or given up."""
-    its = _tries(definition, s, event)
+def is_over(definition: Definition, summary: Summary, event: Occurrence) -> bool:
+    """Return whether an event was done, or failed `TRIES` times as it is defined now."""
+    handled = _find_handled(definition, summary, event)
     digest = definition.digest
-    return any(h.done or (h.definition == digest and h.failures >= TRIES) for h in its)
+    return any(h.done or (h.definition == digest and h.failures >= TRIES) for h in handled)
 
 
-def _tries(definition: Definition, s: Summary, event: Occurrence) -> list[Handled]:
+def _find_handled(definition: Definition, summary: Summary, event: Occurrence) -> list[Handled]:
+    """Return what was done about this occurrence under the name of this definition."""
     key = (definition.name, event.event, event.of)
-    return [h for h in s.handled if (h.name, h.event, h.of) == key]
+    return [h for h in summary.handled if (h.name, h.event, h.of) == key]
 
 
-def _open(
-    definition: Definition, s: Summary, events: Iterable[Occurrence], since: Since
+def _list_undone(
+    definition: Definition, summary: Summary, events: Iterable[Occurrence], since: Since
 ) -> Iterator[DueEvent]:
-    """Yield which of ``events``, that happened to a location, were not done, the first first."""
+    """Yield those of a location's ``events`` that are not done, in their order.
+
+    What happened before the definition had the event is left out.
+    """
     for event in events:
         if event.event not in definition.on:
             continue
         start = since.get((definition.name, event.event))
         if start is None or event.at < start:
             continue
-        its = _tries(definition, s, event)
-        if not any(h.done for h in its):
-            tries = next((h for h in its if h.definition == definition.digest), None)
-            failures, error = (tries.failures, tries.error) if tries else (0, "")
-            yield DueEvent(definition, s.run, s.location, event, failures, error)
+        handled = _find_handled(definition, summary, event)
+        if not any(h.done for h in handled):
+            of_definition = next((h for h in handled if h.definition == definition.digest), None)
+            failures, error = (
+                (of_definition.failures, of_definition.error) if of_definition else (0, "")
+            )
+            yield DueEvent(definition, summary.run, summary.location, event, failures, error)

@@ -1,10 +1,10 @@
-"""Do one event, and remember that in the store.
+"""Handle one event of a location: claim it, run its program, and write its record.
 
-Two heads can have the same events.  Whoever begins one writes a claim, an exclusive file that it
-writes again each `REFRESH` seconds, and looks whether a record says that the event is done; so it
-is done once, but where a process dies between its command and its record, or where a store cannot
-create exclusively.  A claim that nobody has written for `STALE` seconds counts for nothing, nor one
-of a process of this node that has ended.
+Two heads can have the same events. So whoever begins one writes a claim, an exclusive file that is
+written again each `REFRESH` seconds, and then reads whether a record says that the event is done.
+An event is thus done once, unless a process dies between its program and its record, or a store
+cannot create exclusively. A claim does not count if nobody has written it for `STALE` seconds, or
+if a process of this node wrote it and has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import not_found, read_location
 from ckptsync.errors import CkptsyncError, Exists, Incomplete, NotFound, StoreError
-from ckptsync.events.definitions import Definition, filled
+from ckptsync.events.definitions import Definition, fill_places
 from ckptsync.events.due import Occurrence, Since, is_over, list_occurrences
 from ckptsync.events.programs import ProgramEnd, post, run_command
 from ckptsync.records.event_record import LONGEST_ERROR, EventRecord
@@ -41,15 +41,16 @@ Describe = Callable[[Summary], Mapping[str, Any]]
 
 
 class Elsewhere(Incomplete):
-    """Another head does it."""
+    """Raised if another process runs the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``event``: that to do, else the last of the definition's that happened.
+    """Which definition to run, for which location.
 
-    ``is_due``: nothing is done if a record says that it was.  ``node``: who does it.  ``secrets``:
-    variables for definitions that ask for them.
+    ``event``: the event to handle, else the last of the definition's that happened. ``is_due``:
+    nothing is run if a record says that it is done. ``node``: who runs it. ``secrets``: variables
+    for definitions that ask for them.
     """
 
     definition: Definition
@@ -63,7 +64,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HandledEvent:
-    """What was done.  ``was_done``: a record said so already, and nothing was run."""
+    """What was done about an event, in how many seconds.
+
+    ``was_done``: a record said so already, and nothing was run.
+    """
 
     happened: Occurrence
     metrics: Mapping[str, float]
@@ -73,123 +77,138 @@ class HandledEvent:
 
 
 def register_events(store: Store, definitions: Iterable[Definition]) -> Since:
-    """Return when heads first had each event of these definitions, and write what is new.
+    """Return when heads first had each event of these definitions; write that for new ones.
 
-    What cannot be seen yet is left out.  Raises StoreError.
+    An event whose file is not visible yet is left out. Raise StoreError.
     """
     names = {f"{_PREFIX}{d.name}/{e}.since": (d.name, e) for d in definitions for e in d.on}
-    listed = _mtimes(store) if names else {}
+    listed = _claim_mtimes(store) if names else {}
     if [name for name in names if listed.get(name, 0.0) > time.time()]:
         now = store_now(store)
         # the store's clock was ahead then, and is right now: else nothing would be due for long
         for name in (name for name in names if listed.get(name, 0.0) > now):
             store.write(name, [_SINCE])
-        listed = _mtimes(store)
+        listed = _claim_mtimes(store)
     if new := names.keys() - listed.keys():
         for name in new:
             with contextlib.suppress(Exists):
                 store.create(name, [_SINCE])
-        listed = _mtimes(store)
+        listed = _claim_mtimes(store)
     return {event: listed[name] for name, event in names.items() if name in listed}
 
 
-def _mtimes(store: Store) -> dict[str, float]:
+def _claim_mtimes(store: Store) -> dict[str, float]:
+    """Return the mtimes of all files about events."""
     return {entry.name: entry.mtime for entry in store.names(_PREFIX)}
 
 
 def handle(
     store: Store, request: Request, describe: Describe, beat: Callable[[], object]
 ) -> HandledEvent:
-    """Do an event, and write its record.
+    """Run an event's program, and write its record; return what was done.
 
-    Raises CkptsyncError if it failed, of which a record was written, too; Elsewhere where another
-    head does it, Incomplete where it has not happened; StoreError.
+    Nothing is run if ``request.is_due`` and a record says that it is done. ``describe`` returns the
+    program's document; ``beat`` is called while it runs. Raise CkptsyncError if it failed, after
+    its record was written; Elsewhere if another head runs it; Incomplete if it has not happened;
+    StoreError.
     """
     definition, run, location = request.definition, request.run, request.location
-    name = request.event or _find(store, request)[1].event
+    name = request.event or _find_occurrence(store, request)[1].event
     claim = f"{_PREFIX}{definition.name}/{name}/{run}/{location}"
     with _claimed(store, claim, request.node or "by hand") as refresh:
-        s, event = _find(store, request)
-        if request.is_due and is_over(definition, s, event):
-            return HandledEvent(event, dict(s.metrics), was_done=True)
+        summary, event = _find_occurrence(store, request)
+        if request.is_due and is_over(definition, summary, event):
+            return HandledEvent(event, dict(summary.metrics), was_done=True)
 
-        def both() -> None:
+        def beat_and_refresh() -> None:
             beat()
             refresh()
 
         start = time.monotonic()
-        told = {"event": event.event, "name": definition.name, **describe(s)}
-        end = _run(store, request, s, json.dumps(told).encode() + b"\n", both)
+        document = {"event": event.event, "name": definition.name, **describe(summary)}
+        program_end = _run_program(
+            store, request, summary, json.dumps(document).encode() + b"\n", beat_and_refresh
+        )
         seconds = time.monotonic() - start
         record = EventRecord(
             run=run,
-            checkpoint=s.checkpoint,
+            checkpoint=summary.checkpoint,
             location=location,
             n=0,
             name=definition.name,
             definition=definition.digest,
             event=event.event,
             of=event.of,
-            outcome="failed" if end.error else "done",
-            error=(end.error or end.note)[:LONGEST_ERROR],
-            metrics=dict(end.metrics),
+            outcome="failed" if program_end.error else "done",
+            error=(program_end.error or program_end.note)[:LONGEST_ERROR],
+            metrics=dict(program_end.metrics),
         )
-        there = record_names(e.name for e in store.names(records_prefix(run, location))).values()
-        if any(parsed.kind == "manifest" for parsed in there):  # else it was deleted meanwhile
+        record_names_now = record_names(
+            e.name for e in store.names(records_prefix(run, location))
+        ).values()
+        if any(
+            parsed.kind == "manifest" for parsed in record_names_now
+        ):  # else it was deleted meanwhile
             append_record(store, record)
-    if end.error:
-        what = f"{run}/{location}: {definition.name} ({event.event}): {end.error}"
+    if program_end.error:
+        text = f"{run}/{location}: {definition.name} ({event.event}): {program_end.error}"
         hint = f"`ckptsync events run {run}/{location} {definition.name} -c FILE` repeats it"
-        raise CkptsyncError(what, hint=hint)
-    return HandledEvent(event, end.metrics, end.note, seconds=seconds)
+        raise CkptsyncError(text, hint=hint)
+    return HandledEvent(event, program_end.metrics, program_end.note, seconds=seconds)
 
 
-def _find(store: Store, request: Request) -> tuple[Summary, Occurrence]:
-    """Return the location, and what happened to it.  Raises Incomplete, ConfigError."""
+def _find_occurrence(store: Store, request: Request) -> tuple[Summary, Occurrence]:
+    """Return the location's summary, and the requested occurrence, else the last of its definition.
+
+    Raise Incomplete if it has not happened, ConfigError if there is no such location.
+    """
     run, location, definition = request.run, request.location, request.definition
     state = read_location(store, run, location)
-    seen = state.of(run, location)
-    if seen is None:
+    location_state = state.of(run, location)
+    if location_state is None:
         for fault in state.faults_of(run, location):
             raise fault.error
         raise not_found(store, run, location)
-    s = state.summary_of(seen)
-    wanted = [request.event] if request.event else definition.on
-    events = [event for event in list_occurrences(s) if event.event in wanted]
+    summary = state.summary_of(location_state)
+    event_names = [request.event] if request.event else definition.on
+    events = [event for event in list_occurrences(summary) if event.event in event_names]
     if not events:
-        why = f"it is {s.status}, and was never {' or '.join(wanted)}"
+        reason = f"it is {summary.status}, and was never {' or '.join(event_names)}"
         hint = f"`ckptsync events {run}/{location}` shows what happened to it"
-        raise Incomplete(f"{run}/{location}: {definition.name} has nothing to do: {why}", hint=hint)
-    return s, events[-1]
+        raise Incomplete(
+            f"{run}/{location}: {definition.name} has nothing to do: {reason}", hint=hint
+        )
+    return summary, events[-1]
 
 
 @contextlib.contextmanager
 def _claimed(store: Store, name: str, node: str) -> Iterator[Callable[[], None]]:
-    """Hold a claim within the block; give the function that writes it again in time.
+    """Hold a claim within the block; yield a function that writes it again if that is needed.
 
-    Raises Elsewhere where another process holds it.
+    Raise Elsewhere if another process holds it. At the end the claim is deleted.
     """
-    mine = f"{node} {os.getpid()} {start_time(os.getpid())}\n".encode()
+    content = f"{node} {os.getpid()} {start_time(os.getpid())}\n".encode()
     try:
-        store.create(name, [mine])
+        store.create(name, [content])
     except Exists:
         owner = b""
         with contextlib.suppress(NotFound):  # released meanwhile
             owner = read_all(store, name, 1 << 10)
-        at = next((e.mtime for e in store.names(_PREFIX) if e.name == name), 0.0)
-        who, is_over = _holder(owner, node)
-        if not is_over and owner != mine and store_now(store) - at < STALE:
+        written_at = next((e.mtime for e in store.names(_PREFIX) if e.name == name), 0.0)
+        holder, is_over = _holder(owner, node)
+        if not is_over and owner != content and store_now(store) - written_at < STALE:
             hint = "wait until it has ended"
-            raise Elsewhere(f"{name.removeprefix(_PREFIX)}: {who} does it", hint=hint) from None
-        store.write(name, [mine])
-    last = time.monotonic()
+            raise Elsewhere(f"{name.removeprefix(_PREFIX)}: {holder} does it", hint=hint) from None
+        store.write(name, [content])
+    last_write = time.monotonic()
 
     def refresh() -> None:
-        nonlocal last
-        if time.monotonic() - last >= REFRESH:
-            last = time.monotonic()
+        """Write the claim again if `REFRESH` seconds have passed."""
+        nonlocal last_write
+        if time.monotonic() - last_write >= REFRESH:
+            last_write = time.monotonic()
             with contextlib.suppress(StoreError):  # the next one is soon
-                store.write(name, [mine])
+                store.write(name, [content])
 
     try:
         yield refresh
@@ -203,43 +222,47 @@ def _holder(owner: bytes, node: str) -> tuple[str, bool]:
     words = owner.decode("utf-8", "replace").strip().rsplit(" ", 2)
     if len(words) < 3 or not words[1].isdecimal():
         return " ".join(words), words in ([""], [node])
-    who, pid, since = words
-    return who, who == node and start_time(int(pid)) != since
+    node_name, pid, start = words
+    return node_name, node_name == node and start_time(int(pid)) != start
 
 
-def _run(
+def _run_program(
     store: Store,
     request: Request,
-    s: Summary,
-    data: bytes,
+    summary: Summary,
+    document: bytes,
     beat: Callable[[], None],
 ) -> ProgramEnd:
+    """Run the command of a definition, or POST to its URL; return how it ended.
+
+    A command that needs the model of a location without one is not run.
+    """
     definition = request.definition
     if definition.url:
-        return post(definition, data, beat)
-    values = places(store, s)
-    if lacking := [
+        return post(definition, document, beat)
+    values = place_values(store, summary)
+    if unusable := [
         word for word in definition.command if "{model}" in word and not values["model"]
     ]:
-        return ProgramEnd(f"{lacking[0]!r}: it has no consolidated model")
-    words = filled(definition.command, values)
+        return ProgramEnd(f"{unusable[0]!r}: it has no consolidated model")
+    words = fill_places(definition.command, values)
     try:
-        return run_command(definition, words, data, request.secrets, beat)
+        return run_command(definition, words, document, request.secrets, beat)
     except OSError as e:
         return ProgramEnd(f"cannot be started: {e.strerror}")
 
 
-def places(store: Store, s: Summary) -> dict[str, str]:
-    """Return what stands for the names in braces of an argument."""
+def place_values(store: Store, summary: Summary) -> dict[str, str]:
+    """Return the value of each of `PLACES` for a location; empty if it has none."""
     directory = directory_of(store)
     root = store.url.rstrip("/") if directory is None else str(directory)
-    model = f"{root}/{consolidated_prefix(s.run, s.location)}".rstrip("/")
+    model = f"{root}/{consolidated_prefix(summary.run, summary.location)}".rstrip("/")
     return {
-        "run": s.run,
-        "checkpoint": s.checkpoint,
-        "step": "" if s.step is None else str(s.step),
-        "location": s.location,
-        "path": f"{root}/{s.run}/{s.location}" if directory is not None else "",
-        "model": model if s.consolidated else "",
-        "url": f"{store.url.rstrip('/')}/{s.run}/{s.location}",
+        "run": summary.run,
+        "checkpoint": summary.checkpoint,
+        "step": "" if summary.step is None else str(summary.step),
+        "location": summary.location,
+        "path": f"{root}/{summary.run}/{summary.location}" if directory is not None else "",
+        "model": model if summary.consolidated else "",
+        "url": f"{store.url.rstrip('/')}/{summary.run}/{summary.location}",
     }

@@ -1,8 +1,9 @@
 """Run an event's command within its limits, or POST to its URL.
 
-A command is run without a shell, in `/`, by `ckptsync.child`: it dies with this process, and what
-it leaves running in its session is killed when it ends.  The JSON of the location is its standard
-input.  Its output is read to the end and forgotten, but for the last line of each of its streams.
+A program of a user may hang, write without end, or leave processes running, and the head must go
+on. A command is run without a shell, in `/`, by `ckptsync.child`: it dies with this process, and
+what it leaves running in its session is killed when it ends. The JSON of the location is its
+standard input. Its output is read to the end and dropped, but for the last line of each stream.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ Beat = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """``error``: why it failed, empty if it did not.  ``note``: why metrics were refused."""
+    """How a program ended: why it failed (empty if it did not), what it measured.
+
+    ``note``: why its metrics were refused.
+    """
 
     error: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -51,41 +55,44 @@ def run_command(
     definition: Definition,
     words: Sequence[str],
     document: bytes,
-    more: Mapping[str, str],
+    secrets: Mapping[str, str],
     beat: Beat,
 ) -> ProgramEnd:
     """Run the command of a definition with its filled ``words``; return how it ended.
 
-    ``more``: variables that only a definition with ``secrets`` gets.
+    ``document`` is its standard input. ``secrets``: variables that only a definition with
+    ``secrets`` gets. Raise OSError if it cannot be started.
     """
-    own = {
+    configured = {
         name: os.environ.get(name) if value is None else value
         for name, value in definition.environment.items()
     }
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     if definition.secrets:
-        inherited = {k: v for k, v in os.environ.items() if k not in _SYSTEMD} | dict(more)
-    environment = inherited | {name: value for name, value in own.items() if value is not None}
+        inherited = {k: v for k, v in os.environ.items() if k not in _SYSTEMD} | dict(secrets)
+    environment = inherited | {
+        name: value for name, value in configured.items() if value is not None
+    }
     with tempfile.TemporaryFile() as data:
         data.write(document)
         data.seek(0)
         reading, writing = os.pipe()
         errors = bytearray()
         with os.fdopen(writing, "wb") as log:
-            keep = partial(_keep_tail, os.fdopen(reading, "rb", 0), errors)
-            reader = start_thread(keep, "event-stderr")
+            read_errors = partial(_keep_tail, os.fdopen(reading, "rb", 0), errors)
+            reader = start_thread(read_errors, "event-stderr")
             child = Child(words, environment, log, data)
-        last, reason, code = _listen(child, definition.timeout, beat)
+        last_line, reason, code = _listen(child, definition.timeout, beat)
         reader.join(_AFTER)  # a program that has left its session may hold the stream for ever
     if reason or code:
-        said = (bytes(errors).decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-        return ProgramEnd(": ".join(filter(None, (reason or describe_end(code), said[:300]))))
-    metrics, note = read_metrics(last)
+        last_error = (bytes(errors).decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+        return ProgramEnd(": ".join(filter(None, (reason or describe_end(code), last_error[:300]))))
+    metrics, note = read_metrics(last_line)
     return ProgramEnd("", metrics, note)
 
 
 def _keep_tail(stream: IO[bytes], tail: bytearray) -> None:
-    """Read a stream to its end, and keep its last bytes."""
+    """Read a stream to its end; ``tail`` holds its last `LONGEST_LINE` bytes."""
     with stream:
         while part := stream.read(1 << 16):
             tail += part
@@ -93,39 +100,42 @@ def _keep_tail(stream: IO[bytes], tail: bytearray) -> None:
 
 
 def _listen(child: Child, timeout: float, beat: Beat) -> tuple[bytes, str, int | None]:
-    """Read a child's output until it ends; return its last line, why it was ended, its status."""
-    last, reason, end = b"", "", time.monotonic() + timeout
-    ended: float | None = None
+    """Read a child's output until it ends, or kill it after ``timeout`` seconds.
+
+    Return its last line, why it was killed (empty if it was not), and its exit status.
+    """
+    last_line, reason, deadline = b"", "", time.monotonic() + timeout
+    ended_at: float | None = None
     try:
         while not reason:
             beat()
             line = child.line(LISTEN, LONGEST_LINE)
             now = time.monotonic()
             if line:
-                last = line if line.strip() else last
+                last_line = line if line.strip() else last_line
             elif line == b"" and not child.has_ended():  # it has closed its output, and runs on
                 time.sleep(LISTEN)
-            elif line == b"" or (ended is not None and now - ended > _AFTER):
+            elif line == b"" or (ended_at is not None and now - ended_at > _AFTER):
                 break
-            if ended is None and child.has_ended():
-                ended = now
+            if ended_at is None and child.has_ended():
+                ended_at = now
             # what it has started may write without end
-            if ended is not None and now - ended > 10 * _AFTER:
+            if ended_at is not None and now - ended_at > 10 * _AFTER:
                 break
-            if ended is None and now > end:
+            if ended_at is None and now > deadline:
                 reason = f"took longer than {show_duration(round(timeout))} and was killed"
     finally:
-        last = child.rest().strip() or last
+        last_line = child.rest().strip() or last_line
         code = child.end()
     if code is None:
         reason = "cannot be killed: its file server does not answer"
-    return last, reason, code
+    return last_line, reason, code
 
 
 def read_metrics(line: bytes) -> tuple[dict[str, float], str]:
-    """Return the metrics that a command's last line is, and why they are refused.
+    """Return the metrics in a command's last line, and why they were refused.
 
-    No metrics, and no reason, where the line is no JSON object.
+    Both are empty if the line is no JSON object.
     """
     try:
         value = json.loads(line) if line.lstrip()[:1] == b"{" else None
@@ -153,10 +163,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def post(definition: Definition, document: bytes, beat: Beat) -> ProgramEnd:
-    """POST the JSON of a location; done is an answer of 200 to 299.  No error names the URL."""
+    """POST the JSON of a location; return how that ended: well with a status of 200 to 299.
+
+    No error names the URL, which may hold a token.
+    """
     answer: list[str] = []
 
-    def ask() -> None:
+    def send() -> None:
+        """Append the outcome of the request to ``answer``."""
         headers = {"Content-Type": "application/json", "User-Agent": "ckptsync"}
         request = urllib.request.Request(definition.url, document, headers)  # noqa: S310 - http or https
         try:
@@ -172,10 +186,10 @@ def post(definition: Definition, document: bytes, beat: Beat) -> ProgramEnd:
                 f"no answer: {getattr(reason, 'strerror', None) or type(reason).__name__}"
             )
 
-    thread, end = start_thread(ask, "event-post"), time.monotonic() + definition.timeout
+    thread, deadline = start_thread(send, "event-post"), time.monotonic() + definition.timeout
     while thread.is_alive():
         beat()
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             return ProgramEnd(f"no answer within {show_duration(round(definition.timeout))}")
         thread.join(LISTEN)
     return ProgramEnd(answer[0] if answer else "no answer")

@@ -146,6 +146,7 @@ def _check_unfinished(store: Store, state: LocationState, names: Iterable[str]) 
 
 
 def _overtaken_error(own: Agreement) -> Incomplete:
+    """Return the error for a head whose agreement is no longer the latest."""
     return Incomplete(
         f"{own.name}: another head, with other options or inputs, has begun to write this model"
         " instead",

@@ -188,8 +188,10 @@ def consolidate_location(
     if location:
         names = [checkpoint_of(location), FINAL]
         run_state = read_checkpoints(store, run, names)
-        wanted = [state for state in run_state.readable if state.location == location]
-        lender_checkpoints = {checkpoint_of(name) for state in wanted for name in _lenders(state)}
+        states_here = [state for state in run_state.readable if state.location == location]
+        lender_checkpoints = {
+            checkpoint_of(name) for state in states_here for name in _lenders(state)
+        }
         if lender_checkpoints.difference(names):
             run_state = read_checkpoints(store, run, [*names, *lender_checkpoints])
     else:
@@ -461,6 +463,7 @@ class ModelBuilder:
         rewritten: set[str] = set()
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
+            """Write a damaged file, once; leave all others."""
             if name in damaged and name not in rewritten:
                 changed = Corrupt(
                     f"{name}: the rebuilt file does not match its model record",
@@ -547,7 +550,7 @@ class ModelBuilder:
         if not job.beside:
             return None
         prefix = consolidated_prefix(state.run, state.location)
-        added: list[ModelFile] = []
+        added_files: list[ModelFile] = []
         for name, _ in job.beside:
             data = job.content(name)
             full = checked_own(prefix + name, [prefix])
@@ -559,7 +562,7 @@ class ModelBuilder:
                         " head runs, delete the file"
                     ),
                 )
-            added.append(ModelFile(name, len(data), digest(data)))
+            added_files.append(ModelFile(name, len(data), digest(data)))
         origins_text = " ".join(
             f"{name}={origins_text.name}" for name, origins_text in _files_from(job, origins)
         )
@@ -571,10 +574,12 @@ class ModelBuilder:
                 **record.options,
                 "config": " ".join(filter(None, (record.options.get("config", ""), origins_text))),
             },
-            files=(*record.files, *added),
-            left_out=tuple(sorted({*record.left_out, *job.left_out} - {f.path for f in added})),
+            files=(*record.files, *added_files),
+            left_out=tuple(
+                sorted({*record.left_out, *job.left_out} - {f.path for f in added_files})
+            ),
         )
-        return self._write_record(further, added, ())
+        return self._write_record(further, added_files, ())
 
     def _write_record(
         self, record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]
@@ -611,15 +616,15 @@ class ModelBuilder:
         lenders, own_record = _lenders(state), state.model_record
         others = [s for s in candidates if s.checkpoint != FINAL and s.location != state.location]
         others.sort(key=lambda s: s.location in lenders)
-        for other in reversed(others) if own_record else ():
-            has_files = other.model_record and any(map(is_beside_weights, other.present()))
+        for lender in reversed(others) if own_record else ():
+            has_files = lender.model_record and any(map(is_beside_weights, lender.present()))
             if (
                 own_record
                 and has_files
-                and other.model_record
-                and is_same_model(own_record, other.model_record)
+                and lender.model_record
+                and is_same_model(own_record, lender.model_record)
             ):
-                return [*origins, _Origin(other.location, source_files(self._store, other))]
+                return [*origins, _Origin(lender.location, source_files(self._store, lender))]
         return origins
 
 

@@ -129,8 +129,8 @@ def _list_locations(entries: Iterable[Entry]) -> set[tuple[str, str]]:
     """Return the (run, location) pairs that have a record, or an announcement of an upload."""
     locations: set[tuple[str, str]] = set()
     for entry in entries:
-        run, _, rest = entry.name.partition(f"/{RECORDS}/")
-        location, _, below = rest.partition("/")
+        run, _, path = entry.name.partition(f"/{RECORDS}/")
+        location, _, below = path.partition("/")
         if (parsed := parse_record_name(entry.name)) is not None:
             locations.add((parsed.run, parsed.location))
         elif below.startswith("sending/"):

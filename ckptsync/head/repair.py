@@ -185,8 +185,8 @@ def repair(
             done.append(part.name)
     if any(part.how == "rebuild" for part in plan.parts):
         prefix = consolidated_prefix(plan.run, plan.location).removeprefix(f"{plan.run}/")
-        for made in consolidate_location(store, plan.run, plan.location, options):
-            done += [prefix + name for name in made.files]
+        for model in consolidate_location(store, plan.run, plan.location, options):
+            done += [prefix + name for name in model.files]
     return tuple(done)
 
 

@@ -325,21 +325,12 @@ def describe_location(
     names = {k.name for k in manifests_here}
     given_up = fate(records.tombstones, names)
     siblings = {} if conflict or given_up.retired else find_siblings(location, live)
-    no_demands = _UNKNOWN if demands.model or conflict or is_known(files) else _NO_LAYOUT
     if given_up.shards:  # what is left is proven by its model record alone
         model = Condition(holds=True)
         resume = Condition(holds=False, evidence=(f"its shards were deleted: {given_up.shards}",))
     else:
-        missing = (
-            _explain_missing(demands.model, files, sizes, siblings)
-            if demands.model
-            else [*demands.remarks] or [no_demands.format("a whole model is")]
-        )
-        model = Condition(not missing, tuple(missing))
-        missing = [*missing, *_explain_missing(demands.resume, files, sizes, siblings)]
-        if not demands.resume:
-            missing = [no_demands.format("a resumed training needs")]
-        resume = Condition(not missing, tuple(missing))
+        no_demands = _UNKNOWN if demands.model or conflict or is_known(files) else _NO_LAYOUT
+        model, resume = _judge_shards(demands, files, sizes, siblings, no_demands)
     conditions = Conditions(
         model=model,
         resume=resume,
@@ -363,6 +354,29 @@ def describe_location(
         model_record=model_record,
         siblings=siblings,
     )
+
+
+def _judge_shards(
+    demands: Demands,
+    files: Mapping[str, tuple[Located, ...]],
+    sizes: Mapping[str, int],
+    siblings: Mapping[Sibling, frozenset[str]],
+    no_demands: str,
+) -> tuple[Condition, Condition]:
+    """Return whether all files are stored that a model needs, and all that resuming needs.
+
+    ``no_demands``: the evidence if no metadata says what is needed, with braces for its use.
+    """
+    missing = (
+        _explain_missing(demands.model, files, sizes, siblings)
+        if demands.model
+        else [*demands.remarks] or [no_demands.format("a whole model is")]
+    )
+    model = Condition(not missing, tuple(missing))
+    missing = [*missing, *_explain_missing(demands.resume, files, sizes, siblings)]
+    if not demands.resume:
+        missing = [no_demands.format("a resumed training needs")]
+    return model, Condition(not missing, tuple(missing))
 
 
 _UNKNOWN = "no file here says what {}"

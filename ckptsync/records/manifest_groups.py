@@ -472,6 +472,7 @@ def _explain_gap(groups: Sequence[Group]) -> Iterator[str]:
 def _sibling(
     location: str, group: Group, against: tuple[str, ...]
 ) -> tuple[Sibling, frozenset[str]]:
+    """Return a location of a group as a sibling, with the paths of its files."""
     manifests = [m for m in group.manifests() if m.location == location]
     nodes = tuple(sorted({m.node for m in manifests}))
     return Sibling(location, nodes, against), frozenset(f.path for m in manifests for f in m.files)

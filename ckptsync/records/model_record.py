@@ -73,10 +73,10 @@ def is_same_model(one: ModelRecord, other: ModelRecord) -> bool:
     ``other`` has no tensor.
     """
     shapes = {t.name: t.shape for t in other.tensors}
-    shared = [t for t in one.tensors if shapes.get(t.name) == t.shape]
-    digests = {t.digest for t in shared}
+    in_both = [t for t in one.tensors if shapes.get(t.name) == t.shape]
+    digests = {t.digest for t in in_both}
     return (
         bool(shapes)
-        and len(shared) == len(shapes)
+        and len(in_both) == len(shapes)
         and all(t.name in shapes or t.digest in digests for t in one.tensors)
     )

@@ -71,7 +71,7 @@ class UploadDecision:
 
     def is_same(self, other: UploadDecision) -> bool:
         """Return whether another decision sends the same paths to the same location."""
-        paths, other_paths = ({u.entry.path for u in one.unsent} for one in (self, other))
+        paths, other_paths = ({u.entry.path for u in decision.unsent} for decision in (self, other))
         return paths == other_paths and self.part.location == other.part.location
 
 

@@ -1,8 +1,10 @@
-"""Verification: four levels (stat, digest, parse, load), and reports.
+"""Verification: read what was stored, compare it with what was recorded, and report the damage.
 
-Read in this order: ``verification`` verifies a location, or a directory, level by level;
-``write_reports`` judges and writes.  The levels: ``expected_files`` (stat, baselines),
-``level_digest``, ``level_parse``, ``level_load``.  ``tracked_files`` counts bytes
-and progress.  Level load asks a child process: ``load_child`` in a ``sandbox``, which alone
-imports torch.
+A damaged file often loads without an error, so only bytes that were read and match a recorded
+digest count as verified. Four levels build on each other: stat, digest, parse, load.
+
+`verification` verifies a location, or a directory, level by level; `write_reports` judges and
+writes. The levels: `expected_files` (stat, baselines), `level_digest`, `level_parse`, `level_load`.
+`tracked_files` counts bytes and progress. Level load asks a child process: `load_child` in a
+`sandbox`, which alone imports torch.
 """

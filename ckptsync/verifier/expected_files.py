@@ -1,8 +1,9 @@
-"""The files that should be there, and their digests: by a store's records, or by a baseline.  Pure.
+"""The files that should be there, and their digests: by a store's records, or by a baseline. Pure.
 
-A baseline has the digests of all files of a directory as they once were.  It is a JSON file with
-``format``, ``files`` (path, size, digest, block_size, blocks, as in a manifest) and ``digest``, the
-BLAKE3 of the files' canonical JSON.
+Verification of a location and of a plain directory differ only in where the expectation comes from,
+so both become a list of `ExpectedFile`. A baseline is the digests of all files of a directory as
+they once were: a JSON file with ``format``, ``files`` (path, size, digest, block_size, blocks, as
+in a manifest) and ``digest``, the BLAKE3 of the files' canonical JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ LIMIT = 1 << 30  # bytes of a baseline
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFile:
-    """One file: ``name`` in the store, ``path`` in the checkpoint or model, ``shown`` in findings.
+    """A file that should be there.
 
+    ``name`` is its name in the store, ``path`` in the checkpoint or model, ``shown`` in findings.
     ``recorded`` has no digest if none was recorded, and no blocks for a file of a consolidated
-    model: its ``tensors`` narrow damage.  ``is_copy``: another node owns the path.
+    model: its ``tensors`` tell where damage lies. ``is_copy``: another node's content has the plain
+    name.
     """
 
     name: str
@@ -45,102 +48,124 @@ class ExpectedFile:
 
     @property
     def size(self) -> int:
-        """Bytes it should have."""
+        """Return the bytes that it should have."""
         return self.recorded.size
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a file of the checkpoint, under the checkpoint's own name for it."""
+        """Return whether it is a file of the checkpoint, the first copy of its path."""
         return not self.is_consolidated and not self.is_copy
 
 
-def expected_files(seen: LocationState) -> tuple[ExpectedFile, ...]:
-    """Return all files of a location: the checkpoint's, unless deleted, then the model's."""
-    found = []
-    for path, where in {} if seen.conditions.shards else seen.files.items():
-        for at in where:
-            file = at.entry
+def expected_files(state: LocationState) -> tuple[ExpectedFile, ...]:
+    """Return the files of a location's checkpoint, unless they were deleted, then of its model."""
+    files = []
+    for path, copies in {} if state.conditions.shards else state.files.items():
+        for copy in copies:
+            file = copy.entry
             recorded = FileDigest(file.size, file.digest, file.block_size, file.blocks)
-            shown = at.name.removeprefix(f"{seen.run}/")
-            found.append(ExpectedFile(at.name, path, shown, recorded, is_copy=at is not where[0]))
-    if seen.model_record is None:
-        return tuple(found)
-    prefix = consolidated_prefix(seen.model_record.run, seen.model_record.location)
+            shown = copy.name.removeprefix(f"{state.run}/")
+            files.append(
+                ExpectedFile(copy.name, path, shown, recorded, is_copy=copy is not copies[0])
+            )
+    if state.model_record is None:
+        return tuple(files)
+    prefix = consolidated_prefix(state.model_record.run, state.model_record.location)
     tensors: dict[str, list[ModelTensor]] = {}
-    for tensor in seen.model_record.tensors:
+    for tensor in state.model_record.tensors:
         tensors.setdefault(tensor.file, []).append(tensor)
-    for made in seen.model_record.files:
-        name, recorded = prefix + made.path, FileDigest(made.size, made.digest, 0, ())
-        shown, inside = name.removeprefix(f"{seen.run}/"), tuple(tensors.get(made.path, ()))
-        found.append(ExpectedFile(name, made.path, shown, recorded, inside, is_consolidated=True))
-    return tuple(found)
+    for model_file in state.model_record.files:
+        name, recorded = (
+            prefix + model_file.path,
+            FileDigest(model_file.size, model_file.digest, 0, ()),
+        )
+        shown, own_tensors = (
+            name.removeprefix(f"{state.run}/"),
+            tuple(tensors.get(model_file.path, ())),
+        )
+        files.append(
+            ExpectedFile(name, model_file.path, shown, recorded, own_tensors, is_consolidated=True)
+        )
+    return tuple(files)
 
 
 def directory_files(
     sizes: Mapping[str, int], baseline: Iterable[ExpectedFile]
 ) -> tuple[ExpectedFile, ...]:
     """Return the files of a baseline, then those of a directory that it does not name."""
-    known = {file.path: file for file in baseline}
-    others = ((path, size) for path, size in sizes.items() if path not in known)
-    unknown = (directory_file(path, FileDigest(size, "", 0, ())) for path, size in others)
-    return (*known.values(), *unknown)
+    by_path = {file.path: file for file in baseline}
+    unnamed = ((path, size) for path, size in sizes.items() if path not in by_path)
+    without_digest = (directory_file(path, FileDigest(size, "", 0, ())) for path, size in unnamed)
+    return (*by_path.values(), *without_digest)
 
 
 def directory_file(path: str, recorded: FileDigest) -> ExpectedFile:
-    """Return a file of a plain directory."""
+    """Return a file of a plain directory as an expected one, with this digest."""
     return ExpectedFile(path, path, path, recorded)
 
 
 def check_sizes(files: Iterable[ExpectedFile], sizes: Mapping[str, int]) -> Iterator[VerifyFinding]:
-    """Yield findings for files that are not there, or not with their size.  ``sizes``: by name."""
+    """Yield a finding for each file that is missing, or has another size; ``sizes``: by name."""
     for file in files:
         size = sizes.get(file.name)
         if size is None:
             yield VerifyFinding("missing", file.shown, f"not found; {file.size} bytes expected")
         elif size != file.size:
-            lost = ((size, file.size),) if size < file.size else ()
-            yield VerifyFinding("size", file.shown, f"{size} bytes, {file.size} expected", lost)
+            missing_range = ((size, file.size),) if size < file.size else ()
+            yield VerifyFinding(
+                "size", file.shown, f"{size} bytes, {file.size} expected", missing_range
+            )
 
 
-def check_records(seen: LocationState) -> Iterator[VerifyFinding]:
-    """Yield damage if shards were deleted, and no model record describes the model that stays."""
-    begun = fate(seen.records.tombstones, {k.name for k in seen.manifests}).is_begun
-    is_whole = seen.demands.model.keys() <= seen.present().keys()
-    if begun and seen.conditions.shards and seen.model_record is None and not is_whole:
-        name = consolidated_prefix(seen.run, seen.location).rstrip("/").removeprefix(f"{seen.run}/")
+def check_records(state: LocationState) -> Iterator[VerifyFinding]:
+    """Yield damage if shards were deleted and no model record describes the model that stays."""
+    is_begun = fate(state.records.tombstones, {k.name for k in state.manifests}).is_begun
+    is_whole = state.demands.model.keys() <= state.present().keys()
+    if is_begun and state.conditions.shards and state.model_record is None and not is_whole:
+        name = (
+            consolidated_prefix(state.run, state.location).rstrip("/").removeprefix(f"{state.run}/")
+        )
         detail = "its shards were deleted, and no model record says what the model should be"
         yield VerifyFinding("missing", name, detail)
 
 
-def note_gaps(seen: LocationState) -> Iterator[VerifyFinding]:
-    """Yield notes: demanded files that no node has uploaded.  Nothing is damaged."""
-    if seen.conditions.shards:
-        detail = f"only the consolidated model is kept: {seen.conditions.shards}"
-        yield VerifyFinding("note", seen.location, detail)
+def note_gaps(state: LocationState) -> Iterator[VerifyFinding]:
+    """Yield notes for demanded files that no node has uploaded; that is no damage."""
+    if state.conditions.shards:
+        detail = f"only the consolidated model is kept: {state.conditions.shards}"
+        yield VerifyFinding("note", state.location, detail)
         return
-    for use, demanded in (("consolidation", seen.demands.model), ("resuming", seen.demands.resume)):
-        for path in sorted(demanded.keys() - seen.files.keys()):
+    for use, demanded in (
+        ("consolidation", state.demands.model),
+        ("resuming", state.demands.resume),
+    ):
+        for path in sorted(demanded.keys() - state.files.keys()):
             detail = f"not uploaded; the checkpoint's metadata demands it for {use}"
-            yield VerifyFinding("note", f"{seen.location}/{path}", detail)
-    if not seen.demands.model:
+            yield VerifyFinding("note", f"{state.location}/{path}", detail)
+    if not state.demands.model:
         yield VerifyFinding(
-            "note", seen.location, "no uploaded file says which files the model needs"
+            "note", state.location, "no uploaded file says which files the model needs"
         )
 
 
-def note_unnamed(seen: LocationState, found: Sequence[UnnamedFile]) -> Iterator[VerifyFinding]:
-    """Yield notes: files beside a location's that no record names.  They may be on their way."""
-    for file in found[:_SHOWN]:
-        what = "a link" if file.size is None else f"{file.size} bytes"
+def note_unnamed(state: LocationState, unnamed: Sequence[UnnamedFile]) -> Iterator[VerifyFinding]:
+    """Yield notes for files that no record names, which may be on their way.
+
+    After `_SHOWN` of them one note counts the others.
+    """
+    for file in unnamed[:_SHOWN]:
+        size_text = "a link" if file.size is None else f"{file.size} bytes"
         runs = ": it may run code when somebody opens it" if file.runs else ""
-        yield VerifyFinding("note", file.name, f"{what} that no record names{runs}")
-    if len(found) > _SHOWN:
-        detail = f"{len(found) - _SHOWN} more files that no record names"
-        yield VerifyFinding("note", seen.location, detail)
+        yield VerifyFinding("note", file.name, f"{size_text} that no record names{runs}")
+    if len(unnamed) > _SHOWN:
+        detail = f"{len(unnamed) - _SHOWN} more files that no record names"
+        yield VerifyFinding("note", state.location, detail)
 
 
 @dataclass(frozen=True, slots=True)
 class _BaselineEntry:
+    """A file of a baseline, as it is stored."""
+
     path: str
     size: Count
     digest: str
@@ -150,6 +175,8 @@ class _BaselineEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Baseline:
+    """A baseline, as it is stored."""
+
     format: FormatNumber
     digest: str
     files: tuple[_BaselineEntry, ...]
@@ -165,30 +192,30 @@ def encode_baseline(files: Iterable[ExpectedFile]) -> bytes:
     for file in sorted(files, key=lambda f: f.path):
         r = file.recorded
         entries.append(asdict(_BaselineEntry(file.path, r.size, r.digest, r.block_size, r.blocks)))
-    made = {"format": FORMAT, "digest": _digest(entries), "files": entries}
-    return json.dumps(made, sort_keys=True, indent=1).encode() + b"\n"
+    baseline = {"format": FORMAT, "digest": _digest(entries), "files": entries}
+    return json.dumps(baseline, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def decode_baseline(data: bytes, name: str) -> tuple[ExpectedFile, ...]:
     """Return the files of a baseline; ``name`` is for messages.
 
-    Raises Corrupt, and Unsupported if a newer program wrote it.
+    Raise Corrupt, and Unsupported if a newer program wrote it.
     """
     number = format_number(data, name, "a baseline")
     if number > FORMAT:
-        why = f"{name}: baseline format {number}; this ckptsync reads up to {FORMAT}"
-        raise Unsupported(why, hint="upgrade ckptsync on this machine")
-    found = _DECODER.decode(data, name)
-    if _digest([asdict(entry) for entry in found.files]) != found.digest:
-        why = f"{name}: its files do not match its checksum"
-        raise Corrupt(why, hint="record it again, from files that are known to be good")
-    files = [FileEntry(e.path, e.size, e.digest, e.block_size, e.blocks, 0) for e in found.files]
+        text = f"{name}: baseline format {number}; this ckptsync reads up to {FORMAT}"
+        raise Unsupported(text, hint="upgrade ckptsync on this machine")
+    baseline = _DECODER.decode(data, name)
+    if _digest([asdict(entry) for entry in baseline.files]) != baseline.digest:
+        text = f"{name}: its files do not match its checksum"
+        raise Corrupt(text, hint="record it again, from files that are known to be good")
+    files = [FileEntry(e.path, e.size, e.digest, e.block_size, e.blocks, 0) for e in baseline.files]
     try:
         check_files(files)
     except Corrupt as e:
         raise Corrupt(f"{name}: {e}") from e
     digests = ((f.path, FileDigest(f.size, f.digest, f.block_size, f.blocks)) for f in files)
-    return tuple(directory_file(*one) for one in digests)
+    return tuple(directory_file(*path_and_digest) for path_and_digest in digests)
 
 
 def _digest(entries: list[dict[str, object]]) -> str:

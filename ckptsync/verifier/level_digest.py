@@ -1,10 +1,10 @@
 """Level digest: read every byte, or a sample, and compare it with its recorded digest.
 
-From a disk of this machine one thread reads file after file, front to back, while another digests:
-two streams at once took a virtual disk twice as long.  Files that are in memory already are
-digested by several threads.  From elsewhere each thread has its own request under way, and large
-files are read in ranges.  Memory: a buffer a thread.  A damaged file is read again, to narrow its
-damage.
+How fast a store is read depends on where it lies. From a disk of this machine one thread reads file
+after file while another digests: two streams at once took a virtual disk twice as long. Files that
+are in memory already are digested by several threads. From elsewhere each thread has its own
+request, and large files are read in ranges. Memory: one buffer a thread. A damaged file is read
+again, to find where its damage lies.
 
 Files without a recorded digest may have CRC32s: torch's archives do (`check_crc32s`).
 """
@@ -62,7 +62,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A share of all bytes, above 0 and at most 1; another ``seed`` takes other bytes."""
+    """A share of all bytes, above 0 and at most 1; another ``seed`` chooses other bytes."""
 
     share: float
     seed: int = 0
@@ -70,7 +70,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes ``start`` to ``end`` of a file, of which ``digests`` has all ranges."""
+    """Bytes ``start`` to ``end`` of a file; ``digests`` has a digest for each of its ranges."""
 
     file: ExpectedFile
     start: int
@@ -79,12 +79,12 @@ class Stretch:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return its bytes."""
         return self.end - self.start
 
     @property
     def has_one_digest(self) -> bool:
-        """Whether no part of it has a digest of its own."""
+        """Return whether no part of it has a digest of its own."""
         return sum(1 for _ in compared_ranges(self.digests, self.start, self.end)) == 1
 
 
@@ -96,22 +96,23 @@ def check_digests(
 ) -> Compared:
     """Return findings, and how many files and bytes were compared.
 
-    ``files`` are there, with their sizes; ``checkpoint`` is read to name the tensors in damage.
-    Raises StoreError if the store does not answer, which is no damage.
+    ``files`` are stored with their sizes; ``checkpoint`` is read to name the tensors in damage.
+    With ``sample`` only chosen stretches are read. Raise StoreError if the store does not answer,
+    which is no damage.
     """
     if sample:
-        chosen = choose_sample(files, sample)
+        stretches = choose_sample(files, sample)
     else:
         in_ranges = local_root(source) is None
-        chosen = [stretch for file in files for stretch in split(file, in_ranges=in_ranges)]
-    compared = len({stretch.file.name for stretch in chosen})
-    names = find_damaged(source, chosen)
-    found = find_ranges(source, [f for f in files if f.name in names], checkpoint)
-    return found, compared, sum(stretch.size for stretch in chosen)
+        stretches = [stretch for file in files for stretch in split(file, in_ranges=in_ranges)]
+    compared = len({stretch.file.name for stretch in stretches})
+    names = find_damaged(source, stretches)
+    findings = locate_damage(source, [f for f in files if f.name in names], checkpoint)
+    return findings, compared, sum(stretch.size for stretch in stretches)
 
 
 def split(file: ExpectedFile, *, in_ranges: bool) -> list[Stretch]:
-    """Return all of a file: one stretch, or several if it is large and read in ranges."""
+    """Return a file as stretches: several if it is large, has blocks, and is read in ranges."""
     is_cut = in_ranges and file.size > LARGE and file.recorded.blocks
     return list(_stretches(file, RANGE if is_cut else file.size))
 
@@ -121,23 +122,23 @@ def choose_sample(files: Iterable[ExpectedFile], sample: Sample) -> list[Stretch
 
     They are as small as digests allow: blocks of a checkpoint's files, tensors of a model.
     """
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     for file in files:
         if file.size > PIECE and file.tensors:
             for start, end, own in ((t.start, t.start + t.size, t.digest) for t in file.tensors):
-                alone = RangeDigests(file.size, file.recorded.digest, (start, end), ("", own))
-                found += [Stretch(file, start, end, alone)] if start < end else []
+                own_digests = RangeDigests(file.size, file.recorded.digest, (start, end), ("", own))
+                stretches += [Stretch(file, start, end, own_digests)] if start < end else []
         else:
-            found += _stretches(file, PIECE if file.recorded.blocks else file.size)
-    draws = [digest(f"{sample.seed} {s.start} {s.file.name}".encode()) for s in found]
-    left = sample.share * sum(stretch.size for stretch in found)
+            stretches += _stretches(file, PIECE if file.recorded.blocks else file.size)
+    draws = [digest(f"{sample.seed} {s.start} {s.file.name}".encode()) for s in stretches]
+    remaining = sample.share * sum(stretch.size for stretch in stretches)
     chosen = []
-    for i in sorted(range(len(found)), key=draws.__getitem__):
-        if left <= 0:
+    for i in sorted(range(len(stretches)), key=draws.__getitem__):
+        if remaining <= 0:
             break
         chosen.append(i)
-        left -= found[i].size
-    return [found[i] for i in sorted(chosen)]
+        remaining -= stretches[i].size
+    return [stretches[i] for i in sorted(chosen)]
 
 
 def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
@@ -152,28 +153,29 @@ def _stretches(file: ExpectedFile, least: int) -> Iterator[Stretch]:
 
 
 def find_damaged(source: CountedSource, stretches: Sequence[Stretch]) -> frozenset[str]:
-    """Return names of files with a stretch that differs or is not there.  Raises StoreError."""
+    """Return the names of files with a stretch that differs or is missing; raise StoreError."""
     root = local_root(source)
-    threads = FAR if root is None else _near_threads(source.source, root, stretches)
+    threads = FAR if root is None else _count_local_threads(source.source, root, stretches)
     ahead = _FAR_AHEAD if root is None else _NEAR_AHEAD
     # Read one after the other, each ahead of its digest: all from a disk; from elsewhere what is
     # large and has one digest alone.  Threads that read ahead would need many buffers.
-    ordered, others = list[Stretch](), list[Stretch]()
-    for one in stretches:
-        is_large = root is None and one.size > LARGE and one.has_one_digest
-        (ordered if threads == 1 or is_large else others).append(one)
-    workers = min(threads, len(others))
+    in_sequence, in_parallel = list[Stretch](), list[Stretch]()
+    for stretch in stretches:
+        is_large = root is None and stretch.size > LARGE and stretch.has_one_digest
+        (in_sequence if threads == 1 or is_large else in_parallel).append(stretch)
+    workers = min(threads, len(in_parallel))
     if workers < 2:
-        is_well = [_matches(source, stretch, threads) for stretch in others]
+        intact = [_matches(source, each, threads) for each in in_parallel]
     else:
         with ThreadPool(workers, thread_name_prefix="ckptsync-verify") as pool:
-            is_well = list(pool.map(partial(_matches, source), others))
-    is_well += [_matches(source, stretch, ahead=ahead) for stretch in ordered]
-    pairs = zip([*others, *ordered], is_well, strict=True)
-    return frozenset(stretch.file.name for stretch, is_one in pairs if not is_one)
+            intact = list(pool.map(partial(_matches, source), in_parallel))
+    intact += [_matches(source, each, ahead=ahead) for each in in_sequence]
+    pairs = zip([*in_parallel, *in_sequence], intact, strict=True)
+    return frozenset(each.file.name for each, is_intact in pairs if not is_intact)
 
 
-def _near_threads(source: RangeSource, root: str, stretches: Sequence[Stretch]) -> int:
+def _count_local_threads(source: RangeSource, root: str, stretches: Sequence[Stretch]) -> int:
+    """Return 1 for files that a local disk must read; several if they are in memory or mounted."""
     probed = [s for s in stretches if s.size][:: max(1, len(stretches) // _PROBES)]
     is_mounted = bool(getattr(source, "late", 0.0))
     if not is_mounted and not all(_is_in_memory(root, stretch) for stretch in probed):
@@ -183,7 +185,7 @@ def _near_threads(source: RangeSource, root: str, stretches: Sequence[Stretch]) 
 
 
 def _is_in_memory(root: str, stretch: Stretch) -> bool:
-    """Whether a byte in its middle can be read without waiting for a disk (preadv2(2))."""
+    """Return whether its middle byte can be read without waiting for a disk (preadv2(2))."""
     try:
         fd = safe_open.open_file(root, stretch.file.name)
     except OSError:
@@ -203,7 +205,10 @@ def _matches(
     threads: int = 1,
     ahead: tuple[int, int] | None = None,
 ) -> bool:
-    """Whether a stretch is there, with its digests."""
+    """Return whether a stretch is stored with its digests; False if it is missing or too short.
+
+    ``threads`` digest a large stretch; ``ahead``: bytes of a piece, and how many are read ahead.
+    """
     name, size = stretch.file.name, stretch.size
     digesters = threads if size >= LARGE else 1
     checker = Checker(name, stretch.digests, stretch.start, stretch.end, digesters)
@@ -217,35 +222,38 @@ def _matches(
             stream(source, Extent(name, stretch.start, size), buffer, checker.add)
         checker.end()
     except (NotFound, Incomplete, Corrupt):
-        return False  # it differs, is gone, or shorter than it was: `find_ranges` says which
+        return False  # it differs, is gone, or shorter than it was: `locate_damage` says which
     return True
 
 
-def find_ranges(
+def locate_damage(
     source: CountedSource,
     damaged: Sequence[ExpectedFile],
     checkpoint: Files,
 ) -> list[VerifyFinding]:
     """Read damaged files once more; return findings with byte ranges and the tensors in them."""
-    found = [_find_range(source, file) for file in damaged]
-    own = {f.path: one.ranges for f, one in zip(damaged, found, strict=True) if f.is_own}
-    names = name_tensors(checkpoint, own) if own else {}
-    for i, (file, finding) in enumerate(zip(damaged, found, strict=True)):
+    findings = [_locate_damage(source, file) for file in damaged]
+    own_ranges = {
+        f.path: each.ranges for f, each in zip(damaged, findings, strict=True) if f.is_own
+    }
+    names = name_tensors(checkpoint, own_ranges) if own_ranges else {}
+    for i, (file, finding) in enumerate(zip(damaged, findings, strict=True)):
         if finding.kind == "digest":
             tensors = names.get(file.path, ()) if file.is_own else finding.tensors
             detail = _describe(finding.ranges, tensors)
-            found[i] = replace(finding, tensors=tensors, detail=detail)
-    return found
+            findings[i] = replace(finding, tensors=tensors, detail=detail)
+    return findings
 
 
-def _find_range(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
+def _locate_damage(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
+    """Return the finding for a damaged file: where it differs, or that it is missing or short."""
     try:
         if file.is_consolidated:
             ranges = _differing_tensors(source, file)
             tensors = (t.name for t in file.tensors if overlaps(ranges, t.start, t.size))
             return VerifyFinding("digest", file.shown, "", ranges, tuple(sorted(tensors)))
-        read = digest_file(source, file.name, file.size, file.recorded.block_size)
-        return VerifyFinding("digest", file.shown, "", find_differing(file.recorded, read))
+        digests = digest_file(source, file.name, file.size, file.recorded.block_size)
+        return VerifyFinding("digest", file.shown, "", find_differing(file.recorded, digests))
     except (NotFound, Incomplete):
         detail = f"{file.size} bytes expected; it was deleted while it was read"
         return VerifyFinding("missing", file.shown, detail)
@@ -254,10 +262,13 @@ def _find_range(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
 
 
 def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
-    """Each tensor has a digest; what differs and lies in no tensor lies in the header."""
+    """Return the ranges of a model's file that differ: whole tensors, and the header.
+
+    Each tensor has a digest; what differs and lies in no tensor lies in the header.
+    """
     spans = [(t, Extent(file.name, t.start, t.size)) for t in file.tensors]
-    odd = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]
-    ranges = join_ranges((e.start, e.start + e.size) for e in odd if e.size)
+    differing = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]
+    ranges = join_ranges((e.start, e.start + e.size) for e in differing if e.size)
     header = (0, min((t.start for t in file.tensors), default=file.size))
     if ranges and not _is_header(source, file.name, header[1]):
         return join_ranges((header, *ranges))
@@ -268,7 +279,7 @@ def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
 
 
 def _is_header(source: CountedSource, name: str, size: int) -> bool:
-    """Whether a header parses: it has no digest of its own to compare."""
+    """Return whether a header parses; it has no digest of its own to compare."""
     head = bytearray(size)
     source.read_into(name, 0, memoryview(head))
     try:
@@ -283,45 +294,49 @@ def digest_file(source: RangeSource, name: str, size: int, block: int = 0) -> Fi
 
 
 def _describe(ranges: Ranges, tensors: Collection[str]) -> str:
+    """Return the text of a finding: the first ranges and tensors, and how many more."""
     if not ranges:
         return "two reads differ, and the second one is right: check disk, memory and network"
-    first = [f"{start} to {end}" for start, end in ranges[: _SHOWN[0]]]
+    range_texts = [f"{start} to {end}" for start, end in ranges[: _SHOWN[0]]]
     names = list(tensors)[: _SHOWN[1]]
-    if len(ranges) > len(first):
-        first.append(f"{len(ranges) - len(first)} more ranges")
+    if len(ranges) > len(range_texts):
+        range_texts.append(f"{len(ranges) - len(range_texts)} more ranges")
     if len(tensors) > len(names):
         names.append(f"{len(tensors) - len(names)} more")
-    where = f"checksum mismatch in bytes {', '.join(first)}"
+    where = f"checksum mismatch in bytes {', '.join(range_texts)}"
     return f"{where} ({', '.join(names)})" if names else where
 
 
-def find_differing(recorded: FileDigest, found: FileDigest) -> Ranges:
-    """Return the blocks that differ, or the whole file where blocks cannot tell; empty if equal."""
-    if (recorded.size, recorded.digest) == (found.size, found.digest):
+def find_differing(recorded: FileDigest, digests: FileDigest) -> Ranges:
+    """Return the ranges that differ, by blocks if both have the same; empty if equal.
+
+    Without comparable blocks it is the whole file.
+    """
+    if (recorded.size, recorded.digest) == (digests.size, digests.digest):
         return ()
-    size, block = max(recorded.size, found.size), recorded.block_size
-    if block != found.block_size or block < 1:
+    size, block = max(recorded.size, digests.size), recorded.block_size
+    if block != digests.block_size or block < 1:
         return ((0, size),)
-    pairs = enumerate(zip_longest(recorded.blocks, found.blocks))
-    odd = [(i * block, min((i + 1) * block, size)) for i, (a, b) in pairs if a != b]
-    return join_ranges(odd) or ((0, size),)
+    pairs = enumerate(zip_longest(recorded.blocks, digests.blocks))
+    differing = [(i * block, min((i + 1) * block, size)) for i, (a, b) in pairs if a != b]
+    return join_ranges(differing) or ((0, size),)
 
 
 def join_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the ranges sorted, with those that touch each other made one."""
-    found: list[tuple[int, int]] = []
+    """Return the ranges sorted; those that touch each other are joined."""
+    joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
-            found.append((start, end))
-    return tuple(found)
+            joined.append((start, end))
+    return tuple(joined)
 
 
 def overlaps(ranges: Ranges, start: int, size: int) -> bool:
     """Return whether some of ``size`` bytes from ``start`` lie in one of the ranges."""
-    at = bisect_right(ranges, start, key=lambda r: r[1])
-    return size > 0 and at < len(ranges) and ranges[at][0] < start + size
+    index = bisect_right(ranges, start, key=lambda r: r[1])
+    return size > 0 and index < len(ranges) and ranges[index][0] < start + size
 
 
 def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[str, ...]]:
@@ -329,7 +344,7 @@ def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[
 
     Tensors are left out where the metadata that names them is damaged itself.  Raises StoreError.
     """
-    found: dict[str, set[str]] = {}
+    names_by_path: dict[str, set[str]] = {}
     try:
         sources = registry.sources(files)
     except StoreError:
@@ -346,26 +361,28 @@ def name_tensors(files: Files, damage: Mapping[str, Ranges]) -> dict[str, tuple[
             continue  # as above, or incomplete, or a layout that this program does not know
         # Only these files say which tensor is where.  Headers of the others say only where it lies
         # in them, and must agree with these.
-        row = registry.LAYOUTS[source.layout]
-        naming = (e for e in tracked.reads if e.file.endswith(row.naming))
+        layout = registry.LAYOUTS[source.layout]
+        naming = (e for e in tracked.reads if e.file.endswith(layout.naming))
         doubtful = {e.file for e in naming if overlaps(damage.get(e.file, ()), e.start, e.size)}
-        if doubtful and not row.is_whole:
+        if doubtful and not layout.is_whole:
             continue
         for tensor in tensors:
             for part in (part for copy in tensor.copies for part in copy.stored()):
-                at = part.extent
-                if at.file not in doubtful and overlaps(damage.get(at.file, ()), at.start, at.size):
-                    found.setdefault(at.file, set()).add(tensor.name)
-    return {path: tuple(sorted(names)) for path, names in found.items()}
+                extent = part.extent
+                if extent.file not in doubtful and overlaps(
+                    damage.get(extent.file, ()), extent.start, extent.size
+                ):
+                    names_by_path.setdefault(extent.file, set()).add(tensor.name)
+    return {path: tuple(sorted(names)) for path, names in names_by_path.items()}
 
 
 def find_archives(files: Files) -> dict[str, list[Item] | None]:
     """Return where torch's archives lie in the shards of distributed checkpoints, by path.
 
-    ``None`` for a shard whose archives are compressed.  Shards without readable metadata are left
-    out.  Raises StoreError.
+    None for a shard whose archives are compressed. Shards without readable metadata are left out.
+    Raise StoreError.
     """
-    found: dict[str, list[Item] | None] = {}
+    archives: dict[str, list[Item] | None] = {}
     for root in dcp.roots(files.sizes()):
         try:
             metadata = dcp_metadata.read_metadata(files, root)
@@ -374,43 +391,43 @@ def find_archives(files: Files) -> dict[str, list[Item] | None]:
         except CkptsyncError:
             continue  # level parse has a finding for it
         for (name, _), item in metadata.items.items():
-            inside = found.setdefault(item.file, [])
-            if item.transforms or inside is None:
-                found[item.file] = None
+            in_file = archives.setdefault(item.file, [])
+            if item.transforms or in_file is None:
+                archives[item.file] = None
             else:
-                inside.append((item.start, item.size, name))
-    return {path: sorted(items) if items is not None else None for path, items in found.items()}
+                in_file.append((item.start, item.size, name))
+    return {path: sorted(items) if items is not None else None for path, items in archives.items()}
 
 
 def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
-    """Compare every CRC32 of torch's archives; return findings of this kind.
+    """Compare every CRC32 in torch's archives; return findings of ``kind``, files and bytes.
 
-    They show damage from before anybody recorded a digest.  Raises StoreError, Incomplete.
+    CRC32s show damage from before anybody recorded a digest. Raise StoreError, Incomplete.
     """
     sizes = files.sizes()
-    inside = find_archives(files) if any(path.endswith(DCP_SHARD) for path in sizes) else {}
-    found: list[VerifyFinding] = []
+    items_by_path = find_archives(files) if any(path.endswith(DCP_SHARD) for path in sizes) else {}
+    findings: list[VerifyFinding] = []
     count = total = 0
     for path, size in sizes.items():
         archives: list[Extent] = []
         if path.endswith(TORCH) and torch_zip.has_end(files, Extent(path, 0, size)):
             archives = [Extent(path, 0, size)]
-        elif items := inside.get(path):
+        elif items := items_by_path.get(path):
             archives = [Extent(path, start, n) for start, n, _ in items if start + n <= size]
         compared = 0
         try:
-            for where in archives:
-                compared += _compare_crc32s(files, where)
+            for archive in archives:
+                compared += _compare_crc32s(files, archive)
         except Corrupt as e:
-            found.append(VerifyFinding(kind, files.show(path), str(e)))
+            findings.append(VerifyFinding(kind, files.show(path), str(e)))
         except Unsupported:
             pass  # compressed, or of a kind that level parse has a note for: nothing is claimed
         count, total = count + (compared > 0), total + compared
-    return found, count, total
+    return findings, count, total
 
 
 def _compare_crc32s(files: Files, where: Extent) -> int:
-    """Return how many bytes of an archive were compared.  Raises Corrupt."""
+    """Return how many bytes of an archive were compared; raise Corrupt if one differs."""
     archive = torch_zip.open_archive(files, where)
     torch_zip.check_version(files, archive)
     compared = 0

@@ -1,8 +1,10 @@
 """Level load: torch and safetensors load every tensor, in a child that is limited and sandboxed.
 
-The child may hang, blow up or die of what it reads.  It is limited from here and cannot raise its
-limits; its death over a file is an answer, too.  It sandboxes itself (`sandbox`) and gets no
-secrets: of this process's environment only what programs and libraries need to be found.
+Only the library that a user will load with can prove that a file loads, and it may hang, blow up or
+die of what it reads. So it runs in a child process (`load_child`), which is limited from here and
+cannot raise its limits; its death over a file is a finding. The child sandboxes itself (`sandbox`)
+and gets no secrets: of this process's environment only what programs and libraries need to be
+found.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ LOAD_CHILD = "ckptsync.verifier.load_child"
 STARTING = 120.0  # seconds to import Python and torch; a request's own time counts from there
 _SLICE = 1.0  # seconds between two calls of `progress`
 _GRACE = 5.0  # seconds beyond a request's time: the child's alarm comes first, and says more
-_KEPT = frozenset(
+_INHERITED = frozenset(
     {
         *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "PYTHONFAULTHANDLER", "LD_LIBRARY_PATH"),
         *("USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP"),
@@ -68,9 +70,10 @@ def load_files(
     files: Sequence[ExpectedFile],
     checkpoint: TrackedFiles,
 ) -> tuple[list[VerifyFinding], Reading]:
-    """Load every file with tensors; ``checkpoint`` says where in its shards they lie.
+    """Load every file with tensors; return findings, and what was loaded.
 
-    Raises Unsupported where no loader is installed, Incomplete if a file went away, StoreError.
+    ``checkpoint`` says where in its shards the tensors lie. Raise Unsupported if no loader is
+    installed, Incomplete if a file was deleted, StoreError.
     """
     loadable = [f for f in files if f.name.endswith((SAFETENSORS, *TORCH, DCP_SHARD))]
     has_items = any(file.name.endswith(DCP_SHARD) for file in loadable)
@@ -89,15 +92,15 @@ def load_files(
             else:
                 answer = {"refused": "it is compressed"}
             answers.append(answer)
-            findings += _findings(file.shown, answer)
+            findings += _answer_findings(file.shown, answer)
         loader = child.loader
-    done = [a for a in answers if "tensors" in a]
-    tensors = sum(a["tensors"] for a in done)
-    summary = f"{tensors} tensors of {len(done)} files loaded with {loader}" if loader else ""
-    nothing = "nothing to load: no file with tensors"
-    findings.append(VerifyFinding("note", checkpoint.title, summary or nothing))
-    size, of_size = sum(a["read"] for a in done), sum(file.size for file in loadable)
-    return findings, Reading("load", len(done), size, len(loadable), of_size, tensors)
+    loaded = [a for a in answers if "tensors" in a]
+    tensors = sum(a["tensors"] for a in loaded)
+    summary = f"{tensors} tensors of {len(loaded)} files loaded with {loader}" if loader else ""
+    no_files = "nothing to load: no file with tensors"
+    findings.append(VerifyFinding("note", checkpoint.title, summary or no_files))
+    size, of_size = sum(a["read"] for a in loaded), sum(file.size for file in loadable)
+    return findings, Reading("load", len(loaded), size, len(loadable), of_size, tensors)
 
 
 def load_file(
@@ -107,10 +110,11 @@ def load_file(
     kind: str,
     items: Sequence[Item] = (),
 ) -> Answer:
-    """Load one file; return what the child answers.
+    """Load one file in the child; return the child's answer, or a fault if it died.
 
-    Its limits are far more than loading needs, so that only what hangs or blows up meets them.
-    Raises what `LoaderProcess.ask` raises but Died, Incomplete, StoreError.
+    Its limits are far more than loading needs, so that only what hangs or blows up reaches them.
+    ``items``: archives in a shard. Raise as `LoaderProcess.ask` does, but Died; Incomplete,
+    StoreError.
     """
     request = {
         "kind": kind,
@@ -126,7 +130,8 @@ def load_file(
             return {"fault": str(e)}
 
 
-def _findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
+def _answer_findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
+    """Yield the findings in a child's answer about a file."""
     if fault := answer.get("fault"):
         yield VerifyFinding("load", shown, fault)
     if refused := answer.get("refused"):
@@ -142,7 +147,10 @@ def _findings(shown: str, answer: Answer) -> Iterator[VerifyFinding]:
 
 @contextlib.contextmanager
 def open_file(source: RangeSource, name: str, size: int) -> Iterator[int]:
-    """Open a file, or a copy if it is not on this machine.  Raises Incomplete, StoreError."""
+    """Yield the descriptor of a file, or of a temporary copy if it is not on this machine.
+
+    Raise Incomplete if it is missing, StoreError.
+    """
     place = local_place(source, name)
     if place is None:
         with tempfile.TemporaryFile() as copy:
@@ -162,7 +170,7 @@ def open_file(source: RangeSource, name: str, size: int) -> Iterator[int]:
 
 
 def require(level: Level) -> None:
-    """Raise Unsupported, before anything is read, where level load's libraries are missing."""
+    """Raise Unsupported, before anything is read, if level load's libraries are missing."""
     for library in LIBRARIES if level == "load" else ():
         if find_spec(library) is None:
             raise Unsupported(
@@ -175,9 +183,9 @@ class Died(Exception):
 
 
 class LoaderProcess:
-    """`LOAD_CHILD`, started by the first request; after a death, started again.
+    """A child process that runs `LOAD_CHILD`, started by the first request and after a death.
 
-    ``loader`` names its libraries, and what it could not sandbox itself against.
+    ``loader`` names its libraries, and which parts of the sandbox it could not have.
     """
 
     def __init__(self, progress: ReadProgress = no_progress, python: str = sys.executable) -> None:
@@ -193,13 +201,15 @@ class LoaderProcess:
         self.end()
 
     def start(self) -> Child:
-        """Return the running process.
+        """Return the running process; start it if none runs.
 
-        Raises Unsupported where its libraries are not installed, CkptsyncError if it cannot start.
+        Raise Unsupported if its libraries are not installed, CkptsyncError if it cannot start.
         """
         if self._child is not None:
             return self._child
-        environment = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith("LC_")}
+        environment = {
+            k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith("LC_")
+        }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         command = [self._python, "-m", LOAD_CHILD]
         self._child = child = Child(command, environment | QUIET, self._errors)
@@ -211,18 +221,20 @@ class LoaderProcess:
                 log.warning("%s: %s", LOAD_CHILD, lacks)
                 self.loader += f" ({lacks})"
             return child
-        code, last = self._bury(child, TO_DIE if line is not None else 0.0)
+        code, last_line = self._bury(child, TO_DIE if line is not None else 0.0)
         if code == MISSING:
-            raise Unsupported(last, hint=install_extra("load"))
-        how = f"was not ready in {STARTING:.0f} s" if line is None else f"ended with status {code}"
-        why = f"{LOAD_CHILD}: the child process {how}: {last}"
+            raise Unsupported(last_line, hint=install_extra("load"))
+        how_it_ended = (
+            f"was not ready in {STARTING:.0f} s" if line is None else f"ended with status {code}"
+        )
+        why = f"{LOAD_CHILD}: the child process {how_it_ended}: {last_line}"
         raise CkptsyncError(why, hint="check the installation of torch")
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         """Send a request with open files; return its answer.
 
         Limits in it: ``wall`` and ``cpu`` in seconds; ``memory`` in bytes beyond what the child has
-        now and the files have.  Raises Died, what `start` raises, and CkptsyncError for SIGKILL.
+        now and the files have. Raise Died, what `start` raises, and CkptsyncError for SIGKILL.
         """
         child = self.start()
         self._progress(0)
@@ -253,28 +265,31 @@ class LoaderProcess:
         self._child = self._errors = None
 
     def _line(self, child: Child, seconds: float) -> bytes | None:
-        """Return the next line within so many seconds; call `progress` each second until then."""
+        """Return the next line, empty at the end of output, or None after so many seconds.
+
+        Progress is called each second until then.
+        """
         until = time.monotonic() + seconds
         while (line := child.line(_SLICE)) is None and time.monotonic() < until:
             self._progress(0)
         return line
 
     def _death(self, child: Child, request: dict[str, Any]) -> Died | CkptsyncError:
-        """Return the error for a child that ended over a request.
+        """Return the error for a child that ended over a request; its end is awaited.
 
-        Its limits end it by SIGALRM, SIGXCPU or a MemoryError.  SIGKILL comes from the system or
+        Its limits end it by SIGALRM, SIGXCPU or a MemoryError. SIGKILL comes from the system or
         from somebody, and says nothing about the file.
         """
-        code, last = self._bury(child, TO_DIE)
+        code, last_line = self._bury(child, TO_DIE)
         if code == -signal.SIGALRM:
             return Died(f"not done in {request['wall']} s")
         if code == -signal.SIGXCPU:
             return Died(f"not done in {request['cpu']} s of CPU time")
         if code == -signal.SIGKILL:
-            why = f"{LOAD_CHILD}: the child process was killed by SIGKILL: {last}"
+            text = f"{LOAD_CHILD}: the child process was killed by SIGKILL: {last_line}"
             hint = "give this machine, or the service's MemoryMax, more memory, and verify again"
-            return CkptsyncError(why, hint=hint)
-        return Died(f"the child process {describe_end(code)}: {last}")
+            return CkptsyncError(text, hint=hint)
+        return Died(f"the child process {describe_end(code)}: {last_line}")
 
     def _bury(self, child: Child, patience: float) -> tuple[int | None, str]:
         """End the child; return its exit status and the last line of its standard error."""
@@ -282,6 +297,6 @@ class LoaderProcess:
         assert self._errors
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 4096))
-        text = self._errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        last_line = self._errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
         self.end()
-        return code, text[:300] or "no error message"
+        return code, last_line[:300] or "no error message"

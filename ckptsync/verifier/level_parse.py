@@ -1,4 +1,9 @@
-"""Level parse: files open, metadata agrees with them, tensors tile, models match their record."""
+"""Level parse: files open, metadata agrees with them, tensors tile, models match their record.
+
+A file with the right digest can still have been wrong when it was stored. So each layout reads its
+metadata as for a merge, and what a merge would refuse is a finding, named by the file that was read
+last. What cannot be judged becomes a note.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ _BELOW: dict[str, Level] = {UNPARSED: "digest", UNLOADED: "parse"}
 
 
 def reached_level(level: Level, findings: Iterable[VerifyFinding]) -> Level:
-    """Return ``level``, or the highest below it that was reached for every file."""
+    """Return ``level``, or the highest below it that was reached for every file, by the notes."""
     details = [f.detail for f in findings if f.kind == "note"]
     most = [below for sign, below in _BELOW.items() if any(d.startswith(sign) for d in details)]
     return min((level, *most), key=LEVELS.index)
@@ -37,37 +42,44 @@ def check_checkpoint(files: TrackedFiles) -> Iterator[VerifyFinding]:
     Raises StoreError.
     """
     yield from _check_closed(files)
-    found: list[WeightsSource] = []
-    yield from _guard(files, lambda: found.extend(registry.sources(files)))
-    if not found:
+    sources: list[WeightsSource] = []
+    yield from _guard(files, lambda: sources.extend(registry.sources(files)))
+    if not sources:
         detail = f"{UNPARSED}no layout that this program knows"
         yield VerifyFinding("note", files.show(""), detail)
-    wrong = [f for s in found for f in _guard(files, partial(_check_tensors, files, s))]
-    yield from wrong
-    if found:
+    damage = [
+        f for source in sources for f in _guard(files, partial(_check_tensors, files, source))
+    ]
+    yield from damage
+    if sources:
         yield from _guard(files, partial(_check_demands, files))
-    if found and not wrong:
+    if sources and not damage:
         yield from _check_complete(files)
 
 
 def check_model(files: TrackedFiles, tensors: Iterable[ModelTensor]) -> Iterator[VerifyFinding]:
-    """Yield what of a consolidated model is not as its model record says.  Raises StoreError."""
+    """Yield what of a consolidated model differs from its model record; raise StoreError."""
     yield from _check_closed(files)
     recorded: defaultdict[str, list[ModelTensor]] = defaultdict(list)
     for tensor in tensors:
         recorded[tensor.file].append(tensor)
     for file in sorted(recorded.keys() & files.sizes().keys()):  # level stat names those missing
         yield from _guard(files, partial(_check_recorded, files, file, recorded[file]))
-    found: list[WeightsSource] = []
-    yield from _guard(files, lambda: found.extend(registry.sources(files)))
-    wrong = [f for s in found for f in _guard(files, partial(_check_tensors, files, s))]
-    yield from wrong
-    if found and not wrong:
+    sources: list[WeightsSource] = []
+    yield from _guard(files, lambda: sources.extend(registry.sources(files)))
+    damage = [
+        f for source in sources for f in _guard(files, partial(_check_tensors, files, source))
+    ]
+    yield from damage
+    if sources and not damage:
         yield from _check_complete(files)
 
 
 def _guard(files: TrackedFiles, check: Callable[[], None]) -> Iterator[VerifyFinding]:
-    """Yield a finding for the error of a check, named by the file that was read last."""
+    """Run a check; yield a finding if it raises, named by the file that was read last.
+
+    Corrupt is damage; Incomplete and Unsupported are notes.
+    """
     try:
         check()
     except Corrupt as e:
@@ -79,18 +91,24 @@ def _guard(files: TrackedFiles, check: Callable[[], None]) -> Iterator[VerifyFin
 
 
 def _check_closed(files: TrackedFiles) -> Iterator[VerifyFinding]:
+    """Yield damage for each file without the end or the header that its format has."""
+
     def check(path: str) -> None:
+        """Raise Corrupt if the file is cut off."""
         if not registry.closed(path, files):
             raise Corrupt(f"{path}: lacks the end or the header that its format has")
 
     for path in files.sizes():
-        for found in _guard(files, partial(check, path)):
+        for finding in _guard(files, partial(check, path)):
             # Of an empty file nothing was read, so another one was the last.
-            yield replace(found, name=files.show(path))
+            yield replace(finding, name=files.show(path))
 
 
 def _check_tensors(files: TrackedFiles, source: WeightsSource) -> None:
-    """Every stored copy tiles its tensor; formats check that it lies inside its file."""
+    """Raise Corrupt if a stored copy does not tile its tensor; count the tensors.
+
+    Formats check that copies lie inside their files.
+    """
     for tensor in registry.tensors(files, source):
         files.tensors += 1
         for copy in tensor.copies:
@@ -99,16 +117,19 @@ def _check_tensors(files: TrackedFiles, source: WeightsSource) -> None:
 
 
 def _check_demands(files: TrackedFiles) -> None:
-    """Check sizes that metadata demands of files that are here; manifests say which are missing."""
+    """Raise Corrupt if a file has another size than the checkpoint's own metadata demands.
+
+    Manifests say which files are missing.
+    """
     demands, sizes = registry.demands(files), files.sizes()
     for path, size in (demands.model | demands.resume).items():
         if path in sizes and size is not None and sizes[path] != size:
-            why = f"{sizes[path]} bytes, expected {size} by the checkpoint's own metadata"
-            raise Corrupt(f"{path}: {why}")
+            text = f"{sizes[path]} bytes, expected {size} by the checkpoint's own metadata"
+            raise Corrupt(f"{path}: {text}")
 
 
 def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
-    """Yield what the preferred model lacks, or may lack; other errors are found elsewhere."""
+    """Yield notes: why tensors are missing, or may be; nothing if that cannot be judged."""
     doubts: list[str] = []
     with contextlib.suppress(Corrupt, Unsupported):
         try:
@@ -119,10 +140,11 @@ def _check_complete(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def _check_recorded(files: TrackedFiles, file: str, tensors: Iterable[ModelTensor]) -> None:
+    """Raise Corrupt if a file's tensors are not those of the model record."""
     recorded = {(t.start, t.size, t.name, t.dtype, t.shape) for t in tensors}
-    found = set()
+    stored = set()
     for tensor in safetensors.tensors(files, file):
-        at = tensor.copies[0].parts[0].extent
-        found.add((at.start, at.size, tensor.name, tensor.dtype, tensor.shape))
-    if odd := recorded ^ found:
-        raise Corrupt(f"{file}: {min(odd)[2]} differs from its model record in place or type")
+        extent = tensor.copies[0].parts[0].extent
+        stored.add((extent.start, extent.size, tensor.name, tensor.dtype, tensor.shape))
+    if differing := recorded ^ stored:
+        raise Corrupt(f"{file}: {min(differing)[2]} differs from its model record in place or type")

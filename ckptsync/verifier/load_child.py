@@ -1,17 +1,16 @@
 """Load every tensor of a file in a child process: ``python -m ckptsync.verifier.load_child``.
 
-Standard input is a socket.  The child sends ``ready``, its libraries, a tab, and what of the
-sandbox it could not have.  A request is a line of JSON: ``kind`` (safetensors, torch, items),
-``items`` (start, size, name), and ``wall``, the seconds after which SIGALRM ends the process, also
-if the parent is dead.  A byte before the line carries the open file.  The answer has ``tensors``,
-``read``, ``nonfinite`` (name → count, the first `MOST`) and ``more``; or ``fault``; or
-``refused`` where a file holds more than data.
+A hostile file may exploit a hole in torch, so the process that loads is sandboxed, and imports
+nothing of ckptsync but `sandbox` and `child`. It answers one request at a time. Standard input is a
+socket. The child sends ``ready``, its libraries, a tab, and what of the sandbox it could not have.
+A request is a line of JSON: ``kind`` (safetensors, torch, items), ``items`` (start, size, name),
+and ``wall``, the seconds after which SIGALRM ends the process, also if the parent is dead. A byte
+before the line carries the open file. The answer has ``tensors``, ``read``, ``nonfinite`` (name →
+count, the first `MOST`) and ``more``; or ``fault``; or ``refused`` if a file holds more than data.
 
 torch's own files are loaded with ``weights_only=True`` and never otherwise: what is no tensor
-becomes an `Inert` object and is searched for tensors.  ``torch`` is an argument everywhere, so
-that this module can be imported without it.
-
-Imports nothing of ckptsync but `sandbox` and `child`: what a hole in torch can reach is little.
+becomes an `Inert` object and is searched for tensors. ``torch`` is an argument everywhere, so that
+this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -99,7 +98,10 @@ _COMPRESSED = {  # layouts without a storage of their own, and the methods for w
 
 
 def main() -> int:
-    """Answer requests until the socket ends."""
+    """Answer requests until the parent closes the socket; return the exit status.
+
+    It is `MISSING` if a library is not installed.
+    """
     die_with_parent()
     os.dup2(2, 1)  # what libraries print is no answer
     lacks = sandbox.enter()
@@ -117,9 +119,9 @@ def main() -> int:
             line, fds, _, _ = socket.recv_fds(parent, 1 << 16, 1)
             line = line[len(fds) :]
             while not line.endswith(b"\n"):
-                if not (more := parent.recv(1 << 16)):
+                if not (more_data := parent.recv(1 << 16)):
                     return 0  # the parent is gone
-                line += more
+                line += more_data
             request = json.loads(line)
             signal.alarm(request["wall"])
             try:
@@ -134,7 +136,10 @@ def main() -> int:
 
 
 def load(path: str, request: dict[str, Any], safetensors: Any, torch: Any) -> dict[str, Any]:
-    """Return the answer to a request about the file at ``path``."""
+    """Return the answer to a request about the file at ``path``.
+
+    Raise Refused, and whatever the libraries raise.
+    """
     if request["kind"] == "safetensors":
         with safetensors.safe_open(path, "pt") as file:
             return count(_tensors(file, torch))
@@ -151,7 +156,10 @@ def _tensors(file: Any, torch: Any) -> Iterator[NamedTensor]:
 
 
 def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator[NamedTensor]:
-    """Yield the tensors of a distributed checkpoint's shard: archives, one behind the other."""
+    """Yield the tensors in the archives of a distributed checkpoint's shard.
+
+    Raise EOFError if the file ends too early.
+    """
     with open(path, "rb") as file:  # noqa: PTH123 - it is a descriptor's path
         for start, size, name in items:
             file.seek(start)
@@ -162,21 +170,26 @@ def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator
                 yield f"{name}{inner and '.'}{inner}", dtype, piece
 
 
-def count(found: Iterator[NamedTensor]) -> dict[str, Any]:
+def count(tensors_found: Iterator[NamedTensor]) -> dict[str, Any]:
     """Return the answer: how many tensors and bytes there are, and which values are not finite.
 
     Storages of one tensor follow each other.
     """
-    odd: dict[str, int] = {}
-    read = tensors = 0
-    last: str | None = None
-    for name, dtype, piece in found:
-        wrong = nonfinite(dtype, piece)
-        read, tensors, last = read + piece.size, tensors + (name != last), name
-        if wrong and not (name.startswith(_CALLBACKS) and piece.size <= _SCORE):
-            odd[name] = odd.get(name, 0) + wrong
-    first = dict(list(odd.items())[:MOST])
-    return {"tensors": tensors, "read": read, "nonfinite": first, "more": max(0, len(odd) - MOST)}
+    nonfinite_counts: dict[str, int] = {}
+    size_read = tensors = 0
+    last_name: str | None = None
+    for name, dtype, piece in tensors_found:
+        bad_values = nonfinite(dtype, piece)
+        size_read, tensors, last_name = size_read + piece.size, tensors + (name != last_name), name
+        if bad_values and not (name.startswith(_CALLBACKS) and piece.size <= _SCORE):
+            nonfinite_counts[name] = nonfinite_counts.get(name, 0) + bad_values
+    first = dict(list(nonfinite_counts.items())[:MOST])
+    return {
+        "tensors": tensors,
+        "read": size_read,
+        "nonfinite": first,
+        "more": max(0, len(nonfinite_counts) - MOST),
+    }
 
 
 def nonfinite(dtype: str, data: Bytes) -> int:
@@ -185,15 +198,15 @@ def nonfinite(dtype: str, data: Bytes) -> int:
     Reads every byte, also of types without such values, so that a mapped file was really there.
     """
     kind, mask, pattern = _NONFINITE.get(dtype, (np.uint8, 0, 1))
-    found = 0
-    for at in range(0, data.size, _CHUNK):
-        values = data[at : at + _CHUNK].view(kind)
-        found += int(np.count_nonzero((values & kind(mask)) == kind(pattern)))
-    return found
+    count_found = 0
+    for start in range(0, data.size, _CHUNK):
+        values = data[start : start + _CHUNK].view(kind)
+        count_found += int(np.count_nonzero((values & kind(mask)) == kind(pattern)))
+    return count_found
 
 
 class Refused(Exception):
-    """A file holds what torch does not load with ``weights_only``, and is no damage for that."""
+    """Raised if a file holds what torch does not load with ``weights_only``; that is no damage."""
 
 
 class Inert:
@@ -204,22 +217,25 @@ class Inert:
 
     def __new__(cls, *args: Any, **_: Any) -> Inert:  # noqa: PYI034
         """As pickle's NEWOBJ calls it, without ``__init__``."""
-        made = super().__new__(cls)
-        made.inner = list(args)
-        return made
+        instance = super().__new__(cls)
+        instance.inner = list(args)
+        return instance
 
     def __setstate__(self, state: Any) -> None:
         self.inner.append(state)
 
 
 def load_inert(torch: Any, file: Any) -> Any:
-    """Return what is in a path or an open file.  Raises `Refused`, and whatever torch raises."""
+    """Return the object in a path or an open file, with `Inert` objects for unknown classes.
+
+    Raise Refused if it needs a name that is not data, and whatever torch raises.
+    """
     from torch.serialization import safe_globals  # noqa: PLC0415
 
-    known: dict[str, type[Any]] = {}
+    classes: dict[str, type[Any]] = {}
     while True:
         try:
-            with safe_globals([(kind, name) for name, kind in known.items()]):
+            with safe_globals([(kind, name) for name, kind in classes.items()]):
                 return _load_safely(torch, file)
         except Exception as e:
             text = str(e)
@@ -231,14 +247,18 @@ def load_inert(torch: Any, file: Any) -> Any:
                 names = frozenset({unknown[1], f"builtins.{unknown[1]}"})
             if not names:
                 raise
-            if len(known) > _MOST_NAMES or not names - known.keys():
+            if len(classes) > _MOST_NAMES or not names - classes.keys():
                 raise Refused(
                     f"its pickle needs {min(names)}, which is not data (no damage)"
                 ) from e
-        known |= {name: _make_class(name, torch) for name in names}
+        classes |= {name: _make_class(name, torch) for name in names}
 
 
 def _load_safely(torch: Any, file: Any) -> Any:
+    """Load a path or an open file with ``weights_only``; an archive is mapped.
+
+    Raise Refused if a path does not begin like a file of torch's.
+    """
     if not isinstance(file, str):
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -251,11 +271,15 @@ def _load_safely(torch: Any, file: Any) -> Any:
 
 
 def _make_class(name: str, torch: Any) -> type[Any]:
-    """Return a class for a name: one each, since the unpickler tells them apart by identity."""
+    """Return a new class for a name: the unpickler tells classes apart by identity.
+
+    A DTensor's is a subclass of Tensor whose every operation raises Refused.
+    """
     if not name.endswith(".DTensor"):
         return type("Inert", (Inert,), {})
 
     def dispatch(*_: Any) -> Any:
+        """Raise Refused."""
         raise Refused("its pickle runs an operation on a DTensor while it is loaded (no damage)")
 
     def setstate(self: Any, state: Any) -> None:
@@ -268,43 +292,54 @@ def _make_class(name: str, torch: Any) -> type[Any]:
 def storages(value: Any, torch: Any) -> Iterator[tuple[str, str, Bytes]]:
     """Yield name, dtype and bytes of every storage of tensors in ``value``.
 
-    Each storage comes once, under the first tensor's name.
+    Each storage is yielded once, under the first tensor's name; its incomplete last element is cut
+    off.
     """
-    seen: set[object] = set()
-    todo: list[tuple[str, Any]] = [("", value)]
-    while todo:
-        name, one = todo.pop()
-        if isinstance(one, torch.Tensor) and "inner" not in vars(one):
-            for part in _parts(one):
+    visited: set[object] = set()
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        name, item = pending.pop()
+        if isinstance(item, torch.Tensor) and "inner" not in vars(item):
+            for part in _list_stored_parts(item):
                 storage = part.untyped_storage()
-                if (key := (storage.data_ptr(), storage.nbytes())) in seen:
+                if (key := (storage.data_ptr(), storage.nbytes())) in visited:
                     continue
-                seen.add(key)
+                visited.add(key)
                 dtype = _CODES.get(str(part.dtype).removeprefix("torch."), "")
                 flat: Bytes = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
                 size = part.element_size()
                 yield name, dtype, flat[: flat.size // size * size]  # whole elements
-        elif id(one) not in seen and (inner := _inside(one)):
-            seen.add(id(one))
-            todo += [(f"{name}{name and '.'}{key}", item) for key, item in reversed(inner)]
+        elif id(item) not in visited and (inner := _list_items(item)):
+            visited.add(id(item))
+            pending += [
+                (f"{name}{name and '.'}{key}", inner_item) for key, inner_item in reversed(inner)
+            ]
 
 
-def _inside(one: Any) -> list[tuple[str, Any]]:
-    if isinstance(one, dict):
-        return [(str(key)[:200], item) for key, item in one.items()]
-    items = one if isinstance(one, (list, tuple, set)) else getattr(one, "inner", ())
+def _list_items(container: Any) -> list[tuple[str, Any]]:
+    """Return the items of a container or an `Inert` object, with their keys or indexes."""
+    if isinstance(container, dict):
+        return [(str(key)[:200], item) for key, item in container.items()]
+    items = (
+        container if isinstance(container, (list, tuple, set)) else getattr(container, "inner", ())
+    )
     return [(str(i), item) for i, item in enumerate(items)]
 
 
-def _parts(tensor: Any) -> list[Any]:
+def _list_stored_parts(tensor: Any) -> list[Any]:
+    """Return the tensors with a storage that a tensor is made of; none for a meta tensor."""
     if tensor.is_sparse:
         # Torch has no other name for what is not coalesced.
         return [tensor._indices(), tensor._values()]  # noqa: SLF001
     if names := _COMPRESSED.get(str(tensor.layout)):
         return [getattr(tensor, name)() for name in names]
     if hasattr(tensor, "__tensor_flatten__"):
-        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        return [part for one in inner for part in _parts(one)]
+        tensors = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return [
+            stored_part
+            for inner_tensor in tensors
+            for stored_part in _list_stored_parts(inner_tensor)
+        ]
     return [] if tensor.is_meta else [tensor]
 
 

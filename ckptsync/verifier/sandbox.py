@@ -80,34 +80,34 @@ Instruction = tuple[int, int, int, int]
 
 
 def enter() -> str:
-    """Give up privileges, network and other processes; to be called first.
+    """Give up privileges, network and access to other processes; called first.
 
-    Return what could not be had and why, or nothing.  Of root's own privileges it keeps those to
-    read other users' files.
+    Return what could not be given up and why; empty if all was. Root's right to read other users'
+    files stays.
     """
     return _give_up_privileges() or _refuse(_AT_FIRST)
 
 
 def close() -> str:
-    """Give up new processes, changes to files, and raised limits.  Answers as `enter` does.
+    """Give up new processes, changes to files, and raised limits; return as `enter` does.
 
-    To be called when all libraries are imported: some start programs, or look where temporary files
-    can be written.  Memory and variables of other processes cannot be read in /proc afterwards.
+    Called when all libraries are imported: some start programs, or search where temporary files can
+    be written. Memory and variables of other processes cannot be read in /proc afterwards.
     """
-    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(what, (0, 0))
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
     return _change_nothing() or _refuse(_AT_LAST)
 
 
 def _give_up_privileges() -> str:
-    """For good: what is not permitted any more cannot be had back."""
+    """Drop all capabilities but those to read, for good; return why that failed, or ""."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 of them
+    capabilities = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 of them
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        if not libc.capget(header, held):
-            held[:] = [held[0] & _READS, held[1] & _READS, 0, 0, 0, 0]
-            if not libc.capset(header, held):
+        if not libc.capget(header, capabilities):
+            capabilities[:] = [capabilities[0] & _READS, capabilities[1] & _READS, 0, 0, 0, 0]
+            if not libc.capset(header, capabilities):
                 return ""
     except (OSError, AttributeError):
         return "not sandboxed: this system has no capabilities"
@@ -115,7 +115,7 @@ def _give_up_privileges() -> str:
 
 
 def _change_nothing() -> str:
-    """Enter a domain that handles every right to change a file system, and grants it for no path.
+    """Enter a Landlock domain that grants no change of a file system; return why not, or "".
 
     A process in it may not trace, nor read /proc of, one outside (landlock(7), "Ptrace
     restrictions").
@@ -124,19 +124,19 @@ def _change_nothing() -> str:
         call = ctypes.CDLL(None, use_errno=True).syscall
     except (OSError, AttributeError):
         return "not fully sandboxed: this system has no Landlock"
-    known = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
-    handled = ctypes.c_uint64(_CHANGES | (_TRUNCATE if known >= 3 else 0))
+    version = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    handled = ctypes.c_uint64(_CHANGES | (_TRUNCATE if version >= 3 else 0))
     size = ctypes.c_size_t(8)
-    ruleset = call(_CREATE_RULESET, ctypes.byref(handled), size, 0) if known > 0 else -1
+    ruleset = call(_CREATE_RULESET, ctypes.byref(handled), size, 0) if version > 0 else -1
     is_in = ruleset >= 0 and call(_RESTRICT_SELF, ruleset, 0) == 0
-    what = f"it may change files, and see its user's processes: no Landlock: {_last_error()}"
+    why_not = f"it may change files, and see its user's processes: no Landlock: {_last_error()}"
     if ruleset >= 0:
         os.close(ruleset)
-    return "" if is_in else f"not fully sandboxed: {what}"
+    return "" if is_in else f"not fully sandboxed: {why_not}"
 
 
 def _refuse(names: Iterable[str]) -> str:
-    """Refuse these system calls from now on."""
+    """Have the kernel refuse these system calls from now on; return why it cannot, or ""."""
     machine = platform.machine()
     if machine not in _MACHINES or struct.calcsize("P") != 8:
         return f"not sandboxed: no filter of system calls is known for {machine}"
@@ -146,8 +146,11 @@ def _refuse(names: Iterable[str]) -> str:
     code = b"".join(struct.pack("=HBBI", *each) for each in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     pointer = struct.pack("@HP", len(program), ctypes.addressof(buffer))
-    given = ctypes.create_string_buffer(pointer)
-    calls = ((_NO_NEW_PRIVS, 1, 0, 0, 0), (_SET_SECCOMP, _FILTER, ctypes.addressof(given), 0, 0))
+    program_struct = ctypes.create_string_buffer(pointer)
+    calls = (
+        (_NO_NEW_PRIVS, 1, 0, 0, 0),
+        (_SET_SECCOMP, _FILTER, ctypes.addressof(program_struct), 0, 0),
+    )
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
@@ -164,7 +167,7 @@ def _last_error() -> str:
 
 def _program(architecture: int, numbers: dict[str, int]) -> list[Instruction]:
     """Return classic BPF over struct seccomp_data: refuse the named calls, allow all others."""
-    made: list[Instruction] = [
+    instructions: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _REFUSE),
@@ -180,8 +183,8 @@ def _program(architecture: int, numbers: dict[str, int]) -> list[Instruction]:
         elif name == "clone3":  # a filter cannot see its flags; libc goes on with clone
             rule = [(_RETURN, 0, 0, _UNKNOWN)]
         elif name == "prlimit64":  # without a new limit it only reads
-            new = _ARGUMENTS + 2 * 8
-            low, high = (_LOAD, 0, 0, new), (_LOAD, 0, 0, new + 4)
+            new_limit = _ARGUMENTS + 2 * 8
+            low, high = (_LOAD, 0, 0, new_limit), (_LOAD, 0, 0, new_limit + 4)
             rule = [low, (_EQUAL, 0, 2, 0), high, (_EQUAL, 1, 0, 0), refuse, allow]
-        made += [(_EQUAL, 0, len(rule), number), *rule]
-    return [*made, allow]
+        instructions += [(_EQUAL, 0, len(rule), number), *rule]
+    return [*instructions, allow]

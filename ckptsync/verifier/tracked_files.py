@@ -1,4 +1,9 @@
-"""Read what is verified: count the bytes, report progress, remember which file was read last."""
+"""Read what is verified: count the bytes, report progress, remember which file was read last.
+
+Layouts and libraries read through the `Files` protocol and do not say what they read. So
+verification wraps their source: an error can then be blamed on the file that was read last, and a
+report says how many bytes it rests on.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +59,10 @@ class ReadCounter:
 
 
 class TrackedFiles(FilesWrapper):
-    """Files of a checkpoint or model that remember what was read, and how findings show them.
+    """Files of a checkpoint or model that remember what was read, and how findings name them.
 
-    ``shown``: path → its name in findings.  ``title`` is the name of the whole in findings.
+    ``shown``: path → its name in findings. ``title``: the name of the whole in findings.
+    ``tensors`` is counted by level parse.
     """
 
     def __init__(
@@ -88,17 +94,17 @@ class TrackedFiles(FilesWrapper):
 
     @property
     def read(self) -> int:
-        """Bytes; those read twice count twice."""
+        """Return the bytes that were read; those read twice count twice."""
         return sum(extent.size for extent in self.reads)
 
     @property
     def seen(self) -> frozenset[str]:
-        """The files of which something was read."""
+        """Return the files of which something was read."""
         return frozenset(extent.file for extent in self.reads)
 
     @property
     def last(self) -> str:
-        """The file read last, which an error is most likely about; empty before the first."""
+        """Return the file read last, which an error is probably about; empty before the first."""
         return self.reads[-1].file if self.reads else ""
 
 
@@ -115,7 +121,7 @@ class CountedSource:
         self._count(out)
 
     def stream(self, extent: Extent, buffer: memoryview, sink: Sink) -> None:
-        """Read as `stores.stream.stream` does."""
+        """Send the bytes of an extent to ``sink``, through ``buffer``."""
 
         def counted(view: memoryview) -> None:
             self._count(view)
@@ -124,24 +130,25 @@ class CountedSource:
         stream(self.source, extent, buffer, counted)
 
     def track(self, files: Files, title: str, shown: Mapping[str, str] = NONE) -> TrackedFiles:
-        """Return files of this source that remember what was read, read ahead if they are far."""
-        far = files if is_near(self.source) else PrefetchedFiles(files)
-        return TrackedFiles(far, title, shown, self.progress)
+        """Return files that remember what was read; they are read ahead if they are far."""
+        tracked = files if is_near(self.source) else PrefetchedFiles(files)
+        return TrackedFiles(tracked, title, shown, self.progress)
 
     def _count(self, view: memoryview) -> None:
+        """Add the bytes of a view, and report them."""
         with self._lock:
             self.read += view.nbytes
             self.progress(view.nbytes)
 
 
 def local_root(source: object) -> str | None:
-    """Return the directory in which the files lie on this machine, ``None`` if elsewhere."""
+    """Return the directory of this machine in which the files lie; None if they lie elsewhere."""
     source = source.source if isinstance(source, CountedSource) else source
     return source.root if isinstance(source, DirectoryFiles) else directory_of(source)
 
 
 def local_place(source: object, name: str) -> tuple[str, str] | None:
-    """Return the directory of this machine that a file is opened below, and its name there."""
+    """Return a directory of this machine and a file's name below it; None if it lies elsewhere."""
     source = source.source if isinstance(source, CountedSource) else source
     if isinstance(source, DirectoryFiles):
         return source.base_and_name(name)
@@ -157,7 +164,7 @@ def pieces(source: RangeSource, extent: Extent) -> Iterator[memoryview]:
 
 
 def copy_to(file: IO[bytes], source: RangeSource, extent: Extent) -> None:
-    """Copy bytes to a temporary file.  Raises Incomplete if they are gone, StoreError."""
+    """Copy an extent to a temporary file; raise Incomplete if it is missing, StoreError."""
     try:
         for piece in pieces(source, extent):
             file.write(piece)
@@ -165,5 +172,5 @@ def copy_to(file: IO[bytes], source: RangeSource, extent: Extent) -> None:
     except NotFound as e:
         raise Incomplete(f"{extent.file}: not found") from e
     except OSError as e:
-        what = f"{extent.file}: cannot copy it to {tempfile.gettempdir()}"
-        raise StoreError(f"{what}: {(e.strerror or str(e)).lower()}", hint="set TMPDIR") from e
+        text = f"{extent.file}: cannot copy it to {tempfile.gettempdir()}"
+        raise StoreError(f"{text}: {(e.strerror or str(e)).lower()}", hint="set TMPDIR") from e

@@ -1,9 +1,9 @@
 """Verify what a user names or the schedule says is due: a store, run, location or directory.
 
-`resolve_target` says what a URL means.  `verify_location` compares a location with its records;
+`resolve_target` says what a URL means. `verify_location` compares a location with its records;
 `verify_directory` a directory with its own metadata, with the CRC32s of torch's archives, and with
-a baseline if there is one.  Reports on a location are written to its store, so that `ls`, `status`,
-`repair` and workers act on them.
+a baseline if there is one. Both run the same levels (`_check_levels`). Reports on a location are
+written to its store, so that `ls`, `status`, `repair` and workers act on them.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """How to verify.  ``now`` is the time that reports show; ``baseline`` is of a directory.
+    """How to verify.
 
-    With a ``sample`` no more is claimed than level stat, unless there is damage.
-    ``always_report``: a report is news also where the store says the same.  ``expect`` gets the
-    bytes that will be read, before they are.
+    ``now`` is the time that reports show; ``baseline`` is of a directory. With a ``sample`` no more
+    is claimed than level stat, unless there is damage. ``always_report``: a report is written even
+    if the store already says the same. ``expect`` gets the bytes that will be read, before they
+    are.
     """
 
     level: Level
@@ -83,7 +84,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class InStore:
-    """A store, and what of it was named: everything, a run, or a location of a run."""
+    """A store, and what of it is named: everything, a run, or a location of a run."""
 
     store: Store
     run: str = ""
@@ -100,7 +101,7 @@ class PlainDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found of one location, and its report; ``news`` is None if the store has that."""
+    """The report on a location; ``news``: the report to write, None if the store says the same."""
 
     report: Report
     news: Report | None = None
@@ -112,20 +113,20 @@ def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDir
     Inside a store, the files of a consolidated model, and the records, mean their location.
     """
     source, access = located(url), access or Access()
-    found = path_or_url.enclosing_store(source, access)
-    if found is None:
+    enclosing = path_or_url.enclosing_store(source, access)
+    if enclosing is None:
         return PlainDirectory(source, access)
-    store, parts = found
+    store, parts = enclosing
     if len(parts) > 1 and parts[1] in (CONSOLIDATED, RECORDS):
         parts = (parts[0], *parts[2:])
     return InStore(store, *parts[:2])
 
 
 def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[Verified]:
-    """Verify each location; yield each as it is done.  The caller writes the news (`write_report`).
+    """Verify each location; yield its report as soon as it is done, unwritten (`write_report`).
 
-    Raises ConfigError if nothing is there, and Unsupported, after all the others, for a location
-    with records that a newer program wrote.
+    Raise ConfigError if nothing has that name, and Unsupported, after all the others, for a
+    location with records that a newer program wrote.
     """
     if isinstance(where, PlainDirectory):
         files = path_or_url.list_tree(where.source, where.access)
@@ -133,64 +134,73 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
         yield Verified(verify_directory(files, path_or_url.pure_path(where.source).name, options))
         return
     run, location = where.run, where.location
-    found = read_location(where.store, run, location) if location else read_state(where.store, run)
-    named = {(s.run, s.location) for s in found.locations}
-    named |= {(f.run, f.location) for f in found.faults}
-    if run and not named:
+    state = read_location(where.store, run, location) if location else read_state(where.store, run)
+    known_locations = {(s.run, s.location) for s in state.locations}
+    known_locations |= {(f.run, f.location) for f in state.faults}
+    if run and not known_locations:
         raise not_found(where.store, run, location)
-    newer = {one: found.newer(*one) for one in sorted(named)}
-    options.expect(sum(_bytes_to_read(s.sizes.values(), options) for s in found.locations))
-    for one in (one for one, error in newer.items() if error is None):
-        report, is_judged = _verify_readable(where.store, found, *one, options)
-        seen = found.of(*one)
+    errors = {location_key: state.newer(*location_key) for location_key in sorted(known_locations)}
+    options.expect(sum(_bytes_to_read(s.sizes.values(), options) for s in state.locations))
+    for location_key in (location_key for location_key, error in errors.items() if error is None):
+        report, is_judged = _verify_readable(where.store, state, *location_key, options)
+        location_state = state.of(*location_key)
         news = report
-        if seen and options.sample and report.verdict == "damaged":
+        if location_state and options.sample and report.verdict == "damaged":
             # A sample knows nothing of the files that it left out: findings about them stay.
-            findings = (*report.findings, *unanswered_findings(seen))
+            findings = (*report.findings, *unanswered_findings(location_state))
             news = replace(report, findings=worst_first(findings))
-        reports = seen.records.reports if seen else _read_reports(where.store, found, *one)
-        is_new = options.always_report or is_news(news, reports, found.mtimes)
-        yield Verified(report, news if is_judged and is_new else None)
-    for error in newer.values():
+        reports = (
+            location_state.records.reports
+            if location_state
+            else _read_reports(where.store, state, *location_key)
+        )
+        must_write = options.always_report or is_news(news, reports, state.mtimes)
+        yield Verified(report, news if is_judged and must_write else None)
+    for error in errors.values():
         if error is not None:
             raise error
 
 
 def _bytes_to_read(sizes: Iterable[int], options: VerifyOptions) -> int:
+    """Return how many bytes a verification of these files will read."""
     share = options.sample.share if options.sample else 1.0
     return 0 if options.level == "stat" else int(share * sum(sizes))
 
 
 def _verify_readable(
     store: Store,
-    found: StoreState,
+    state: StoreState,
     run: str,
     location: str,
     options: VerifyOptions,
 ) -> tuple[Report, bool]:
-    """Return a report, and whether the location could be judged: else it must not be written.
+    """Return a report, and whether it may be written: only if the location could be judged.
 
-    Damaged manifests are reported also where no other can be read: what was read of them before is
-    kept by others, and a report has them read again.
+    Damaged manifests are reported also if no other can be read: other processes remember what they
+    read before, and a report has them read it again.
     """
-    seen, faults = found.of(run, location), found.faults_of(run, location)
-    unread = Report(run, checkpoint_of(location), location, 0, "stat", "damaged", (), "", 0, ())
-    unread = replace(unread, when=options.now)
-    if seen is None:
+    location_state, faults = state.of(run, location), state.faults_of(run, location)
+    empty_report = Report(
+        run, checkpoint_of(location), location, 0, "stat", "damaged", (), "", 0, ()
+    )
+    empty_report = replace(empty_report, when=options.now)
+    if location_state is None:
         is_damaged = any(f.record.kind == "manifest" and f.finding.kind == "digest" for f in faults)
-        return replace(unread, findings=tuple(fault.finding for fault in faults)), is_damaged
+        return replace(empty_report, findings=tuple(fault.finding for fault in faults)), is_damaged
     try:
-        return verify_location(store, seen, options, faults), True
+        return verify_location(store, location_state, options, faults), True
     except Incomplete as e:  # it is being deleted, or moves
         note = (VerifyFinding("note", location, str(e)),)
-        return replace(unread, level=options.level, verdict="incomplete", findings=note), False
+        return replace(
+            empty_report, level=options.level, verdict="incomplete", findings=note
+        ), False
 
 
-def _read_reports(store: Store, found: StoreState, run: str, location: str) -> Mapping[str, Report]:
+def _read_reports(store: Store, state: StoreState, run: str, location: str) -> Mapping[str, Report]:
     """Return the reports about a location without a readable manifest, by name."""
     names = (
         name
-        for name in record_names(found.mtimes).values()
+        for name in record_names(state.mtimes).values()
         if (name.run, name.location, name.kind) == (run, location, "report")
     )
     return group_records(read_records(store, names)[0]).reports
@@ -198,81 +208,98 @@ def _read_reports(store: Store, found: StoreState, run: str, location: str) -> M
 
 def verify_location(
     store: Store,
-    seen: LocationState,
+    state: LocationState,
     options: VerifyOptions,
     faults: Sequence[Fault] = (),
 ) -> Report:
-    """Return a report of what ``seen`` says is there, numbered after those that it knows.
+    """Return a report on the files of ``state``, numbered after the reports that it has.
 
-    ``faults`` are its records that cannot be read.  Nothing is called missing or short before this
-    machine must see what others wrote (`Store.late`).  Raises StoreError where the store does not
-    answer, which is no damage, and Incomplete if the location changed meanwhile.
+    ``faults`` are its records that cannot be read. No file is called missing or short before it
+    must be visible to this machine (`Store.late`). Raise StoreError if the store does not answer,
+    which is no damage, and Incomplete if the location changed meanwhile.
     """
     require(options.level)
-    conditions, name = seen.conditions, seen.location
-    files = expected_files(seen)
-    there = [f for f in files if seen.sizes.get(f.name) == f.size]
-    title = consolidated_prefix(seen.run, name).removeprefix(f"{seen.run}/").rstrip("/")
-    own = [f for f in there if f.is_own]
-    made = [f for f in there if f.is_consolidated]
-    tensors = seen.model_record.tensors if seen.model_record else None
-    source = CountedSource(store, options.progress)
-    has_shards = not (conditions.conflict or conditions.shards)
-    with ExitStack() as opened:
-        trees = []
-        for shown, its in ((name, own), (title, made)):
-            tree = StoreFiles(store, {f.path: (f.name, f.size) for f in its})
-            tracked = source.track(tree, shown, {f.path: f.shown for f in its})
-            trees.append(opened.enter_context(closing(tracked)))
-        found, readings, read = _check_levels(
-            options, source, files, there, trees, tensors=tensors, has_shards=has_shards
-        )
-    found += [
-        *check_sizes(files, seen.sizes),
-        *check_records(seen),
-        *note_unnamed(seen, find_unnamed(store, seen)),
+    conditions, name = state.conditions, state.location
+    files = expected_files(state)
+    all_findings, readings, bytes_read = _read_location_files(store, state, options, files)
+    all_findings += [
+        *check_sizes(files, state.sizes),
+        *check_records(state),
+        *note_unnamed(state, find_unnamed(store, state)),
     ]
-    gone = {f.name for f in found if f.kind in ("missing", "size")}
-    found += [fault.finding for fault in faults]
+    absent = {f.name for f in all_findings if f.kind in ("missing", "size")}
+    all_findings += [fault.finding for fault in faults]
     if conditions.conflict:
-        found.append(
-            VerifyFinding("note", name, f"conflict, and so not verified: {conditions.conflict}")
-        )
+        detail = f"conflict, and so not verified: {conditions.conflict}"
+        all_findings.append(VerifyFinding("note", name, detail))
     else:
-        found += note_gaps(seen)
-    if gone and conditions.retired:  # a tombstone says that these files are deleted
-        for i, finding in enumerate(found):
-            if finding.kind in ("missing", "size"):
-                found[i] = replace(finding, kind="note", detail=f"deleted: {finding.detail}")
-    elif gone:
+        all_findings += note_gaps(state)
+    if absent and conditions.retired:  # a tombstone says that these files are deleted
+        all_findings = [
+            replace(f, kind="note", detail=f"deleted: {f.detail}")
+            if f.kind in ("missing", "size")
+            else f
+            for f in all_findings
+        ]
+    elif absent:
         wait_until_visible(store, options.wait)
-        _recheck_missing(store, seen, gone)
-    findings = worst_first(found)
+        _recheck_missing(store, state, absent)
+    findings = worst_first(all_findings)
     is_whole = not conditions.conflict and (conditions.model.holds or bool(conditions.retired))
-    judged = verdict(findings, is_incomplete=not is_whole)
-    reports = (*seen.records.reports, *(fault.name for fault in faults))
-    reached = reached_level(options.level, findings)
+    report_verdict = verdict(findings, is_incomplete=not is_whole)
+    reports = (*state.records.reports, *(fault.name for fault in faults))
+    level_reached = reached_level(options.level, findings)
     return Report(
-        seen.run,
-        seen.checkpoint,
+        state.run,
+        state.checkpoint,
         name,
         next_number(reports, name, "report"),
-        "stat" if options.sample and judged != "damaged" else reached,
-        judged,
-        tuple(k.name for k in seen.manifests),
-        seen.model_record_name,
-        read,
+        "stat" if options.sample and report_verdict != "damaged" else level_reached,
+        report_verdict,
+        tuple(k.name for k in state.manifests),
+        state.model_record_name,
+        bytes_read,
         findings,
         options.now,
         readings,
     )
 
 
+def _read_location_files(
+    store: Store, state: LocationState, options: VerifyOptions, files: Sequence[ExpectedFile]
+) -> tuple[list[VerifyFinding], tuple[Reading, ...], int]:
+    """Check the stored files of a location at every level; return what `_check_levels` does.
+
+    Shards are not parsed if they are deleted, or of two saves.
+    """
+    prefix = consolidated_prefix(state.run, state.location)
+    model_title = prefix.removeprefix(f"{state.run}/").rstrip("/")
+    present = [f for f in files if state.sizes.get(f.name) == f.size]
+    own = [f for f in present if f.is_own]
+    model = [f for f in present if f.is_consolidated]
+    source = CountedSource(store, options.progress)
+    with ExitStack() as stack:
+        trees = []
+        for title, tree_files in ((state.location, own), (model_title, model)):
+            stored_files = StoreFiles(store, {f.path: (f.name, f.size) for f in tree_files})
+            tracked = source.track(stored_files, title, {f.path: f.shown for f in tree_files})
+            trees.append(stack.enter_context(closing(tracked)))
+        return _check_levels(
+            options,
+            source,
+            files,
+            present,
+            trees,
+            tensors=state.model_record.tensors if state.model_record else None,
+            has_shards=not (state.conditions.conflict or state.conditions.shards),
+        )
+
+
 def _check_levels(
     options: VerifyOptions,
     source: CountedSource,
     files: Sequence[ExpectedFile],
-    there: Sequence[ExpectedFile],
+    present: Sequence[ExpectedFile],
     trees: Sequence[TrackedFiles],
     *,
     tensors: Sequence[ModelTensor] | None = None,
@@ -281,122 +308,140 @@ def _check_levels(
 ) -> tuple[list[VerifyFinding], tuple[Reading, ...], int]:
     """Check every level up to that of ``options``; return findings, readings, and bytes read.
 
-    ``files`` are expected, and ``there`` with their sizes.  ``trees``: the checkpoint's files, and
-    those of a consolidated model, which ``tensors`` (its model record's) are of.  Level digest
-    compares CRC32s where nothing ``has_digests``; else level load does, for damage from before
-    digests were recorded.
+    ``files`` are expected, ``present`` are those stored with their sizes. ``trees``: the
+    checkpoint's files, then those of a consolidated model, which ``tensors`` (of its model record)
+    are of. Level digest compares CRC32s if no file ``has_digests``; else level load does, for
+    damage from before digests were recorded.
     """
-    own, last, sample = trees[0], trees[-1], options.sample
+    own_tree, model_tree, sample = trees[0], trees[-1], options.sample
     height = LEVELS.index(options.level)
     of_size = sum(f.size for f in files)
-    readings = [Reading("stat", len(there), sum(f.size for f in there), len(files), of_size)]
+    readings = [Reading("stat", len(present), sum(f.size for f in present), len(files), of_size)]
     findings: list[VerifyFinding] = []
     loaded = 0
     if height >= LEVELS.index("digest"):
         if has_digests:
-            recorded = [f for f in there if f.recorded.digest]
-            found, count, size = check_digests(source, recorded, own, sample)
+            recorded = [f for f in present if f.recorded.digest]
+            level_findings, count, size = check_digests(source, recorded, own_tree, sample)
         else:
-            found, count, size = check_crc32s(own, "digest")
-        findings += found
+            level_findings, count, size = check_crc32s(own_tree, "digest")
+        findings += level_findings
         readings.append(Reading("digest", count, size, len(files), of_size))
-        share = f"{size} of {of_size} bytes, in {count} of {len(files)} files, were compared"
+        share_text = f"{size} of {of_size} bytes, in {count} of {len(files)} files, were compared"
         if sample:
             percent = 100 * size / of_size if of_size else 100.0
-            share = f"a sample ({percent:.1f} %): {share}; nothing is known of the others"
-            findings.append(VerifyFinding("note", own.title, share))
+            share_text = f"a sample ({percent:.1f} %): {share_text}; nothing is known of the others"
+            findings.append(VerifyFinding("note", own_tree.title, share_text))
         elif size and not has_digests:
-            findings.append(VerifyFinding("note", own.title, f"the CRC32s of {share}"))
+            findings.append(VerifyFinding("note", own_tree.title, f"the CRC32s of {share_text}"))
     if height >= LEVELS.index("parse"):
-        before = sum(tree.read for tree in trees)
-        findings += check_checkpoint(own) if has_shards else ()
-        findings += check_model(last, tensors) if tensors is not None else ()
+        read_before = sum(tree.read for tree in trees)
+        findings += check_checkpoint(own_tree) if has_shards else ()
+        findings += check_model(model_tree, tensors) if tensors is not None else ()
         count, size = sum(len(tree.seen) for tree in trees), sum(tree.read for tree in trees)
         parsed = sum(tree.tensors for tree in trees)
-        readings.append(Reading("parse", count, size - before, len(files), of_size, parsed))
+        readings.append(Reading("parse", count, size - read_before, len(files), of_size, parsed))
     if height >= LEVELS.index("load"):
-        found, reading = load_files(source, [f for f in there if not f.is_copy], own)
+        level_findings, reading = load_files(
+            source, [f for f in present if not f.is_copy], own_tree
+        )
         loaded = reading.size
-        findings += [*found, *(check_crc32s(own, "load")[0] if has_digests else ())]
+        findings += [*level_findings, *(check_crc32s(own_tree, "load")[0] if has_digests else ())]
         readings.append(reading)
     return findings, tuple(readings), source.read + sum(tree.read for tree in trees) + loaded
 
 
 def verify_directory(files: FileTree, name: str, options: VerifyOptions) -> Report:
-    """Return a report of a directory, without run, manifests and number.
+    """Return a report on a directory, without run, manifests and number.
 
-    "incomplete" means that its metadata demands files that are not there.  Without a baseline level
-    digest is claimed of nothing; with one it is as in a store, and what is not there is damage.
-    Raises Unsupported if no layout knows it and there is no baseline, Incomplete if it changed
-    meanwhile, StoreError.
+    "incomplete" means that its metadata demands files that are missing. Without a baseline level
+    digest is never claimed; with one it is as in a store, and a missing file is damage. Raise
+    Unsupported if no layout knows it and there is no baseline, Incomplete if it changed meanwhile,
+    StoreError.
     """
     require(options.level)
     sizes, baseline = files.sizes(), options.baseline
-    known = directory_files(sizes, baseline or ())
-    there = [f for f in known if sizes.get(f.path) == f.size]
+    expected = directory_files(sizes, baseline or ())
+    present = [f for f in expected if sizes.get(f.path) == f.size]
     source = CountedSource(files, options.progress)
     with closing(source.track(files, name)) as tree:
         lacking = list(_find_lacking(tree, must_be_known=baseline is None))
-        found, readings, read = _check_levels(
-            options, source, known, there, [tree], has_digests=baseline is not None
+        all_findings, readings, bytes_read = _check_levels(
+            options, source, expected, present, [tree], has_digests=baseline is not None
         )
-    found += [*lacking, *(VerifyFinding("note", name, line) for line in files.ignored_entries())]
+    all_findings += [
+        *lacking,
+        *(VerifyFinding("note", name, line) for line in files.ignored_entries()),
+    ]
     if baseline is None:
-        found.append(VerifyFinding("note", name, NO_DIGESTS))
+        all_findings.append(VerifyFinding("note", name, NO_DIGESTS))
     else:
-        found += check_sizes(baseline, sizes)
-        unknown = (f.path for f in known if not f.recorded.digest)
-        found += (VerifyFinding("note", p, "the baseline does not name it") for p in unknown)
+        all_findings += check_sizes(baseline, sizes)
+        unnamed = (f.path for f in expected if not f.recorded.digest)
+        all_findings += (
+            VerifyFinding("note", path, "the baseline does not name it") for path in unnamed
+        )
     if changed := files.changed():
         hint = "verify again when nothing writes to it"
         raise Incomplete(f"{changed[0]}: changed while it was verified", hint=hint)
-    findings = worst_first(found)
+    findings = worst_first(all_findings)
     missing = {f for f in lacking if f.kind == "missing"} if baseline is None else set()
     is_incomplete = bool(missing) or any(f.detail.startswith(INCOMPLETE) for f in findings)
-    judged = verdict((f for f in findings if f not in missing), is_incomplete=is_incomplete)
+    report_verdict = verdict((f for f in findings if f not in missing), is_incomplete=is_incomplete)
     unparsed = [f.detail for f in findings if f.detail.startswith(UNPARSED)]
-    if unparsed and judged == "ok" and baseline is None:
+    if unparsed and report_verdict == "ok" and baseline is None:
         raise Unsupported(unparsed[0])
-    reached = reached_level(options.level, findings)
-    is_unread = options.sample or (baseline is None and reached == "digest")
-    level = "stat" if is_unread and judged != "damaged" else reached
-    return Report("", name, name, 0, level, judged, (), "", read, findings, readings=readings)
+    level_reached = reached_level(options.level, findings)
+    is_unread = options.sample or (baseline is None and level_reached == "digest")
+    level = "stat" if is_unread and report_verdict != "damaged" else level_reached
+    return Report(
+        "", name, name, 0, level, report_verdict, (), "", bytes_read, findings, readings=readings
+    )
 
 
 def record_directory(
     files: FileTree, progress: ReadProgress = no_progress
 ) -> tuple[ExpectedFile, ...]:
-    """Return all files with their digests, for a baseline.  Raises Incomplete, StoreError."""
+    """Read all files; return them with their digests, for a baseline.
+
+    Raise Incomplete if one changed meanwhile, StoreError.
+    """
     source = CountedSource(files, progress)
 
     def record(item: tuple[str, int]) -> ExpectedFile:
         return directory_file(item[0], digest_file(source, *item))
 
     with ThreadPool(_THREADS, thread_name_prefix="ckptsync-record") as pool:
-        made = tuple(pool.map(record, files.sizes().items()))
+        files_recorded = tuple(pool.map(record, files.sizes().items()))
     if changed := files.changed():
         hint = "record again when nothing writes to it"
         raise Incomplete(f"{changed[0]}: changed while it was recorded", hint=hint)
-    return made
+    return files_recorded
 
 
-def _recheck_missing(store: Store, seen: LocationState, gone: Collection[str]) -> None:
-    """List again before a file is called missing; raise Incomplete if that no longer holds.
+def _recheck_missing(store: Store, state: LocationState, absent: Collection[str]) -> None:
+    """Read the location again; raise Incomplete if not all ``absent`` files are still missing.
 
-    It may have been deleted, moved with its save, or written since the location was listed.
+    A file may have been deleted, moved with its save, or written since the location was listed.
     """
-    again = read_location(store, seen.run, seen.location).of(seen.run, seen.location)
-    still: set[str] = set()
-    if again and not again.conditions.retired:
-        listed = (*check_sizes(expected_files(again), again.sizes), *check_records(again))
-        still = {finding.name for finding in listed}
-    if not still.issuperset(gone):
-        why = f"{seen.run}/{seen.location}: changed while it was verified"
+    state_now = read_location(store, state.run, state.location).of(state.run, state.location)
+    absent_now: set[str] = set()
+    if state_now and not state_now.conditions.retired:
+        findings = (
+            *check_sizes(expected_files(state_now), state_now.sizes),
+            *check_records(state_now),
+        )
+        absent_now = {finding.name for finding in findings}
+    if not absent_now.issuperset(absent):
+        why = f"{state.run}/{state.location}: changed while it was verified"
         raise Incomplete(why, hint="verify it again")
 
 
 def _find_lacking(files: TrackedFiles, *, must_be_known: bool) -> Iterator[VerifyFinding]:
-    """Yield what a directory's metadata demands and is not there, or not with its size."""
+    """Yield what a directory's metadata demands and is missing, or has another size.
+
+    Raise what `registry.no_weights` returns if no layout knows it and it ``must_be_known``.
+    """
     try:
         sources = registry.sources(files)
         demands = registry.demands(files)

@@ -1,9 +1,9 @@
 """From findings to a report: its order, verdict, exit code and size, and when it is written.
 
-One rule says when a report is written: when it says what the store does not say yet.  A scheduled
-verification always does, since the schedule knows only from reports when a location was last read,
-and how often its damage was found again.  A verification by hand follows no schedule, so `is_news`
-decides: verifying a store ten times by hand writes one report.
+A report is written if it says what the store does not say yet. A scheduled verification always
+writes one, since the schedule knows only from reports when a location was last read, and how often
+its damage was found again. A verification by hand follows no schedule, so `is_news` decides:
+verifying a store ten times by hand writes one report.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ _ROOM = LIMITS["report"] // 4  # characters of findings; each may take four byte
 
 
 def worst_first(findings: Iterable[VerifyFinding]) -> tuple[VerifyFinding, ...]:
-    """Return each finding once, by kind, then by name; all damage, and 1000 of the others."""
-    found = sorted(set(findings), key=lambda f: (_ORDER.index(f.kind), f.name, f.detail, f.ranges))
-    wrong = tuple(f for f in found if f.kind in DAMAGE)
-    rest = tuple(f for f in found if f.kind not in DAMAGE)
-    if len(rest) > _MOST:
-        more = f"{len(rest) - _MOST} more findings that are no damage"
-        rest = (*rest[:_MOST], VerifyFinding("note", "", more))
-    return (*wrong, *rest)
+    """Return each finding once, by kind, then by name: all damage, and at most 1000 others."""
+    ordered = sorted(
+        set(findings), key=lambda f: (_ORDER.index(f.kind), f.name, f.detail, f.ranges)
+    )
+    damage = tuple(f for f in ordered if f.kind in DAMAGE)
+    harmless = tuple(f for f in ordered if f.kind not in DAMAGE)
+    if len(harmless) > _MOST:
+        more = f"{len(harmless) - _MOST} more findings that are no damage"
+        harmless = (*harmless[:_MOST], VerifyFinding("note", "", more))
+    return (*damage, *harmless)
 
 
 def verdict(findings: Iterable[VerifyFinding], *, is_incomplete: bool) -> Verdict:
-    """Return "damaged" if any finding is damage, also while files are still missing."""
+    """Return "damaged" if any finding is damage, else "incomplete" or "ok"."""
     if any(f.kind in DAMAGE for f in findings):
         return "damaged"
     return "incomplete" if is_incomplete else "ok"
@@ -43,17 +45,17 @@ def verdict(findings: Iterable[VerifyFinding], *, is_incomplete: bool) -> Verdic
 
 def exit_code(reports: Iterable[Report]) -> int:
     """Return 10 for damage, else 3 for a plain directory that lacks files, else 0."""
-    found = {(r.verdict, bool(r.run)) for r in reports}
-    if any(v == "damaged" for v, _ in found):
+    kinds = {(r.verdict, bool(r.run)) for r in reports}
+    if any(v == "damaged" for v, _ in kinds):
         return 10
-    return 3 if ("incomplete", False) in found else 0
+    return 3 if ("incomplete", False) in kinds else 0
 
 
 def write_report(store: Store, report: Report) -> str:
-    """Write a report; return its name.  Raises StoreError.
+    """Write a report; return its name. Raise StoreError.
 
-    A damaged one gets the next number.  Any other keeps its own, from before it read: it does not
-    answer damage that was reported since.
+    A damaged one gets the next number. Any other keeps the number from before it read, so it does
+    not answer damage that was reported since.
     """
     fitting = fit(report)
     if report.verdict == "damaged":
@@ -62,17 +64,22 @@ def write_report(store: Store, report: Report) -> str:
 
 
 def fit(report: Report) -> Report:
-    """Return the report, without its last findings if a record could not hold all of them."""
+    """Return the report, without its last findings if a record cannot hold all of them."""
     if sum(map(_length, report.findings)) <= _ROOM:
         return report
-    cut = ((f, f.ranges[:_MOST], f.tensors[:_MOST]) for f in report.findings)
-    found = [replace(f, ranges=ranges, tensors=tensors) for f, ranges, tensors in cut]
-    kept = sum(length <= _ROOM for length in accumulate(map(_length, found)))
-    more = f"{len(found) - kept} further findings are left out: repair these, then verify again"
-    return replace(report, findings=(*found[:kept], VerifyFinding("note", report.location, more)))
+    cut_findings = ((f, f.ranges[:_MOST], f.tensors[:_MOST]) for f in report.findings)
+    shortened = [replace(f, ranges=ranges, tensors=tensors) for f, ranges, tensors in cut_findings]
+    count = sum(length <= _ROOM for length in accumulate(map(_length, shortened)))
+    more = (
+        f"{len(shortened) - count} further findings are left out: repair these, then verify again"
+    )
+    return replace(
+        report, findings=(*shortened[:count], VerifyFinding("note", report.location, more))
+    )
 
 
 def _length(finding: VerifyFinding) -> int:
+    """Return about how many characters a finding takes in a record."""
     names = sum(len(tensor) + 4 for tensor in finding.tensors)
     return 200 + len(finding.name) + len(finding.detail) + 50 * len(finding.ranges) + names
 
@@ -80,18 +87,18 @@ def _length(finding: VerifyFinding) -> int:
 def is_news(report: Report, reports: Mapping[str, Report], mtimes: Mapping[str, float]) -> bool:
     """Return whether a report changes what the store says of a location.
 
-    ``reports``: those that are there, by name; ``mtimes`` has the times of its files and records.
-
     Damage is news unless the newest unanswered report names the same damage and no damaged file was
     written since; if one was, a node uploaded it again and must learn that it is still damaged.
     Anything else is news if it answers damage, or is the first proof at its level.
+
+    ``reports``: the stored ones, by name; ``mtimes``: of the location's files and records.
     """
     unanswered = proof(reports, set(), "").damage
     if report.verdict == "damaged":
         if not unanswered:
             return True
-        last = reports[unanswered[-1]]
-        if _claim(last) != _claim(fit(report)):
+        newest = reports[unanswered[-1]]
+        if _claim(newest) != _claim(fit(report)):
             return True
         since = mtimes.get(unanswered[-1], 0.0)
         files = (f.name for f in report.findings if f.kind in DAMAGE)
@@ -102,13 +109,13 @@ def is_news(report: Report, reports: Mapping[str, Report], mtimes: Mapping[str, 
     if report.verdict != "ok" or level < DIGEST:
         return False
     manifests = set(report.manifests)
-    good = (old for old in reports.values() if old.verdict == "ok")
-    same = (old for old in good if old.model_record == report.model_record)
-    deep = (old for old in same if LEVELS.index(old.level) >= level)
-    return not any(manifests <= set(old.manifests) for old in deep)
+    without_damage = (old for old in reports.values() if old.verdict == "ok")
+    of_this_model = (old for old in without_damage if old.model_record == report.model_record)
+    as_deep = (old for old in of_this_model if LEVELS.index(old.level) >= level)
+    return not any(manifests <= set(old.manifests) for old in as_deep)
 
 
 def _claim(report: Report) -> tuple[object, ...]:
     """Return what a report says is damaged, and of what."""
-    wrong = frozenset(f for f in report.findings if f.kind in DAMAGE)
-    return wrong, report.manifests, report.model_record
+    damage = frozenset(f for f in report.findings if f.kind in DAMAGE)
+    return damage, report.manifests, report.model_record

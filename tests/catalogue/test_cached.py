@@ -528,7 +528,7 @@ def _said(short: Summary) -> Summary:
 
 TestCatalogues = Catalogues.TestCase
 TestCatalogues.settings = settings(
-    max_examples=30, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate)
+    max_examples=15, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate)
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ckptsync.config.loading import read
 from ckptsync.errors import ConfigError
-from ckptsync.events.definitions import filled
+from ckptsync.events.definitions import fill_places
 
 EVAL = {"name": "eval", "on": ["verified"], "command": ["/bin/eval", "{model}"]}
 
@@ -81,7 +81,7 @@ def test_two_of_one_name_no_head_and_no_path_are_refused() -> None:
 
 def test_braces_that_are_no_place_stay_as_they_are() -> None:
     words = ("{run}", '{"step": {step}, "x": {}}', "{RUN}", "a{run}b")
-    assert filled(words, {"run": "{step}", "step": "5"}) == [
+    assert fill_places(words, {"run": "{step}", "step": "5"}) == [
         "{step}",
         '{"step": 5, "x": {}}',
         "{RUN}",

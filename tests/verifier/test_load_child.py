@@ -180,7 +180,7 @@ def test_the_child_imports_little_of_ckptsync() -> None:
     assert set(done.stdout.split()) == {
         "ckptsync",
         "ckptsync.child",
-        *(f"ckptsync.verify{name}" for name in ("", ".load_child", ".sandbox")),
+        *(f"ckptsync.verifier{name}" for name in ("", ".load_child", ".sandbox")),
     }
 
 

@@ -106,25 +106,22 @@ def test_a_report_of_more_findings_than_it_can_hold_names_the_first_and_says_the
             "digest",
             f"checkpoint-4/shard-{n}",
             "differs",
-            ((0, 1),) * 5000,
-            ("\u00e9" * 50,) * 5000,
+            ((0, 1),) * 1500,
+            ("\u00e9" * 50,) * 1500,
         )
         for n in range(5)
     )
     many = (
         *large,
-        *(
-            VerifyFinding("missing", f"checkpoint-4/expert-{n:06}.pt", "gone")
-            for n in range(30_000)
-        ),
+        *(VerifyFinding("missing", f"checkpoint-4/expert-{n:06}.pt", "gone") for n in range(6_000)),
     )
     report = replace(verified(store), verdict="damaged", findings=many)
     name = write_report(store, report)
     (last,) = (r for k, r in location(store).records.reports.items() if k == name)
-    assert 100 < len(last.findings) < 30_006
+    assert 100 < len(last.findings) < 6_006
     assert [f.name for f in last.findings[:-1]] == [f.name for f in many[: len(last.findings) - 1]]
     assert last.findings[-1].kind == "note"
     assert last.findings[-1].detail.startswith(
-        f"{30_006 - len(last.findings)} further findings are left out"
+        f"{6_006 - len(last.findings)} further findings are left out"
     )
     assert fit(report) == replace(last, n=report.n)

@@ -106,18 +106,6 @@ def test_truncated_files_are_found_at_every_level_and_length() -> None:
         assert (found.name, found.ranges) == ("checkpoint-4/config.json", ((length, len(data)),))
 
 
-def test_values_that_are_not_finite_are_no_damage() -> None:
-    store = MemoryStore()
-    files = {"model.safetensors": safetensors_file({"a": ("F32", (1,), b"\0\0\xc0\x7f")})}
-    model_record(store, MemoryFiles(files), [arrive(store, files)])
-    report = verified(store, "load")
-    assert report.verdict == "ok"
-    assert [(f.name, f.tensors) for f in report.findings if f.kind == "nonfinite"] == [
-        ("checkpoint-4/model.safetensors", ("a",)),
-        ("consolidated/checkpoint-4/model.safetensors", ("a",)),
-    ]
-
-
 def test_what_is_arriving_is_checked_as_far_as_it_has_arrived() -> None:
     store = MemoryStore()
     arrive(store, tree(vector("hf-fsdp2-2node").sources[0]).content)
