@@ -24,6 +24,7 @@ from tests.support.ports import free_port
 from tests.support.small_store import SHARD, flip, make
 from tests.support.waiting import until
 from tests.support.webhook_server import hook
+from tests.support.worker_in_process import push_now
 
 pytest.importorskip("prometheus_client")
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -177,6 +178,9 @@ def test_a_port_that_is_taken_stops_nothing_and_is_seen_in_status(
         with daemon(tmp_path, text):
             told = f"listen: metrics.listen: {where}: Address already in use"
             beat = store / ".ckptsync" / "nodes" / "boss~head.json"
+            assert until(lambda: "Address already in use" in (tmp_path / "log").read_text(), 300)
+            push_now(DATA / "zero3" / "node1", create_store(str(store)), "node1", "zero3")
+            # a job that begins is told at once, and with it the error
             assert until(lambda: beat.exists() and told in beat.read_text(), 300)
             capsys.readouterr()
             assert main(["status", "--store", str(store)]) == 0

@@ -11,7 +11,6 @@ from tests.scenarios.world import World, files_below
 EVENTS = "runs/Nov28_host/events.out.tfevents.1764300000.host.1.0"
 
 
-@pytest.mark.each_store
 def test_logs_are_carried_as_they_grow_and_come_back(world: World, tmp_path: Path) -> None:
     out = world.output("sft")
     (out / EVENTS).parent.mkdir(parents=True)

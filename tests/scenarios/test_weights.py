@@ -107,7 +107,7 @@ def test_weights_that_look_wrong_are_in_ls_status_and_json_and_healthy_ones_are_
     assert codes == {
         k: "nonfinite" if k == "nonfinite" else "weights" for k in kinds if k != "none"
     }
-    assert world.run("status", *store, "--check", code=10).out
+    assert world.run("status", "zero", *store, "--check", code=10).out
 
 
 @pytest.mark.stores("path")

@@ -29,6 +29,8 @@ BASE = VECTORS / "base"
 COMMAND = shlex.split(os.environ.get("SCENARIOS_COMMAND", "")) or [sys.executable, "-m", "ckptsync"]
 PATIENCE = 600.0  # seconds: for what happens within one or two on a machine with nothing else to do
 ASK_AGAIN = 5.0  # seconds after which `ls` is asked once more although no record has come or gone
+RECORDS = {"CONSOLIDATED": "model-", "VERIFIED": "report-", "DAMAGED": "report-"}
+"""The records without which a location does not have a status."""
 
 Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 Row = Mapping[str, Any]
@@ -135,26 +137,28 @@ class World:
 
     def wait(self, location: str, status: str) -> None:
         """Until a location has a status."""
-        self.until_statuses(
-            lambda found: found.get(location) == status, f"{location} to be {status}"
+        run, _, name = location.partition("/")
+        record = f"{run}/.ckptsync/{name}/{RECORDS[status]}" if status in RECORDS else ""
+        self.until_told(
+            lambda: self.statuses().get(location) == status, f"{location} to be {status}", record
         )
 
     def until_statuses(self, are_so: Callable[[dict[str, str]], bool], what: str) -> None:
         """Until the statuses are so."""
         self.until_told(lambda: are_so(self.statuses()), what)
 
-    def until_told(self, is_so: Callable[[], bool], what: str) -> None:
+    def until_told(self, is_so: Callable[[], bool], what: str, record: str = "") -> None:
         """Until a command says so.
 
-        A command is a whole process: it is asked where a record has come or gone, and every few
-        seconds.
+        A command is a whole process: it is asked where a record has come or gone whose name begins
+        with `record`, and every few seconds.
         """
         seen: list[str] = []
-        asked = 0.0
+        asked = time.monotonic() if record else 0.0
 
         def is_told() -> bool:
             nonlocal seen, asked
-            records = self.records()
+            records = [name for name in self.records() if name.startswith(record)]
             if records == seen and time.monotonic() - asked < ASK_AGAIN:
                 return False
             seen, asked = records, time.monotonic()

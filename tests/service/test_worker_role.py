@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -226,10 +225,8 @@ def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_b
         found._hints.clear()
         [one] = found._directories.values()
         one.state = directory_states(one.folders)
-        one.changed_at, one.next_scan = (
-            time.monotonic() - 3000,
-            0.0,
-        )  # nothing else asks for a scan soon
+        # nothing else asks for a scan soon
+        one.changed_at, one.next_scan = time.monotonic() - 3000, 0.0
         found.scanning()
         assert 0 < one.next_scan - time.monotonic() <= 20
 
@@ -245,26 +242,6 @@ def test_a_plan_knows_what_came_and_what_was_finished_after_the_last_scan(out: P
         time.sleep(0.5)
         upload(found)
         assert locations(store) == {"checkpoint-1", "checkpoint-2"}
-
-
-def test_a_save_that_grows_is_scanned_each_half_second_and_ever_more_seldom_while_nothing_moves(
-    out: Path,
-) -> None:
-    with watching(out, "scan_every: 30s") as (found, _):
-        write(out / "run" / "checkpoint-1")
-        found.scanning()
-        [one] = found._directories.values()
-        one.worker.scan = lambda now: Scan(due=100.0 + 0 * now)  # type: ignore[method-assign]
-
-        def rest(seconds: float) -> float:
-            one.changed_at = time.monotonic() - seconds
-            one.last_scan, one.next_scan = Scan(due=100.0), 0.0
-            one.state = directory_states(one.folders)
-            found.scanning()
-            return round(one.next_scan - time.monotonic(), 1)
-
-        for seconds, expected in ((0, UNFINISHED_EVERY), (200, 10.0), (10_000, 30.0)):
-            assert until(partial(lambda at, is_: rest(at) == is_, seconds, expected))
 
 
 def test_a_worker_with_nothing_to_do_asks_the_store_nothing_until_anything_moves(out: Path) -> None:

@@ -191,3 +191,4 @@ def test_what_else_looks_wrong_in_a_newest_model_is_one_alarm() -> None:
         " those of checkpoint-1",
     }
     assert "without findings is checkpoint-1" in alarms["weights a"].todo
+    assert [a.kind for a in alarms.values()] == ["damage", "weights"]
