@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -44,19 +45,20 @@ from tests.support.verified_stores import WHOLE, arrive
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("kind", ["headers", "names", "pickles", "truncations", "zips"])
-def test_inspect_merge_and_verify_refuse_every_attack(kind: str, tmp_path: Path) -> None:
+def test_inspect_merge_and_verify_refuse_every_attack(tmp_path: Path) -> None:
+    kinds = ["headers", "names", "pickles", "truncations", "zips"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.running", str(tmp_path), kind],
+        [sys.executable, "-m", "tests.hostile.running", str(tmp_path), *kinds],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) >= (100 if ALL else 34)
-    assert [wrong for t in told if (wrong := _wrong(t))] == []
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    counts = Counter(result["kind"] for result in results)
+    assert [kind for kind in kinds if counts[kind] < (100 if ALL else 34)] == []
+    assert [wrong for result in results if (wrong := _wrong(result))] == []
 
 
 def _wrong(told: dict[str, Any]) -> str:
@@ -94,10 +96,10 @@ def _small(name: str) -> tuple[dict[str, bytes], str]:
 
 
 @pytest.mark.parametrize("name", truncations.SMALL)
-def test_a_small_real_file_is_refused_at_every_length(name: str) -> None:
+def test_a_small_real_file_is_refused_at_any_length(name: str) -> None:
     files, path = _small(name)
     size = len(files[path])
-    for length in range(size) if size < 4700 else {*range(0, size, 7), *range(size - 500, size)}:
+    for length in range(size) if ALL else {*range(0, size, 11), *range(size - 100, size)}:
         cut = MemoryFiles({**files, path: files[path][:length]})
         with pytest.raises((Corrupt, Incomplete)):
             _read(cut)

@@ -35,7 +35,7 @@ from ckptsync.formats.pickles import (
     made,
     with_unknown,
 )
-from tests.support import hostile_pickles
+from tests.hostile import expensive_pickles
 from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import Call, Global, torch_pickle
 
@@ -391,8 +391,8 @@ def test_a_value_is_shown_without_walking_into_it() -> None:
 
 
 def test_hostile_pickles_end_soon_and_take_memory_in_proportion_to_their_size() -> None:
-    tried = sampled(hostile_pickles.MAKE, 10)
-    program = [sys.executable, "-m", "tests.support.hostile_pickles", *tried]
+    tried = sampled(expensive_pickles.MAKE, 10)
+    program = [sys.executable, "-m", "tests.hostile.expensive_pickles", *tried]
     found = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     rows = [line.split("\t") for line in found.stdout.splitlines()]
     assert [row[0] for row in rows] == tried

@@ -7,6 +7,7 @@ take `MEMORY` and `SECONDS`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -56,6 +57,7 @@ WAYS: dict[str, Callable[[Path, Path], int]] = {
 
 def main(directory: str, *kinds: str) -> None:
     work = Path(directory)
+    gc.freeze()  # else each fork's collector copies the pages of all that was imported
     builders = {
         "pickles": pickles.attacks,
         "zips": zips.attacks,

@@ -24,6 +24,7 @@ from ckptsync.merger import copy_consistency
 from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
 from ckptsync.tensors import read as read_bytes
+from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import MemoryFiles, tree
 from tests.support.torch_bytes import saved
 from tests.support.vector import vector
@@ -200,7 +201,7 @@ def test_a_world_that_no_training_has_costs_no_memory() -> None:
 def test_a_file_cut_anywhere_is_refused() -> None:
     files = of("verl-mesh")
     data = files.content[VERL.format(2)]
-    for size in [*range(0, len(data), 97), *range(len(data) - 40, len(data))]:
+    for size in [*sampled(range(0, len(data), 97), 5), *range(len(data) - 40, len(data), 4)]:
         files.content[VERL.format(2)] = data[:size]
         with pytest.raises(CkptsyncError):
             read(files, "actor/model")

@@ -1,6 +1,6 @@
 """Pickles that were made to keep their reader busy, to fill its memory, or to end its process.
 
-``python -m tests.support.hostile_pickles [NAME ...]`` reads each in its own process.  It prints
+``python -m tests.hostile.expensive_pickles [NAME ...]`` reads each in its own process.  It prints
 the name, bytes, seconds, the memory that reading took at most in bytes, and the result.
 """
 
