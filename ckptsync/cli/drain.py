@@ -163,7 +163,7 @@ class Upload:
         """End our own worker if nothing is left for it; else say that it goes on."""
         why = self.problem
         try:
-            why = why or embedded_worker.problem(self.run.path)
+            why = why or embedded_worker.find_problem(self.run.path)
             who = embedded_worker.who_uploads(self.run.path)
         except OSError:  # the log cannot be read
             who = ""
@@ -225,7 +225,7 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     store = store or open_or_make_store(args, path)
     view = StoreView(store, node, run.name, selection)
     rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
-    nodes = (node, embedded_worker.own_node(node, path / SPOOL))
+    nodes = (node, embedded_worker.directory_node(node, path / SPOOL))
     configured = _file_of(args) if args.config else None
     saves = LocalSaves(run, nodes, view, rule)
     has_logs = worker is None or worker.logs

@@ -201,7 +201,8 @@ def _refuse_several(
     if len(inner_dirs) > 1 or any(s.family != "deepspeed" for s in inner_dirs):
         push_all, push_first = push_command(directory, url), push_command(inner_dirs[0].path, url)
         raise ConfigError(
-            f"{directory}: --as names one checkpoint, but this directory contains {inner_dirs[0].name}",
+            f"{directory}: --as names one checkpoint, but this directory contains"
+            f" {inner_dirs[0].name}",
             hint=f"name its directory ({push_first} --as {name}), or upload each under its own"
             f" name: {push_all}",
         )
