@@ -227,7 +227,7 @@ def test_another_worker_that_is_still_at_work_is_waited_for(
                     or not worker.is_running()
                 )
             )
-            assert not until(lambda: not worker.is_running(), 2), log.read_text()
+            assert not until(lambda: not worker.is_running(), 0.5), log.read_text()
         assert until(lambda: not embedded_worker.list_unstored(tmp_path / "out"))
 
 
