@@ -43,7 +43,7 @@ from ckptsync.worker.options import RunDir, push_command
 from ckptsync.worker.pinning import Pinner, step_key
 from ckptsync.worker.results import Failure, describe_failure
 
-# seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
+# seconds without a renewal, on our clock, after which another node's pin on a shared disk is taken
 # over
 DEAD_AFTER = 600.0
 STORED = "stored, or another's"
