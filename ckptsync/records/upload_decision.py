@@ -43,8 +43,8 @@ class Unsent:
 class Reading:
     """The records of one checkpoint name, as they were read at one time.
 
-    ``manifests``: its manifests, in every location. ``is_contended``: another node has announced that
-    it sends files of it.  ``at``: when, on this node's clock (ns).
+    ``manifests``: those of every location. ``is_contended``: another node has announced that it
+    sends files of it. ``at``: when, on this node's clock (ns).
     """
 
     manifests: Sequence[manifest_groups.StoredManifest]
