@@ -148,12 +148,12 @@ class LocalFiles:
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
         """Return a copy with files of ``root`` added, except under the checkpoint's own names."""
-        added = {
+        added_files = {
             f.path: LocalFile(f, root, is_pinned=True, is_added=True)
             for f in files
             if f.path not in self.by_path
         }
-        return replace(self, by_path=added | dict(self.by_path))
+        return replace(self, by_path=added_files | dict(self.by_path))
 
     def only(self, paths: Collection[str]) -> LocalFiles:
         """Return a copy that sends only these paths; the other files are withheld."""
@@ -200,14 +200,16 @@ class OpenLocalFile:
 
         Raises Corrupt for a file that is too short, StoreError where the disk refuses.
         """
-        what, got = f"{self.files.name}/{name}", 0
+        name_for_errors, got = f"{self.files.name}/{name}", 0
         while got < len(out):
             try:
                 count = os.preadv(self.descriptor, [out[got:]], start + got)
             except OSError as e:
-                raise StoreError(f"{what}: {e.strerror}", hint=_DISK) from e
+                raise StoreError(f"{name_for_errors}: {e.strerror}", hint=_DISK) from e
             if count == 0:
-                raise Corrupt(f"{what}: ends at byte {start + got}, {start + len(out)} expected")
+                raise Corrupt(
+                    f"{name_for_errors}: ends at byte {start + got}, {start + len(out)} expected"
+                )
             got += count
 
 
@@ -438,9 +440,9 @@ def draft_manifest(
         version=__version__,
         trainer=trainer or local_save.checkpoint_dir.family,
         times={
-            key: at
-            for key, at in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
-            if at
+            key: time_ns
+            for key, time_ns in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
+            if time_ns
         },
     )
     return manifest, notes

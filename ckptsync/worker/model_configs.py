@@ -189,10 +189,10 @@ def send_missing_config(
         ended=max(m.ended for m in own_manifests),
         supersedes=(),
     )
-    sent = upload(
+    result = upload(
         draft, replace(local_save.files, by_path={**local_save.files.by_path, **configs}), context
     )
-    return () if sent.stored_before else tuple(sorted(configs))
+    return () if result.stored_before else tuple(sorted(configs))
 
 
 def drop_young(configs: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
@@ -216,9 +216,8 @@ def find_model_configs(
     names = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
     lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if names.isdisjoint(kind.own)]
     configs: dict[str, LocalFile] = {}
-    around: tuple[
-        Path, ...
-    ] = ()  # the run's directory, nearest first; the final model is what lies there
+    # the run's directory, nearest first; the final model is what lies there
+    around: tuple[Path, ...] = ()
     if checkpoint_dir.name != FINAL:
         home = (
             checkpoint_dir.path if checkpoint_dir.only is not None else checkpoint_dir.path.parent
@@ -241,7 +240,7 @@ def find_model_configs(
 def _add_kinds(
     configs: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
 ) -> None:
-    """Add to ``configs`` the files of each kind that it has none of and that ``beside`` has whole."""
+    """Add to ``configs`` the files of each kind that only ``beside`` has, if they are whole."""
     for kind in kinds:
         if configs.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
             kind_files = {name: beside[name] for name in kind.names if name in beside}

@@ -274,7 +274,7 @@ class FileRepairs:
         self._queues.post(self, [] if local_saves is None else list(self._jobs(local_saves, busy)))
 
     def result(self) -> tuple[list[RepairedFile], list[Failure]]:
-        """Return what has been sent again since the last plan, and the failures, which are tried again."""
+        """Return the repairs since the last plan, and the failures, which are tried again."""
         while self._news:
             self._done.append(self._news.popleft())
         repairs = [result for result in self._done if isinstance(result, RepairedFile)]

@@ -166,12 +166,12 @@ def send_save(
         lost_manifests=lost_manifests,
         spool=spool,
     )
-    sent = upload(draft, local_save.files, context, read_files.entries)
-    location = correct_location(context.node, sent.location, local_save.files, context)
-    return replace(sent, location=location, notes=notes)
+    result = upload(draft, local_save.files, context, read_files.entries)
+    location = correct_location(context.node, result.location, local_save.files, context)
+    return replace(result, location=location, notes=notes)
 
 
-def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
+def sent_progress(local_save: LocalSave, result: Sent) -> UploadProgress:
     """Return the progress, phase ``sent``, of an upload that has ended."""
     files, files_around = local_save.files, local_save.files.files_around
     around_note = (
@@ -179,16 +179,16 @@ def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
         if files_around
         else ()
     )
-    notes = (*sent.notes, *files.notes, *around_note)
+    notes = (*result.notes, *files.notes, *around_note)
     return UploadProgress(
         local_save.run,
         local_save.checkpoint,
         local_save.k,
         "sent",
         "sent",
-        sent.location,
-        sent.files,
-        sent.size,
+        result.location,
+        result.files,
+        result.size,
         notes,
         files.left_out,
         files_around,
@@ -214,14 +214,14 @@ def upload(
             added.
 
     Raises:
-        Incomplete: a file has changed, another node's part may belong to the same save, or other nodes
-            keep moving it.  No manifest was written.
+        Incomplete: a file has changed, another node's part may belong to the same save, or other
+            nodes keep moving it.  No manifest was written.
         Unsupported, StoreError: a manifest cannot say this, or the store refuses.
 
     """
     _check_recordable(draft)
     sender = FileSender(files, context, read_entries)
-    sent: UploadDecision | None = None
+    last_decision: UploadDecision | None = None
     entries: tuple[FileEntry, ...] = ()
     with contextlib.ExitStack() as announcement:
         for round_number in range(ROUNDS + 2):
@@ -229,12 +229,12 @@ def upload(
             draft = sender.digest_named(draft, reading.manifests)
             decision = decide(draft, reading)
             # files may have taken hours, and the manifest must fit what others say by now
-            if sent is not None and decision.is_same(sent):
+            if last_decision is not None and decision.is_same(last_decision):
                 return sender.commit(decision.part, entries, reading.manifests)
             if decision.recorded is not None:
                 return Sent(decision.recorded.location, stored_before=decision.recorded)
             if round_number:
-                sent, entries = decision, sender.send(decision.part, decision.unsent)
+                last_decision, entries = decision, sender.send(decision.part, decision.unsent)
                 continue
             # Before the announcement: what is stored needs none, and two nodes that have announced
             # themselves would wait for each other.

@@ -560,21 +560,21 @@ class Worker:
         context = self._upload_context(local_save, capacity)
         self._clock.measure()  # so that `view.offset()` is at most an hour old
         try:
-            sent = send_save(outgoing, pin_notes, context, read_files)
+            result = send_save(outgoing, pin_notes, context, read_files)
         except Changed:
             # the bytes may have changed and the times not: what was read is worth nothing
             read_files.entries.clear()
             raise
-        if sent.stored_before is None:
+        if result.stored_before is None:
             self._uploaded.note(local_save.checkpoint, outgoing.files.stats)
-            progress = sent_progress(outgoing, sent)
+            progress = sent_progress(outgoing, result)
             progress = replace(progress, notes=(*progress.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
                 local_save.checkpoint,
                 {(f.path, f.size, f.mtime): f.digest for f in read_files.entries.values()},
             )
-            progress = _done_progress(outgoing, self._view.done_by(sent.stored_before))
+            progress = _done_progress(outgoing, self._view.done_by(result.stored_before))
         _mark_stored(local_save, progress)
         return progress
 
@@ -663,10 +663,12 @@ def _waiting_progress(scanned: ScannedSave) -> UploadProgress | None:
 
 
 def _make_progress(scanned: ScannedSave, phase: Phase, detail: str) -> UploadProgress:
+    """Return the progress of a scanned save."""
     return UploadProgress(*scanned.key, phase, detail)
 
 
 def _done_progress(local_save: LocalSave, done_reason: Done) -> UploadProgress:
+    """Return the progress of a save for which nothing is left to do."""
     notes = (*local_save.files.notes, *local_save.files.unpinned_warning)
     location = done_reason.manifest.location if done_reason.manifest else ""
     return UploadProgress(
