@@ -75,7 +75,7 @@ _LIST = "`ckptsync ls` shows which locations may be parts of one save"
 def _list_members(
     run: str, location: str, manifests: Sequence[manifest_groups.StoredManifest]
 ) -> list[manifest_groups.StoredManifest]:
-    """Return a location's manifests's manifests that count, or those that replaced them in a join before.
+    """Return a location's manifests that count, or those that replaced them in an earlier join.
 
     Raises ConfigError if the location has no manifest.
     """
