@@ -151,8 +151,8 @@ class Worker:
         self.saves = SaveTable()
         self.notes: tuple[str, ...] = ()
         self._sent: deque[UploadProgress] = deque()  # uploads that nobody has taken yet
-        # of the last plan
         self._transfers: dict[Key, Transfer] = {}  # of the saves that are being sent
+        # of the last plan
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
         self._failed_since: dict[tuple[str, str, str], float] = {}
