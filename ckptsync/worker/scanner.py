@@ -309,8 +309,10 @@ class Scanner:
         before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
         stats = (
-            Stat(h.stat.path, h.stat.size, h.stat.mtime, 0, 0) if h.is_pinned else h.stat
-            for h in local_save.files.by_path.values()
+            Stat(file.stat.path, file.stat.size, file.stat.mtime, 0, 0)
+            if file.is_pinned
+            else file.stat
+            for file in local_save.files.by_path.values()
         )
         state = tuple(sorted((*stats, *local_save.files.partial)))
         is_same = before is not None and before.state == state

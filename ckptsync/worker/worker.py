@@ -633,7 +633,8 @@ def harden_save(local_save: LocalSave) -> LocalSave:
         for f in walk(local_save.pin.root).files
         if f.path in by_path
     }
-    if _versions(pinned) != _versions({path: h for path, h in by_path.items() if h.is_pinned}):
+    pinned_before = {path: file for path, file in by_path.items() if file.is_pinned}
+    if _versions(pinned) != _versions(pinned_before):
         raise Incomplete(f"{local_save.checkpoint}: its pin changed", hint=AGAIN)
     return replace(local_save, files=replace(local_save.files, by_path=dict(by_path) | pinned))
 
