@@ -558,7 +558,7 @@ class Worker:
                 local_save = write_save_notes(local_save, pin_notes)
         outgoing, read_files = self._outgoing(local_save)
         context = self._upload_context(local_save, capacity)
-        self._clock.measure()  # so that `view.offset()` is at most an hour old
+        self._clock.measure()  # so that `StoreView.offset` is at most an hour old
         try:
             result = send_save(outgoing, pin_notes, context, read_files)
         except Changed:
