@@ -253,7 +253,7 @@ def write_weights(
 
 @dataclass(slots=True)
 class _OutputUnit:
-    """A unit of an output file: ``size`` bytes from ``start``.  `WeightsFile._make` fills the rest.
+    """A unit of an output file: ``size`` bytes from ``start``.  `WeightsFile._fill` adds the rest.
 
     ``buffer`` has its bytes, after room for ``lead`` bytes, back to a multiple of `ALIGN`.
     ``shares``: of each tensor in the unit its number, its bytes, its overflows and its statistics.
