@@ -152,7 +152,7 @@ def send_again(
         return (
             "the store has exactly what this node uploaded: the file was damaged before the upload"
         )
-    candidates = [h.by_path[entry.path] for h in file_sets if entry.path in h.by_path]
+    candidates = [files.by_path[entry.path] for files in file_sets if entry.path in files.by_path]
     candidates.sort(key=lambda local_file: local_file.stat.mtime != entry.mtime)
     for local_file in chain(candidates, added_files):
         if (local_file.stat.path, local_file.stat.size) != (entry.path, entry.size):

@@ -151,8 +151,8 @@ class Worker:
         self.saves = SaveTable()
         self.notes: tuple[str, ...] = ()
         self._sent: deque[UploadProgress] = deque()  # uploads that nobody has taken yet
-        # of the last plan
         self._transfers: dict[Key, Transfer] = {}  # of the saves that are being sent
+        # of the last plan
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
         self._failed_since: dict[tuple[str, str, str], float] = {}
@@ -558,7 +558,7 @@ class Worker:
                 local_save = write_save_notes(local_save, pin_notes)
         outgoing, read_files = self._outgoing(local_save)
         context = self._upload_context(local_save, capacity)
-        self._clock.measure()  # so that `view.offset()` is at most an hour old
+        self._clock.measure()  # so that `StoreView.offset` is at most an hour old
         try:
             result = send_save(outgoing, pin_notes, context, read_files)
         except Changed:
@@ -633,7 +633,8 @@ def harden_save(local_save: LocalSave) -> LocalSave:
         for f in walk(local_save.pin.root).files
         if f.path in by_path
     }
-    if _versions(pinned) != _versions({path: h for path, h in by_path.items() if h.is_pinned}):
+    pinned_before = {path: file for path, file in by_path.items() if file.is_pinned}
+    if _versions(pinned) != _versions(pinned_before):
         raise Incomplete(f"{local_save.checkpoint}: its pin changed", hint=AGAIN)
     return replace(local_save, files=replace(local_save.files, by_path=dict(by_path) | pinned))
 
