@@ -156,6 +156,17 @@ def test_a_live_claim_of_another_head_is_left_to_it(
     assert not (tmp_path / "store" / claim).exists()
 
 
+def test_the_age_of_a_claim_is_on_the_clock_of_the_store(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, past = ".ckptsync/events/eval/verified/fsdp2/checkpoint-4", time.time() - 9e6
+    store.write(claim, [b"other\n"])
+    os.utime(tmp_path / "store" / claim, (past, past))
+    monkeypatch.setattr("ckptsync.events.handling.store_now", lambda _: past + 1.0)
+    with pytest.raises(Elsewhere, match="other does it"):
+        do(store, event("exit 0"))
+
+
 def test_a_head_remembers_since_when_it_has_an_event(store: Store, tmp_path: Path) -> None:
     definition = event("exit 0")
     since = register_events(store, [definition])
