@@ -80,7 +80,7 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
         )
     notes = [*choice.notes, *plan.notes]
     if request.is_model and (lacking := choice.summary.unopenable):
-        give = choice.summary.to_give
+        give = choice.summary.supply_hint
         notes.append(f"{lacking}; copy it there from the model that was trained, or {give}")
     plan = replace(plan, notes=tuple(notes))
     return FoundCheckpoint(run, location, state.status, plan, choice.summary.nodes)

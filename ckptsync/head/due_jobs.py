@@ -116,7 +116,7 @@ def todo_for(summary: Summary) -> Todo | None:
     if summary.status in LEFT_ALONE:
         return None
     if not summary.model_record:
-        return "merge" if summary.model and (summary.size or not summary.done) else None
+        return "merge" if summary.model and (summary.size or not summary.shards_deleted) else None
     return "repair" if summary.suspects else "configure"
 
 

@@ -94,7 +94,7 @@ def plan_retention(
     runs: dict[str, list[Summary]] = {}
     for summary in catalogue.summaries:
         # Without a rule another head's marks stay: only a removal that has begun is finished.
-        if request.rules(summary.run) != Rules() or (summary.begun and not summary.done):
+        if request.rules(summary.run) != Rules() or (summary.begun and not summary.shards_deleted):
             runs.setdefault(summary.run, []).append(summary)
     planned: list[PlannedRemoval] = []
     failed: list[FailedLocation] = []
@@ -152,7 +152,7 @@ def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
     """Return a decision with the files and bytes that it deletes."""
     files = size = 0
     if decision.action not in ("nothing", "withdraw"):
-        if not (summary.shards_retired and summary.done):
+        if not (summary.shards_retired and summary.shards_deleted):
             files, size = summary.files, summary.size
         if decision.scope == "location":
             files, size = files + summary.model_files, size + summary.model_size

@@ -122,7 +122,7 @@ def with_action(
     action: Action
     seconds_left = 0.0
     if is_marked and summary.begun:
-        action = "nothing" if scope == "shards" and summary.done else "remove"
+        action = "nothing" if scope == "shards" and summary.shards_deleted else "remove"
     elif verdict == "keep" or (verdict == "drop-shards" and summary.retired):
         action = "withdraw" if summary.retired or summary.shards_retired else "nothing"
     elif is_marked:
@@ -215,8 +215,8 @@ class _RunRules:
         resumable = [s for s in verified if s.resume]
         self._newest, self._newest_resumable = _newest(verified), _newest(resumable)
         saves = [s for s in locations if s.location not in self._extra]
-        later = [s for s in saves if s.first > saves[0].first + MOMENT]
-        self._last = _newest(sorted(later, key=lambda s: -s.first))
+        later = [s for s in saves if s.first_arrival > saves[0].first_arrival + MOMENT]
+        self._last = _newest(sorted(later, key=lambda s: -s.first_arrival))
         self._written = times_written(locations[::-1])
         self._conflicts = {s.checkpoint for s in locations if s.status == "CONFLICT"}
         self._newer: dict[str, int] = {}  # how many that are verified are newer
@@ -225,7 +225,7 @@ class _RunRules:
         count = total = 0
         for summary in locations:
             total += (
-                0 if summary.shards_retired and summary.done else summary.size
+                0 if summary.shards_retired and summary.shards_deleted else summary.size
             ) + summary.model_size
             self._newer[summary.location], self._sums[summary.location] = count, total
             count += summary.location in names

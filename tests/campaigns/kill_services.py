@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.records import save_groups as records
+from ckptsync.records import manifest_groups as records
 from tests.campaigns.cluster import (
     NODES,
     RUNS,
