@@ -307,7 +307,7 @@ class Summary:
 
     @property
     def dates(self) -> SaveDates:
-        """Return what tells when it was written."""
+        """Return the dates by which `by_age` orders it."""
         return SaveDates(self.checkpoint, self.ended, self.first_arrival, self.ahead > SKEW)
 
     @property
@@ -390,7 +390,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     all_names = "\n".join(
         sorted([*manifest_names, *(name for kind_records in kinds for name in kind_records)])
     )
-    complained = {
+    reported_names = {
         f"{state.run}/{finding.name}"
         for name in conditions.proof.damage
         for finding in records.reports[name].findings
@@ -403,7 +403,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     suspects = [
         f.path
         for name, f in model_files.items()
-        if state.sizes.get(name) != f.size or name in complained
+        if state.sizes.get(name) != f.size or name in reported_names
     ]
     return Summary(
         run=state.run,
@@ -433,7 +433,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
         model=conditions.model.holds,
         resume=conditions.resume.holds,
         consolidated=conditions.consolidated.holds,
-        proof=_summarize_proof(state, mtimes, complained),
+        proof=_summarize_proof(state, mtimes, reported_names),
         retired=conditions.retired,
         state=digest(all_names.encode())[:16],
         shards_retired=decision.shards,
@@ -549,10 +549,14 @@ def _count_demanded(state: LocationState) -> tuple[int, int]:
 
 
 def find_gaps(state: LocationState) -> tuple[Gap, ...]:
-    """Return what a location lacks: files nobody sent, by rank; then vanished files, by sender."""
+    """Return what a location lacks: files that no node sent, by rank; then vanished files, by node.
+
+    A file that a sibling has is not missing. A rank of which no file has come has a gap too, of 0
+    files if no metadata names its files.
+    """
     sibling_paths = {path for sibling in state.siblings.values() for path in sibling}
     demanded = {**state.demands.resume, **state.demands.model}.keys()
-    absent: dict[int, list[str]] = {}
+    absent: dict[int, list[str]] = {}  # rank → paths; -1: of no rank
     for path in sorted(demanded - state.files.keys() - sibling_paths):
         number = rank(path)
         absent.setdefault(-1 if number is None else number, []).append(path)
@@ -561,7 +565,7 @@ def find_gaps(state: LocationState) -> tuple[Gap, ...]:
     if ranks_present:  # ranks of this training of which no file has come
         for number in set(range(state.demands.world or 0)) - ranks_present:
             absent.setdefault(number, [])
-    vanished: dict[str, list[str]] = {}
+    vanished: dict[str, list[str]] = {}  # node → paths
     for path, copies in state.files.items():
         if state.sizes.get(copies[0].name) != copies[0].entry.size:
             vanished.setdefault(copies[0].nodes[0], []).append(path)
@@ -683,25 +687,26 @@ def _find_arrivals(state: LocationState, mtimes: Mapping[str, float]) -> dict[st
 
 
 def _summarize_proof(
-    state: LocationState, mtimes: Mapping[str, float], complained: Iterable[str]
+    state: LocationState, mtimes: Mapping[str, float], reported_names: Iterable[str]
 ) -> Proven:
-    """Return what the reports of a location prove, and since when.
+    """Return what the reports of a location prove, with the times of those reports.
 
-    ``complained``: store names of the files that unanswered reports name.
+    ``reported_names``: store names of the files that unanswered reports name.
     """
     proof, reports = state.conditions.proof, state.records.reports
-    names = set() if state.conditions.shards else {k.name for k in state.manifests}
+    # a report proves nothing of a manifest that it does not name, unless its files are deleted
+    required = set() if state.conditions.shards else {k.name for k in state.manifests}
     passed: dict[Level, float] = {}
     for name, report in reports.items():
         is_of_model = report.model_record == state.model_record_name
-        if report.verdict == "ok" and is_of_model and names.issubset(report.manifests):
+        if report.verdict == "ok" and is_of_model and required.issubset(report.manifests):
             passed[report.level] = max(passed.get(report.level, 0.0), mtimes.get(name, 0.0))
-    levels = [reports[name].level for name in proof.damage]
-    proofs = [
+    damage_levels = [reports[name].level for name in proof.damage]
+    proof_times = [
         mtimes.get(name, 0.0)
         for name, r in reports.items()
         if r.verdict == "ok" and r.model_record == state.model_record_name
-        if r.level in LEVELS[1:] and names.issubset(r.manifests)
+        if r.level in LEVELS[1:] and required.issubset(r.manifests)
     ]
     answered, answered_at = ("", 0.0) if proof.damage else _find_answered(reports, mtimes)
     return Proven(
@@ -712,10 +717,10 @@ def _summarize_proof(
         holds=proof.holds,
         passed=tuple((level, passed[level]) for level in LEVELS if level in passed),
         damage=proof.damage,
-        damage_level=max(levels, key=LEVELS.index, default=None),
+        damage_level=max(damage_levels, key=LEVELS.index, default=None),
         damaged_at=max((mtimes.get(name, 0.0) for name in proof.damage), default=0.0),
-        rewritten_at=max((mtimes.get(name, 0.0) for name in complained), default=0.0),
-        first=min(proofs, default=0.0),
+        rewritten_at=max((mtimes.get(name, 0.0) for name in reported_names), default=0.0),
+        first=min(proof_times, default=0.0),
         answered=answered,
         answered_at=answered_at,
     )
@@ -745,7 +750,7 @@ def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
 
 
 def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
-    """Return the summaries, with ``lost`` and ``awaited`` set in the incomplete ones.
+    """Return the summaries; set ``missing_lines`` and ``awaited_nodes`` in the incomplete ones.
 
     The node that had a rank in another checkpoint of the run should have its missing files.
     """
@@ -761,7 +766,7 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 
 
 def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
-    """Return an incomplete location's summary with ``lost`` and ``awaited``.
+    """Return an incomplete location's summary with ``missing_lines`` and ``awaited_nodes``.
 
     It is unchanged if no file is missing, or no layout is known. ``run``: the run's summaries by
     arrival.

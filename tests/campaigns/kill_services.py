@@ -100,7 +100,11 @@ class Campaign:
         seen = snapshots(self._home)
         for save in saves:
             known = seen.get((save.run, save.checkpoint))
-            stored = {k.manifest.node for k in records.live(known.manifests)} if known else set()
+            stored = (
+                {k.manifest.node for k in records.live_manifests(known.manifests)}
+                if known
+                else set()
+            )
             if (
                 stored == set(NODES)
                 and (self._training.output(NODES[0], save.run) / save.checkpoint).exists()
