@@ -80,9 +80,9 @@ def reasons(
         model: the text about its model, in a list of all runs; then only one reason is yielded.
 
     """
-    why = s.lost or s.evidence
+    why = s.missing_lines or s.evidence
     busy_nodes = {e.node for e in activities}
-    are_sent = bool(s.uploading and s.awaited) and set(s.awaited) <= busy_nodes
+    are_sent = bool(s.uploading and s.awaited_nodes) and set(s.awaited_nodes) <= busy_nodes
     is_told = are_sent or s.status == "COMPLETE" or not s.manifests
     if activities and is_told:  # the activities are the reason
         why = ()
@@ -246,7 +246,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
     measured = dict(s.metrics)  # comes before what the trainer logged under the same name
     names = {"loss": "loss", "evaluation": "eval_loss"}
     losses = {title: measured.pop(name, row.values[name]) for title, name in names.items()}
-    opens = [_model(s), s.to_give, model or ""]
+    opens = [_model(s), s.supply_hint, model or ""]
     code = f"code left out: {', '.join(s.left_out)}" if s.left_out else ""
     tokenizer = "no tokenizer" if TOKENIZER in s.to_open else ""
     facts = {
