@@ -24,7 +24,7 @@ from ckptsync.safe_open import read_named
 from ckptsync.spool import safe_files
 from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
 from ckptsync.stores.opening import Access
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import Remote, located, shown_url
 from ckptsync.walk import UnsafeSpool, split
 
 _HIDDEN = "***"
@@ -149,15 +149,6 @@ def from_environment(
         hint = "`ckptsync help cli` lists the variables and their values"
         raise ConfigError(_join_problems("environment", problems), hint=hint)
     return values["store.options"], LimitsConfig(**_section("limits", values))
-
-
-def shown_url(url: str) -> str:
-    """Return a store's URL for a message; ``***`` for a refused one, which may hold a password."""
-    try:
-        located(url)
-    except ConfigError:
-        return _HIDDEN
-    return url
 
 
 def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from ckptsync.config.loading import shown_url
 from ckptsync.config.output_dirs import list_unmatched, output_directories
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Transient
@@ -28,6 +27,7 @@ from ckptsync.spool.markers import start_time
 from ckptsync.status.heartbeat import claim
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
+from ckptsync.stores.urls import shown_url
 from ckptsync.worker.node_identity import clock_jump, node_id, wall_minus_monotonic
 
 GRACE = 4.0  # seconds that running tasks have to end after a signal, and then the store to answer
