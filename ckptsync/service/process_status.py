@@ -146,11 +146,12 @@ class Heart:
             heartbeat.write_facts(self._store, replace(facts, at=time.time()), self._mine.roles)
             self._facts = facts
 
-    def is_outdated(self) -> bool:
-        """Return whether a heartbeat must be written now.
+    def compare_states(self) -> bool:
+        """Compare states with the last heartbeat's; return True if a heartbeat must be written now.
 
-        That is so if a state has changed (checked every `SOON` seconds), or if bytes are moving and
-        the last one is `MOVING_EVERY` seconds old.
+        That is so if a state has changed, or if bytes are moving and the last heartbeat is
+        `MOVING_EVERY` seconds old. Notes the time: within `SOON` seconds of a comparison or a
+        heartbeat, return False without comparing.
         """
         now = time.monotonic()
         since = now - self._beaten

@@ -122,9 +122,10 @@ class UntilGone:
         self._left: object = None
         self._since = 0.0
 
-    def is_due(self, roles: Roles) -> bool:
-        """Return whether the service must end now; False while the process lives.
+    def notice_end(self, roles: Roles) -> bool:
+        """Return True if the service must end now; False while the process lives, or without a PID.
 
+        Call it at each check: it notes what is left to upload, and since when that has not changed.
         The first call after the end of the process hints every task: each must begin and end a run
         after it, since the last checkpoint may be younger than the last scan.
         """
@@ -174,7 +175,7 @@ class _Service:
             next_check = 0.0
             while not self._stop.is_stopping:
                 now = time.monotonic()
-                if self._beating is not None and self._heart and self._heart.is_outdated():
+                if self._beating is not None and self._heart and self._heart.compare_states():
                     self._beating.at(0.0)
                 for task in self._tasks:
                     task.start_if_due(now)
@@ -273,7 +274,7 @@ class _Service:
                 detail = "stopping: the next start reads the new configuration"
                 log.info("%s", pairs(phase="reloading", detail=detail))
                 self._stop.ask()
-        if self._until_gone.is_due(self._roles):
+        if self._until_gone.notice_end(self._roles):
             self._stop.ask()
 
     def _fatal(self, e: BaseException) -> None:
