@@ -88,6 +88,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}", hint=self._see_help())
 
     def _see_help(self) -> str:
+        """Return the hint that names the help page of this parser's command."""
         return f"`ckptsync help {self.prog.split()[1]}` shows its arguments and examples"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -257,6 +257,9 @@ def _configured_name(args: argparse.Namespace, path: Path, url: str) -> str:
 
 
 def _file_values(args: argparse.Namespace) -> Mapping[str, object] | None:
-    """Return the plain values of the file of ``-c``, which `configuration` has checked."""
+    """Return the plain values of the file of ``-c``; None if it is no mapping.
+
+    `configuration` has checked the file.  Raises OSError if it cannot be read now.
+    """
     values = parse(read_named(Path(args.config), LIMIT).decode(), args.config).values
     return values if isinstance(values, dict) else None

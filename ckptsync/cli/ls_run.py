@@ -159,7 +159,7 @@ RUN_HEADING = (*map(str.upper, SORT), "REASON")
 
 
 def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[list[str]]]:
-    """Return a heading, and the rows of a run; metrics of events stand before SIZE."""
+    """Return a heading, and the rows of a run; at most `METRICS` metrics stand before SIZE."""
     names = sorted({name for row in rows for name, _ in row.summary.metrics})
     index, names = RUN_HEADING.index("SIZE"), names[:METRICS]
     measured = [dict(row.summary.metrics) for row in rows]

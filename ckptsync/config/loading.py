@@ -171,7 +171,11 @@ def limits_of(config: LimitsConfig) -> Limits:
 
 
 def share(config: Config) -> LimitsConfig:
-    """Return a child's share of a head's limits, whose children work at the same time."""
+    """Return the limits of one child of a head, whose children work at the same time.
+
+    Bandwidth is divided by their number; memory is divided, too, but not below `_LEAST_MEMORY`.
+    Other limits are the head's.
+    """
     limits, count = config.limits, config.head.jobs
     table = limits.bandwidth
     rates = tuple(rate and rate / count for rate in table.rates) if table else ()
