@@ -137,6 +137,7 @@ class JobFailed:
     command: str = ""
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
 
@@ -382,6 +383,7 @@ class _Running:
     """One child process."""
 
     def __init__(self, job: Job, config: Config, command: Sequence[str]) -> None:
+        """Prepare the command, its limit of memory and its deadlines; start nothing."""
         self.job, self.progress, self.must_end = job, JobProgress(0, 0), False
         self.words = job.command(config.file)
         self.began = time.monotonic()

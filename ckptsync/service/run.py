@@ -117,6 +117,7 @@ class UntilGone:
     """
 
     def __init__(self, pid: int | None) -> None:
+        """Note when the process with this PID began, since a PID can be used again."""
         self._pid, self._began = pid, start_time(pid) if pid is not None else ""
         self._runs: dict[str, int] | None = None
         self._left: object = None
@@ -149,6 +150,7 @@ class _Service:
     def __init__(
         self, config: Config, stop: Stopping, load: Callable[[], Config], until_gone: UntilGone
     ) -> None:
+        """Prepare the task that opens the store; open and start nothing."""
         self._config, self._stop, self._load, self._until_gone = config, stop, load, until_gone
         self._node = config.node or node_id()
         self._store = ServiceStore(config.store.url, lambda: stop.is_stopping)

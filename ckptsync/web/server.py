@@ -53,6 +53,7 @@ class HttpServer:
     """
 
     def __init__(self, where: str, app: App, key: str) -> None:
+        """Listen on the address, and start the thread that serves it."""
         self._path = Path(where.removeprefix(UNIX)) if where.startswith(UNIX) else None
         try:
             self._socket = _bound_path(self._path) if self._path else _bound(where)
@@ -269,6 +270,7 @@ class _Connection(H11Protocol):
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    """Cancel a timer; do nothing if there is none."""
     if timer:
         timer.cancel()
 
