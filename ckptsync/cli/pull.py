@@ -252,10 +252,10 @@ def _show(result: dict[str, Any]) -> None:
         say(f"  and {len(result['failed']) - MOST_LINES} more (--json lists all)")
     for note in result["notes"]:
         say(f"  note: {note}")
-    state = "in"
+    outcome = "in"
     if result["dry_run"]:
-        state = "would be in"
+        outcome = "would be in"
     elif result["failed"]:
-        state = "not complete; the files that could be downloaded are in"
+        outcome = "not complete; the files that could be downloaded are in"
     beside = f", beside it {', '.join(result['pointers'])}" if result["pointers"] else ""
-    say(f"{state} {result['directory']}{beside}")
+    say(f"{outcome} {result['directory']}{beside}")

@@ -525,7 +525,7 @@ def _find_full_store(overview: Overview) -> Iterator[Alarm]:
 
 
 def _find_incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm for each location that is incomplete for longer than ``slow``, up to ``over``."""
+    """Yield an alarm for each location that is incomplete for ``slow`` to ``over`` seconds."""
     summaries = {(s.run, s.location): s for s in overview.catalogue.summaries}
     for run in overview.runs:
         for save in run.incomplete:
