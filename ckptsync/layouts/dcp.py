@@ -567,7 +567,7 @@ def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
 class _Window:
     """Bytes of a file around the item that is being compared, in ``data``.
 
-    Items must come in the order of ``items``.
+    The constructor announces all ``items`` to ``files`` (`expect`). Items must come in that order.
     """
 
     def __init__(self, files: Files, items: Sequence[StorageItem]) -> None:

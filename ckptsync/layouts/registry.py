@@ -603,7 +603,8 @@ def closed(name: str, files: Files) -> bool:
 def _is_hollow(files: Files, source: WeightsSource) -> bool:
     """Return whether a source of whole weights consists of empty placeholders of ZeRO-3.
 
-    Other sources are preferred to it. See LlamaFactory#1226 and peft#2500.
+    False also if it cannot be read: its use raises the error. Sources that are not hollow are
+    preferred. See LlamaFactory#1226 and peft#2500.
     """
     if not source.is_whole:
         return False

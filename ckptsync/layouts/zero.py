@@ -187,7 +187,10 @@ def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tenso
 
 
 def _remarks(files: ZeroFiles, ranks: Sequence[MpRank]) -> list[str]:
-    """Return remarks on masters that are not read, and on files that are left out."""
+    """Return remarks on masters that are not read, frozen weights left out, and files left out.
+
+    The last are of ranks that this save did not have.
+    """
     first, setup, remarks = ranks[0].first, files.setup, list[str]()
     absent = [rank.absent for rank in ranks if rank.absent]
     if absent:
@@ -539,7 +542,11 @@ def _tied_prefix(
 def _check_same(
     first: tuple[StateFile, StoredTensor], second: tuple[StateFile, StoredTensor]
 ) -> None:
-    """Raise Unsupported unless two files hold a tied module with the same CRC32s."""
+    """Raise Unsupported unless two files hold a tied module with the same values.
+
+    Values are compared by the records' CRC32s; without CRC32s nothing shows that they are the same.
+    An empty tensor is not compared.
+    """
     if first == second or not second[1].numel:
         return
     sums = [

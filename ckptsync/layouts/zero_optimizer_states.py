@@ -167,7 +167,8 @@ def _check_model(save: ZeroFiles, model: StateFile) -> None:
 def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
     """Return what one rank has of each parameter group; at stage 3, of each sub-group.
 
-    Raise Unsupported if it is no state of a torch optimizer, Corrupt if a group has none.
+    Empty if the file has no masters. Raise Unsupported if ``key`` is no state of a torch optimizer,
+    Corrupt if a group has none.
     """
     state = optimizer_state(file)
     base = state.get(key)

@@ -237,10 +237,10 @@ class _Plan:
             )
 
     def _add_classifier(self, new: Mapping[str, Tensor]) -> frozenset[str]:
-        """Record a classifier that the base lacks; return the base's tensors that it lacks.
+        """Record a classifier that the base lacks; return the base's tensors that it replaces.
 
-        Those are the output layer of a language model; empty unless the class in ``config.json`` is
-        changed.  Tensors that are no classifier's are recorded as lost.
+        Those are the output layer of a language model; none unless the class in ``config.json`` is
+        changed. If any of the ``new`` tensors is no classifier's, all are recorded as unmatched.
         """
         task = str(self._own_config.get("task_type"))
         head_names = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
@@ -370,7 +370,11 @@ class _Plan:
         self._notes += filter(None, (outcome.note,))
 
     def _is_equal_pair(self, first: Tensor, second: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001 - IsEqual
-        """Return whether two tensors of the adapter have the same values, as `IsEqual` says."""
+        """Return whether two tensors of the adapter have the same values, as `IsEqual` says.
+
+        Without a function that compares them, return whether their shapes fit and the adapter's
+        configuration has ``ensure_weight_tying``.
+        """
         if second.shape != (first.shape[::-1] if is_crossed else first.shape):
             return False
         if self._is_equal is None:

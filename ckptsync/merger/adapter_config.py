@@ -248,8 +248,10 @@ def _patterns(
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is an int or a float, no bool, and of less than 1e30."""
     return type(value) in (int, float) and abs(value) < 1e30  # type: ignore[arg-type]
 
 
 def _value_error(key: str, value: object) -> Corrupt:
+    """Return the error for a value that a key cannot have."""
     return Corrupt(f"{ADAPTER_CONFIG}: {key} is {value!r:.100}, which cannot be", hint=_DAMAGED)

@@ -141,7 +141,10 @@ class _Stretch:
     is_unmerged: bool
 
     def part(self, start: int, size: int) -> tuple[int, int]:
-        """Return where ``size`` elements from ``start`` overlap the stretch: from and to."""
+        """Return where ``size`` elements from ``start`` overlap the stretch: from and to.
+
+        "To" is not above "from" if they do not overlap.
+        """
         return max(self.first, start), min(self.first + len(self.sums), start + size)
 
 
@@ -588,6 +591,7 @@ def _scale_in_place(sums: Array, delta: Array, scales: Array | None, module: str
 
 
 def _dot(first: Array, second: Array) -> float:
+    """Return the scalar product of two vectors."""
     return float(np.dot(first, second))
 
 
@@ -619,6 +623,7 @@ def _read_range(files: Files, tensor: Tensor, low: int, high: int) -> Array:
 
 
 def _as_slice(of: range) -> slice:
+    """Return a range of indices as a slice."""
     return slice(of.start, of.stop, of.step)
 
 

@@ -77,9 +77,10 @@ class Tie:
         return cls(first, heads[0] if heads else None) if first else None
 
     def side(self, base: Base, name: str) -> TiedLayer | None:
-        """Return the side that a weight belongs to, None if it is neither embedding nor head.
+        """Return the layer, embedding or head, that an adapter's weight changes; None for others.
 
-        Records the adapter's name of a head that the files do not have.
+        Others have another name, or are not exactly one whole tensor of the base. If the base's
+        files have no tensor of the head, ``name`` is recorded as the head's name.
         """
         if not ends_in(name, (*HEADS, *EMBEDDINGS)):
             return None

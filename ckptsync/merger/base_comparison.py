@@ -239,6 +239,7 @@ def _common_parts(name: str) -> tuple[str, ...]:
 
 
 def _elements(tensors: Model, names: Iterable[str]) -> int:
+    """Return the number of elements of these tensors together."""
     return sum(prod(tensors[name].shape) for name in names)
 
 
@@ -248,7 +249,11 @@ def _is_packed(tensor: Tensor) -> bool:
 
 
 def _find_resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
-    """Return embeddings and heads of a resized vocabulary; empty if their sizes disagree."""
+    """Return embeddings and heads of a resized vocabulary; empty if the change is another one.
+
+    It is another one if their columns differ, if the numbers of rows changed in different ways, or
+    if a tensor with the base's number of rows did not change.
+    """
     common = [
         n for n in base if n in own and n.rpartition(".weight")[0].rpartition(".")[2] in _VOCABULARY
     ]
@@ -277,6 +282,7 @@ def _adapted_module(name: str) -> str:
 
 
 def _own_name(name: str) -> str:
+    """Return a name without what peft adds: `PREFIX` and ``base_layer``."""
     return ".".join(part for part in name.removeprefix(PREFIX).split(".") if part != "base_layer")
 
 

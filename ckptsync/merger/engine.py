@@ -273,10 +273,12 @@ class _OutputUnit:
 
     @property
     def lead(self) -> int:
+        """Bytes of ``buffer`` before the unit: those after the last multiple of `ALIGN`."""
         return self.start % ALIGN
 
     @property
     def data(self) -> memoryview:
+        """The unit's bytes, a view of ``buffer``."""
         return self.buffer.data[self.lead : self.lead + self.size]
 
     @property
@@ -490,6 +492,7 @@ def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> 
 
 
 def _written_size(share: Share, tensor: PlannedTensor) -> int:
+    """Return the bytes that a tensor's share of a unit has after the cast."""
     return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
 
 
