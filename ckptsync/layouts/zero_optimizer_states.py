@@ -271,8 +271,8 @@ def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Fla
     """
     item, parts, dtypes = ITEMSIZE[master.dtype], list[Part](), set[str]()
     for part in master.parts:
-        own = groups[part.extent.file]
-        flat = _holder(own, part.extent.start)
+        rank_groups = groups[part.extent.file]
+        flat = _holder(rank_groups, part.extent.start)
         state = flat.states.get(key)
         if state is None:
             raise Corrupt(f"{part.extent.file}: no {key} of {name}, which other ranks have")

@@ -115,12 +115,12 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
         {(b.into, b.box[1]): b for b in blocks if b.nth == nth}
         for nth in range(max((b.nth for b in blocks), default=0) + 1)
     ]
-    own, *replicas = (
+    first_copies, *replicas = (
         [copy(n, [of.get(box, b) for box, b in sets[0].items()]) for n in range(len(some.copies))]
         for of in sets
     )
     # replicas lie between the first and the last copy, which are those that a merge chooses from
-    copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
+    copies = (*first_copies[:1], *(copy for each in replicas for copy in each), *first_copies[1:])
     return Tensor(first.name, some.dtype, shape, copies, first.tied)
 
 

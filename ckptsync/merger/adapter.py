@@ -384,9 +384,9 @@ def _is_of_tied_head(item: _AdapterTensor, config: Mapping[str, Any]) -> bool:
     list. peft gives such a list to the embedding, adapts the head only if both are tied, and does
     not save the head's copy.
     """
-    layer, _, own = item.module.rpartition(".")
+    layer, _, component = item.module.rpartition(".")
     has_list = isinstance(config.get("trainable_token_indices"), list)
-    return has_list and own == _TOKENS and f"{layer}.weight".endswith(HEADS)
+    return has_list and component == _TOKENS and f"{layer}.weight".endswith(HEADS)
 
 
 def _leaves_base(items: Mapping[str, _AdapterTensor]) -> bool:

@@ -161,7 +161,7 @@ class _Plan:
                 hint="give the adapter of a training, as save_pretrained writes it",
             )
         return Changes(
-            {name: tuple(own) for name, own in self._changes.items()},
+            {name: tuple(tensor_changes) for name, tensor_changes in self._changes.items()},
             tuple(self._added),
             self._shapes,
             self._settings,
@@ -331,7 +331,11 @@ class _Plan:
             rows = indices
             if isinstance(indices, dict):
                 rows = next(
-                    (own for key, own in indices.items() if f".{module}".endswith(f".{key}")),
+                    (
+                        token_ids
+                        for key, token_ids in indices.items()
+                        if f".{module}".endswith(f".{key}")
+                    ),
                     next(iter(indices.values()), None) if len(indices) == 1 else None,
                 )
             side = self._tie.side(self._base, f"{module}.weight") if self._tie else None

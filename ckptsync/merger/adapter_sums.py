@@ -546,7 +546,10 @@ def region_of(change: LowRank, shape: Shape) -> _Region:
 
 
 def _row_length(shape: Shape, tensor_sum: TensorSum) -> int:
-    """Return at how many elements a tensor's blocks are cut: rows of what is changed."""
+    """Return how many elements a row of the first product of factors has in the tensor.
+
+    Without a product, a row of the tensor itself. A tensor's blocks are cut at multiples of it.
+    """
     strides = (
         region_of(change, shape).stride
         for step in tensor_sum.steps

@@ -108,7 +108,9 @@ class Tie:
         changes = (*(first.base or second.base)[:1], *(first.own or second.own))
         names = [self.tensor.name, *((self.head.name,) if self.head else ())]
         names += [
-            n for n, own in tied_pairs(base.tensors) if own == self.tensor.name and n not in names
+            n
+            for n, tied_name in tied_pairs(base.tensors)
+            if tied_name == self.tensor.name and n not in names
         ]
         is_sum = any(isinstance(change, LowRank) for change in changes)
         note = f"{self.tensor.name} is the head, too: it is changed once, for both"

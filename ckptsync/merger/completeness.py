@@ -129,23 +129,23 @@ def _compare(
     None if no implied tensor is there. Raises Incomplete if a tensor, or a part of one, is missing.
     A missing tensor is only a doubt if the save says that it left some out (``is_whole`` is false).
     """
-    sizes_by_name, own = expected.sizes, shapes
+    sizes_by_name, compared_shapes = expected.sizes, shapes
     head, embedding = expected.head, expected.embedding
     if not sizes_by_name.keys() <= shapes.keys():
         # a part of the model, or one that keeps the text model in an attribute
-        own = {_inner_name(name): shape for name, shape in shapes.items()}
+        compared_shapes = {_inner_name(name): shape for name, shape in shapes.items()}
         sizes_by_name = {_inner_name(name): sizes for name, sizes in sizes_by_name.items()}
         head, embedding = _inner_name(head), _inner_name(embedding)
-    absent = [name for name in sizes_by_name if name not in own]
+    absent = [name for name in sizes_by_name if name not in compared_shapes]
     if len(absent) == len(sizes_by_name):
         return None
     doubts = []
-    if is_tied(config) and (head in own or embedding in own):
+    if is_tied(config) and (head in compared_shapes or embedding in compared_shapes):
         absent = [name for name in absent if name not in (head, embedding)]
     elif absent and all(name.startswith(head.removesuffix("weight")) for name in absent):
         has_another = any(
             name not in sizes_by_name and name.endswith(_ENDS) and not _NUMBER.search(name)
-            for name in own
+            for name in compared_shapes
         )
         if has_another or embedding in shapes or not _is_untied(config):
             doubts.append(f"no {head}, which config.json implies: right with another head, or none")
@@ -161,7 +161,7 @@ def _compare(
         if is_whole:
             raise Incomplete(message, hint=_ALL)
         doubts.append(message)
-    return [*doubts, *_compare_shapes(own, sizes_by_name, {head, embedding})]
+    return [*doubts, *_compare_shapes(compared_shapes, sizes_by_name, {head, embedding})]
 
 
 def _compare_shapes(
@@ -321,7 +321,11 @@ def _compare_counts(
     for key, count in layer_counts[:1]:
         if 0 < most < count and any(width in s for s in sections for width in _WIDTHS):
             yield f"{most} layers, config.json says {key} {count}"
-    numbers = [max(own) + 1 for by_stack in experts.values() for own in by_stack.values()]
+    numbers = [
+        max(expert_numbers) + 1
+        for by_stack in experts.values()
+        for expert_numbers in by_stack.values()
+    ]
     for key, count in [(k, s[k]) for s in sections for k in _EXPERTS if type(s.get(k)) is int][:1]:
         if 0 < max(numbers, default=0) < count:
             yield f"{max(numbers)} experts in a layer, config.json says {key} {count}"

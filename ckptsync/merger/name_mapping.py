@@ -312,13 +312,15 @@ def _map_regions(
             is_swapped = place.may_transpose and _is_swapped(
                 name, shapes[name], live_shapes.get(target), swapped
             )
-            own = [_whole_region(name, shapes[name], target, is_transposed=is_swapped)]
+            live_regions = [_whole_region(name, shapes[name], target, is_transposed=is_swapped)]
         elif place.parts > 1 and not more:
-            own = [_part_region(name, shapes[name], file_places[name], place.part, live_shapes)]
+            live_regions = [
+                _part_region(name, shapes[name], file_places[name], place.part, live_shapes)
+            ]
         else:
-            own = list(_piece_regions(target, members, shapes))
-        live[target] = _common_shape(own)
-        regions += own
+            live_regions = list(_piece_regions(target, members, shapes))
+        live[target] = _common_shape(live_regions)
+        regions += live_regions
     return live, regions
 
 

@@ -290,10 +290,10 @@ class _Selection:
 
         Raises Unsupported where names do not say which model is meant.
         """
-        own, notes_on_states = (
+        model_tensors, notes_on_states = (
             (tensors, ()) if self.path else non_model_tensors.drop_states(tensors)
         )
-        clean, notes_on_wrappers = tensor_names.strip_wrappers(own, self.base_names)
+        clean, notes_on_wrappers = tensor_names.strip_wrappers(model_tensors, self.base_names)
         inner = model_prefix.find_inner_model(
             clean, self.path, self.base_names, self.config, self.adapter_config
         )
@@ -425,8 +425,10 @@ def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
 
 def _config_directories(files: Files, source: WeightsSource) -> list[Files]:
     """Return where a checkpoint has configuration; an adapter's own lies beside it."""
-    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
-    return [*own, files, *registry.around(files, source)]
+    adapter_directory = (
+        [Within(files, source.root)] if source.layout == "peft" and source.root else []
+    )
+    return [*adapter_directory, files, *registry.around(files, source)]
 
 
 def check_complete(files: Files) -> tuple[str, ...]:
@@ -684,7 +686,7 @@ def _tied_names(
 ) -> set[str]:
     """Return names that need not be stored: the configuration ties them to one of ``names``.
 
-    ``others``: further names that a pair may be completed by.
+    Empty if it ties nothing. ``more_names``: further names that a pair may be completed by.
     """
     if not config or not tensor_names.is_tied(config):
         return set()
