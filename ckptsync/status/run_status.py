@@ -153,7 +153,7 @@ def interval(ended: Iterable[float]) -> float | None:
 
 
 def count_statuses(summaries: Iterable[Summary]) -> dict[str, int]:
-    """Return how many locations have each status, in the order of `STATUSES`."""
+    """Return how many locations have each status, in the order of `STATUSES`, without zeros."""
     counts = Counter(s.status for s in summaries)
     return {status: counts[status] for status in STATUSES if counts[status]}
 
