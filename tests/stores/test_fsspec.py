@@ -386,6 +386,7 @@ def test_an_object_whose_source_dies_never_appears_also_not_when_its_file_is_col
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     gc.freeze()  # looking through what other tests left takes half a second
+
     def dying() -> Iterator[bytes]:
         yield from [b"0123"] * count
         raise RuntimeError("the source is gone")
