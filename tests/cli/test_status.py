@@ -3,6 +3,7 @@
 Nothing is wider than the terminal or commands it.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ from ckptsync.status.overview import Overview, Room
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
+from tests.support.exhaustive import sampled
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.reads import names_read
 from tests.support.small_store import DATA, SHARD, flip, make
@@ -258,8 +260,9 @@ def screen(store: Away) -> Screen[Overview]:
     return Screen(OverviewReader(store, catalogue, Patience()).read, overview_lines, store.url)
 
 
-@pytest.mark.parametrize("command", ["ls", "status"])
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    ("command", "width"), sampled(itertools.product(["ls", "status"], [60, 80, 120]), 2)
+)
 def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, width: int) -> None:
     now, name = time.time(), "训练-🚀" * 12
     work = waiting(f"{name}/checkpoint-8", since=now, until=now + 600, reason="第 8 步 " * 20)
