@@ -260,7 +260,7 @@ class _TrainingRunner:
             is_signalled = (
                 self.signals.count > earlier_signals and self.signals.count >= needed_signals
             )
-            return is_signalled or time.monotonic() >= deadline or self.upload.is_unserved()
+            return is_signalled or time.monotonic() >= deadline or self.upload.notice_lost_worker()
 
         return drain(self.upload.saves, is_stopped, self._ensure_worker, note, max_wait)
 

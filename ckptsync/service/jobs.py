@@ -137,6 +137,7 @@ class JobFailed:
     command: str = ""
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
 
@@ -249,20 +250,25 @@ class Jobs:
             for name in [n for n in self._waits if n[0] == kind and n[1] not in subjects]:
                 del self._waits[name]
             waits = [(job, self._waits.get((kind, job.subject))) for job in jobs]
-            due_jobs = [job for job, w in waits if not w or w.key != job.key or now >= w.until]
+            due_jobs = [
+                job for job, wait in waits if not wait or wait.key != job.key or now >= wait.until
+            ]
             since = {name: began for name, (_, began) in self._jobs.items()}
-            offered = [job for job, w in waits if job in due_jobs or (w and w.failed)]
+            due_or_failed = [
+                job for job, wait in waits if job in due_jobs or (wait and wait.failed)
+            ]
             other_kinds = {name: job for name, job in self._jobs.items() if name[0] != kind}
             self._jobs = other_kinds | {
-                (kind, job.subject): (job, since.get((kind, job.subject), now)) for job in offered
+                (kind, job.subject): (job, since.get((kind, job.subject), now))
+                for job in due_or_failed
             }
             self._due[kind] = frozenset(job.subject for job in due_jobs)
             running = sorted(
                 subject for running_kind, subject in self._running if running_kind == kind
             )
             idle = [job for job in due_jobs if job.subject not in running]
-            room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
-            for job in idle[:room]:
+            free_slots = 0 if self._is_ending else max(0, self._most[kind] - len(running))
+            for job in idle[:free_slots]:
                 name = (kind, job.subject)
                 self._running[name] = child = _JobProcess(job, self._config, self._command)
                 try:
@@ -385,6 +391,7 @@ class _JobProcess:
     """
 
     def __init__(self, job: Job, config: Config, command: Sequence[str]) -> None:
+        """Prepare the command, its limit of memory and its deadlines; start nothing."""
         self.job, self.progress, self.must_end = job, JobProgress(0, 0), False
         self.words = job.command(config.file)
         self.began = time.monotonic()

@@ -352,7 +352,9 @@ def busy() -> Overview:
         evidence=("model: digest: differs",),
         proof=Proven(damage=("r",), damaged_at=NOW - 60),
     )
-    late = location("new/checkpoint-4", "INCOMPLETE", 2 * HOUR, lost=("__3_0.distcp: n9 has it",))
+    late = location(
+        "new/checkpoint-4", "INCOMPLETE", 2 * HOUR, missing_lines=("__3_0.distcp: n9 has it",)
+    )
     good = location(f"{LONG}/checkpoint-1200", size=3 * 10**12, nodes=("n7",))
     told = (worker, head, heart("gone", ago=2 * HOUR), fact("gone"), heart("done", stopped=True))
     return shown(*told, locations=[hurt, late, good], room=Room(10**13, 10**14))
@@ -431,7 +433,9 @@ def test_what_nodes_do_with_a_location_is_said_once_and_with_the_same_rate() -> 
         total=2 * 10**8,
         rate=5e6,
     )
-    half = location("run/checkpoint-2", "INCOMPLETE", size=2 * 10**8, nodes=("n9",), lost=("a",))
+    half = location(
+        "run/checkpoint-2", "INCOMPLETE", size=2 * 10**8, nodes=("n9",), missing_lines=("a",)
+    )
     said = overview_lines(shown(heart(running=(sent,), rate=1e6), locations=[half]))
     assert "run/checkpoint-2: n0 uploads, 50 % of 200 MB, 5 MB/s, 15s left" in said
     assert len([line for line in said if "%" in line]) == 1

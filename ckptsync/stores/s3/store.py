@@ -83,6 +83,7 @@ class S3Store:
         base = self._prefix + checked_prefix(prefix)
 
         def parse(answer: Answer) -> list[str]:
+            """Return the keys and prefixes of one answer."""
             files = [text(each, "Key") for each in answer.get("Contents", ())]
             return files + [text(each, "Prefix") for each in answer.get("CommonPrefixes", ())]
 
