@@ -1,7 +1,7 @@
 """A store of each kind, and the world around it.
 
 A scenario that needs one kind only says so by `@pytest.mark.stores("path")`.  `make test` takes the
-first kind of each; of those that are marked `@pytest.mark.each_store` one takes a path, the next S3,
+first kind of each; of the scenarios marked `@pytest.mark.each_store` one takes a path, the next S3,
 the next SFTP, by their names.  `make exhaustive` and CI take all kinds of all.
 """
 
