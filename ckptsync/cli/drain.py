@@ -179,7 +179,7 @@ class Upload:
         """Stop our own worker and send its logs if no save is left; else print who uploads."""
         why = self.problem
         try:
-            why = why or embedded_worker.problem(self.run.path)
+            why = why or embedded_worker.find_problem(self.run.path)
             who = embedded_worker.who_uploads(self.run.path)
         except OSError:  # the log cannot be read
             who = ""
@@ -242,7 +242,7 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     store = store or open_or_make_store(args, path)
     view = StoreView(store, node, run.name, selection)
     rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
-    nodes = (node, embedded_worker.own_node(node, path / SPOOL))
+    nodes = (node, embedded_worker.directory_node(node, path / SPOOL))
     configured = _file_values(args) if args.config else None
     saves = OutputDirSaves(run, nodes, view, rule)
     has_logs = worker is None or worker.logs

@@ -298,7 +298,7 @@ def list_rows(
 def _model_line(store: Store, summary: Summary) -> str:
     """Return where the model of a location is, and what it lacks to be loaded."""
     model = model_url(store.url, summary) or ""
-    line = f"{summary.unopenable}; {summary.to_give}; {model}" if summary.unopenable else model
+    line = f"{summary.unopenable}; {summary.supply_hint}; {model}" if summary.unopenable else model
     line += f" ({summary.proof.level})" if summary.status == "VERIFIED" else ""
     line += "; no tokenizer" if TOKENIZER in summary.to_open else ""
     return line + (f"; code left out: {', '.join(summary.left_out)}" if summary.left_out else "")

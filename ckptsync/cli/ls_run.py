@@ -80,9 +80,9 @@ def reasons(
         model: the text about its model, in a list of all runs; then only one reason is yielded.
 
     """
-    status_reasons = s.lost or s.evidence
+    status_reasons = s.missing_lines or s.evidence
     busy_nodes = {e.node for e in activities}
-    is_rest_on_its_way = bool(s.uploading and s.awaited) and set(s.awaited) <= busy_nodes
+    is_rest_on_its_way = bool(s.uploading and s.awaited_nodes) and set(s.awaited_nodes) <= busy_nodes
     is_explained = is_rest_on_its_way or s.status == "COMPLETE" or not s.manifests
     if activities and is_explained:  # the activities are the reason
         status_reasons = ()
@@ -246,7 +246,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
     measured = dict(s.metrics)  # comes before what the trainer logged under the same name
     names = {"loss": "loss", "evaluation": "eval_loss"}
     losses = {title: measured.pop(name, row.values[name]) for title, name in names.items()}
-    model_notes = [_model(s), s.to_give, model or ""]
+    model_notes = [_model(s), s.supply_hint, model or ""]
     left_out_note = f"code left out: {', '.join(s.left_out)}" if s.left_out else ""
     tokenizer_note = "no tokenizer" if TOKENIZER in s.to_open else ""
     facts = {

@@ -158,10 +158,8 @@ class ForPeople(logging.Formatter):
         """Return the line of a record, and its traceback."""
         values, level = _values(record), record.levelname.lower()
         text = sentence(values) if values else record.getMessage()
-        created, padded = (
-            datetime.fromtimestamp(record.created, timezone.utc).astimezone(),
-            f"{level:7}",
-        )
+        created = datetime.fromtimestamp(record.created, timezone.utc).astimezone()
+        padded = f"{level:7}"
         if self._has_colours and level in _COLOURS:
             padded = f"\x1b[{_COLOURS[level]}m{padded}\x1b[0m"
         return "\n".join(

@@ -141,7 +141,7 @@ def document(overview: Overview) -> dict[str, Any]:
                 "bytes": s.size + (s.model_size if s.retired else 0),
             }
             for s in summaries
-            if s.status == "RETIRED" or (s.shards_retired and not s.done)
+            if s.status == "RETIRED" or (s.shards_retired and not s.shards_deleted)
         ],
         "kept": [
             {"run": s.run, "location": s.location, "reason": s.kept} for s in summaries if s.kept
@@ -560,12 +560,12 @@ def _completion_sentence(s: Summary, overview: Overview) -> str:
         return f"if they are one save: {joins}"
     if any(gap.node for gap in s.gaps):
         return f"{_repair_command(overview, where)} has it uploaded again, and shows what is lost"
-    if s.awaited:
+    if s.awaited_nodes:
         alive = {n.node for n in overview.alive}
-        stopped = [name for name in s.awaited if name not in alive]
+        stopped = [name for name in s.awaited_nodes if name not in alive]
         if not stopped:
             return (
-                f"see the errors and notes of {_names(s.awaited)} in `ckptsync status`: the"
+                f"see the errors and notes of {_names(s.awaited_nodes)} in `ckptsync status`: the"
                 " service uploads the rest there, if the node still has it"
             )
         return (
@@ -633,7 +633,9 @@ def _find_missing_configs(recent: Sequence[Summary]) -> Iterator[Alarm]:
     for run, locations in _by_run(s for s in recent if s.consolidated and s.unopenable).items():
         more = f" (and {len(locations) - 1} more models of this run)" if len(locations) > 1 else ""
         text = f"{run}/{locations[0].location}{more}: {locations[0].unopenable}"
-        yield Alarm("no-config", run, "warning", locations[-1].arrived, text, locations[0].to_give)
+        yield Alarm(
+            "no-config", run, "warning", locations[-1].arrived, text, locations[0].supply_hint
+        )
 
 
 def _find_doubtful_models(recent: Sequence[Summary]) -> Iterator[Alarm]:
@@ -674,7 +676,9 @@ def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
 def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield an alarm for each save whose files' times contradict its arrival or another save."""
     summaries = overview.catalogue.summaries
-    recent = (s for s in summaries if not s.retired and overview.at - s.first < patience.over)
+    recent = (
+        s for s in summaries if not s.retired and overview.at - s.first_arrival < patience.over
+    )
     for locations in _by_run(recent).values():
         wrong = [
             (s, f"its files are dated {show_duration(s.ahead)} after their arrival in the store")
@@ -691,7 +695,7 @@ def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]
                 " steps, and not times, say which checkpoint is newer"
             )
             where = f"{s.run}/{s.location}"
-            yield Alarm("clock", where, "warning", s.first, f"{where}: {text}", todo)
+            yield Alarm("clock", where, "warning", s.first_arrival, f"{where}: {text}", todo)
 
 
 def _recent(overview: Overview, patience: Patience) -> list[Summary]:

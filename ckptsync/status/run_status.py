@@ -126,7 +126,12 @@ def describe_run(name: str, summaries: Sequence[Summary], training: str = "") ->
         proven=min((s.proof.when for s in verified), default=None),
         incomplete=tuple(
             IncompleteSave(
-                s.location, s.arrived, s.nodes, s.lost or s.evidence, s.awaited, s.siblings
+                s.location,
+                s.arrived,
+                s.nodes,
+                s.missing_lines or s.evidence,
+                s.awaited_nodes,
+                s.siblings,
             )
             for s in live
             if s.status in ("INCOMPLETE", "WAITING")
