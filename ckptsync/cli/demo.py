@@ -243,12 +243,15 @@ class Demo:
         )
 
     def _list_alive(self) -> set[str]:
-        """Return the names of the nodes whose heartbeat says that they run."""
+        """Return the names of the nodes whose heartbeat says that they run.  Raises StoreError."""
         hearts = [file.content for file in read_nodes(self.store).hearts]
         return {h.node for h in hearts if isinstance(h, Heartbeat) and not h.stopped}
 
     def _read_store(self) -> StoreState:
-        """Read the store, print the rows of its table that have changed, and return its state."""
+        """Read the store, print the rows of its table that have changed, and return its state.
+
+        Raises StoreError.
+        """
         state = read_state(self.store)
         summaries = [summarize(location, state.mtimes) for location in state.locations]
         self.printer.table(list_rows(self.store, summaries))

@@ -154,7 +154,9 @@ def _apply(
 ) -> RetentionResult:
     """Mark and delete what is due, and return the result; stop after ``--stop-after`` seconds.
 
-    Saves the cache of the store's records, also after an error.
+    Continues from the catalogue cache on this machine, and saves it, also after an error, unless
+    ``--run`` is given.  Raises ConfigError for a wrong ``--stop-after``, StoreError if the store
+    cannot be listed; other failures are in the result.
     """
     seconds = option_value("--stop-after", duration, args.stop_after) if args.stop_after else None
     removed, began = 0, time.monotonic()
@@ -210,7 +212,7 @@ def _rule(key: str, text: str) -> Any:
 def _clock(store: Store) -> float:
     """Return an estimate of the store's clock, without writing to it, for a dry run.
 
-    It is this machine's time, or that of the newest record if that is later.
+    It is this machine's time, or that of the newest record if that is later.  Raises StoreError.
     """
     return max([time.time(), *(entry.mtime for entry in store.names(f"{RECORDS}/"))])
 

@@ -238,7 +238,7 @@ def catalogue_reader(store: Store, run: str) -> Callable[[], Catalogue]:
     cache = Cache.load(store.url)
 
     def read() -> Catalogue:
-        """Return the catalogue of now, and save the cache, also after an error."""
+        """Return the catalogue of now; save the cache, also after an error.  Raises StoreError."""
         try:
             return read_catalogue(store, cache, run)
         finally:

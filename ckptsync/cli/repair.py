@@ -152,7 +152,7 @@ def _plans_by_reading(
 ) -> list[RepairPlan]:
     """Verify a location, print and write the reports, and return its plan, if it has damage.
 
-    With ``--dry-run`` no report is written; the plan is made as if it were.
+    With ``--dry-run`` no report is written; the plan is made as if it were.  Raises StoreError.
     """
     plans = []
     for report, news in repairs.verify(run_, location):

@@ -299,7 +299,10 @@ def _position(name: str, document: Document, key: str) -> str:
 
 
 def _suggestion(key: str, among: Collection[str]) -> str:
-    """Return "did you mean …" for a key like one of ``among``; empty if there is none."""
+    """Return "did you mean …" for a key like one of ``among``; empty if there is none.
+
+    Without a similar one, suggest a key that has the same name in another section.
+    """
     close = near_names(key, among)
     if not close:  # the right name in the wrong section
         close = [name for name in among if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]

@@ -335,18 +335,18 @@ def _master(address: str, port: str, *, is_first: bool) -> dict[str, Any]:
     binds the port: of two nodes on one machine that bind it at once, one would see it taken.
     """
     addresses = _addresses(address) if address else []
-    ours = [candidate for candidate in addresses if _binds(candidate, 0) == "free"]
+    ours = [candidate for candidate in addresses if _port_state(candidate, 0) == "free"]
     state = ""
     if addresses and port.isdecimal() and 0 < int(port) < 65536:
         number = int(port)
-        state = _binds(ours[0], number) if ours and is_first else ""
+        state = _port_state(ours[0], number) if ours and is_first else ""
         state = state or min(
             (_answers(candidate, number) for candidate in addresses), key=_BEST.index
         )
     return {"master": addresses, "is_master": bool(ours) if address else None, "port": state}
 
 
-def _binds(address: str, port: int) -> str:
+def _port_state(address: str, port: int) -> str:
     """Return "free" if this machine can listen on an address, "taken" if another program does.
 
     "" if that cannot be told, as for an address of another machine.  Listens for a moment.

@@ -98,7 +98,7 @@ def register_events(store: Store, definitions: Iterable[Definition]) -> Since:
 
 
 def _claim_mtimes(store: Store) -> dict[str, float]:
-    """Return the mtimes of all files about events."""
+    """Return the mtimes of all files about events, by name.  Raises StoreError."""
     return {entry.name: entry.mtime for entry in store.names(_PREFIX)}
 
 

@@ -124,7 +124,7 @@ class AttemptRecords:
     def read(self) -> AttemptState:
         """Return the records of now, by one listing; a record is read only once, but for the end.
 
-        Raise Corrupt also if a record names another node than its own name does.
+        Raises StoreError; Corrupt also if a record names another node than its own name does.
         """
         nodes: dict[str, NodeRecord] = {}
         ready: dict[str, Ready] = {}
@@ -147,23 +147,30 @@ class AttemptRecords:
         return AttemptState(nodes, ready, end, entries)
 
     def join(self, record: NodeRecord) -> None:
-        """Write the record of this node, unless it has written one in this attempt."""
+        """Write this node's record, unless it has one in this attempt.  Raises StoreError."""
         self._create(f"{record.node}{_JSON}", record)
 
     def set_ready(self, aside: Iterable[tuple[str, str]]) -> Ready:
-        """Write that this node is ready, unless it has; return the record that is stored."""
+        """Write that this node is ready, unless it has; return the record that is stored.
+
+        An earlier record counts, even if it lists other paths than ``aside``.  Raises StoreError.
+        """
         base = f"{self._attempt.node}{_READY}"
         self._create(base, Ready(self._attempt.node, tuple(aside)))
         return self._read(self._prefix + base, Ready)
 
     def show_progress(self, done: int) -> None:
-        """Write how many bytes this node has downloaded, as a sign for the other nodes."""
+        """Write how many bytes this node has downloaded, as a sign for the other nodes.
+
+        Raises StoreError.
+        """
         self._store.write(f"{self._prefix}{self._attempt.node}{_GETTING}", [f"{done}\n".encode()])
 
     def close(self, end: End) -> End:
         """Write how the attempt ended, unless a node has; return the end that counts for all nodes.
 
-        Where the store has no exclusive creation, this waits until no other writer can replace it.
+        Where the store has no exclusive creation, wait until no other writer can replace it.
+        Raises StoreError.
         """
         self._create(_END, end)
         if not self._store.is_exclusive:
@@ -171,7 +178,7 @@ class AttemptRecords:
         return self._read(self._prefix + _END, End)
 
     def _create(self, base: str, record: object) -> None:
-        """Create a record; do nothing if it exists."""
+        """Create a record; do nothing if it exists.  Raises StoreError."""
         try:
             self._store.create(self._prefix + base, [msgspec.json.encode(record) + b"\n"])
         except Exists:
@@ -199,7 +206,7 @@ class AttemptRecords:
 
 
 def failed(node: str, error: CkptsyncError) -> End:
-    """Return the end of an attempt that failed on ``node`` with an error."""
+    """Return the end of an attempt that failed on ``node`` with an error; raise nothing."""
     return End(node, f"{node}: {error}", error.hint, error.exit_code)
 
 

@@ -228,7 +228,11 @@ class _Preparation:
             return End(self._attempt.node, str(error), error.hint, error.exit_code)
 
     def _judge_output_dir(self) -> None:
-        """Set `_checkpoints`.  Raise ConfigError if a training writes into the output directory."""
+        """Read the checkpoints of the output directory into `_checkpoints`.
+
+        Raises ConfigError if a training writes there, ConfigError or StoreError if it cannot be
+        read.
+        """
         check_idle(self._output_dir)
         self._checkpoints = judge_output_dir(self._output_dir, self._attempt.node)
 
@@ -413,10 +417,11 @@ class _Preparation:
             self._options = before
 
     def _get_checkpoint(self, choice: Candidate | None) -> _LocalCopy:
-        """Return the chosen checkpoint on this machine; download it if it is in the store.
+        """Return the chosen checkpoint on this machine; an empty copy if none is chosen.
 
-        What lies in the output directory is not changed.  Downloads its best checkpoint, too.
-        Raises Incomplete if a local checkpoint has changed, ConfigError, StoreError.
+        If it is in the store, download it, and its best checkpoint, too.  What lies in the output
+        directory is not changed.  Raises Incomplete if a local checkpoint has changed, ConfigError,
+        StoreError.
         """
         if choice is None:
             return _LocalCopy()

@@ -208,7 +208,10 @@ def write_facts(store: Store, facts: Facts, roles: tuple[str, ...]) -> None:
 
 
 def _replace(store: Store, name: str, data: bytes) -> None:
-    """Write a file with its size, so that a small one waits for no buffer of an upload."""
+    """Write a file with its size, so that a small one waits for no buffer of an upload.
+
+    Raises StoreError.
+    """
     store.write(name, [data], About(len(data)))
 
 
