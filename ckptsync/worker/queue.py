@@ -124,14 +124,15 @@ def order_saves(
             for o in waiting
         )
     ]
-    going = sorted((t for t in waiting if t not in dropped), key=lambda t: not t.is_begun)
-    return [t.save for t in going], [t.save for t in dropped]
+    ordered = sorted((t for t in waiting if t not in dropped), key=lambda t: not t.is_begun)
+    return [t.save for t in ordered], [t.save for t in dropped]
 
 
 class UploadQueue:
     """One queue: one thread calls `run_next`; any thread calls ``wake`` when there may be a job."""
 
     def __init__(self, queues: UploadQueues, capacity: QueueCapacity) -> None:
+        """Make a queue of ``queues``; its thread is the caller's."""
         self._queues, self._capacity = queues, capacity
         self.wake: Callable[[], None] = lambda: None
 
@@ -155,6 +156,7 @@ class UploadQueues:
     """
 
     def __init__(self, threads: int = Limits().threads) -> None:
+        """Make the queues for ``threads`` large files at once; start no thread."""
         self.queues = tuple(UploadQueue(self, capacity) for capacity in split_threads(threads))
         self.ended: Callable[[], None] = lambda: None
         self.scan_lock = threading.Lock()
@@ -218,5 +220,6 @@ class UploadQueues:
             self.scan_lock.release()
 
     def _wake(self) -> None:
+        """Call every queue's ``wake``."""
         for queue in self.queues:
             queue.wake()

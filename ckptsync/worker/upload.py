@@ -1,6 +1,8 @@
-"""Send a node's part of a save: files first, its manifest last.
+"""Sends a node's part of a save: files first, its manifest last.
 
-Killed anywhere and called again, with or without memory, it finishes the job.
+A node may be killed at any moment, others write into the same location, and a store has no locks.
+So every step looks at what the store has and adds what is missing: killed anywhere and called
+again, with or without memory, it finishes the job.
 
 A file lies under its plain name if this node could create that name, or if the name has the same
 bytes already; else under this node's name (`FileEntry.stored_as`).  The manifest says where it
@@ -122,7 +124,10 @@ class UploadContext:
         return records.reading(self.node, self.run, self.checkpoint, time.time_ns())
 
     def commit(self, manifest: Manifest) -> None:
-        """Write a manifest into the store, and a copy of it into the spool."""
+        """Write a manifest into the store, and a copy into the spool of ``output_dir``, if given.
+
+        Raises StoreError; a spool that refuses the copy is ignored.
+        """
         name, data = io.create_record(self.store, manifest)
         if self.output_dir is not None:
             write_manifest_copy(self.output_dir, name, data)
@@ -269,8 +274,9 @@ def _check_recordable(draft: Manifest) -> None:
 class FileSender:
     """Sends the files of one upload.
 
-    ``files``: the files here.  ``read``: entries of files that have been read.  ``done``: entries
-    of what it has stored, by name in the store.  ``overwrote_orphan``: it has replaced other bytes,
+    ``files``: the files here.  ``read``: entries of files that have been read, added to the
+    ``read_entries`` that it was made with.  ``done``: entries of what it has stored, by name in the
+    store.  ``overwrote_orphan``: it has replaced other bytes,
     under a name that no manifest bound.  ``elsewhere``: manifests of stored files that may have the
     bytes of a file that this node no longer holds.
     """
@@ -281,6 +287,7 @@ class FileSender:
         context: UploadContext,
         read_entries: dict[str, FileEntry] | None = None,
     ) -> None:
+        """Begin without files sent; the context's ``after_chunk`` runs within the sender's pool."""
         self.files, self.read = files, {} if read_entries is None else read_entries
         self.pool = FilePool(context.threads, context.after_chunk)
         self.context = replace(context, after_chunk=self.pool.end_chunk)
@@ -289,8 +296,11 @@ class FileSender:
         self.overwrote_orphan = False
 
     def digest_named(self, draft: Manifest, manifests: Sequence[StoredManifest]) -> Manifest:
-        """Read the files that one of ``manifests`` names; return the draft with their digests."""
-        named_paths = {f.path for k in manifests for f in k.manifest.files}
+        """Read the files that one of ``manifests`` names; return the draft with their digests.
+
+        Files with a digest are not read again.  Raises as `UploadSource.__iter__` does.
+        """
+        named_paths = {f.path for stored in manifests for f in stored.manifest.files}
         unread_files = [f for f in draft.files if f.path in named_paths and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
         return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
@@ -300,7 +310,8 @@ class FileSender:
         """Announce in the store, until the block ends, that this node is sending.
 
         The announcement is renewed every minute, between chunks.  Without it, other nodes would
-        take files that no manifest names yet for orphans.
+        take files that no manifest names yet for orphans.  Raises StoreError if the first
+        announcement cannot be written; one that cannot be ended is ignored.
         """
         context, before, last = self.context, self.pool.after_chunk, 0.0
         name = sending_prefix(context.run, context.checkpoint) + context.node
@@ -330,11 +341,12 @@ class FileSender:
     def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store the files of ``draft.location`` that are not there yet, small files first.
 
-        Return their entries, which say under which names they lie.
+        Return their entries, which say under which names they lie; begin to count the transfer
+        anew.  Raises the first error of a file: Changed, Incomplete, StoreError or Transient.
         """
         # nothing else needs the listing, and the first byte waits
         is_listed = any(u.plain == "same" for u in unsent)
-        listed = (
+        stored_sizes = (
             {e.name: e.size for e in self.context.store.names(f"{draft.run}/{draft.location}/")}
             if is_listed
             else {}
@@ -355,16 +367,20 @@ class FileSender:
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = file.plain != "other" and (
                 name in self.done
-                or (file.plain == "same" and listed.get(name) == file.entry.size)
+                or (file.plain == "same" and stored_sizes.get(name) == file.entry.size)
                 or self._put_plain(draft, file.entry, name)
             )
             entry = self.read.get(file.entry.path, file.entry)
-            return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
+            return (
+                replace(entry, stored_as="")
+                if has_plain_name
+                else self.put_under_own_name(draft, entry)
+            )
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
-        many = self.context.small or small_at_once(self.context.threads)
-        return (*self.pool.each(put, small, many), *self.pool.each(put, large))
+        small_threads = self.context.small or small_at_once(self.context.threads)
+        return (*self.pool.each(put, small, small_threads), *self.pool.each(put, large))
 
     def commit(
         self, part: Manifest, entries: Sequence[FileEntry], manifests: Sequence[StoredManifest]
@@ -379,7 +395,7 @@ class FileSender:
         lost = () if self.overwrote_orphan else part.supersedes
         supersedes = {n for n in lost if n.startswith(prefix)}
         supersedes.update(list_left_behind(part, manifest_groups.live_manifests(manifests)))
-        n = next_number((k.name for k in manifests), part.location, "manifest", part.node)
+        n = next_number((stored.name for stored in manifests), part.location, "manifest", part.node)
         self.context.commit(
             replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes)))
         )
@@ -387,7 +403,10 @@ class FileSender:
         return Sent(part.location, len(sizes), sum(sizes))
 
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
-        """Store a file under its plain name; return whether the name has its bytes now."""
+        """Store a file under its plain name; return whether the name has its bytes now.
+
+        An orphan of other bytes under that name is replaced.
+        """
         source, store = self._source(file), self.context.store
         try:
             with self.context.transfer.of(source):
@@ -431,10 +450,13 @@ class FileSender:
         self.done[name] = self._record_digest(source)
         return True
 
-    def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
-        """Store a file under this node's own name; return its entry."""
-        beside = node_file_name(draft.run, draft.location, draft.node, file.path)
-        name = checked_own(beside, own_prefixes(draft.run, draft.location))
+    def put_under_own_name(self, draft: Manifest, file: FileEntry) -> FileEntry:
+        """Store a file under this node's own name; return its entry, which says so.
+
+        Sends nothing if the name has the file's bytes already.  What it sends is in ``done``.
+        """
+        own_name = node_file_name(draft.run, draft.location, draft.node, file.path)
+        name = checked_own(own_name, own_prefixes(draft.run, draft.location))
         if name not in self.done and not (
             file.digest and is_stored(self.context.store, name, file, self.context.after_chunk)
         ):
@@ -482,8 +504,9 @@ class FileSender:
     def _has(self, local_file: LocalFile, file: FileEntry) -> bool:
         """Return whether a local file has the bytes of an entry.
 
-        Read the file only if times differ.  The entry may be another node's, with the same bytes
-        and other times.
+        False if sizes differ.  True, without reading, if the entry has no digest or the same mtime.
+        Else the whole file is read: the entry may be another node's, with the same bytes and
+        another time.  Raises as `UploadSource.__iter__`.
         """
         if (
             not file.digest
@@ -509,7 +532,9 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
     """Move a stored save to where all manifests known now put it; return its location afterwards.
 
     ``node``: whose part it is; ``context.node`` moves it, mostly the same.  Nothing moves while
-    another node sends files of that checkpoint: a later call does it.
+    another node sends files of that checkpoint: a later call does it.  A file is stored again,
+    under this node's own name, if another save may have its name.  Raises Changed or Incomplete if
+    the bytes are nowhere any more, StoreError.
     """
     manifests = (
         context.read().manifests
@@ -543,7 +568,7 @@ def _move_save(
         _own_manifests(node, location, manifests),
         manifest_groups.manifests_in(home, manifests),
     )
-    number = next_number((k.name for k in manifests), home, "manifest", node)
+    number = next_number((stored.name for stored in manifests), home, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, home, number)
     sender.elsewhere = [*manifest_groups.manifests_in(location, manifests), *manifests_at_home]
     entries = {f.path: f for m in manifests_at_home if m.node == node for f in m.files}
@@ -573,7 +598,7 @@ def _store_beside(
         for stored_files in manifest_groups.locate_files(manifests_here).values()
         for stored_file in stored_files
     }
-    number = next_number((k.name for k in manifests), location, "manifest", node)
+    number = next_number((stored.name for stored in manifests), location, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, location, number)
     sender.elsewhere = manifests_here
 
@@ -585,7 +610,9 @@ def _store_beside(
             and bool(is_stored(sender.context.store, name, file, sender.context.after_chunk))
         )
 
-    files = tuple(f if is_well(f) else sender.put_beside(manifest, f) for f in manifest.files)
+    files = tuple(
+        f if is_well(f) else sender.put_under_own_name(manifest, f) for f in manifest.files
+    )
     if files != manifest.files:
         sender.context.commit(replace(manifest, files=files))
 
@@ -596,7 +623,7 @@ def _own_manifests(
     """Return a node's manifests of a location that are not superseded."""
     place = (node, location)
     return [
-        k
-        for k in manifest_groups.live_manifests(manifests)
-        if (k.manifest.node, k.manifest.location) == place
+        stored
+        for stored in manifest_groups.live_manifests(manifests)
+        if (stored.manifest.node, stored.manifest.location) == place
     ]

@@ -179,8 +179,8 @@ def test_only_one_of_two_ranks_that_are_last_at_once_pins(tmp_path: Path) -> Non
     first, second = ranks(tmp_path, tmp_path)
     for saver in (first, second):
         saver.mark("checkpoint-1", "save", 1)
-    assert first.is_last("checkpoint-1", "save", (0, 1))
-    assert not second.is_last("checkpoint-1", "save", (0, 1))
+    assert first.claim_pinning("checkpoint-1", "save", (0, 1))
+    assert not second.claim_pinning("checkpoint-1", "save", (0, 1))
 
 
 def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def pin(k: int, node: str = "n0", **told: int) -> Pin:
 
 
 def test_what_is_seen_first_is_pinned_and_grows() -> None:
-    assert follow_source(found(a=1), [], "n0") == PinChanges(open=0)
+    assert follow_source(found(a=1), [], "n0") == PinChanges(new_k=0)
     assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(linked=("a",))
     assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(linked=("b",))
     assert follow_source(found(a=1), [pin(0, a=1)], "n0") == PinChanges()
@@ -70,8 +70,8 @@ def test_a_placeholder_that_the_trainer_took_back_is_let_go() -> None:
 
 def test_a_directory_made_again_is_another_pin_even_if_it_begins_with_a_new_name() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow_source(found(rng=9), [ours], "n0") == PinChanges(open=1)
-    assert follow_source(found(a=8, b=9), [ours], "n0") == PinChanges(open=1)
+    assert follow_source(found(rng=9), [ours], "n0") == PinChanges(new_k=1)
+    assert follow_source(found(a=8, b=9), [ours], "n0") == PinChanges(new_k=1)
 
 
 def finished(one: Pin) -> Pin:
@@ -80,8 +80,8 @@ def finished(one: Pin) -> Pin:
 
 def test_a_save_written_over_a_finished_one_is_another_pin_and_the_finished_one_stays() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow_source(found(a=1, b=9), [finished(ours)], "n0") == PinChanges(open=1)
-    assert follow_source(found(a=1, b=9), [ours], "n0") == PinChanges((ours,), open=1)
+    assert follow_source(found(a=1, b=9), [finished(ours)], "n0") == PinChanges(new_k=1)
+    assert follow_source(found(a=1, b=9), [ours], "n0") == PinChanges((ours,), new_k=1)
 
 
 def test_only_the_newest_pin_follows_and_another_nodes_is_let_be() -> None:
@@ -109,9 +109,9 @@ def commit(k: int, **told: int) -> Pin:
 def test_what_the_hook_committed_neither_grows_nor_shrinks() -> None:
     assert follow_source(found(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
     assert follow_source(found(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(found(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
-    assert follow_source(found(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
-    assert follow_source(found(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
+    assert follow_source(found(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
+    assert follow_source(found(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
+    assert follow_source(found(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
     void = replace(commit(0, a=1, b=2), files=files({"a": 1, "b": 3}))
     assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(linked=("c",))
-    assert follow_source(found(a=1, b=9), [void], "n0") == PinChanges((void,), open=1)
+    assert follow_source(found(a=1, b=9), [void], "n0") == PinChanges((void,), new_k=1)
 
 
 def cost(

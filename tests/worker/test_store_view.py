@@ -165,8 +165,8 @@ def test_records_are_read_once_and_sorted_by_what_they_are() -> None:
     assert read_run(store, "run", known).records == known.records
     assert store.count == 2
     assert [k.name for k in known.manifests("c-1")] == [manifest]
-    assert list(known.location("c-1~2").reports) == [report]
-    assert known.location("c-1").manifests == {}
+    assert list(known.records_about("c-1~2").reports) == [report]
+    assert known.records_about("c-1").manifests == {}
     assert known.sizes["run/.ckptsync/c-1/files/n0/x"] == 4
     assert known.times[manifest] == 1
 
