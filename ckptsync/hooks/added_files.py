@@ -155,7 +155,7 @@ def _write_whole(step: Callable[[Path], object], folder: Path) -> None:
 
 
 def _save_config(model: Any, folder: Path) -> None:
-    # copied_config to complete, as the model's own save_pretrained does
+    # a copy, to complete it as the model's own save_pretrained does
     """Write a model's ``config.json`` with its class and dtype, as ``save_pretrained`` does."""
     config = copy.deepcopy(model.config)
     config.architectures = [_class_name(model)]

@@ -329,7 +329,9 @@ class Pinner:
     ) -> Relief:
         """Drop pins until the trainer's next save has room and the operator's budget is kept.
 
-        Return what was dropped.  ``checkpoints``: names in the output directory.
+        Return what was to be dropped, and what is still lacking.  Losses are added to ``lost``.  If
+        the disk refuses, the rest stays, and the error is added to ``failures``.  ``checkpoints``:
+        names in the output directory.  Raises Incomplete if that is gone.
         """
         largest = max((sum(f.size for f in p.files) for p in pins), default=0)
         room = SpoolRoom(held_bytes(pins), free_bytes(run.path), largest)
@@ -431,7 +433,7 @@ class Pinner:
             try:
                 adopted_pins.append(pin if pin.node else adopt(pin, self.node) or pin)
             except CkptsyncError as e:  # noqa: PERF203
-                # a full disk keeps us from saying that it is adopted_pins, not from sending it
+                # a full disk keeps us from saying that it is ours, not from sending it
                 failures.append(describe_failure(run.name, pin.checkpoint, e))
                 adopted_pins.append(replace(pin, node=self.node))
         return adopted_pins

@@ -203,7 +203,7 @@ class UploadQueues:
         return job
 
     def end(self, capacity: QueueCapacity, job: UploadJob) -> None:
-        """Note that a job has ended, and wake the queues."""
+        """Note that a job has ended, wake the queues, and call ``ended``."""
         with self._lock:
             assert self._in_hand.pop(capacity) is job
         self._wake()

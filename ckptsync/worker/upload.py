@@ -405,7 +405,7 @@ class FileSender:
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
         """Store a file under its plain name; return whether the name has its bytes now.
 
-        An orphan of other bytes under that name is replaced.
+        An orphan of other bytes under that name is replaced.  Raises as `send`.
         """
         source, store = self._source(file), self.context.store
         try:
@@ -563,7 +563,10 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
 def _move_save(
     node: str, location: str, home: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
-    """Store at ``home`` what a node has in another location, and write a manifest there."""
+    """Store at ``home`` what a node has in another location, and write a manifest there.
+
+    Nothing is deleted.  Raises as `FileSender.send`.
+    """
     own_manifests, manifests_at_home = (
         _own_manifests(node, location, manifests),
         manifest_groups.manifests_in(home, manifests),

@@ -186,7 +186,10 @@ class Worker:
 
     @property
     def is_done(self) -> bool:
-        """Return whether no save is due and none that was due was lost."""
+        """Return whether no save is due: none waits for its upload, or for the next try.
+
+        A due save that was removed counts until the next plan finds it stored or lost.
+        """
         return not any(save.is_due for save in self.saves.states())
 
     def scan(self, now: float) -> Scan:

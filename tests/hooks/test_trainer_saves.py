@@ -122,9 +122,9 @@ def test_a_step_that_is_saved_twice_is_two_saves(tmp_path: Path) -> None:
         write_part(saver, 1, text)
         saver.remember(1)
         saver.commit(1)
-    found = commits(tmp_path)
-    assert set(found) == {"checkpoint-1.0", "checkpoint-1.1"}
-    assert found["checkpoint-1.0"].save != found["checkpoint-1.1"].save
+    pin_commits = commits(tmp_path)
+    assert set(pin_commits) == {"checkpoint-1.0", "checkpoint-1.1"}
+    assert pin_commits["checkpoint-1.0"].save != pin_commits["checkpoint-1.1"].save
 
 
 def test_another_training_gives_the_same_step_another_id(tmp_path: Path) -> None:
