@@ -296,8 +296,8 @@ def push(
     url, path = os.fspath(store), Path(directory)
     offer = find_offer(path, (), name, url)
     offer = replace(offer, run=checked_run(run or offer.run))
-    own, selection = node or node_id(), Selection(send_files)
-    total = sum(save.size for save in plan_push(offer, own, selection)) if progress else 0
+    sending_node, selection = node or node_id(), Selection(send_files)
+    total = sum(save.size for save in plan_push(offer, sending_node, selection)) if progress else 0
     done = 0
 
     def add(size: int) -> None:
@@ -308,7 +308,7 @@ def push(
             progress(max(0, min(done, total)), total)
 
     opened = create_store(url, options_for(url, options or {}))
-    return send(offer, opened, own, add, selection=selection)
+    return send(offer, opened, sending_node, add, selection=selection)
 
 
 def pull(

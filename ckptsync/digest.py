@@ -227,7 +227,7 @@ def _product(a: int, b: int) -> int:
 
 @lru_cache(1024)
 def _shift(size: int) -> int:
-    """Return ``x ** (8 * size)``."""
+    """Return ``x ** (8 * size)``, modulo `_POLYNOMIAL`."""
     result = _ONE
     for bit in range(size.bit_length()):
         if size >> bit & 1:
@@ -237,5 +237,5 @@ def _shift(size: int) -> int:
 
 @lru_cache(64)
 def _power(bit: int) -> int:
-    """Return ``x ** (8 << bit)``."""
+    """Return ``x ** (8 << bit)``, modulo `_POLYNOMIAL`."""
     return _product(_power(bit - 1), _power(bit - 1)) if bit else _ONE >> 8

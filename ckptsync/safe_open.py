@@ -238,7 +238,7 @@ def files_below(
         return
     try:
         for name, info in tree(
-            directory, prefix, partial(_is_skipped, skips, passed), _raise_unless_gone
+            directory, prefix, partial(_leave_out, skips, passed), _raise_unless_gone
         ):
             if stat.S_ISREG(info.st_mode):
                 yield name, info
@@ -261,7 +261,7 @@ def directories_below(root: str, prefix: str, skips: Callable[[str], bool]) -> l
             return [
                 entry.name
                 for entry in entries
-                if not _is_skipped(skips, lambda *_: None, prefix, entry.name)
+                if not _leave_out(skips, lambda *_: None, prefix, entry.name)
                 and entry.is_dir(follow_symlinks=False)
             ]
     finally:
@@ -339,10 +339,10 @@ def _open_prefix(root: str, prefix: str) -> int | None:
         raise
 
 
-def _is_skipped(skips: Callable[[str], bool], passed: Passed, prefix: str, name: str) -> bool:
-    """Return whether `files_below` leaves a name out.
+def _leave_out(skips: Callable[[str], bool], passed: Passed, prefix: str, name: str) -> bool:
+    """Return whether `files_below` leaves a name out; report a name that is no plain path.
 
-    A name that is no plain path is passed to ``passed``.
+    It is reported by a call of ``passed``.
     """
     if skips(name) or (name.startswith(".nfs") and NFS_REMAINS.fullmatch(name)):
         return True

@@ -272,7 +272,7 @@ def _check_alone(fd: int, path: Path) -> None:
     If only its mode lets them, change the mode instead.
     """
     info = os.fstat(fd)
-    if not _is_ours(fd, info):
+    if not _probe_ownership(fd, info):
         hint = "run the worker as the user who trains; remove the directory if it is nobody's"
         raise UnsafeSpool(
             path, f"belongs to uid {info.st_uid}, and this is uid {os.geteuid()}", hint=hint
@@ -296,7 +296,7 @@ def is_private_directory(info: os.stat_result, fd: int | None = None) -> bool:
     ``all_squash``, mounts with ``uid=``); that can create and remove a file in it.
     """
     is_ours = info.st_uid == 0 or (
-        _is_ours(fd, info) if fd is not None else info.st_uid == os.geteuid()
+        _probe_ownership(fd, info) if fd is not None else info.st_uid == os.geteuid()
     )
     return is_ours and not is_open_to_all(info)
 
@@ -306,12 +306,13 @@ def is_open_to_all(info: os.stat_result) -> bool:
     return bool(info.st_mode & stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
 
 
-def _is_ours(fd: int, info: os.stat_result) -> bool:
+def _probe_ownership(fd: int, info: os.stat_result) -> bool:
     """Return whether an open directory belongs to this user, or to the owner of his new files.
 
     Servers and mounts may give files to another owner. To find out, a file is created and removed,
-    once for each device. Root tries this only in a directory of nobody's, as NFS's ``root_squash``
-    makes them, and creates nothing in another user's directory.
+    once for each device; if it cannot be created, the directory is not his. Root tries this only in
+    a directory of nobody's, as NFS's ``root_squash`` makes them, and creates nothing in another
+    user's directory.
     """
     user = os.geteuid()
     if info.st_uid == user or (user == 0 and info.st_uid != _NOBODY):

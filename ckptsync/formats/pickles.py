@@ -526,7 +526,10 @@ class _Machine:
         return items
 
     def extend(self, items: list[Any]) -> None:
-        """Append values to the list on top of the stack."""
+        """Append values to the list on top of the stack, and charge for them.
+
+        Raise Corrupt if it is no list.
+        """
         _into(self.stack[-1], list).extend(items)
         self.room -= _REFERENCE * len(items)
 

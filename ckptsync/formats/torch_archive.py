@@ -223,7 +223,7 @@ def _opened(data: bytes) -> tuple[bytearray, list[_Entry]]:
 def _add(out: bytearray, entries: list[_Entry], name: str, content: bytes, align: int = 1) -> None:
     """Append a record to the archive, and its entry to ``entries``.
 
-    Its bytes begin at a multiple.
+    Its bytes begin at a multiple of ``align``.
     """
     entry = _Entry(f"{_PREFIX}{name}".encode(), len(out), len(content), crc32(content))
     entries.append(entry)

@@ -544,4 +544,5 @@ def is_contiguous(tensor: StoredTensor) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_row_major(shape: Shape, strides: Shape) -> bool:
+    """Return whether strides are those of a row-major tensor, or the tensor is empty."""
     return is_row_major(shape, strides) or not prod(shape)

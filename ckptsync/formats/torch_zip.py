@@ -59,7 +59,11 @@ class _ReadAhead:
         self.data, self.start, self.last, self.reach = b"", 0, -_NEAR, 0
 
     def read(self, files: Files, archive: Extent, start: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``start`` of the archive."""
+        """Return ``size`` bytes from ``start`` of the archive.
+
+        If they are not in ``data``, they are read, with as many bytes behind them as reads lie
+        close together, and replace ``data``. Raises what `tensors.read` raises.
+        """
         position = start - self.start
         if position < 0 or position + size > len(self.data):
             is_near = 0 <= start - self.last <= _NEAR

@@ -465,12 +465,12 @@ class _Reader:
             sizes_by_name.update(
                 {place + name: sizes for name, sizes in layers[has_experts].items()}
             )
-        own = dict(self._rows(decoder.head, ""))
-        head = next(iter(own))
+        head_sizes = dict(self._rows(decoder.head, ""))
+        head = next(iter(head_sizes))
         if decoder.stored_head in names:
-            own = {decoder.stored_head: own[head]}
+            head_sizes = {decoder.stored_head: head_sizes[head]}
             head = decoder.stored_head
-        sizes_by_name |= own
+        sizes_by_name |= head_sizes
         is_exact = self._is_exact and not any(None in sizes for sizes in sizes_by_name.values())
         return Expected(sizes_by_name, head, embedding, is_exact)
 
@@ -503,13 +503,16 @@ class _Reader:
                 continue
             has_bias = bias == _ALWAYS or (bool(bias) and self._flag(bias))
             for n in range(count):
-                own = prefix + name.replace("#", str(n))
+                full_name = prefix + name.replace("#", str(n))
                 if name.startswith("="):
-                    yield own.replace("=", "", 1), sizes
+                    yield full_name.replace("=", "", 1), sizes
                     continue
-                yield f"{own}.weight", sizes
+                yield f"{full_name}.weight", sizes
                 if has_bias:
-                    yield f"{own}.bias", sizes[-1:] if self._decoder.is_transposed else sizes[:1]
+                    yield (
+                        f"{full_name}.bias",
+                        sizes[-1:] if self._decoder.is_transposed else sizes[:1],
+                    )
 
     def _holds(self, condition: str) -> bool:
         """Return whether the condition of a row holds for certain.

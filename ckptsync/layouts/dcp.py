@@ -407,11 +407,11 @@ def _without_megatrons_optimizer(
     Raise Unsupported if nothing shows that this is Megatron-Core's, or if a weight is stored in
     another shape than its own.
     """
-    own: PathsAndTensors = tuple(
+    model_tensors: PathsAndTensors = tuple(
         (path, tensor) for path, tensor in tensors if not _MEGATRON_OPTIMIZER.fullmatch(path[0])
     )
     is_megatrons = "all_local_plans" in fields or "mcore_data" in fields
-    if len(own) < len(tensors) and not is_megatrons:
+    if len(model_tensors) < len(tensors) and not is_megatrons:
         raise Unsupported(
             f"{where}: tensors named 'optimizer.…' beside others, without a path that would say"
             " whether they are the model's",
@@ -421,7 +421,7 @@ def _without_megatrons_optimizer(
             ),
         )
     reshaped = fields.get("mcore_data")
-    for path, _ in own:
+    for path, _ in model_tensors:
         data = reshaped.get(path[0]) if isinstance(reshaped, dict) else None
         if isinstance(data, dict) and data.get("nd_reformulated_orig_global_shape") is not None:
             raise Unsupported(
@@ -429,7 +429,7 @@ def _without_megatrons_optimizer(
                 " shape",
                 hint="load it with Megatron-Core and save it again as torch_dist",
             )
-    return own
+    return model_tensors
 
 
 # Items, located at the cost of a comparison
@@ -567,7 +567,7 @@ def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
 class _Window:
     """Bytes of a file around the item that is being compared, in ``data``.
 
-    Items must come in the order of ``items``.
+    The constructor announces all ``items`` to ``files`` (`expect`). Items must come in that order.
     """
 
     def __init__(self, files: Files, items: Sequence[StorageItem]) -> None:

@@ -417,13 +417,13 @@ def _check_ranks(
     ranks = [int(n.rpartition("__")[2].removesuffix(METADATA)) for n in names]
     if world is None:
         places = {root, root.rpartition("/")[0]}
-        own = [
+        matches = [
             m
             for n in sizes
             if n.rpartition("/")[0] in places
             and (m := _OF_EVERY_RANK.fullmatch(n.rpartition("/")[2]))
         ]
-        world = max((int(m[2]) + 1 for m in own), default=None)
+        world = max((int(m[2]) + 1 for m in matches), default=None)
     if world is None:
         listed = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 2 else " and ".join(map(str, ranks))
         raise Incomplete(
@@ -461,8 +461,8 @@ def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> M
             items.setdefault(key, item)
         for name, entry in part.fields["state_dict_metadata"].items():
             described.setdefault(name, []).append(entry)
-        own = part.fields.get("planner_data")
-        for name, path in own.items() if isinstance(own, dict) else ():
+        paths_by_name = part.fields.get("planner_data")
+        for name, path in paths_by_name.items() if isinstance(paths_by_name, dict) else ():
             if paths.setdefault(name, path) != path:
                 raise Corrupt(
                     f"{brief(name)}: ranks disagree on its path",

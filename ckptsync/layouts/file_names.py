@@ -135,7 +135,7 @@ def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tu
         above, _, last = name.rpartition("/")
         if above in names_by_home:
             names_by_home[above].add(last)
-    return next(((name,) for name, own in names_by_home.items() if holds(own)), ())
+    return next(((name,) for name, home_names in names_by_home.items() if holds(home_names)), ())
 
 
 def file_kind(name: str) -> FileKind | None:
@@ -190,8 +190,8 @@ def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
     name = join(root, METADATA)
     if name in names:
         return (name,)
-    own = (full for base, full in inside(names, root).items() if is_of_one_rank(base))
-    return tuple(sorted(own, key=lambda full: rank(full) or 0))
+    rank_files = (full for base, full in inside(names, root).items() if is_of_one_rank(base))
+    return tuple(sorted(rank_files, key=lambda full: rank(full) or 0))
 
 
 def holds_weights(root: str) -> bool:

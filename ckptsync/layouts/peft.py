@@ -56,5 +56,5 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 def _weights(files: Files, root: str) -> str:
     """Return the name of the weights: that of older versions if only it exists."""
-    own = inside(files.sizes(), root)
-    return OLD_WEIGHTS if OLD_WEIGHTS in own and WEIGHTS not in own else WEIGHTS
+    files_by_name = inside(files.sizes(), root)
+    return OLD_WEIGHTS if OLD_WEIGHTS in files_by_name and WEIGHTS not in files_by_name else WEIGHTS

@@ -91,9 +91,9 @@ def rank_file(name: str) -> RankFile | None:
 
 def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
     """Return the existing files of all ranks with this beginning, in the order of the ranks."""
-    own = _claimed(inside(names, stem.rpartition("/")[0]).values())
+    claimed_files = _claimed(inside(names, stem.rpartition("/")[0]).values())
     return sorted(
-        ((parts, name) for parts, name in own if parts.stem == stem),
+        ((parts, name) for parts, name in claimed_files if parts.stem == stem),
         key=lambda f: (f[0].rank, f[1]),
     )
 

@@ -359,12 +359,12 @@ def _numbered_alike(names: Collection[str], source: WeightsSource) -> list[str]:
     For example ``checkpoint-2`` beside ``checkpoint-4``: an output directory, in which none is
     preferred.
     """
-    own = source.root.partition("/")[0]
-    stem = _NUMBER.sub("", own)
+    top_directory = source.root.partition("/")[0]
+    stem = _NUMBER.sub("", top_directory)
     neighbours = {
         folder: [name.partition("/")[2] for name in names if name.startswith(f"{folder}/")]
-        for folder in {name.partition("/")[0] for name in names if "/" in name} - {own}
-        if stem != own and _NUMBER.sub("", folder) == stem and holds_weights(folder)
+        for folder in {name.partition("/")[0] for name in names if "/" in name} - {top_directory}
+        if stem != top_directory and _NUMBER.sub("", folder) == stem and holds_weights(folder)
     }
     layouts = {folder: {s.layout for s in _roots(inner)} for folder, inner in neighbours.items()}
     return sorted(
@@ -494,9 +494,9 @@ def around(files: Files, source: WeightsSource) -> tuple[Files, ...]:
     The nearest comes first.
     """
     parts, beside = source.root.split("/"), LAYOUTS[source.layout].configuration
-    own = ["/".join([*parts[:-1], name]) for name in beside]
+    siblings = ["/".join([*parts[:-1], name]) for name in beside]
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    return tuple(Within(files, home) for home in (*own, *above) if home)
+    return tuple(Within(files, home) for home in (*siblings, *above) if home)
 
 
 def require(files: Files, needed: Mapping[str, int | None]) -> None:
@@ -535,7 +535,7 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
     model = {k: v for source in every for k, v in needed[source].items()}
     resume = {k: v for each in needed.values() for k, v in each.items() if k not in model}
     world = writers = _world(files, needed, model)
-    own = [m for m in map(_RNG.fullmatch, files.sizes()) if m]
+    rng_matches = [m for m in map(_RNG.fullmatch, files.sizes()) if m]
     if (
         not resume
         and candidates
@@ -543,10 +543,10 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
         and (states := _states(files.sizes() if sent is None else sent))
     ):
         resume = dict.fromkeys(states)
-        ranks_here = [rank for rank in (int(m[2]) for m in own) if rank < MOST_RANKS]
+        ranks_here = [rank for rank in (int(m[2]) for m in rng_matches) if rank < MOST_RANKS]
         writers = max([*ranks_here, (ranks or 0) - 1], default=-1) + 1 if world is None else world
     # every rank writes a random state if any rank does
-    kinds = {(m[1], m[3]) for m in own}
+    kinds = {(m[1], m[3]) for m in rng_matches}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]
     return Demands(model, resume | {name: files.sizes().get(name) for name in random}, world)
 
@@ -603,7 +603,8 @@ def closed(name: str, files: Files) -> bool:
 def _is_hollow(files: Files, source: WeightsSource) -> bool:
     """Return whether a source of whole weights consists of empty placeholders of ZeRO-3.
 
-    Other sources are preferred to it. See LlamaFactory#1226 and peft#2500.
+    False also if it cannot be read: its use raises the error. Sources that are not hollow are
+    preferred. See LlamaFactory#1226 and peft#2500.
     """
     if not source.is_whole:
         return False

@@ -159,8 +159,8 @@ def _join(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tensor, ...]
     if is_pipeline:
         return _join_stages(files, ranks)
     if counts is not None:
-        own = {**ranks[0].own, **zero_partitions.expert_weights(files, counts)}
-        return _rank_tensors(replace(ranks[0], own=own)), []
+        all_weights = {**ranks[0].own, **zero_partitions.expert_weights(files, counts)}
+        return _rank_tensors(replace(ranks[0], own=all_weights)), []
     each = [_rank_tensors(rank) for rank in ranks]
     return join_ranks(each, first) if is_cut else each[0], []
 
@@ -175,19 +175,27 @@ def _join_stages(files: ZeroFiles, ranks: Sequence[MpRank]) -> tuple[tuple[Tenso
             f"{files.title}: a model file with weights beside files of layers",
             hint="the files are of different saves",
         )
-    own = _layer_weights(files, [rank.first for rank in ranks])
+    weights_by_name = _layer_weights(files, [rank.first for rank in ranks])
     trained: dict[str, Tensor] = {}
     for rank in reversed(ranks):  # the first stage's copies win
-        stage = replace(rank, own={name: own[name] for name in trained_shapes(rank.first)})
+        stage = replace(
+            rank, own={name: weights_by_name[name] for name in trained_shapes(rank.first)}
+        )
         trained |= {tensor.name: tensor for tensor in _rank_tensors(stage)}
-    any_rank = replace(ranks[0], own=own)
-    tensors = [trained.pop(name) if name in trained else any_rank.own_tensor(name) for name in own]
+    any_rank = replace(ranks[0], own=weights_by_name)
+    tensors = [
+        trained.pop(name) if name in trained else any_rank.own_tensor(name)
+        for name in weights_by_name
+    ]
     names = "the names are those of DeepSpeed's PipelineModule: numbers of layers, and tied_modules"
     return (*tensors, *trained.values()), [names, _missing_layers(files)]
 
 
 def _remarks(files: ZeroFiles, ranks: Sequence[MpRank]) -> list[str]:
-    """Return remarks on masters that are not read, and on files that are left out."""
+    """Return remarks on masters that are not read, frozen weights left out, and files left out.
+
+    The last are of ranks that this save did not have.
+    """
     first, setup, remarks = ranks[0].first, files.setup, list[str]()
     absent = [rank.absent for rank in ranks if rank.absent]
     if absent:
@@ -244,8 +252,10 @@ class MpRank:
 
     def own_tensor(self, name: str) -> Tensor:
         """Return a tensor with the model's own copy only."""
-        file, own = self.own[name]
-        return Tensor(name, own.dtype, own.shape, (_stored(file, own),))
+        file, stored_tensor = self.own[name]
+        return Tensor(
+            name, stored_tensor.dtype, stored_tensor.shape, (_stored(file, stored_tensor),)
+        )
 
 
 def own_tensors(file: StateFile) -> ModelTensors:
@@ -256,13 +266,13 @@ def own_tensors(file: StateFile) -> ModelTensors:
     """
     with name_in_errors(file.name):
         stored = list(named_tensors(file.get("module", dict)))
-    own = {name: value for name, value in stored if not is_extra_state(name)}
+    tensors_by_name = {name: value for name, value in stored if not is_extra_state(name)}
     frozen = shapes_by_name(file.get("frozen_param_shapes", dict), file.name)
     shapes = {**trained_shapes(file), **frozen}
     parameters = {*shapes, *buffer_names(file), *file.get("shared_params", dict)}
     shapes_or_none = {name: shapes.get(name) for name in parameters if isinstance(name, str)}
-    names = _parameter_names(own, shapes_or_none)
-    return {names.get(name, name): (file, value) for name, value in own.items()}
+    names = _parameter_names(tensors_by_name, shapes_or_none)
+    return {names.get(name, name): (file, value) for name, value in tensors_by_name.items()}
 
 
 def _parameter_names(
@@ -312,7 +322,9 @@ def _rank_tensors(rank: MpRank) -> tuple[Tensor, ...]:
     if groups is None:  # every parameter may be a trained one
         names_of_buffers = buffer_names(rank.first)
         shapes = {
-            name: own.shape for name, (_, own) in rank.own.items() if name not in names_of_buffers
+            name: stored_tensor.shape
+            for name, (_, stored_tensor) in rank.own.items()
+            if name not in names_of_buffers
         }
         return tensors_of(rank, shapes, {})
     trained: dict[str, Shape] = {}
@@ -360,11 +372,11 @@ def _trained(
     Raise Corrupt if the own copy has another shape, Incomplete if neither is here.
     """
     for name, shape in trained.items():
-        file, own = rank.own.get(name, (rank.first, None))
-        stored = (_stored(file, own),) if own is not None and rank.stage < 3 else ()
-        if own is not None and stored and own.shape != shape:
+        file, model_copy = rank.own.get(name, (rank.first, None))
+        stored = (_stored(file, model_copy),) if model_copy is not None and rank.stage < 3 else ()
+        if model_copy is not None and stored and model_copy.shape != shape:
             raise Corrupt(
-                f"{file.name}: {name} has the shape {own.shape}, {shape} expected",
+                f"{file.name}: {name} has the shape {model_copy.shape}, {shape} expected",
                 hint="it is of another save",
             )
         if rank.absent and not stored:
@@ -376,7 +388,10 @@ def _trained(
             "F32", (prod(shape),), (), rank.absent or rank.first.name
         )
         yield Tensor(
-            name, own.dtype if own else trained_dtype(rank.first), shape, (master, *stored)
+            name,
+            model_copy.dtype if model_copy else trained_dtype(rank.first),
+            shape,
+            (master, *stored),
         )
 
 
@@ -390,10 +405,14 @@ def _frozen(rank: MpRank) -> Iterator[Tensor]:
     fragments = [file.get("frozen_param_fragments", dict) for file in rank.models]
     shapes = shapes_by_name(rank.first.get("frozen_param_shapes", dict), where)
     for name, shape in shapes.items():
-        own = [(file, of.get(name)) for file, of in zip(rank.models, fragments, strict=True)]
-        stored = [(file, value) for file, value in own if isinstance(value, StoredTensor)]
+        file_fragments = [
+            (file, of.get(name)) for file, of in zip(rank.models, fragments, strict=True)
+        ]
+        stored = [
+            (file, value) for file, value in file_fragments if isinstance(value, StoredTensor)
+        ]
         if rank.stage == 3:
-            if len(stored) < len(own):
+            if len(stored) < len(file_fragments):
                 raise Corrupt(f"{where}: frozen {name} has no fragment in some rank's file")
             dtype, *more = {value.dtype for _, value in stored}
             if more:
@@ -523,8 +542,8 @@ def _tied_prefix(
             modules.setdefault(key, set()).add(weight_name)
     fits = [
         key
-        for key, own in sorted(modules.items())
-        if own <= tensors.keys()
+        for key, inner_names in sorted(modules.items())
+        if inner_names <= tensors.keys()
         and all(trained.get(f"{_TIED}{key}.{k}", t.shape) == t.shape for k, t in tensors.items())
     ]
     if len(fits) > 1:
@@ -539,7 +558,11 @@ def _tied_prefix(
 def _check_same(
     first: tuple[StateFile, StoredTensor], second: tuple[StateFile, StoredTensor]
 ) -> None:
-    """Raise Unsupported unless two files hold a tied module with the same CRC32s."""
+    """Raise Unsupported unless two files hold a tied module with the same values.
+
+    Values are compared by the records' CRC32s; without CRC32s nothing shows that they are the same.
+    An empty tensor is not compared.
+    """
     if first == second or not second[1].numel:
         return
     sums = [

@@ -140,10 +140,10 @@ def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
             value, archive = torch_save.load(files, where, _ANY_CLASS)
         except Corrupt:  # the first error says more
             raise refused from None
-        foreign = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED
-        if foreign & _OF_DEEPSPEED:
+        foreign_keys = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED
+        if foreign_keys & _OF_DEEPSPEED:
             raise
-        return {key: inner for key, inner in value.items() if key not in foreign}, archive
+        return {key: inner for key, inner in value.items() if key not in foreign_keys}, archive
 
 
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -383,7 +383,10 @@ class ZeroFiles:
         return count
 
     def optimizer_files(self, mp: int) -> list[str]:
-        """Return the optimizer file of every data-parallel rank; none without ZeRO."""
+        """Return the path of the optimizer file of every data-parallel rank; none without ZeRO.
+
+        The paths follow from the number of ranks: a file may be missing.
+        """
         stem = join(self.root, f"{self.setup.prefix}zero_pp_rank_")
         return [
             f"{stem}{rank}_mp_rank_{mp:02d}_optim_states.pt"

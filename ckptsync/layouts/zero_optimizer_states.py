@@ -167,7 +167,8 @@ def _check_model(save: ZeroFiles, model: StateFile) -> None:
 def _groups(file: StateFile, key: str, stage: int) -> list[_Flat]:
     """Return what one rank has of each parameter group; at stage 3, of each sub-group.
 
-    Raise Unsupported if it is no state of a torch optimizer, Corrupt if a group has none.
+    Empty if the file has no masters. Raise Unsupported if ``key`` is no state of a torch optimizer,
+    Corrupt if a group has none.
     """
     state = optimizer_state(file)
     base = state.get(key)
@@ -270,8 +271,8 @@ def _moved(name: str, master: Copy, key: str, groups: Mapping[str, Sequence[_Fla
     """
     item, parts, dtypes = ITEMSIZE[master.dtype], list[Part](), set[str]()
     for part in master.parts:
-        own = groups[part.extent.file]
-        flat = _holder(own, part.extent.start)
+        rank_groups = groups[part.extent.file]
+        flat = _holder(rank_groups, part.extent.start)
         state = flat.states.get(key)
         if state is None:
             raise Corrupt(f"{part.extent.file}: no {key} of {name}, which other ranks have")

@@ -248,7 +248,9 @@ def _check_slices(optim: Sequence[StateFile], group: int, copies: Mapping[str, C
                 part.sizes[0],
             )
     slices = {file.name: _slices(file, group) for file in optim}
-    recorded = {file: own for file, own in slices.items() if own is not None}
+    recorded = {
+        file: file_slices for file, file_slices in slices.items() if file_slices is not None
+    }
     wrong_file = next(
         (file for file, own_slices in recorded.items() if own_slices != actual[file]), None
     )

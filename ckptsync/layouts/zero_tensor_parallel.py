@@ -115,12 +115,12 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
         {(b.into, b.box[1]): b for b in blocks if b.nth == nth}
         for nth in range(max((b.nth for b in blocks), default=0) + 1)
     ]
-    own, *replicas = (
+    first_copies, *replicas = (
         [copy(n, [of.get(box, b) for box, b in sets[0].items()]) for n in range(len(some.copies))]
         for of in sets
     )
     # replicas lie between the first and the last copy, which are those that a merge chooses from
-    copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
+    copies = (*first_copies[:1], *(copy for each in replicas for copy in each), *first_copies[1:])
     return Tensor(first.name, some.dtype, shape, copies, first.tied)
 
 
@@ -286,7 +286,8 @@ def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
 def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iterator[ShardBlock]:
     """Yield the block of one piece of the map; none if it is empty.
 
-    Raise Unsupported if it is scaled or no box, Corrupt if the map does not give it to this rank.
+    Raise Unsupported if it is scaled or no box, Corrupt if the map does not give it to this rank. A
+    piece of another form raises KeyError, TypeError, AttributeError, ValueError or IndexError.
     """
     shape: Shape = _natural(block["shape"])
     if 0 in shape:
@@ -304,7 +305,8 @@ def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iter
 def _corner(name: str, place: Any, shape: Shape, tensor_shape: Shape) -> Shape:
     """Return where a block begins in a tensor of shape ``tensor_shape``.
 
-    Raise Unsupported if the block is no box of it, Corrupt if it is outside.
+    ``place``: its first element, and its strides there. Raise Unsupported if the block is no box of
+    the tensor, Corrupt if it is outside, ValueError if ``place`` has anything but natural numbers.
     """
     offset, strides = place
     plain = row_major(tensor_shape)

@@ -378,14 +378,15 @@ def _rename_selected(tensors: Sequence[Tensor], names: Mapping[str, str]) -> tup
 
 
 def _is_of_tied_head(item: _AdapterTensor, config: Mapping[str, Any]) -> bool:
-    """Return whether these are the tokens of a head that is tied to the embedding.
+    """Return whether a tensor holds trained tokens of an output head that is tied to the embedding.
 
-    A list of tokens is the embedding's: then peft adapts a head only where it is tied to that, and
-    does not save the second name.
+    True for tokens in a head's module if the configuration has ``trainable_token_indices`` as a
+    list. peft gives such a list to the embedding, adapts the head only if both are tied, and does
+    not save the head's copy.
     """
-    layer, _, own = item.module.rpartition(".")
+    layer, _, component = item.module.rpartition(".")
     has_list = isinstance(config.get("trainable_token_indices"), list)
-    return has_list and own == _TOKENS and f"{layer}.weight".endswith(HEADS)
+    return has_list and component == _TOKENS and f"{layer}.weight".endswith(HEADS)
 
 
 def _leaves_base(items: Mapping[str, _AdapterTensor]) -> bool:

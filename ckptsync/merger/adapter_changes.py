@@ -161,7 +161,7 @@ class _Plan:
                 hint="give the adapter of a training, as save_pretrained writes it",
             )
         return Changes(
-            {name: tuple(own) for name, own in self._changes.items()},
+            {name: tuple(tensor_changes) for name, tensor_changes in self._changes.items()},
             tuple(self._added),
             self._shapes,
             self._settings,
@@ -237,10 +237,10 @@ class _Plan:
             )
 
     def _add_classifier(self, new: Mapping[str, Tensor]) -> frozenset[str]:
-        """Record a classifier that the base lacks; return the base's tensors that it lacks.
+        """Record a classifier that the base lacks; return the base's tensors that it replaces.
 
-        Those are the output layer of a language model; empty unless the class in ``config.json`` is
-        changed.  Tensors that are no classifier's are recorded as lost.
+        Those are the output layer of a language model; none unless the class in ``config.json`` is
+        changed. If any of the ``new`` tensors is no classifier's, all are recorded as unmatched.
         """
         task = str(self._own_config.get("task_type"))
         head_names = {*_OWN_HEADS, *rules.names(self._own_config, "modules_to_save")}
@@ -331,7 +331,11 @@ class _Plan:
             rows = indices
             if isinstance(indices, dict):
                 rows = next(
-                    (own for key, own in indices.items() if f".{module}".endswith(f".{key}")),
+                    (
+                        token_ids
+                        for key, token_ids in indices.items()
+                        if f".{module}".endswith(f".{key}")
+                    ),
                     next(iter(indices.values()), None) if len(indices) == 1 else None,
                 )
             side = self._tie.side(self._base, f"{module}.weight") if self._tie else None
@@ -370,7 +374,11 @@ class _Plan:
         self._notes += filter(None, (outcome.note,))
 
     def _is_equal_pair(self, first: Tensor, second: Tensor, is_crossed: bool) -> bool:  # noqa: FBT001 - IsEqual
-        """Return whether two tensors of the adapter have the same values, as `IsEqual` says."""
+        """Return whether two tensors of the adapter have the same values, as `IsEqual` says.
+
+        Without a function that compares them, return whether their shapes fit and the adapter's
+        configuration has ``ensure_weight_tying``.
+        """
         if second.shape != (first.shape[::-1] if is_crossed else first.shape):
             return False
         if self._is_equal is None:

@@ -111,20 +111,20 @@ def check_kind(config: Mapping[str, Any], *, is_changed_base: bool) -> None:
     for key, (name, why) in _VARIANTS.items():
         if config.get(key):
             raise Unsupported(f"{name}: no sum gives the same model: {why}", hint=_BESIDE)
-    own = str(config.get("init_lora_weights", True)).lower()
-    start = next((s for s in _CHANGED_BASE if own.startswith(s)), "")
+    initialisation = str(config.get("init_lora_weights", True)).lower()
+    start = next((s for s in _CHANGED_BASE if initialisation.startswith(s)), "")
     if start and not is_changed_base:
         raise Unsupported(
-            f"{_CHANGED_BASE[start]} (init_lora_weights: {own}): the adapter was trained on a"
-            " changed base, and its sum with the original is another model",
+            f"{_CHANGED_BASE[start]} (init_lora_weights: {initialisation}): the adapter was trained"
+            " on a changed base, and its sum with the original is another model",
             hint=(
                 "save the adapter with path_initial_model_for_weight_conversion, which makes it a"
                 " plain one, or give the base that it was trained on with --changed-base"
             ),
         )
-    if not start and own not in _SAME_BASE:
+    if not start and initialisation not in _SAME_BASE:
         raise Unsupported(
-            f"init_lora_weights {own!r}: an initialisation that ckptsync does not know",
+            f"init_lora_weights {initialisation!r}: an initialisation that ckptsync does not know",
             hint=_WITH_PEFT,
         )
 
@@ -248,8 +248,10 @@ def _patterns(
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is an int or a float, no bool, and of less than 1e30."""
     return type(value) in (int, float) and abs(value) < 1e30  # type: ignore[arg-type]
 
 
 def _value_error(key: str, value: object) -> Corrupt:
+    """Return the error for a value that a key cannot have."""
     return Corrupt(f"{ADAPTER_CONFIG}: {key} is {value!r:.100}, which cannot be", hint=_DAMAGED)

@@ -252,8 +252,10 @@ def _assign_parameters(
 ) -> tuple[tuple[str, _Matrix], ...]:
     """Return the parameter that each of the nested pairs adapts, the innermost first.
 
-    peft nests pairs in the order in which the module registers its parameters.  Raises Corrupt if
-    the factors fit no parameters, Unsupported if they fit several.
+    peft nests pairs in the order in which the module registers its parameters: that order decides
+    if there is a pair for each parameter. Raises Corrupt if the factors fit no parameters,
+    Unsupported if they fit several in fewer pairs, or if the module has more than
+    `_MOST_PARAMETERS`.
     """
     parameters = base.parameters(module)
     targeted = [

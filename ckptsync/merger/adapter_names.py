@@ -76,9 +76,10 @@ class Parts:
 
 
 def split(tensors: Sequence[Tensor]) -> Parts:
-    """Return an adapter's tensors by what they are.
+    """Return an adapter's tensors by what they are, without peft's copies of untrained modules.
 
-    Raises Unsupported if they are of another kind than LoRA, or of several adapters.
+    If peft wrote a trained tensor under two names, the plain name's is returned. Raises Unsupported
+    if they are of another kind than LoRA, or of several adapters.
     """
     parts = Parts()
     saved: dict[str, Tensor] = {}

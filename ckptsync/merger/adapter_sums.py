@@ -141,7 +141,10 @@ class _Stretch:
     is_unmerged: bool
 
     def part(self, start: int, size: int) -> tuple[int, int]:
-        """Return where ``size`` elements from ``start`` overlap the stretch: from and to."""
+        """Return where ``size`` elements from ``start`` overlap the stretch: from and to.
+
+        "To" is not above "from" if they do not overlap.
+        """
         return max(self.first, start), min(self.first + len(self.sums), start + size)
 
 
@@ -543,7 +546,10 @@ def region_of(change: LowRank, shape: Shape) -> _Region:
 
 
 def _row_length(shape: Shape, tensor_sum: TensorSum) -> int:
-    """Return at how many elements a tensor's blocks are cut: rows of what is changed."""
+    """Return how many elements a row of the first product of factors has in the tensor.
+
+    Without a product, a row of the tensor itself. A tensor's blocks are cut at multiples of it.
+    """
     strides = (
         region_of(change, shape).stride
         for step in tensor_sum.steps
@@ -588,6 +594,7 @@ def _scale_in_place(sums: Array, delta: Array, scales: Array | None, module: str
 
 
 def _dot(first: Array, second: Array) -> float:
+    """Return the scalar product of two vectors."""
     return float(np.dot(first, second))
 
 
@@ -619,6 +626,7 @@ def _read_range(files: Files, tensor: Tensor, low: int, high: int) -> Array:
 
 
 def _as_slice(of: range) -> slice:
+    """Return a range of indices as a slice."""
     return slice(of.start, of.stop, of.step)
 
 

@@ -77,9 +77,10 @@ class Tie:
         return cls(first, heads[0] if heads else None) if first else None
 
     def side(self, base: Base, name: str) -> TiedLayer | None:
-        """Return the side that a weight belongs to, None if it is neither embedding nor head.
+        """Return the layer, embedding or head, that an adapter's weight changes; None for others.
 
-        Records the adapter's name of a head that the files do not have.
+        Others have another name, or are not exactly one whole tensor of the base. If the base's
+        files have no tensor of the head, ``name`` is recorded as the head's name.
         """
         if not ends_in(name, (*HEADS, *EMBEDDINGS)):
             return None
@@ -107,7 +108,9 @@ class Tie:
         changes = (*(first.base or second.base)[:1], *(first.own or second.own))
         names = [self.tensor.name, *((self.head.name,) if self.head else ())]
         names += [
-            n for n, own in tied_pairs(base.tensors) if own == self.tensor.name and n not in names
+            n
+            for n, tied_name in tied_pairs(base.tensors)
+            if tied_name == self.tensor.name and n not in names
         ]
         is_sum = any(isinstance(change, LowRank) for change in changes)
         note = f"{self.tensor.name} is the head, too: it is changed once, for both"

@@ -157,14 +157,16 @@ class BaseModel:
         Raises Corrupt if a shape differs, Incomplete if a name is missing.  ``tied``: names that
         need not be among ``tensors``, since another tensor has their values.
         """
-        own = {t.name: t for t in tensors}
-        base = self.beside(own)
-        differ = {n for n, t in base.items() if n in own and own[n].shape != t.shape}
-        resized = _find_resized(differ, own, base)
+        merged = {t.name: t for t in tensors}
+        base = self.beside(merged)
+        differ = {n for n, t in base.items() if n in merged and merged[n].shape != t.shape}
+        resized = _find_resized(differ, merged, base)
         misshapen = [
-            f"{n} is {list(own[n].shape)}, {list(base[n].shape)} in the base model"
+            f"{n} is {list(merged[n].shape)}, {list(base[n].shape)} in the base model"
             for n in base
-            if n in differ and n not in resized and not (_is_packed(base[n]) or _is_packed(own[n]))
+            if n in differ
+            and n not in resized
+            and not (_is_packed(base[n]) or _is_packed(merged[n]))
         ]
         if misshapen:
             raise Corrupt(
@@ -172,9 +174,9 @@ class BaseModel:
                 hint="give the base of this model; without --base nothing is compared",
             )
         if missing := [
-            n for n in base if n not in own and n not in tied and not _COMPUTED.fullmatch(n)
+            n for n in base if n not in merged and n not in tied and not _COMPUTED.fullmatch(n)
         ]:
-            same = len(own.keys() & base.keys())
+            same = len(merged.keys() & base.keys())
             raise Incomplete(
                 f"{len(missing)} of the base model's {len(base)} tensors are missing ({same} are"
                 f" there): {first_names(missing)}",
@@ -184,13 +186,13 @@ class BaseModel:
                 ),
             )
         notes = []
-        if unexpected := [n for n in own if n not in base and n not in tied]:
+        if unexpected := [n for n in merged if n not in base and n not in tied]:
             notes.append(
-                f"{len(unexpected)} of {len(own)} tensors are not in the base model:"
+                f"{len(unexpected)} of {len(merged)} tensors are not in the base model:"
                 f" {first_names(unexpected)}"
             )
         for name in resized:
-            rows = own[name].shape[0]
+            rows = merged[name].shape[0]
             notes.append(
                 f"{name} has {rows} rows, not as many as in the base model: its vocabulary was"
                 " resized"
@@ -239,6 +241,7 @@ def _common_parts(name: str) -> tuple[str, ...]:
 
 
 def _elements(tensors: Model, names: Iterable[str]) -> int:
+    """Return the number of elements of these tensors together."""
     return sum(prod(tensors[name].shape) for name in names)
 
 
@@ -248,7 +251,11 @@ def _is_packed(tensor: Tensor) -> bool:
 
 
 def _find_resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
-    """Return embeddings and heads of a resized vocabulary; empty if their sizes disagree."""
+    """Return embeddings and heads of a resized vocabulary; empty if the change is another one.
+
+    It is another one if their columns differ, if the numbers of rows changed in different ways, or
+    if a tensor with the base's number of rows did not change.
+    """
     common = [
         n for n in base if n in own and n.rpartition(".weight")[0].rpartition(".")[2] in _VOCABULARY
     ]
@@ -277,6 +284,7 @@ def _adapted_module(name: str) -> str:
 
 
 def _own_name(name: str) -> str:
+    """Return a name without what peft adds: `PREFIX` and ``base_layer``."""
     return ".".join(part for part in name.removeprefix(PREFIX).split(".") if part != "base_layer")
 
 

@@ -124,28 +124,28 @@ def _compare(
     config: Mapping[str, Any],
     is_whole: bool,  # noqa: FBT001
 ) -> list[str] | None:
-    """Return doubts, by what the configuration implies; None if these are not its tensors.
+    """Return a message for each doubt, by the tensors and shapes that the configuration implies.
 
-    Raises Incomplete if a tensor, or a part of one, is missing.  A missing tensor is only a doubt
-    if the save says that it left some out (``is_whole`` is false).
+    None if no implied tensor is there. Raises Incomplete if a tensor, or a part of one, is missing.
+    A missing tensor is only a doubt if the save says that it left some out (``is_whole`` is false).
     """
-    sizes_by_name, own = expected.sizes, shapes
+    sizes_by_name, compared_shapes = expected.sizes, shapes
     head, embedding = expected.head, expected.embedding
     if not sizes_by_name.keys() <= shapes.keys():
         # a part of the model, or one that keeps the text model in an attribute
-        own = {_inner_name(name): shape for name, shape in shapes.items()}
+        compared_shapes = {_inner_name(name): shape for name, shape in shapes.items()}
         sizes_by_name = {_inner_name(name): sizes for name, sizes in sizes_by_name.items()}
         head, embedding = _inner_name(head), _inner_name(embedding)
-    absent = [name for name in sizes_by_name if name not in own]
+    absent = [name for name in sizes_by_name if name not in compared_shapes]
     if len(absent) == len(sizes_by_name):
         return None
     doubts = []
-    if is_tied(config) and (head in own or embedding in own):
+    if is_tied(config) and (head in compared_shapes or embedding in compared_shapes):
         absent = [name for name in absent if name not in (head, embedding)]
     elif absent and all(name.startswith(head.removesuffix("weight")) for name in absent):
         has_another = any(
             name not in sizes_by_name and name.endswith(_ENDS) and not _NUMBER.search(name)
-            for name in own
+            for name in compared_shapes
         )
         if has_another or embedding in shapes or not _is_untied(config):
             doubts.append(f"no {head}, which config.json implies: right with another head, or none")
@@ -161,7 +161,7 @@ def _compare(
         if is_whole:
             raise Incomplete(message, hint=_ALL)
         doubts.append(message)
-    return [*doubts, *_compare_shapes(own, sizes_by_name, {head, embedding})]
+    return [*doubts, *_compare_shapes(compared_shapes, sizes_by_name, {head, embedding})]
 
 
 def _compare_shapes(
@@ -169,10 +169,10 @@ def _compare_shapes(
     sizes_by_name: Mapping[str, Sequence[int | None]],
     vocabulary: Collection[str],
 ) -> list[str]:
-    """Return doubts about tensors that have not the implied sizes.
+    """Return a message for each kind of tensors that do not have the implied sizes.
 
-    ``sizes_by_name``: None is any size.  ``vocabulary``: names of tensors with a row for each
-    token.  Raises Incomplete if a tensor is smaller than it should be.
+    ``sizes_by_name``: None is any size. ``vocabulary``: names of tensors with a row for each token.
+    Raises Incomplete if a tensor is smaller than it should be.
     """
     misshapen = []
     for name, sizes in sizes_by_name.items():
@@ -221,6 +221,7 @@ def _inner_name(name: str) -> str:
 
 
 def _format_sizes(sizes: Sequence[int | None]) -> str:
+    """Return sizes as a message shows them: ``4096 x ?``, where ? is any size."""
     return " x ".join("?" if n is None else str(n) for n in sizes) or "a scalar"
 
 
@@ -228,7 +229,7 @@ def _format_sizes(sizes: Sequence[int | None]) -> str:
 
 
 def _compare_layers(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield doubts: layers that are missing, or have less than the others."""
+    """Yield a message for each doubt: layers that are missing, or have fewer tensors."""
     stacks: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     of_experts: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     names: list[str] = []  # one for all experts of a layer: there may be 100,000
@@ -268,7 +269,7 @@ def _compare_layers(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> I
 
 
 def _find_gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
-    """Yield the numbers that are missing below the greatest of the layers."""
+    """Yield a message if layers are missing below the greatest number; else nothing."""
     total = max(layers) + 1
     absent = total - len(layers)
     shown = ", ".join(map(str, islice((n for n in range(total) if n not in layers), FIRST)))
@@ -281,7 +282,7 @@ def _find_gaps(stack: str, layers: Collection[int]) -> Iterator[str]:
 def _find_thinner(
     stack: str, members: Mapping[int, set[str]], apart: Collection[int] = ()
 ) -> Iterator[str]:
-    """Yield a doubt for each layer that alone lacks something that several others have.
+    """Yield a message for each layer that alone lacks tensors that several other layers have.
 
     ``apart``: numbers of layers that may differ.
     """
@@ -295,7 +296,7 @@ def _find_thinner(
 
 
 def _compare_experts(experts: Mapping[str, Mapping[str, set[int]]]) -> Iterator[str]:
-    """Yield layers that have fewer experts than others."""
+    """Yield a message for each layer that has fewer experts than another layer of its stack."""
     reported = set()
     for layers in experts.values():
         most = set[int]().union(*layers.values())
@@ -313,21 +314,25 @@ def _compare_counts(
     experts: Mapping[str, Mapping[str, set[int]]],
     config: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield a doubt if there are fewer layers or experts than the configuration says."""
+    """Yield a message if there are fewer layers or experts than the configuration says."""
     sections = [config[key] for key in _SECTIONS if isinstance(config.get(key), dict)] or [config]
     layer_counts = [(key, s[key]) for s in sections for key in _LAYERS if type(s.get(key)) is int]
     most = max((max(members) + 1 for members in layers.values()), default=0)
     for key, count in layer_counts[:1]:
         if 0 < most < count and any(width in s for s in sections for width in _WIDTHS):
             yield f"{most} layers, config.json says {key} {count}"
-    numbers = [max(own) + 1 for by_stack in experts.values() for own in by_stack.values()]
+    numbers = [
+        max(expert_numbers) + 1
+        for by_stack in experts.values()
+        for expert_numbers in by_stack.values()
+    ]
     for key, count in [(k, s[k]) for s in sections for k in _EXPERTS if type(s.get(k)) is int][:1]:
         if 0 < max(numbers, default=0) < count:
             yield f"{max(numbers)} experts in a layer, config.json says {key} {count}"
 
 
 def _check_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a doubt if a language model has no output layer of its own, though nothing ties it."""
+    """Yield a message if a language model has no output layer of its own, and nothing ties it."""
     rows = config.get("vocab_size")
     if not _is_causal(config) or not _is_untied(config):
         return
@@ -338,6 +343,7 @@ def _check_head(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Itera
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:
+    """Return whether ``config.json`` names a class that ends in ``ForCausalLM``."""
     classes = config.get("architectures")
     return isinstance(classes, list) and any(str(name).endswith("ForCausalLM") for name in classes)
 
@@ -355,7 +361,7 @@ def _counterpart(name: str) -> str:
 
 
 def _compare_targets(names: Collection[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield doubts: targets without tensors, and layers that lack what others have."""
+    """Yield a message for each doubt: targets without tensors, and layers with fewer."""
     modules = {
         name.partition(mark)[0]
         for name in names

@@ -162,8 +162,8 @@ class CrcCheckedFiles(FilesWrapper):
         with self._lock:
             crcs_by_start = dict(sums)
             joined: list[_Stretch] = []
-            for low, high, own in sorted(self._parts[key], key=itemgetter(0)):
-                crc = crcs_by_start.get(low, own)
+            for low, high, part_crc in sorted(self._parts[key], key=itemgetter(0)):
+                crc = crcs_by_start.get(low, part_crc)
                 last = joined[-1] if joined else None
                 if last and last[1] == low and last[2] is not None and crc is not None:
                     joined[-1] = last[0], high, crc32_combine(last[2], crc, high - low)

@@ -48,6 +48,7 @@ class _Pair(NamedTuple):
 
     @property
     def dtypes(self) -> tuple[str, str]:
+        """Return the element types of both copies, the wider one first."""
         return self.wide.dtype, self.narrow.dtype
 
 
@@ -226,7 +227,11 @@ def _find_file(copy: Copy, element: int) -> str:
 
 
 def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
-    """Yield lists of ranges to read together: their copies have the same two element types."""
+    """Yield lists of ranges to read together, in their order.
+
+    The copies of all ranges of a list have the same two element types, and the list has at most
+    `_BATCH` elements, unless it is a single range.
+    """
     batch: list[_Range] = []
     elements = 0
     for range_ in ranges:

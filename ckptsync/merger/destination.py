@@ -129,9 +129,9 @@ def merge(
 def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
     """Give a temporary directory beside ``destination``, and a function that writes there.
 
-    The directory is renamed to ``destination`` at the end; after an error it is deleted.  It is
-    held open: whoever owns the one above may put another in its place.  Raises StoreError for
-    errors of the file system.
+    Directories above that are missing are made. The directory is renamed to ``destination`` at the
+    end; after an error it is deleted. It is held open: whoever owns the one above may put another
+    in its place. Raises StoreError for errors of the file system.
     """
     temporary = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
 

@@ -87,9 +87,10 @@ def _group(name: str) -> str:
 def _check_overwritten(
     metadata: str, shards: Iterable[str], written: Mapping[str, float], sizes: Mapping[str, int]
 ) -> None:
-    """Raise Incomplete if a shard is newer than ``metadata``, which torch writes after all shards.
+    """Raise Incomplete if a shard is much newer than ``metadata``, which torch writes last.
 
-    A save over a checkpoint leaves the old metadata until then.
+    A save over a checkpoint leaves the old metadata until its end. "Much" is `SAME_MOMENT` and the
+    time in which a slow disk writes the shard.
     """
     newer = [(written[shard], shard) for shard in shards if written[shard] > written[metadata]]
     if not newer:

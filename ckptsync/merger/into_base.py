@@ -318,10 +318,12 @@ def _choose_beside(
 
 
 def _prefix(number: int) -> str:
+    """Return what stands before the file names of the adapter with this index."""
     return f"adapter {number + 1}/"
 
 
 def _as_tensor(planned: PlannedTensor, copy: Copy) -> Tensor:
+    """Return a planned tensor with one copy as a tensor of a checkpoint."""
     return Tensor(planned.name, copy.dtype, planned.shape, (copy,))
 
 

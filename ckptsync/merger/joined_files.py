@@ -56,6 +56,7 @@ class JoinedFiles:
             )
 
     def _prefix(self, name: str) -> str:
+        """Return the prefix of a name; raise StopIteration if no model has it."""
         return next(prefix for prefix in self._models if name.startswith(prefix))
 
     def _group_by_prefix(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
@@ -70,6 +71,7 @@ def add_prefix(copy: Copy, prefix: str) -> Copy:
     """Return a stored copy whose files are named with a prefix, as `JoinedFiles` names them."""
 
     def extent(own: Extent) -> Extent:
+        """Return an extent whose file has the prefix."""
         return replace(own, file=prefix + own.file)
 
     def renamed(part: Part) -> Part:
@@ -86,4 +88,5 @@ def add_prefix(copy: Copy, prefix: str) -> Copy:
 
 
 def _strip_prefix(prefix: str, extent: Extent) -> Extent:
+    """Return an extent whose file name has no ``prefix``."""
     return replace(extent, file=extent.file.removeprefix(prefix))

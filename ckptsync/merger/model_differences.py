@@ -232,7 +232,7 @@ class _Stream:
         self._chunk = memoryview(b"")
 
     def take(self, size: int) -> Array:
-        """Read and return the next ``size`` bytes."""
+        """Read and return the next ``size`` bytes; raise what the files raise."""
         out: Array = np.empty(size, "u1")
         filled = 0
         while filled < size:

@@ -43,12 +43,18 @@ def is_code(name: str) -> bool:
 
 
 def is_configuration(name: str) -> bool:
-    """Return whether a file may lead to code; in vocabularies ``auto_map`` is only a token."""
+    """Return whether a file's name ends in ``config.json``: its ``auto_map`` leads to code.
+
+    In other files, such as vocabularies, ``auto_map`` is only a token.
+    """
     return name.endswith("config.json")
 
 
 def has_code(name: str, data: bytes) -> bool:
-    """Return whether a file is code, or leads to some; raise Corrupt if it is not JSON."""
+    """Return whether a file is code, or a configuration that leads to code.
+
+    Raise Corrupt if a configuration is not JSON.
+    """
     return is_code(name) or (is_configuration(name) and bool(find_code(name, data)))
 
 
@@ -99,6 +105,7 @@ def _parse_with_code(name: str, config: bytes) -> tuple[Any, set[str]]:
     keys: set[str] = set()
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object of the JSON; add its keys that lead to code to ``keys``."""
         keys.update(key for key, value in items if _leads_to_code(key, value))
         return dict(items)
 

@@ -137,28 +137,31 @@ def find_inner_model(
             would not load the names into the class that ``config`` names.
 
     """
-    place = find_path([t.name for t in tensors], path, base, config, adapter_config)
-    root = place or ""
-    inside: dict[str, str] = {}
-    heads: dict[str, str] = {}
-    outside: list[str] = []
+    model_path = find_path([t.name for t in tensors], path, base, config, adapter_config)
+    root = model_path or ""
+    inner_names: dict[str, str] = {}
+    head_names: dict[str, str] = {}
+    outer_names: list[str] = []
     prefix = f"{root}." if root else ""
     for tensor in tensors:
         match = _value_head(tensor.name)
         if match and prefix.startswith(match[1]):
-            heads[tensor.name] = match[2]
+            head_names[tensor.name] = match[2]
         elif tensor.name.startswith(prefix):
-            inside[tensor.name] = tensor.name.removeprefix(prefix)
+            inner_names[tensor.name] = tensor.name.removeprefix(prefix)
         else:
-            outside.append(tensor.name)
+            outer_names.append(tensor.name)
     notes = []
-    if root and inside:
-        stored, name = next(iter(inside.items()))
-        notes.append(f"{root} taken out of {len(inside)} names, such as {stored}: now {name}")
-    if outside:
-        notes.append(_note_on_outside(outside, root))
+    if root and inner_names:
+        stored, name = next(iter(inner_names.items()))
+        notes.append(f"{root} taken out of {len(inner_names)} names, such as {stored}: now {name}")
+    if outer_names:
+        notes.append(_note_on_outside(outer_names, root))
     return InnerModel(
-        place, _select_renamed(tensors, inside), _select_renamed(tensors, heads), tuple(notes)
+        model_path,
+        _select_renamed(tensors, inner_names),
+        _select_renamed(tensors, head_names),
+        tuple(notes),
     )
 
 
@@ -403,7 +406,11 @@ def is_in_doubt(names: Collection[str]) -> bool:
 
 
 def _is_of_several(path: str, names: Iterable[str]) -> bool:
-    """Return whether the path stands before all that is not text, and there is some."""
+    """Return whether a path holds a model of several inputs, such as text and images.
+
+    True if some names are of no text model, all of them lie below the path, and its last component
+    is not one that such a model has inside (`_OF_SEVERAL`).
+    """
     not_text = [name for name in names if _NOT_TEXT.search(name)]
     is_part = path.rpartition(".")[2] in _OF_SEVERAL
     return bool(not_text) and not is_part and all(name.startswith(f"{path}.") for name in not_text)

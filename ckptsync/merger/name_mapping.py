@@ -263,6 +263,7 @@ def check_same_structure(
 
 
 def _row_offsets(rows: int, rank: int) -> Shape:
+    """Return the offsets of row ``rows`` in a tensor of ``rank`` axes; none for a scalar."""
     return (rows, *(0,) * (rank - 1)) if rank else ()
 
 
@@ -311,13 +312,15 @@ def _map_regions(
             is_swapped = place.may_transpose and _is_swapped(
                 name, shapes[name], live_shapes.get(target), swapped
             )
-            own = [_whole_region(name, shapes[name], target, is_transposed=is_swapped)]
+            live_regions = [_whole_region(name, shapes[name], target, is_transposed=is_swapped)]
         elif place.parts > 1 and not more:
-            own = [_part_region(name, shapes[name], file_places[name], place.part, live_shapes)]
+            live_regions = [
+                _part_region(name, shapes[name], file_places[name], place.part, live_shapes)
+            ]
         else:
-            own = list(_piece_regions(target, members, shapes))
-        live[target] = _common_shape(own)
-        regions += own
+            live_regions = list(_piece_regions(target, members, shapes))
+        live[target] = _common_shape(live_regions)
+        regions += live_regions
     return live, regions
 
 
@@ -362,8 +365,8 @@ def _part_region(
 
     Raises Unsupported if nothing says how many of its rows are whose.
     """
-    lives = [place.live for place in tensor_places]
-    rows = [live_shapes[live][0] if live_shapes.get(live) else None for live in lives]
+    live_names = [place.live for place in tensor_places]
+    rows = [live_shapes[live][0] if live_shapes.get(live) else None for live in live_names]
     known_rows = sum(count for count in rows if count is not None)
     absent = rows.count(None)
     if absent == len(rows) == 2:  # halves: gate and up, or keys and values
@@ -373,12 +376,12 @@ def _part_region(
     sizes = [count for count in rows if count is not None]
     if len(sizes) < len(rows) or sum(sizes) != shape[0] or min(sizes) < 0:
         raise Unsupported(
-            f"{name}: its {shape[0]} rows are {', '.join(lives)} in memory, and nothing says how"
-            " many are whose",
+            f"{name}: its {shape[0]} rows are {', '.join(live_names)} in memory, and nothing says"
+            " how many are whose",
             hint="merge a checkpoint that holds all of them",
         )
     box = (sizes[part], *shape[1:])
-    return _Region(name, lives[part], sum(sizes[:part]), (0,) * len(box), box)
+    return _Region(name, live_names[part], sum(sizes[:part]), (0,) * len(box), box)
 
 
 def _piece_regions(

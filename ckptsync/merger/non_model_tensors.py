@@ -84,7 +84,11 @@ def _find_optimizer_states(shapes: dict[str, Shape]) -> Iterator[str]:
 
 
 def _split_weight_name(name: str, shapes: Collection[str]) -> tuple[str, str]:
-    """Return what stands before a weight's name, and the weight; both empty for no weight."""
+    """Return what stands before a weight's name, and the weight as ``shapes`` has it.
+
+    Up to `_MOST_OUTER` components may stand before it, and ``shapes`` may have it below one of
+    `_MODELS`. Both are empty if it is no weight's name.
+    """
     parts = name.split(".")
     for depth in range(min(_MOST_OUTER, len(parts) - 1) + 1):
         inner = ".".join(parts[depth:])
@@ -95,7 +99,11 @@ def _split_weight_name(name: str, shapes: Collection[str]) -> tuple[str, str]:
 
 
 def _find_averages(shapes: dict[str, Shape]) -> Iterator[str]:
-    """Yield the names of an average's tensors: the model's names and shapes, behind one word."""
+    """Yield the names of an average's tensors: all that begin with one word such as ``ema``.
+
+    They are an average's if at least half of them have the name, behind that word, and the shape of
+    a tensor of the model.
+    """
     sections: defaultdict[str, list[str]] = defaultdict(list)
     for name in shapes:
         first, _, inner = name.partition(".")

@@ -290,10 +290,10 @@ class _Selection:
 
         Raises Unsupported where names do not say which model is meant.
         """
-        own, notes_on_states = (
+        model_tensors, notes_on_states = (
             (tensors, ()) if self.path else non_model_tensors.drop_states(tensors)
         )
-        clean, notes_on_wrappers = tensor_names.strip_wrappers(own, self.base_names)
+        clean, notes_on_wrappers = tensor_names.strip_wrappers(model_tensors, self.base_names)
         inner = model_prefix.find_inner_model(
             clean, self.path, self.base_names, self.config, self.adapter_config
         )
@@ -408,7 +408,11 @@ def _read_tensors(
 
 
 def _is_in_doubt(source: WeightsSource, selected: Selected) -> bool:
-    """Return whether a model's names may begin with the path of a training's module."""
+    """Return whether a model's names may begin with the path of a training's module.
+
+    True for Lightning's checkpoints, and for names that `model_prefix.is_in_doubt`; never for an
+    adapter.
+    """
     return selected.adapter is None and (
         source.layout == "lightning" or model_prefix.is_in_doubt([t.name for t in selected.tensors])
     )
@@ -421,8 +425,10 @@ def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
 
 def _config_directories(files: Files, source: WeightsSource) -> list[Files]:
     """Return where a checkpoint has configuration; an adapter's own lies beside it."""
-    own = [Within(files, source.root)] if source.layout == "peft" and source.root else []
-    return [*own, files, *registry.around(files, source)]
+    adapter_directory = (
+        [Within(files, source.root)] if source.layout == "peft" and source.root else []
+    )
+    return [*adapter_directory, files, *registry.around(files, source)]
 
 
 def check_complete(files: Files) -> tuple[str, ...]:
@@ -622,19 +628,19 @@ def _written_tensors(
     Raises Incomplete if tensors are missing, Unsupported or Corrupt if a given model does not fit.
     """
     base_tensors = models.base.tensors if models.base else None
-    tying = config
+    tying_config = config
     if model := models.names or models.fill:
         from ckptsync.merger import name_mapping  # noqa: PLC0415 - few merges need it
 
         base_tensors = name_mapping.tensors_in_memory(model.tensors, model.config)
         if base_tensors and not tensor_names.has_head(base_tensors):
             # as the given files do, whatever the sections say
-            tying = {"tie_word_embeddings": True}
-    tensors, notes = tensor_names.drop_tied(stored, files, options, tying, base_tensors)
+            tying_config = {"tie_word_embeddings": True}
+    tensors, notes = tensor_names.drop_tied(stored, files, options, tying_config, base_tensors)
     if models.fill:
-        count, names = len(tensors), {t.name for t in stored}
-        tensors = _fill(tensors, names, models.fill, config, is_silent=is_silent)
-        notes = (*notes, _note_on_filled(tensors[:count], tensors[count:]))
+        written_count, stored_names = len(tensors), {t.name for t in stored}
+        tensors = _fill(tensors, stored_names, models.fill, config, is_silent=is_silent)
+        notes = (*notes, _note_on_filled(tensors[:written_count], tensors[written_count:]))
         doubts = completeness.check_model(tensors, config)
     else:
         doubts = completeness.check_model(stored, config)
@@ -680,7 +686,7 @@ def _tied_names(
 ) -> set[str]:
     """Return names that need not be stored: the configuration ties them to one of ``names``.
 
-    ``others``: further names that a pair may be completed by.
+    Empty if it ties nothing. ``more_names``: further names that a pair may be completed by.
     """
     if not config or not tensor_names.is_tied(config):
         return set()

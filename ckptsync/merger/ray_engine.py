@@ -287,6 +287,7 @@ def _run_remote(
 
 
 def _first_line(e: BaseException) -> str:
+    """Return the first line of an error's message, or its type's name if it is empty."""
     return next(iter(str(e).strip().splitlines()), type(e).__name__)
 
 

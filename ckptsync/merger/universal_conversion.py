@@ -180,6 +180,7 @@ def _file_parts(file: StateFile) -> Iterator[Part]:
     archive, size, end_before = file.archive, file.files.sizes()[file.name], 0
 
     def piece(start: int, end: int) -> Part:
+        """Return the bytes from ``start`` to ``end`` of the file as a part."""
         return Part((start,), (end - start,), Extent(file.name, start, end - start))
 
     if isinstance(archive, torch_zip.Archive):
@@ -202,7 +203,7 @@ def _file_parts(file: StateFile) -> Iterator[Part]:
 def _parameter_plans(
     parameter: TrainedParameter, state: TrainingState, tag: str
 ) -> Iterator[FilePlan]:
-    """Yield a plan for the master, for each optimizer state and for the step count.
+    """Yield a plan for the master, for each optimizer state and, below stage 3, for the step count.
 
     Raises Corrupt or Incomplete where parts of a tensor overlap or are missing.
     """

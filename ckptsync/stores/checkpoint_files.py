@@ -190,6 +190,7 @@ class DirectoryFiles(FileTree):
         )
 
     def holds(self, name: str) -> bool:
+        """See `FileTree.holds`."""
         return os.path.lexists(f"{self.root}/{name}")
 
     def _list_files(self) -> Mapping[str, Stamp]:
@@ -221,6 +222,7 @@ class DirectoryFiles(FileTree):
             raise _refused(f"{self.root}/{name}", e) from e
 
     def _read_merge_record(self) -> bytes:
+        """See `FileTree._read_merge_record`."""
         with os.fdopen(safe_open.open_file(self.root, MERGING), "rb") as file:
             return file.read(MERGING_LIMIT)
 
@@ -328,11 +330,15 @@ class ListedFiles(FileTree):
         )
 
     def changed(self) -> tuple[str, ...]:
-        """List the store again; see `FileTree.changed`. A replaced inode is not stamp."""
+        """List the store again; see `FileTree.changed`.
+
+        Stamps of a store have no inode to compare.
+        """
         current = {entry.name: (entry.size, entry.mtime, 0) for entry in self._store.names("")}
         return tuple(name for name, stamp in self._stamps.items() if current.get(name) != stamp)
 
     def holds(self, name: str) -> bool:
+        """See `FileTree.holds`; as the store was when it was listed."""
         return name in self._listed_names
 
     def _list_files(self) -> Mapping[str, Stamp]:
@@ -359,6 +365,7 @@ class ListedFiles(FileTree):
         return {entry.name: (entry.size, entry.mtime, 0) for entry in content}
 
     def _read_merge_record(self) -> bytes:
+        """See `FileTree._read_merge_record`."""
         return read_all(self._store, MERGING, MERGING_LIMIT)
 
 

@@ -182,7 +182,10 @@ class _Download:
                 self.give_up(error)
 
     def give_up(self, error: BaseException) -> None:
-        """Close a file that is not whole; after a passing error the next try continues it."""
+        """Close a file that is not whole; do nothing if none was begun.
+
+        The next try continues it, unless ``error`` is final (`Draft.give_up`).
+        """
         if self._draft:
             self._draft.give_up(error)
 

@@ -54,10 +54,10 @@ def top_files(directory: PathOrUrl, access: Access) -> Files:
 
 
 def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -> Files:
-    """Return those of ``names`` that lie directly in a directory near one that the user named.
+    """Return the files directly in a directory near one that the user named.
 
-    A remote directory is not listed; each name is looked up. Links are not followed. Raise
-    ConfigError, Transient.
+    Of a remote directory, those of ``names``: it is not listed, and each name is looked up. Of a
+    local one, all; links are not followed. Raise ConfigError, Transient.
     """
     if isinstance(directory, Path):
         return TopFiles(str(directory), follows_links=False)

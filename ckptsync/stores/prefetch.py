@@ -165,7 +165,10 @@ class PrefetchedFiles:
         return piece, True
 
     def _piece_around(self, extent: Extent) -> _Piece:
-        """Return a new piece for a read that was not expected, with bytes around it."""
+        """Return a new piece for a read that was not expected, with bytes around it.
+
+        A large read, and any read once reads are planned, gets the piece of `_planned_piece`.
+        """
         if self._plan or extent.size >= AROUND:
             return self._planned_piece(extent)
         end = self._sizes[extent.file]

@@ -93,7 +93,10 @@ def attributed_to(owner: str) -> Iterator[None]:
 
 
 def keep_context(work: Callable[..., R]) -> Callable[..., R]:
-    """Return ``work`` bound to this thread's owner and counter, to be run by another thread."""
+    """Return ``work`` bound to a copy of this thread's context, to be run by another thread.
+
+    So what ``work`` does counts for the same owner and counter.
+    """
     return partial(copy_context().run, work)
 
 

@@ -280,18 +280,18 @@ def build_local_save(
     Pinned files are read from the pin.  Names of the pin that the source has lost stay: rotation
     deletes files one by one.
     """
-    file = (
+    by_path = (
         {f.path: LocalFile(f, listing.path, is_pinned=False) for f in listing.files}
         if listing
         else {}
     )
     if pin is not None:
         root = pin.root  # a Path costs more than a LocalFile
-        file |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
+        by_path |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
     files = LocalFiles(
         checkpoint_dir.name,
         checkpoint_dir.family,
-        file,
+        by_path,
         listing.partial if listing else (),
         listing.others if listing else (),
         is_gone=listing is None or not (listing.files or listing.partial),

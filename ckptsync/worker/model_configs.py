@@ -161,10 +161,8 @@ def send_missing_config(
     so many seconds are not sent yet.
     """
     manifests_there = manifest_groups.manifests_in(location, manifests)
-    own_manifests, named_paths = (
-        [m for m in manifests_there if m.node == context.node],
-        {f.path for m in manifests_there for f in m.files},
-    )
+    own_manifests = [m for m in manifests_there if m.node == context.node]
+    named_paths = {f.path for m in manifests_there for f in m.files}
     configs = (
         drop_young(
             find_model_configs(local_save.files, local_save.checkpoint_dir, named_paths), young

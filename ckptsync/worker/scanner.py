@@ -327,8 +327,8 @@ class Scanner:
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
-        done = Judgement(finished=False, reason=STORED, remaining=None)
-        scanned = ScannedSave(local_save, first, since, state, done)
+        stored = Judgement(finished=False, reason=STORED, remaining=None)
+        scanned = ScannedSave(local_save, first, since, state, stored)
         if self._is_done(local_save):
             return scanned
         is_new_save = self._is_new_save(local_save, before, since, is_new=is_new)
@@ -342,9 +342,11 @@ class Scanner:
                 is_new_save=is_new_save,
             )
         except Incomplete as e:  # it changes meanwhile
-            return replace(scanned, verdict=replace(done, reason=str(e)))
-        rests = is_stable(observation, now - since, self._rule, verdict)
-        local_save = _note_verdict(local_save, verdict, failures, is_stable=rests)
+            return replace(
+                scanned, verdict=Judgement(finished=False, reason=str(e), remaining=None)
+            )
+        stable = is_stable(observation, now - since, self._rule, verdict)
+        local_save = _note_verdict(local_save, verdict, failures, is_stable=stable)
         return replace(
             scanned,
             local_save=local_save,

@@ -76,7 +76,8 @@ from ckptsync.worker.upload_sources import (
     is_stored,
 )
 
-# other nodes write manifests while we send; each may show that the save belongs in another location
+# times that a save is sent: other nodes write manifests meanwhile, and each may show that the save
+# belongs in another location
 ROUNDS = 5
 SMALL_FILE = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
 SMALL_AT_ONCE = 4  # times as many as large ones
@@ -208,8 +209,8 @@ def upload(
 ) -> Sent:
     """Store the files that ``draft`` names, then the manifest; return what was sent.
 
-    It reads the records, decides, sends, and repeats that until the decision stays the same.  If a
-    manifest has all files already, nothing is written.
+    It reads the records, decides, sends, and repeats that until the decision stays the same, at
+    most `ROUNDS` times.  If a manifest has all files already, nothing is written.
 
     Args:
         draft: of its ``supersedes``, the manifest keeps those of its own location.
@@ -238,6 +239,8 @@ def upload(
                 return sender.commit(decision.part, entries, reading.manifests)
             if decision.recorded is not None:
                 return Sent(decision.recorded.location, stored_before=decision.recorded)
+            if round_number > ROUNDS:  # no round is left to commit what would be sent
+                break
             if round_number:
                 last_decision, entries = decision, sender.send(decision.part, decision.unsent)
                 continue
@@ -536,9 +539,8 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
     under this node's own name, if another save may have its name.  Raises Changed or Incomplete if
     the bytes are nowhere any more, StoreError.
     """
-    manifests = (
-        context.read().manifests
-    )  # of most saves nothing has to move, and nothing is announced for them
+    # of most saves nothing has to move, and nothing is announced for them
+    manifests = context.read().manifests
     home = manifest_groups.better_location(node, location, manifests)
     is_exclusive = context.store.is_exclusive
     if home == location and not list_doubtful_names(
@@ -592,10 +594,8 @@ def _store_beside(
     names = list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
     if not names:
         return
-    manifests_here, own_manifests = (
-        manifest_groups.manifests_in(location, manifests),
-        _own_manifests(node, location, manifests),
-    )
+    manifests_here = manifest_groups.manifests_in(location, manifests)
+    own_manifests = _own_manifests(node, location, manifests)
     digests = {
         stored_file.name: stored_file.entry.digest
         for stored_files in manifest_groups.locate_files(manifests_here).values()

@@ -325,8 +325,10 @@ class FilePool:
         return [results[n] for n in range(len(items))]
 
     def _check(self) -> None:
-        # Transient if the error is: then stores keep what was sent of the others
-        """Raise StoreError if another file has failed, Transient if its error was."""
+        """Raise StoreError if another file has failed, Transient if its error was.
+
+        After a Transient error stores keep what was sent of this file.
+        """
         if self._error is not None:
             kind = Transient if isinstance(self._error, Transient) else StoreError
             raise kind("cancelled, since another file failed")

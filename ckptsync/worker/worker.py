@@ -157,8 +157,8 @@ class Worker:
         self.saves = SaveTable()
         self.notes: tuple[str, ...] = ()
         self._sent: deque[UploadProgress] = deque()  # uploads that nobody has taken yet
-        # of the last plan
         self._transfers: dict[Key, Transfer] = {}  # of the saves that are being sent
+        # of the last plan
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
         self._failed_since: dict[tuple[str, str, str], float] = {}
@@ -577,7 +577,7 @@ class Worker:
                 local_save = write_save_notes(local_save, pin_notes)
         outgoing, read_files = self._outgoing(local_save)
         context = self._upload_context(local_save, capacity)
-        self._clock.measure()  # so that `view.offset()` is at most an hour old
+        self._clock.measure()  # so that `StoreView.offset` is at most an hour old
         try:
             result = send_save(outgoing, pin_notes, context, read_files)
         except Changed:

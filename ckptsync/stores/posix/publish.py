@@ -138,7 +138,7 @@ class DurableDirectories:
     def make_durable(self, parts: Sequence[str], descriptors: Sequence[int]) -> None:
         """Make the names of all directories of a path durable, by descriptors that `opened` yields.
 
-        Another writer may have descriptors them, and be killed before it syncs them.
+        Another writer may have made them, and be killed before it syncs them.
         """
         for n, (parent_fd, directory_fd) in enumerate(itertools.pairwise(descriptors), start=1):
             path = "/".join(parts[:n])
@@ -148,7 +148,10 @@ class DurableDirectories:
                 self._durable.put(path, os.dup(directory_fd))
 
     def remove_empty(self, parts: Sequence[str]) -> None:
-        """Remove a directory, and those above it, up to the first that is not empty."""
+        """Remove a directory, and those above it, up to the first that cannot be removed.
+
+        That one is not empty, or belongs to another user; no error is raised for it.
+        """
         while parts:
             try:
                 with safe_open.parent_of(self._root, "/".join(parts)) as (parent_fd, last):

@@ -267,7 +267,8 @@ class PosixStore:
     def _check_root(self) -> None:
         """Raise StoreError if the root is missing, or is not the one that was opened.
 
-        A missing root must never read as an empty store.
+        The first call records the time of the witness file, if there is one; later calls compare
+        it. A missing root must never read as an empty store.
         """
         try:
             safe_open.close_quietly(os.open(self._root, safe_open.PASS))

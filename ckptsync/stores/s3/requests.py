@@ -198,10 +198,11 @@ class Bucket:
         return PartSum(len(data), crc, answer["ETag"])
 
     def head(self, key: str, **parameters: Any) -> Answer:
-        """Return the answer to HEAD, which has a ContentLength; raise NotFound.
+        """Return the answer to HEAD, which has a ContentLength; raise NotFound, or as `ask`.
 
         A refusal of HEAD has no body that would give the reason: then the first byte is requested,
-        whose refusal has one.
+        whose refusal has one. Raise StoreError if the server does not give the length. Records that
+        the bucket can be reached.
         """
 
         def sized(answer: Answer) -> Answer:
@@ -227,7 +228,11 @@ class Bucket:
         return answer
 
     def _raise_reason(self, key: str) -> None:
-        """Request the first byte of a key, to raise the error that explains a refusal of HEAD."""
+        """Request the first byte of a key, to raise the error that explains a refusal of HEAD.
+
+        Return if there is no error, or if the answer shows that the bucket can be reached; that is
+        recorded.
+        """
         try:
             self.ask("get_object", key, lambda answer: answer["Body"].close(), Range="bytes=0-0")
         except (NotFound, error_codes.NoSuchRange):

@@ -65,9 +65,8 @@ class S3Store:
     def names(self, prefix: str) -> Iterator[Entry]:
         """Yield the stored files below ``prefix`` (see `Store.names`)."""
         entries = self._list_entries(self._prefix + checked_prefix(prefix))
-        yield from (
-            entries if self._is_aws else sorted(entries)
-        )  # others list directory by directory
+        # servers other than AWS list directory by directory
+        yield from entries if self._is_aws else sorted(entries)
 
     def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
         """Yield the files below ``prefix`` behind ``after``, in the server's order.
@@ -84,6 +83,7 @@ class S3Store:
         base = self._prefix + checked_prefix(prefix)
 
         def parse(answer: Answer) -> list[str]:
+            """Return the keys and prefixes of one answer."""
             files = [text(each, "Key") for each in answer.get("Contents", ())]
             return files + [text(each, "Prefix") for each in answer.get("CommonPrefixes", ())]
 

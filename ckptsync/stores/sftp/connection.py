@@ -248,7 +248,8 @@ class Connection:
     def _wait(self, fd: int, event: int, seconds: float) -> None:
         """Wait until ``fd`` is ready; raise Transient after so many seconds.
 
-        Messages of ssh are read meanwhile: ssh stops while that pipe is full.
+        After that the connection is broken, and no request can be sent. Messages of ssh are read
+        meanwhile: ssh stops while that pipe is full.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()

@@ -284,6 +284,7 @@ class SftpUpload:
                 return  # the error is another thread's
 
         def step(session: Session) -> None:
+            """Write the part into the file."""
             with session.opened(self._path, Flag.WRITE) as handle:
                 session.do(*session.write_requests(handle, part.start, part.data))
 

@@ -161,7 +161,10 @@ class ServerFiles:
     # Reading
 
     def find(self, name: str) -> Attributes | None:
-        """Return the attributes of a regular file that is reached over no link, else None."""
+        """Return the attributes of a regular file that is reached over no link, else None.
+
+        Records that the name was checked now, for `_checked_at`. Raise StoreError.
+        """
         paths = [self.path(each) for each in (*_parents(name), name)]
         *parents, attributes = self.on(name, lambda s: s.stat_paths(paths))
         if attributes is None or not attributes.is_file or not _are_directories(parents):
@@ -219,6 +222,7 @@ class ServerFiles:
         view = out.cast("B") if out.nbytes else out
 
         def read(session: Session) -> int:
+            """Read into ``view`` from ``start``; return how many bytes came."""
             with session.opened(self.path(name), Flag.READ) as handle:
                 return session.read_into(handle, start, view)
 
@@ -240,7 +244,8 @@ class ServerFiles:
     def check_root(self) -> None:
         """Raise StoreError if the store's directory is missing, or is another one than before.
 
-        A disk that is not mounted is not an empty store.
+        The first call records the time of the store's own file (`STORE_FILE`); later calls compare
+        it. A disk that is not mounted is not an empty store.
         """
         mount_hint = f"mount the file system on {self.address.host}"
         if not self.has_root():
@@ -399,7 +404,12 @@ class ServerFiles:
 
 
 def _add_names(reply: Reply, listing: Listing) -> bool:
-    """Add the names in an answer to READDIR; return whether there may be more."""
+    """Add the entries in an answer to READDIR to ``listing``; return whether there may be more.
+
+    A directory gets the key ``name/`` and None, a file its attributes, and anything else the reason
+    why it is left out: "name", "link" or "special file". ``.``, ``..`` and NFS's remains are
+    skipped. Raise StatusError for a refusal, Malformed for a damaged answer.
+    """
     try:
         fields = reply.fields(PacketType.NAME)
     except StatusError as e:
