@@ -155,7 +155,7 @@ def _write_whole(step: Callable[[Path], object], folder: Path) -> None:
 
 
 def _save_config(model: Any, folder: Path) -> None:
-    # ours to complete, as the model's own save_pretrained does
+    # a copy, to complete it as the model's own save_pretrained does
     """Write a model's ``config.json`` with its class and dtype, as ``save_pretrained`` does."""
     config = copy.deepcopy(model.config)
     config.architectures = [_class_name(model)]
@@ -173,13 +173,15 @@ def _save_adapter(model: Any, folder: Path) -> None:
     """
     active = getattr(model, "active_adapter", None)
     for name, config in model.peft_config.items():
-        ours = copy.deepcopy(config)
-        ours.inference_mode = True
-        ours.base_model_name_or_path = ours.base_model_name_or_path or _base(model)
+        copied_config = copy.deepcopy(config)
+        copied_config.inference_mode = True
+        copied_config.base_model_name_or_path = copied_config.base_model_name_or_path or _base(
+            model
+        )
         if name != "default":
-            ours.save_pretrained(folder / name)
+            copied_config.save_pretrained(folder / name)
         if name == "default" or (name == active and "default" not in model.peft_config):
-            ours.save_pretrained(folder)
+            copied_config.save_pretrained(folder)
 
 
 def _base(model: Any) -> str:

@@ -49,13 +49,16 @@ class _Awaiting:
     """A finder of modules that calls ``then`` once ``transformers.trainer`` has been imported."""
 
     def __init__(self, then: Callable[[Any], None]) -> None:
+        """Remember ``then``; the caller puts the finder into ``sys.meta_path``."""
         self._then = then
         self._asks = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         """Return the spec of ``transformers.trainer`` from the other finders.
 
-        None for other modules.  The spec's loader calls ``then`` after the module has run.
+        None for other modules, and while it asks the others itself.  The spec's loader calls
+        ``then`` after the module has run.  Warns if a module is imported of a trainer that takes
+        no callback (`_SILENT`).
         """
         if name in _SILENT:
             _warn(_SILENT[name])

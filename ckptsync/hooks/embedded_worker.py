@@ -241,9 +241,9 @@ def read_log_problem(spool: Path) -> str:
 
 
 def who_uploads(output_dir: Path) -> str:
-    """Return which worker will upload a directory's saves after this process, in words.
+    """Return, in words, which worker uploads a directory's saves after this process.
 
-    Or empty.
+    Empty if none runs.
     """
     if is_worker_running(output_dir):
         return "the embedded worker goes on with them after this process"
@@ -287,7 +287,10 @@ def is_served(spool: Path) -> bool:
 
 
 def list_unstored(output_dir: Path) -> tuple[str, ...]:
-    """Return the names of hooks' pins that no manifest in the store names yet."""
+    """Return the names of hooks' pins that no manifest in the store names yet.
+
+    Raises as `pins.list_pins`.
+    """
     return tuple(
         p.path.name for p in pins.list_pins(output_dir) if p.commit is not None and not p.stored
     )
@@ -316,9 +319,9 @@ def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Become the worker of ``[config, spool, pid]``.
+    """Replace this process by ``ckptsync run`` with ``[config, spool, pid]``; wait for its turn.
 
-    Return if another worker sends what is left.
+    Returns, and starts nothing, if another worker sends what is left.
     """
     # a trainer's environment may lack what it needs
     from ckptsync.worker.node_identity import node_id  # noqa: PLC0415
@@ -363,6 +366,8 @@ def claim_node(node: str, store: str, spool: Path, patience: float = RESTART) ->
 
     Two trainings of one machine may send to one store at the same time, and a node's id is one
     worker's there.  The id is reserved until this process ends, whatever program it becomes.
+    Where the system has no such reservations, ``node`` is returned unreserved: the store tells two
+    workers of one id apart.
 
     Where a worker has served ``spool`` under this id, that worker may be about to end: then this
     waits up to ``patience`` seconds for the id.  Under a new id, the old worker's pins would count

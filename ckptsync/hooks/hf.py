@@ -44,12 +44,14 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         store: a directory or URL to which a process of its own sends, where no worker can be
             installed.
         wait: how long the process may stay at its end until the store has everything, in seconds
-            or as `10m`; for machines that are torn down at the end of a job.
+            or as `10m`; for machines that are torn down at the end of a job.  A value that cannot
+            be read is logged and counts as 0.
         run: the run's name in that store; ``{dir}`` stands for the output directory's, the default.
 
     """
 
     def __init__(self, *, store: str = "", wait: float | str = 0.0, run: str = "") -> None:
+        """Read the options; log a ``wait`` that cannot be read.  Never raises."""
         self._store, self._run, self._wait = store, run, 0.0
         try:
             self._wait = embedded_worker.parse_wait(wait)
@@ -81,7 +83,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 saves.remember(state.global_step)
 
     def _commit(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Mark and pin the saves that are remembered."""
+        """Mark and pin the saves that are remembered; start the embedded worker if one is due."""
         with self._following(args, state, "commit a save") as saves:
             if saves is not None:
                 saves.commit(state.global_step)
@@ -108,7 +110,11 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 self._serve(saves)
 
     def _begin(self, args: Any, state: Any, event: Any) -> None:
-        """Introduce this rank in the output directory, and let rank 0 write the added files."""
+        """Introduce this rank in the output directory, and let rank 0 write the added files.
+
+        Makes the output directory and its spool, and registers `finish` for the end of the process.
+        In a hyperparameter search it logs that the hook does nothing, and returns.
+        """
         self.state, self._pid = state, os.getpid()
         output_dir, rank = Path(args.output_dir).absolute(), args.process_index
         if getattr(state, "is_hyper_param_search", False):
@@ -245,6 +251,7 @@ class DefaultCallback(CkptSyncCallback):
     """
 
     def __init__(self) -> None:
+        """Read the options from the environment."""
         store, wait, run = (
             os.environ.get(name, "").strip()
             for name in ("CKPTSYNC_STORE", "CKPTSYNC_WAIT", "CKPTSYNC_RUN")

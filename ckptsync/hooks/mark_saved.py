@@ -161,7 +161,11 @@ def _is_linkable(home: Path, path: Path) -> bool:
 
 
 def _get_marker(folder: Path, rank: Rank) -> Marker:
-    """Return this process's marker of a directory, made at the first call."""
+    """Return this process's marker of a directory.
+
+    The first call makes it: it agrees with the other ranks on the training's name, if torch can
+    reach them (else the name stays empty), and registers `_leave` for the end of the process.
+    """
     key = (os.getpid(), folder)
     if key not in _markers:
         train = secrets.token_hex(8) if rank.world == 1 else ""
@@ -221,6 +225,7 @@ class Marker:
     """
 
     def __init__(self, rank: Rank, train: str, exchange: Exchange) -> None:
+        """Remember the arguments; write nothing until the first mark."""
         self._rank, self._train, self._exchange = rank, train, exchange
         self.log = HookLog(before=_log)
         self.log.rank = rank.rank
@@ -233,7 +238,11 @@ class Marker:
         self.unmatched = 0  # saves in a row that this rank marked while another had left no word
 
     def mark_mine(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
-        """Mark this rank's part as written; return whether this call pinned the whole save."""
+        """Mark this rank's part as written; return whether this call pinned the whole save.
+
+        Sets this rank's value in the rendezvous.  Returns False without pinning while other ranks'
+        values are missing (counted in ``unmatched``), or if another rank marks later.
+        """
         saves = self._enter(home)
         location = checkpoint_dir.path.joinpath(*(checkpoint_dir.only or ())[:1])
         self._set_word(str(len(location.relative_to(home).parts)))
@@ -250,11 +259,14 @@ class Marker:
         if len(writers) != saves.begun.local_world:
             saves.update(local_world=len(writers))
             saves.mark(name, save, step)  # the worker then knows when the save is whole
-        is_last = bool(writers) and saves.is_last(name, save, writers)
-        return is_last and self._pin(checkpoint_dir, save, writers)
+        is_claimed = bool(writers) and saves.claim_pinning(name, save, writers)
+        return is_claimed and self._pin(checkpoint_dir, save, writers)
 
     def mark_nothing(self, path: Path) -> None:
-        """State that this rank has no part in a save, so that nobody waits for it."""
+        """Mark that this rank has no part in a save, so that nobody waits for it.
+
+        Also sets this rank's value in the rendezvous.  Nothing is marked before the first save.
+        """
         saves = self._saves
         if saves and path.is_relative_to(saves.output_dir):
             name = checkpoint_name(saves.output_dir, path)
@@ -275,9 +287,9 @@ class Marker:
             self._saves.update(ended=0.0 if has_failed else now, left=now)
 
     def _enter(self, home: Path) -> RankSaves:
-        """Return this rank's saves of an output directory.
+        """Introduce the rank in an output directory, unless it is there; return its saves.
 
-        Introduce the rank there if it is new.
+        An earlier directory's saves are forgotten, and the log goes to the new spool.
         """
         if self._saves is None or self._saves.output_dir != home:
             trainer = next((name for name in _TRAINERS if name in sys.modules), "")
@@ -296,15 +308,18 @@ class Marker:
         return self._saves
 
     def _set_word(self, level: str) -> None:
-        """Set this rank's value in the rendezvous, unless it is set with this level."""
+        """Set this rank's value in the rendezvous, unless it is set with this level.
+
+        A new value makes the process ids of `_meet` unknown again.
+        """
         if self._words is None or level != self._level:
             self._words = self._exchange(f"{self._process} {level}")
             self._level, self._processes = level, None
 
     def _meet(self) -> tuple[str, ...] | None:
-        """Return all ranks' process ids.
+        """Return all ranks' process ids, and remember them.
 
-        None while one is missing or uses another output directory.
+        None while one is missing, or if one uses another output directory.
         """
         words = self._words() if self._words and self._processes is None else None
         if words is not None:
@@ -313,7 +328,7 @@ class Marker:
         return self._processes
 
     def _next_id(self, checkpoint: str) -> str:
-        """Return the id of the next save of this name, which is counted."""
+        """Count a save of this name; return its id, which is empty without a training's name."""
         assert self._saves is not None
         self._counts[checkpoint] += 1  # in all homes
         return self._saves.save_id(checkpoint, self._counts[checkpoint] - 1)

@@ -71,9 +71,9 @@ def pin_checkpoint(
     if not listing.files:
         return  # this node has none of it
     # two of one name may be under way: the one before may still be copied
-    unique = f"{os.getpid()}-{secrets.token_hex(4)}"
-    draft = output_dir / SPOOL / "pins" / f".new-hook-{unique}-{commit.checkpoint}"
-    whole = replace(commit, files={s.path: (s.size, s.mtime) for s in listing.files})
+    draft_id = f"{os.getpid()}-{secrets.token_hex(4)}"
+    draft = output_dir / SPOOL / "pins" / f".new-hook-{draft_id}-{commit.checkpoint}"
+    full_commit = replace(commit, files={s.path: (s.size, s.mtime) for s in listing.files})
     copies: Copies = []
     try:
         safe_files.make_folders(draft.parent)
@@ -84,11 +84,11 @@ def pin_checkpoint(
                     copies.append((open_checkpoint_file(path, file.path), file))
         _require_same(listing, list_files(path), commit.checkpoint)
         if added is not None:
-            _link_added(added, whole.files, draft)
-        markers.write_mark(draft / "commit.json", whole)
+            _link_added(added, full_commit.files, draft)
+        markers.write_mark(draft / "commit.json", full_commit)
         if copies:
             _in_thread(
-                lambda: _copy_and_publish(output_dir, draft, copies, whole, log), COPY_THREAD
+                lambda: _copy_and_publish(output_dir, draft, copies, full_commit, log), COPY_THREAD
             )
             return
         newest = pins.publish(output_dir, commit.checkpoint, draft)

@@ -40,10 +40,11 @@ _FORGET_AFTER = 30 * 24 * 3600.0
 
 
 class RankSaves:
-    """One rank's saves in ``output_dir``; the constructor introduces the rank there.
+    """One rank's saves in ``output_dir``; the constructor writes the rank's introduction there.
 
-    It also removes what ended trainings left.  ``process``: the rank's id there (default: a new
-    one). ``marks``: whether it marks ``all`` of its saves, or ``some`` (`TrainingProcess`).
+    It also removes what ended trainings left (`forget_ended`).  ``process``: the rank's id there
+    (default: a new one).  ``marks``: whether it marks ``all`` of its saves, or ``some``
+    (`TrainingProcess`).
     Methods raise OSError or one of ckptsync's errors.
     """
 
@@ -59,6 +60,7 @@ class RankSaves:
         process: str = "",
         marks: str = "all",
     ) -> None:
+        """Remove what ended trainings left, and write the introduction."""
         self.output_dir, self.spool, self._log = output_dir, output_dir / SPOOL, log
         self._counts: Counter[str] = Counter()
         self._pinned = 0
@@ -82,12 +84,12 @@ class RankSaves:
         self.update()
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the introduction, and write it again."""
+        """Change fields of the introduction, and write it again.  Raises OSError."""
         self.begun = replace(self.begun, **changes)
         markers.write_mark(markers.process_path(self.spool, self.begun.process), self.begun)
 
     def withdraw(self) -> None:
-        """Delete the introduction: this rank marks no saves, and the worker judges the files."""
+        """Delete the introduction's file: the worker then judges the saves by their files."""
         safe_files.unlink(markers.process_path(self.spool, self.begun.process))
 
     def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
@@ -114,16 +116,17 @@ class RankSaves:
         return markers.save_id(self.begun.train, checkpoint, n) if self.begun.train else ""
 
     def mark(self, checkpoint: str, save: str, step: int) -> None:
-        """Mark this rank's part of a save as written, now."""
+        """Write the mark that this rank's part of a save is written, now.  Raises OSError."""
         b = self.begun
         part = (b.train, save, checkpoint, step, b.rank, b.world, b.local_world, b.host, b.pid)
         path = markers.save_folder(self.spool, checkpoint, save) / f"rank-{b.rank}.json"
         markers.write_mark(path, RankMark(*part, time.time()))
 
-    def is_last(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
-        """Return whether all ``writers`` have marked this save; True for one caller only.
+    def claim_pinning(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
+        """Claim the pinning of a save for this rank; return whether the claim is this caller's.
 
-        Creates a file in the save's folder, which makes this caller the one.
+        False, and nothing is changed, while one of ``writers`` has not marked the save.  Else a
+        file is created in the save's folder: True for the caller that created it.  Raises OSError.
         """
         folder = markers.save_folder(self.spool, checkpoint, save)
         if not all(safe_files.status(folder / f"rank-{rank}.json") for rank in writers):
@@ -149,7 +152,8 @@ class RankSaves:
     ) -> None:
         """Pin a save that all ``writers`` have written, as `pin_checkpoint` does.
 
-        With an empty ``save``, files' times tell which nodes' parts belong together.
+        With an empty ``save``, files' times tell which nodes' parts belong together.  At every
+        64th pin, marks of saves that are gone are removed.  Raises as `pin_checkpoint`.
         """
         b = self.begun
         commit = Commit(
@@ -217,6 +221,7 @@ class HookLog:
     """
 
     def __init__(self, before: HookLog | None = None) -> None:
+        """Begin with the kinds of ``before``; write to no spool until ``spool`` is set."""
         self.spool: Path | None = None
         self.rank = 0
         self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class

@@ -1,5 +1,8 @@
 """The names that go into a configuration of Ray Train (v2).
 
+Ray starts the training's processes itself, on any node, and passes on only what is named in its
+configuration.  So every way to use ckptsync under Ray has one name here:
+
     RunConfig(callbacks=[CkptSyncRayCallback()])
         (or RAY_TRAIN_CALLBACKS=ckptsync.hooks.ray.CkptSyncRayCallback)
     ray.train.report(..., checkpoint=..., checkpoint_upload_fn=upload_fn(store))

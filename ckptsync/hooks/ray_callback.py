@@ -1,5 +1,9 @@
 """``CkptSyncRayCallback``: compare the nodes of a Ray Train run, then give every worker the hook.
 
+Ray starts workers on nodes that the user never sees: one without ckptsync, or with another clock,
+shows itself hours later.  So the callback runs doctor's probe in every worker before the training
+sets anything up, compares the answers, and lets each worker call `prepare`.
+
 It uses Ray's DeveloperAPI, ``ray.train.v2._internal.execution.callback``.  Ray calls callbacks of
 ``RunConfig`` that are no ``UserCallback`` as its own (``data_parallel_trainer.py``), and those of
 ``RAY_TRAIN_CALLBACKS`` before its own. Ray's public ``UserCallback`` is not called before and after
@@ -61,6 +65,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
     """
 
     def __init__(self, store: str = "", doctor: str = "") -> None:
+        """Read the options, and the environment; raise ConfigError as the class says."""
         self._variables = worker_variables(os.environ)
         store = store or os.environ.get("CKPTSYNC_STORE", "")
         if store:  # as the driver means it: workers have other working directories
@@ -180,7 +185,8 @@ def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
 def prepare(variables: Mapping[str, str], experiment: str) -> None:
     """Give every Trainer of this process the hook, and the driver's variables: Ray does not.
 
-    In the store, what a Trainer saves in ``out`` belongs to run ``<experiment>-out``.
+    Changes the process's environment.  In the store, what a Trainer saves in ``out`` belongs to run
+    ``<experiment>-out``, unless CKPTSYNC_RUN is set.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", experiment).lstrip("._-")[:60]
     if name:
@@ -216,7 +222,11 @@ def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
 
 
 def finish() -> None:
-    """Pin the final model and wait for copies, since Ray will kill this process."""
+    """Pin the final model, then wait for uploads as configured, and for copies of pinned files.
+
+    Ray kills this process afterwards.  Waits at most `_COPY_WITHIN` seconds for each copying
+    thread.  A process that has not imported `ckptsync.hooks.hf` waits for copies only.
+    """
     hf = sys.modules.get("ckptsync.hooks.hf")
     if hf is not None:
         hf.finish()

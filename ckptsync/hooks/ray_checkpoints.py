@@ -81,7 +81,7 @@ class Note:
 
     @property
     def url(self) -> str:
-        """The location, for messages and commands."""
+        """Return the location as a URL, for messages and commands."""
         return f"{self.store}/{self.run}/{self.location}"
 
     def encode(self) -> bytes:
@@ -138,7 +138,10 @@ def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> Callable
 
 
 def _upload(store: str, run: str, patience: float, checkpoint: Any, name: str) -> Any:
-    """Send this rank's part; return the ``Checkpoint`` that Ray keeps."""
+    """Send this rank's part, and write its note into Ray's storage; return Ray's ``Checkpoint``.
+
+    That is returned without a note if the directory is empty.  Raises as `send`.
+    """
     from ray import train  # noqa: PLC0415
     from ray.util import get_current_placement_group  # noqa: PLC0415
 
@@ -176,11 +179,14 @@ class RankPart:
 
 
 def send(directory: Path, url: str, part: RankPart) -> Note | None:
-    """Send a rank's directory to the store at ``url``; return the location, None if it is empty.
+    """Send a rank's directory to the store at ``url``; return its note, None if it has no file.
+
+    Waits while this rank still writes, for ``part.patience``.  Logs what was not sent.
 
     The store sees each rank as a node: each has a directory of its own, and where two ranks have
     different bytes under one name both are stored.  All parts have one save id, so they belong
-    together.  Raises ConfigError, Incomplete, StoreError.
+    together.  Raises ConfigError for a name or URL that cannot be used, and if the same name was
+    reported before with other files; Incomplete, StoreError.
     """
     run = checked_run(part.run)
     is_taken = part.name in (checkpoint_dirs.FINAL, *checkpoint_dirs.NESTED) or is_ours(part.name)
@@ -254,7 +260,10 @@ def _fingerprint(listing: Listing) -> int:
 
 
 def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadProgress:
-    """Upload a part, and try again while this rank still writes, for ``part.patience``."""
+    """Upload a part and return what was sent; try again while this rank still writes.
+
+    Raises the Incomplete of the last try after ``part.patience`` seconds, other errors at once.
+    """
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
     while True:
@@ -284,20 +293,20 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
         level = (level or {}).get("level", "")
     note = read_note(checkpoint)
     try:
-        checked = checked_level(level or ("digest" if note is not None else "parse"))
+        verify_level = checked_level(level or ("digest" if note is not None else "parse"))
     except ValueError as e:
         raise ConfigError(f"level: {e}") from e
-    options = VerifyOptions(checked, time.time())
+    options = VerifyOptions(verify_level, time.time())
     if note is None:
         with checkpoint.as_directory() as local:
             results = verify(resolve_target(local, _read_access()), options)
             return summarize_reports(checkpoint.path, [result.report for result in results])
-    where, reports = InStore(_open_store(note, _read_access()), note.run, note.location), []
-    for result in verify(where, options):
+    target, reports = InStore(_open_store(note, _read_access()), note.run, note.location), []
+    for result in verify(target, options):
         reports.append(result.report)
         if result.news:
             try:
-                write_report(where.store, result.news)
+                write_report(target.store, result.news)
             except StoreError as e:  # a training's key may only upload; metrics hold the findings
                 _log.warning("ckptsync: the report is not written to the store: %s", e)
     return summarize_reports(note.url, reports)

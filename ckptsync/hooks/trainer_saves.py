@@ -28,8 +28,10 @@ Exchange = Callable[[int, int, str], Words]
 class TrainerSaves(RankSaves):
     """One rank's saves of one training.
 
-    ``only_model``: ranks write no states of their own.  Every method may raise OSError, one of
-    ckptsync's errors or one of torch's; none waits for a rank.
+    The constructor writes the rank's introduction, and sets its process id in torch's rendezvous;
+    if that fails, it withdraws the introduction and raises.  ``only_model``: ranks write no states
+    of their own.  ``exchange``: as `process_group.exchange`.  Every method may raise OSError, one
+    of ckptsync's errors or one of torch's; none waits for a rank.
     """
 
     def __init__(
@@ -44,6 +46,10 @@ class TrainerSaves(RankSaves):
         only_model: bool = False,
         exchange: Exchange = process_group.exchange,
     ) -> None:
+        """Write the introduction, and set this rank's process id in torch's rendezvous.
+
+        If the latter fails, the introduction is deleted again, and the error raised.
+        """
         self._weights = list_weights(output_dir)  # of another training
         super().__init__(output_dir, rank, world, trainer=trainer, facts=facts, log=log)
         self._only_model = only_model
@@ -82,6 +88,7 @@ class TrainerSaves(RankSaves):
     def commit(self, step: int | None) -> None:
         """Mark the pending saves, and pin each if this rank is the last to mark it.
 
+        Does nothing while a rank is still missing, if the pending saves are of ``step``.
         ``step``: the training's, None after its end.  Saves of other steps are marked only, since
         rotation may have begun.  If not all ranks have a hook, the introduction is withdrawn.
         Raises Incomplete if the checkpoint is not in this output directory.
@@ -101,7 +108,7 @@ class TrainerSaves(RankSaves):
             self.saved.append(name)
             if step not in (None, of):
                 self._log(f"{name}: could not be pinned in time; the worker judges its files")
-            elif self.is_last(name, save, self._writers):
+            elif self.claim_pinning(name, save, self._writers):
                 path = self.output_dir / name
                 if not self._only_model and not path.is_dir():  # each rank writes its random state
                     raise Incomplete(
@@ -139,9 +146,10 @@ class TrainerSaves(RankSaves):
         self.update(left=time.time())
 
     def _meet(self) -> bool:
-        """Return whether all ranks know each other, and note once who writes here.
+        """Note which ranks write here, in the introduction, too; return whether all are there.
 
-        Raises Incomplete if somebody has deleted the spool.
+        Returns False, and changes nothing, while a rank is missing in the rendezvous.  Raises
+        Incomplete if somebody has deleted the spool.
         """
         words = self._words()
         if words is None:

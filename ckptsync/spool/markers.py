@@ -264,7 +264,7 @@ def write_log(spool: Path, text: str) -> None:
 def read_log(spool: Path) -> tuple[str, ...]:
     """Return the last lines of ``hook.log``, oldest first, at most ten.
 
-    None if it cannot be read.
+    Empty if it does not exist or cannot be read.
     """
     lines: list[str] = []
     for name in ("hook.log.1", "hook.log"):

@@ -80,7 +80,7 @@ _NOTHING = PinNotes()
 class Pin:
     """One pin, as it was when it was read.
 
-    ``files`` lie below `root`, ``added`` below `beside`.  ``node``: its owner, which sends it;
+    ``files`` lie below `root`, ``added`` below `added_root`.  ``node``: its owner, which sends it;
     empty without one.  ``renewed``: when the owner last showed that it is alive (ns, the file
     system's clock).  ``stored``: a manifest of these files is in the store.  ``id``: unique; empty
     without an owner, and in spools of earlier versions.
@@ -104,7 +104,7 @@ class Pin:
         return self.path / "files"
 
     @property
-    def beside(self) -> Path:
+    def added_root(self) -> Path:
         """Return the directory of the files that the hook added."""
         return self.path / "added"
 
@@ -151,8 +151,8 @@ def list_pins(
 ) -> tuple[Pin, ...]:
     """Return the pins of an output directory by checkpoint and number.
 
-    None if they cannot be listed.  ``is_wanted``: whether to read the pins of a checkpoint of this
-    name.
+    Empty without a spool.  ``is_wanted``: whether to read the pins of a checkpoint of this name.
+    Raises UnsafeSpool, or StoreError or ConfigError if they cannot be listed.
     """
     folder, pins = output_dir / SPOOL / "pins", list[Pin]()
     with contextlib.suppress(Incomplete), translate_errors(folder), open_folder(folder) as fd:
@@ -163,7 +163,11 @@ def list_pins(
 
 
 def create_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
-    """Create an empty pin owned by ``node`` and return it; None if another process was first."""
+    """Create an empty pin owned by ``node`` and return it; None if another process was first.
+
+    Makes the directory of pins if it is missing.  Raises Incomplete if the output directory is
+    gone, StoreError or ConfigError where the disk refuses.
+    """
     folder = output_dir / SPOOL / "pins"
     with translate_errors(folder):
         safe_files.make_folders(folder)
@@ -203,7 +207,8 @@ def publish(output_dir: Path, checkpoint: str, draft: Path) -> Path:
 def adopt(pin: Pin, node: str) -> Pin | None:
     """Make this node the owner of a pin without one, and return it.
 
-    None if another node was first, or the pin does not exist any more.
+    None if another node was first, or the pin does not exist any more.  Raises StoreError or
+    ConfigError where the disk refuses; then the pin may still have no owner.
     """
     mark = pin.path / f".owner-{node}"
     with contextlib.suppress(Incomplete), translate_errors(pin.path), open_folder(pin.path) as fd:
@@ -226,7 +231,8 @@ def adopt(pin: Pin, node: str) -> Pin | None:
 def claim(pin: Pin, node: str) -> Pin | None:
     """Make this node the owner of a dead node's pin, and return it.
 
-    None if another node was first, or the pin does not exist any more.
+    The pin gets a new id.  None if another node was first, or the pin does not exist any more.
+    Raises StoreError or ConfigError where the disk refuses; the old owner stays then.
     """
     claimed = pin.path.with_name(f".claim-{node}@{pin.path.name}")
     with translate_errors(pin.path):
@@ -242,8 +248,9 @@ def claim(pin: Pin, node: str) -> Pin | None:
 def write_pin_notes(pin: Pin, notes: PinNotes) -> PinNotes:
     """Add times and id to a pin's notes; return all its notes.
 
-    What was noted before stays, but ``stable`` is replaced, since files may have come later. Raises
-    Incomplete if the pin does not exist any more.
+    What was noted before stays, but ``stable`` is replaced unless the new one is 0, since files may
+    have come later.  Raises Incomplete if the pin does not exist any more, StoreError where the
+    disk refuses.
     """
     with _open_same_pin(pin) as fd:
         before = read_marker_in(fd, NOTES, PinNotes) or _NOTHING
@@ -259,8 +266,8 @@ def write_pin_notes(pin: Pin, notes: PinNotes) -> PinNotes:
 def mark_stored(pin: Pin) -> None:
     """Write in a pin that a manifest names its files, for hooks and for the spool's budget.
 
-    The mark is void once a file is overwritten in place.  Raises Incomplete if the pin does not
-    exist any more.
+    The mark is void once a file is overwritten in place.  Does nothing if ``pin.stored`` is set.
+    Raises Incomplete if the pin does not exist any more, StoreError where the disk refuses.
     """
     if not pin.stored:
         with _open_same_pin(pin) as fd:
@@ -285,7 +292,8 @@ def _is_stored(pin: int, files: Iterable[Stat]) -> bool:
 def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
     """Delete a pin: rename it out of sight, then remove its files.  A later pin at its path stays.
 
-    ``during``: a lock that is held for the rename only.
+    Does nothing if the pin does not exist any more.  ``during``: a lock that is held for the rename
+    only.  Raises StoreError or ConfigError where the disk refuses.
     """
     hidden = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
     with translate_errors(pin.path):
@@ -302,7 +310,8 @@ def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = No
 def renew_ownership(pin: Pin) -> None:
     """Set the mtime of a pin's owner file to now: other nodes see that the owner is alive.
 
-    Does nothing if the pin does not exist any more.
+    Does nothing if the pin does not exist any more.  Raises StoreError or ConfigError where the
+    disk refuses.
     """
     # `_ckptsync` may be deleted at any moment
     with contextlib.suppress(Incomplete), translate_errors(pin.path):
@@ -329,9 +338,10 @@ def link_files(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def unlink_files(pin: Pin, names: Iterable[str]) -> None:
-    """Remove names from a pin that the trainer itself has removed.
+    """Remove names from a pin, and the pin's notes and stored mark.
 
-    Also the pin's notes and stored mark.
+    For files that the trainer itself has removed.  What is gone is skipped, the pin, too.  Raises
+    StoreError or ConfigError where the disk refuses.
     """
     with translate_errors(pin.path):
         _remove_notes(pin)
@@ -382,8 +392,9 @@ def link_file(tree: Tree, source: Path, name: str) -> bool:
 def replace_links(pin: Pin) -> None:
     """Replace a pin's hard links by reflinks.
 
-    Later writes to the source then leave the pin as it is.  Files stay links if they change
-    meanwhile, and all of them on a file system without reflinks.
+    Later writes to the source then leave the pin as it is.  A file stays a link if it changes
+    meanwhile.  At the first refusal (no reflinks here, a full disk) all further files stay links.
+    Raises Incomplete if a file is gone, ConfigError where this user may not write.
     """
     for file in pin.files:
         fd = open_checkpoint_file(pin.root, file.path)
@@ -432,7 +443,7 @@ def clean_own(output_dir: Path, node: str) -> None:
 def clean_abandoned(output_dir: Path, now: float) -> None:
     """Remove or publish what other nodes left half done six hours ago or earlier.
 
-    ``now``: seconds since the epoch.  What cannot be removed stays.
+    ``now``: seconds since the epoch.  What cannot be removed stays, without an error.
     """
     for path in list_paths(output_dir / SPOOL / "pins"):
         claim_match = _CLAIM.fullmatch(path.name)
@@ -465,7 +476,7 @@ def free_bytes(output_dir: Path) -> int:
 def _load_pin(path: Path, above: int) -> Pin | None:
     """Return the pin at a path in the open directory of pins.
 
-    None if it is none, or was deleted.
+    None if it is none, or was deleted.  Raises StoreError or ConfigError if it cannot be read.
     """
     checkpoint, k = _split_name(path)
     if k < 0:
@@ -496,7 +507,7 @@ def _load_pin(path: Path, above: int) -> Pin | None:
 
 
 def _read_pin(path: Path) -> Pin | None:
-    """Return the pin at a path; None if there is none."""
+    """Return the pin at a path; None if there is none.  Raises as `_load_pin` does."""
     with (
         contextlib.suppress(Incomplete),
         translate_errors(path.parent),
@@ -541,4 +552,5 @@ def _read_owner(folder: int) -> tuple[str, str]:
 
 
 def _write_owner(folder: Path, node: str, name: str = "owner.json") -> None:
+    """Write a node as the owner of a pin's directory, with a new id.  Raises OSError."""
     write_json(folder, name, {"node": node, "id": secrets.token_hex(8)})

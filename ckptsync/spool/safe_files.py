@@ -51,7 +51,8 @@ DRAFT_PREFIX = ".fresh-"  # begins the name of a file that is being written
 def translate_errors(path: Path) -> Iterator[None]:
     """Raise one of ckptsync's errors for an OSError in the block, about ``path``.
 
-    Incomplete: it is gone.  ConfigError: this user may not write it.  StoreError: the disk refuses.
+    Incomplete: it is gone.  ConfigError: this user may not write it.  StoreError: anything else,
+    mostly the disk.  UnsafeSpool stays what it is.
     """
     try:
         yield
@@ -178,7 +179,7 @@ def read(path: Path, largest: int = LARGEST, last: int = 0) -> bytes | None:
 
 
 def read_in(folder: int, name: str, largest: int = LARGEST, last: int = 0) -> bytes | None:
-    """Return the bytes of a file of an open directory, as `read` does."""
+    """Return the bytes of a file of an open directory, or None, as `read` does."""
     try:
         with os.fdopen(_open_regular(folder, name, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -238,8 +239,8 @@ def create(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def create_copy(source: int, beside: Path, target: int, name: str) -> Iterator[BinaryIO]:
-    """Yield a new file in the directory ``beside``, for a copy of the open file ``source``.
+def create_copy(source: int, folder: Path, target: int, name: str) -> Iterator[BinaryIO]:
+    """Yield a new file in the directory ``folder``, for a copy of the open file ``source``.
 
     At the end of the block it is renamed to ``name`` in the open directory ``target``; it is
     removed if the block raises, or has closed it.  It gets the permissions of ``source``.
@@ -247,7 +248,7 @@ def create_copy(source: int, beside: Path, target: int, name: str) -> Iterator[B
     # Trainers write weights that are their user's alone (safetensors 0.8), and some files are read
     # only.  Never S_ISUID: the copy is this user's.
     mode = os.fstat(source).st_mode & 0o777 | stat.S_IWUSR
-    with open_folder(beside) as fd, _create_draft(fd, mode) as (draft, out):
+    with open_folder(folder) as fd, _create_draft(fd, mode) as (draft, out):
         yield out  # who sets its times has flushed it
         if out.closed:
             return
@@ -256,18 +257,24 @@ def create_copy(source: int, beside: Path, target: int, name: str) -> Iterator[B
 
 
 class Tree:
-    """Makes the directories of files below ``root``, and keeps them open until the block ends."""
+    """Makes the directories of files below ``root``, and keeps them open until the block ends.
+
+    ``root`` itself is made at the beginning of the block.
+    """
 
     def __init__(self, root: Path) -> None:
+        """Remember the root; open nothing yet."""
         self._root = root
         self._open: dict[str, int] = {}
 
     def __enter__(self) -> Tree:  # noqa: PYI034  # no class is derived from it
+        """Make ``root`` if it is missing, and open it."""
         make_folder(self._root)
         self._open[""] = open_directory(self._root)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the directories."""
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -309,7 +316,7 @@ def link(source: int, name: str, target: int, new: str) -> None:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Link a small file of the spool, or copy it where there are no links."""
+    """Link a small file of the spool to ``path``, or copy it where there are no links."""
     with open_folder(source.parent) as fd, open_folder(path.parent) as target:
         try:
             link(fd, source.name, target, path.name)

@@ -70,6 +70,7 @@ class UploadedFiles:
     """
 
     def __init__(self, after_chunk: AfterChunk = ignore_chunk) -> None:
+        """Begin with no file remembered."""
         self._after_chunk = after_chunk
         self._same: dict[str, set[_Identity]] = {}
         self._changed: dict[str, set[_Identity]] = {}
@@ -87,9 +88,10 @@ class UploadedFiles:
     def find_changed(
         self, checkpoint: str, root: Path, files: Iterable[tuple[Stat, str]]
     ) -> str | None:
-        """Return the path of a file that does not have its digest, or None if all have.
+        """Return the path of the first file that does not have its digest, or None if all have.
 
-        Reads files that are not remembered.  Raises Incomplete if one changes meanwhile.
+        Reads files that are not remembered, and remembers what they are.  Raises Incomplete if one
+        changes meanwhile, StoreError where the disk refuses.
         """
         same, changed = self._same.get(checkpoint, set()), self._changed.get(checkpoint, set())
         for file, digest in sorted(
@@ -149,14 +151,14 @@ def clean_up(
         if options.clean == "verified":  # before the pins go, since that changes files' ctimes
             task = _CleanUp(run, view, scanner, uploaded, failures)
             cleaned.extend(_clean_checkpoints(task, scanned_saves, options.keep_local))
-        ours = [
+        own_pins = [
             (scanned.local_save, scanned.local_save.pin)
             for scanned in scanned_saves
             if scanned.local_save.pin and scanned.local_save.pin.node == options.node
         ]
         proven = pins_by_age(
             pin
-            for local_save, pin in ours
+            for local_save, pin in own_pins
             if view.is_proven(local_save.checkpoint, local_save.files.stats)
         )
         for pin in proven[: max(0, len(proven) - options.keep_pins)]:
@@ -195,16 +197,16 @@ def choose_cleanable(
     The newest ``keep`` (at least one) stay, by `oldest_first`, by step and by time, and so do those
     of ``best`` and all that are younger than a busy one.
     """
-    every = oldest_first(checkpoints, lambda checkpoint: checkpoint.dates)
+    by_dates = oldest_first(checkpoints, lambda checkpoint: checkpoint.dates)
     orders = (
-        every,
-        *(sorted(every, key=lambda checkpoint: checkpoint.age[position]) for position in (0, 1)),
+        by_dates,
+        *(sorted(by_dates, key=lambda checkpoint: checkpoint.age[position]) for position in (0, 1)),
     )
     newest = {local.name for order in orders for local in order[-max(1, keep) :]}
-    busy = [local.age for local in every if local.is_busy]
+    busy = [local.age for local in by_dates if local.is_busy]
     return tuple(
         local.name
-        for local in every
+        for local in by_dates
         if local.is_verified
         and not local.is_busy
         and local.name not in newest
@@ -216,7 +218,8 @@ def choose_cleanable(
 def is_superseded(aside: LocalCheckpoint, checkpoints: Iterable[LocalCheckpoint]) -> bool:
     """Return whether a VERIFIED checkpoint here is later than ``aside``, which was moved aside.
 
-    Pure.  Later: of the same series, with a greater step, and written after it.
+    Pure.  Later: of the same series, with a greater step, and written after it.  A checkpoint that
+    is in use does not count, and nothing supersedes a name without a step.
     """
     series, step = series_and_step(aside.name)
     return step is not None and any(
@@ -243,7 +246,11 @@ class _CleanUp:
 def _clean_checkpoints(
     task: _CleanUp, scanned_saves: Sequence[ScannedSave], keep: int
 ) -> Iterator[UploadProgress]:
-    """Remove local checkpoints that are not needed; yield each one removed.  Raises StoreError."""
+    """Remove local checkpoints that are not needed; yield each one removed.
+
+    First removes what a killed worker left, and checkpoints that were moved aside.  Other errors
+    than StoreError, which is raised, are added to ``task.failures``.
+    """
     run = task.run
     try:
         remove_leftovers(run.path)
@@ -254,12 +261,14 @@ def _clean_checkpoints(
         for scanned in scanned_saves
         if scanned.local_save.checkpoint_dir.only is None and not scanned.local_save.files.is_gone
     }
-    paths = {_best_checkpoint(scanned.local_save.files) for scanned in scanned_by_name.values()}
+    best_dir_names = {
+        _best_checkpoint(scanned.local_save.files) for scanned in scanned_by_name.values()
+    }
     # a trial's, too, whose name is a longer one
     best = [
         name
         for name, scanned in scanned_by_name.items()
-        if scanned.local_save.checkpoint_dir.path.name in paths
+        if scanned.local_save.checkpoint_dir.path.name in best_dir_names
     ]
     local_checkpoints: list[LocalCheckpoint] = []
     for name, scanned in scanned_by_name.items():
@@ -270,7 +279,7 @@ def _clean_checkpoints(
         )
         is_busy = scanned.observation is not None or bool(files.partial)
         is_verified = (
-            not files.others and _verified_manifest(name, files.stats, task.view) is not None
+            not files.special_paths and _verified_manifest(name, files.stats, task.view) is not None
         )
         finished = scanned.local_save.pin.notes.finished if scanned.local_save.pin else 0
         local_checkpoints.append(LocalCheckpoint(name, age, is_verified, is_busy, finished))
@@ -291,7 +300,10 @@ def _clean_checkpoints(
 def _clean_aside(
     task: _CleanUp, local_checkpoints: Sequence[LocalCheckpoint]
 ) -> Iterator[UploadProgress]:
-    """Remove the checkpoints that were moved aside and are superseded; yield each one removed."""
+    """Remove the checkpoints that were moved aside and are superseded; yield each one removed.
+
+    One with an open file stays.  What cannot be removed is added to ``task.failures``.
+    """
     folder = task.run.path / ASIDE
     for name, (checkpoint, files) in list_aside(task.run.path).items():
         age = (0, max(f.mtime for f in files))
@@ -341,7 +353,10 @@ def _remove_checkpoint(task: _CleanUp, checkpoint_dir: CheckpointDir) -> int | N
 
 
 def remove_leftovers(output_dir: Path) -> None:
-    """Remove what a killed worker had renamed in order to remove it."""
+    """Remove what a killed worker had renamed in order to remove it.
+
+    Raises StoreError or ConfigError where the disk refuses.
+    """
     for folder in (output_dir / SPOOL, output_dir / ASIDE, output_dir):
         with (
             contextlib.suppress(Incomplete),
@@ -372,7 +387,7 @@ def _verified_manifest(checkpoint: str, files: Sequence[Stat], view: StoreView) 
     Files that are not sent by choice must be in it, too.
     """
     records = view.run_records
-    own_manifests = [m for m in records.live(checkpoint) if m.node == view.node]
+    own_manifests = [m for m in records.live_manifests(checkpoint) if m.node == view.node]
     manifest = find_holder(files, view.node, own_manifests)
     # a newer head's record, or a damaged report, may say otherwise
     if manifest is None or records.is_unreadable(manifest.location):
@@ -389,7 +404,7 @@ def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> 
     manifest = _verified_manifest(checkpoint, files, view)
     if manifest is None:
         return None
-    manifests = (k.manifest for k in records.counting(manifest.location))
+    manifests = (stored.manifest for stored in records.live_manifests_in(manifest.location))
     located = {
         path: stored_file
         for path, stored_files in manifest_groups.locate_files(manifests).items()

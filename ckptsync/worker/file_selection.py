@@ -1,4 +1,9 @@
-"""Decides which files of a checkpoint are sent, by the operator's choice.  Pure."""
+"""Decides which files of a checkpoint are sent, by the operator's choice.  Pure.
+
+Optimizer states are two thirds of a checkpoint, and who only evaluates models does not need them.
+So a preset, and globs, leave files out.  Files that describe the others are always sent, and so are
+weights that the layout demands, whatever file they lie in: what is left is still a whole model.
+"""
 
 from __future__ import annotations
 

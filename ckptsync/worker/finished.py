@@ -161,11 +161,9 @@ def _refusal(observed: Observation) -> str:
     )
     if torn:
         return f"{torn} does not end as its format does: torn, or still being written"
-    return (
-        ("the trainer deleted it before the worker knew that it was complete")
-        if is_lost(observed)
-        else ""
-    )
+    if is_lost(observed):
+        return "the trainer deleted it before the worker knew that it was complete"
+    return ""
 
 
 def _torn(observed: Observation, rule: Rule) -> str:
@@ -213,7 +211,10 @@ def _replaced(observed: Observation, rule: Rule) -> str:
 
 
 def _unended_training(observed: Observation, rule: Rule) -> UnendedTraining | None:
-    """Return the training that may go on after this model was written; None if it has ended."""
+    """Return the training that may go on after this model was written; None if it has ended.
+
+    None, too, if a hook says when it ends, or if ``rule`` does not wait for doubtful files.
+    """
     is_known = not rule.doubtful or observed.hook not in ("", "training")
     return None if is_known else observed.unended
 
@@ -257,8 +258,8 @@ def _required_rest(observed: Observation, rule: Rule) -> tuple[float, str]:
         return 0.0, "the trainer has removed it"
     if training := _unended_training(observed, rule):
         # with `push_to_hub` the Trainer copies each save to where the final model will lie
-        usual = max(rule.doubtful, SAVES * training.every) if training.every else DAY
-        return usual, f"perhaps not the final model: {_describe_training(training)}"
+        next_save_due = max(rule.doubtful, SAVES * training.every) if training.every else DAY
+        return next_save_due, f"perhaps not the final model: {_describe_training(training)}"
     if observed.hook == "training":
         return rule.doubtful, "the hook has not reported yet that this training finished the save"
     if doubt := _find_doubt(observed, rule):

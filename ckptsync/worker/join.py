@@ -1,8 +1,9 @@
 """``ckptsync join``: make two locations that hold parts of one save into one location.
 
 Two nodes that begin at the same time may open two locations for one save, and times alone may not
-prove that they belong together.  A join records that they do, and then moves files as a worker
-does.
+prove that they belong together.  So a user says it: the command writes a join, the record that the
+manifests are of one save, and then moves the files of each node as its worker does, by
+`upload.correct_location`.
 """
 
 from __future__ import annotations
@@ -52,13 +53,18 @@ def join(
     if broken := records.broken_location(checkpoint):
         raise broken
     manifests = records.manifests(checkpoint)
-    members = [k for location in (first, second) for k in _list_members(run, location, manifests)]
-    locations = sorted({k.manifest.location for k in members} | {first})
+    members = [
+        stored for location in (first, second) for stored in _list_members(run, location, manifests)
+    ]
+    locations = sorted({stored.manifest.location for stored in members} | {first})
     _check_joinable(run, locations, members, records)
     is_new = len(_list_groups(members, records)) > 1
-    names = {k.name for k in members}
+    names = {stored.name for stored in members}
     if is_new:
-        joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in manifests]
+        joined = [
+            replace(stored, joins=stored.joins | {"this"}) if stored.name in names else stored
+            for stored in manifests
+        ]
         home = manifest_groups.better_location(
             members[0].manifest.node, members[0].manifest.location, joined
         )
@@ -79,21 +85,31 @@ def _list_members(
 
     Raises ConfigError if the location has no manifest.
     """
-    names = {k.name for k in manifests if k.manifest.location == location}
+    names = {stored.name for stored in manifests if stored.manifest.location == location}
     if not names:
         raise ConfigError(f"{run}/{location}: not found in the store", hint=_LIST)
     counting = manifest_groups.live_manifests(manifests)
-    counting_here = [k for k in counting if k.name in names]
-    return counting_here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
+    counting_here = [stored for stored in counting if stored.name in names]
+    return counting_here or [
+        stored for stored in counting if not names.isdisjoint(stored.manifest.supersedes)
+    ]
 
 
 def _list_groups(
     members: Iterable[manifest_groups.StoredManifest], records: RunRecords
 ) -> list[manifest_groups.Group]:
     """Return the saves that some manifests belong to."""
-    mine = [k.manifest for k in members]
-    everyone = manifest_groups.live_manifests(records.manifests(mine[0].checkpoint)) if mine else ()
-    return [g for g in manifest_groups.group_by_save(everyone) if any(g.holds(m) for m in mine)]
+    own_manifests = [stored.manifest for stored in members]
+    all_manifests = (
+        manifest_groups.live_manifests(records.manifests(own_manifests[0].checkpoint))
+        if own_manifests
+        else ()
+    )
+    return [
+        group
+        for group in manifest_groups.group_by_save(all_manifests)
+        if any(group.holds(m) for m in own_manifests)
+    ]
 
 
 def _check_joinable(
@@ -113,7 +129,7 @@ def _check_joinable(
             hint="they are two saves of one name, and both are kept",
         )
     for location in locations:
-        names = {k.name for k in members if k.manifest.location == location}
+        names = {stored.name for stored in members if stored.manifest.location == location}
         decision = fate(
             {n: t for n, t in records.tombstones(checkpoint).items() if t.location == location},
             names,
@@ -132,9 +148,12 @@ def _check_joinable(
 def _write_records(
     store: Store, home: str, members: Sequence[manifest_groups.StoredManifest], records: RunRecords
 ) -> None:
-    """Write the join, and a keep of the new location if one of its locations was kept."""
+    """Write the join, and a keep of ``home`` if a member's location was kept and ``home`` is not.
+
+    Raises StoreError.
+    """
     first = members[0].manifest
-    names = tuple(sorted(k.name for k in members))
+    names = tuple(sorted(stored.name for stored in members))
     append_record(store, Join(first.run, first.checkpoint, home, 0, names))
     keeps = {
         n: r
@@ -143,7 +162,7 @@ def _write_records(
     }
     reasons = {
         location: keep_reason({n: r for n, r in keeps.items() if r.location == location})
-        for location in (k.manifest.location for k in members)
+        for location in (stored.manifest.location for stored in members)
     }
     if any(reasons.values()) and not keep_reason(
         {n: r for n, r in keeps.items() if r.location == home}
@@ -157,17 +176,17 @@ def _bring_together(
 ) -> tuple[str, dict[str, str]]:
     """Move the files of each node to the save's location.
 
-    Return that, and the nodes that were moved.  Raises Incomplete if a node is sending files of the
-    checkpoint.
+    Return that location, and the former location of each node that was moved.  Raises Incomplete if
+    a node is sending files of the checkpoint, StoreError.
     """
     context = UploadContext(StoreView(store, JOIN_NODE, run), checkpoint, after_chunk)
     moved: dict[str, str] = {}
     location = ""
     for node, source in sorted(
         {
-            (k.manifest.node, k.manifest.location)
-            for k in manifest_groups.live_manifests(context.read().manifests)
-            if k.name in names
+            (stored.manifest.node, stored.manifest.location)
+            for stored in manifest_groups.live_manifests(context.read().manifests)
+            if stored.name in names
         }
     ):
         location = manifest_groups.better_location(node, source, context.read().manifests)

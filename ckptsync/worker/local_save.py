@@ -80,7 +80,7 @@ class LocalFiles:
     """The files of a save; an implementation of `ckptsync.tensors.Files`.
 
     ``by_path``: the files to send.  ``withheld``: files that are not sent by choice; layouts read
-    them, too.  ``partial`` (unfinished files) and ``others`` (links, special files) are the
+    them, too.  ``partial`` (unfinished files) and ``special_paths`` (links, special files) are the
     source's. ``is_gone``: the source does not exist any more.
     """
 
@@ -88,14 +88,14 @@ class LocalFiles:
     family: Family
     by_path: Mapping[str, LocalFile]
     partial: tuple[Stat, ...] = ()
-    others: tuple[str, ...] = ()
+    special_paths: tuple[str, ...] = ()
     is_gone: bool = False
     withheld: Mapping[str, LocalFile] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # both are read once for each file
+        """Compute what `sizes` and `stats` return: both are read once for each file."""
         object.__setattr__(
             self,
             "_sizes",
@@ -113,7 +113,7 @@ class LocalFiles:
     @property
     def left_out(self) -> tuple[str, ...]:
         """Return the paths that are not sent: by choice, unfinished, links, and special files."""
-        return tuple(sorted({*self.withheld, *self.others, *(s.path for s in self.partial)}))
+        return tuple(sorted({*self.withheld, *self.special_paths, *(s.path for s in self.partial)}))
 
     @property
     def unpinned(self) -> tuple[str, ...]:
@@ -130,9 +130,9 @@ class LocalFiles:
     def notes(self) -> tuple[str, ...]:
         """Return what an operator should know of the files, a sentence each."""
         notes = []
-        if self.others:
+        if self.special_paths:
             what = "links, special files or names of ckptsync's own"
-            notes.append(f"{len(self.others)} {what} are not sent: {self.others[0]}")
+            notes.append(f"{len(self.special_paths)} {what} are not sent: {self.special_paths[0]}")
         if similar := find_alike(self.by_path):
             first, second = similar[0]
             more = f" (and {len(similar) - 1} more)" if len(similar) > 1 else ""
@@ -321,21 +321,23 @@ def notes_at_sending(local_save: LocalSave, time_ns: int, save_id: str = "") -> 
     )
 
 
+Layout = tuple[Demands, tuple[str, ...], tuple[str, ...]]
+"""What a save's layout demands, its weights sources, and notes for an operator."""
+
+
 @dataclass(slots=True)
 class ReadFiles:
     """What has been read of a save's files, for a later try to send the same ones.
 
-    ``entries``: by path, of the files that were read whole.  ``layout``: what the save demands, its
-    sources, and notes; ``None`` until its metadata was read.
+    ``entries``: by path, of the files that were read whole.  ``layout``: ``None`` until the save's
+    metadata was read.
     """
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
-    layout: tuple[Demands, tuple[str, ...], tuple[str, ...]] | None = None
+    layout: Layout | None = None
 
 
-def _read_layout(
-    files: LocalFiles, ranks: int | None
-) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
+def _read_layout(files: LocalFiles, ranks: int | None) -> Layout:
     """Return what a save's layout demands, its weights sources, and notes for an operator.
 
     An unknown or broken layout becomes a note.  Raises Corrupt for a name that cannot be stored.
@@ -413,15 +415,8 @@ def draft_manifest(
 
     """
     files = local_save.files
-    commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
-    # what the hook adds is as old as the training
-    times = [file.stat.mtime for file in files.by_path.values() if not file.is_added]
-    if read_files.layout is None:
-        layout = _read_layout(files, count_ranks(local_save, spool))
-        check_unchanged(files)
-        read_files.layout = layout
-    demands, sources, notes = read_files.layout
-    trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
+    demands, sources, notes = _layout_of(local_save, read_files, spool)
+    first_written, last_written = _written_between(files)
     manifest = Manifest(
         local_save.run,
         local_save.checkpoint,
@@ -430,15 +425,15 @@ def draft_manifest(
         0,
         tuple(read_files.entries.get(s.path) or undigested_entry(s) for s in files.stats),
         file_names.ranks(sorted(files.by_path)),
-        min(times, default=0),
-        max(times, default=0),
+        first_written,
+        last_written,
         demands,
         sources,
         save=pin_notes.save,
         clock_offset=clock_offset,
         supersedes=lost_manifests,
         version=__version__,
-        trainer=trainer or local_save.checkpoint_dir.family,
+        trainer=_trainer_of(local_save),
         times={
             key: time_ns
             for key, time_ns in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
@@ -446,6 +441,35 @@ def draft_manifest(
         },
     )
     return manifest, notes
+
+
+def _layout_of(local_save: LocalSave, read_files: ReadFiles, spool: Path | None) -> Layout:
+    """Return ``read_files.layout``; if it is None, read the save's metadata and set it.
+
+    Raises Incomplete for a file that has changed since the scan, and then sets nothing; Corrupt for
+    a name that cannot be stored.
+    """
+    if read_files.layout is None:
+        layout = _read_layout(local_save.files, count_ranks(local_save, spool))
+        check_unchanged(local_save.files)
+        read_files.layout = layout
+    return read_files.layout
+
+
+def _written_between(files: LocalFiles) -> tuple[int, int]:
+    """Return the mtimes (ns) of the oldest and the newest file; zeros without any.
+
+    Files that the hook added do not count: they are as old as the training.
+    """
+    mtimes = [file.stat.mtime for file in files.by_path.values() if not file.is_added]
+    return min(mtimes, default=0), max(mtimes, default=0)
+
+
+def _trainer_of(local_save: LocalSave) -> str:
+    """Return which trainer wrote a save: as the pin's commit says it, else the family's name."""
+    commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
+    trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
+    return trainer or local_save.checkpoint_dir.family
 
 
 def undigested_entry(stat: Stat) -> FileEntry:
@@ -516,7 +540,10 @@ def write_manifest_copy(output_dir: Path, name: str, data: bytes) -> None:
 
 
 def read_manifest_copy(output_dir: Path, name: RecordName) -> bytes | None:
-    """Return the copy of one of this node's manifests; None without one of the right digest."""
+    """Return the copy of one of this node's manifests.
+
+    None without one that can be read and has the record's digest.
+    """
     with contextlib.suppress(CkptsyncError, OSError), translate_errors(output_dir):
         data = safe_files.read(_copy_path(output_dir, str(name)))
         return data if data is not None and digest(data)[:16] == name.digest else None
@@ -524,7 +551,10 @@ def read_manifest_copy(output_dir: Path, name: RecordName) -> bytes | None:
 
 
 def remove_manifest_copies(output_dir: Path, checkpoints: Collection[str]) -> None:
-    """Remove the copies of manifests of checkpoints that are not in ``checkpoints``."""
+    """Remove the copies of manifests of checkpoints that are not in ``checkpoints``.
+
+    Raises StoreError or ConfigError where the disk refuses.
+    """
     for path in safe_files.list_paths(output_dir / SPOOL / "manifests"):
         if checkpoint_of(path.name) not in checkpoints:
             with contextlib.suppress(Incomplete), translate_errors(path):

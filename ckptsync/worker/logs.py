@@ -1,8 +1,10 @@
 """Carries a training's logs to the store: small files beside the checkpoints that grow.
 
-They go to ``<run>/logs/<node>/`` under their own names, each whole and only when it has changed. No
-record names them, and no checkpoint depends on them.  They are never deleted; if a log that only
-grows was begun anew, the stored one is kept under its name and date.
+Users who compare checkpoints want the loss curves, also after the node is gone.  But a growing file
+is no part of a save, whose files are written once.  So logs go to ``<run>/logs/<node>/`` under
+their own names, each whole and only when it has changed.  No record names them, and no checkpoint
+depends on them.  They are never deleted; if a log that only grows was begun anew, the stored one is
+kept under its name and date.
 """
 
 from __future__ import annotations
@@ -102,6 +104,7 @@ class RunLogs:
     """
 
     def __init__(self, run: RunDir, node: str, store: Store) -> None:
+        """Remember the arguments; read neither the directory nor the store."""
         self._run, self._store = run, store
         self._prefix = logs_prefix(run.name, node)
         self._sent: dict[str, Stat] = {}  # the state in which each file was last looked at
@@ -125,7 +128,7 @@ class RunLogs:
         for file in files:
             if self._sent.get(file.path) == file:
                 continue
-            if self._is_location():
+            if self._list_stored():
                 name = f"{self._run.name}/{LOGS}"
                 return (f"{name}: is a checkpoint, so no logs of this run are carried",)
             try:
@@ -153,10 +156,11 @@ class RunLogs:
             except CkptsyncError as e:  # noqa: PERF203 - one directory's keeps no other back
                 notes.append(f"logs: {e}")
 
-    def _is_location(self) -> bool:
-        """Return whether the run has a checkpoint with the name of its logs' directory.
+    def _list_stored(self) -> bool:
+        """List the stored logs at the first call; return whether a checkpoint has their name.
 
-        The first call asks the store, and lists the stored logs.
+        That is the name of their directory, and then none may be carried.  Later calls return the
+        same and do not ask the store.  Raises StoreError.
         """
         if self._stored is None:
             run = self._run.name
@@ -167,7 +171,11 @@ class RunLogs:
         return self._is_taken
 
     def _send(self, file: Stat) -> None:
-        """Replace a file in the store, if it has other bytes there."""
+        """Replace a file in the store, if it has other bytes there.
+
+        If the file should only grow and does not begin as the stored one, that one is kept under
+        another name first.  Raises as `_read`, and StoreError.
+        """
         data = self._read(file.path)
         before = self._read_stored(file.path)
         if before and (before.size, before.digest) == (len(data), digest(data)):
@@ -197,7 +205,10 @@ class RunLogs:
         return bytes(out)
 
     def _read_stored(self, path: str) -> _Stored | None:
-        """Return what the store has of a file, which is read once; None if it has none."""
+        """Return what the store has of a file; None if it has none.
+
+        The first call for a file of an earlier process reads it and remembers the result.
+        """
         if path in self._times:
             with contextlib.suppress(NotFound):
                 self._remember(path, read_all(self._store, self._prefix + path), self._times[path])

@@ -99,7 +99,7 @@ def outgoing_save(
     files = local_save.files
     if local_save.pin is not None and local_save.pin.is_committed:
         files = files.with_added(
-            local_save.pin.beside,
+            local_save.pin.added_root,
             (s for s in local_save.pin.added if is_beside_weights(s.path.rpartition("/")[2])),
         )
     configs = (
@@ -126,23 +126,24 @@ def configs_to_send(
 ) -> Mapping[str, LocalFile]:
     """Return the configuration and tokenizer files that may be sent with their checkpoint.
 
-    None if rank 0 is on another node, which knows the checkpoint's own.  None if this node has
-    named other bytes under one of the names: that would make another save, so `send_missing_config`
-    sends them.
+    Empty if rank 0 is on another node, which knows the checkpoint's own.  Empty, too, if a
+    manifest of this node names one of the files with another size or time: that would make another
+    save, so `send_missing_config` sends them.
     """
     ranks_here = ranks(files.by_path)
     configs = find_model_configs(files, checkpoint_dir) if not ranks_here or 0 in ranks_here else {}
-    mine = (
+    own_entries = (
         f
-        for k in manifest_groups.live_manifests(manifests)
-        if k.manifest.node == node
-        for f in k.manifest.files
+        for stored in manifest_groups.live_manifests(manifests)
+        if stored.manifest.node == node
+        for f in stored.manifest.files
         if f.path in configs
     )
-    is_other = any(
-        (f.size, f.mtime) != (configs[f.path].stat.size, configs[f.path].stat.mtime) for f in mine
+    has_others_bytes = any(
+        (f.size, f.mtime) != (configs[f.path].stat.size, configs[f.path].stat.mtime)
+        for f in own_entries
     )
-    return {} if is_other else configs
+    return {} if has_others_bytes else configs
 
 
 def send_missing_config(
@@ -229,19 +230,24 @@ def find_model_configs(
     lacking = [kind for kind in lacking if kind is not _ADAPTER]
     is_short = any(configs.keys().isdisjoint(kind.names) for kind in lacking)
     for folder in _named_models(files, configs, around) if is_short else ():
-        beside = _list_configs(folder)
-        if _has_mark(beside, _CONFIG):  # only of a directory that is a model's
-            _add_kinds(configs, beside, lacking)
+        folder_configs = _list_configs(folder)
+        if _has_mark(folder_configs, _CONFIG):  # only of a directory that is a model's
+            _add_kinds(configs, folder_configs, lacking)
     return {name: file for name, file in configs.items() if name not in names}
 
 
 def _add_kinds(
-    configs: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
+    configs: dict[str, LocalFile], folder_configs: Mapping[str, LocalFile], kinds: Iterable[_Kind]
 ) -> None:
-    """Add to ``configs`` the files of each kind that only ``beside`` has, if they are whole."""
+    """Add the files of each kind that ``configs`` lacks and ``folder_configs`` has.
+
+    A kind is left out while one of its JSON files is torn.
+    """
     for kind in kinds:
-        if configs.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
-            kind_files = {name: beside[name] for name in kind.names if name in beside}
+        if configs.keys().isdisjoint(kind.names) and _has_mark(folder_configs, kind):
+            kind_files = {
+                name: folder_configs[name] for name in kind.names if name in folder_configs
+            }
             # half of a JSON file is being written
             if all(
                 not name.endswith(".json") or _read_keys(file) is not None
@@ -251,9 +257,9 @@ def _add_kinds(
 
 
 def _list_configs(folder: Path) -> dict[str, LocalFile]:
-    """Return the regular files of a directory that may lie beside a model.
+    """Return the regular files of a directory that may lie beside a model, by name.
 
-    None if it is unreadable.
+    Empty if it cannot be read.  Files of more than `_MOST` bytes are left out.
     """
     with contextlib.suppress(CkptsyncError):  # what cannot be looked at is as good as not there
         files = walk(folder, BESIDE_WEIGHTS).files
@@ -265,9 +271,9 @@ def _list_configs(folder: Path) -> dict[str, LocalFile]:
     return {}
 
 
-def _has_mark(beside: Mapping[str, LocalFile], kind: _Kind) -> bool:
+def _has_mark(folder_configs: Mapping[str, LocalFile], kind: _Kind) -> bool:
     """Return whether files of a directory show that it has this kind."""
-    contents = (_read_keys(beside[name]) for name in kind.marks if name in beside)
+    contents = (_read_keys(folder_configs[name]) for name in kind.marks if name in folder_configs)
     return any(
         each is not None and (not kind.keys or any(map(each.get, kind.keys))) for each in contents
     )

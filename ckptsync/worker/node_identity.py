@@ -1,6 +1,8 @@
 """The id of this node, and how far its clock is from the store's.
 
-Times of one save are compared between nodes, so each node measures its clock against the store's,
+Nodes know each other by what they write in the store only.  So a node's id must be the same after
+every restart and never another node's: it is the host name with a hash of the machine id.  Times of
+one save are compared between nodes, so each node measures its clock against the store's,
 at most once an hour and again after somebody has set it.
 """
 
@@ -60,6 +62,7 @@ class Clock:
     """Measures this node's clock minus the store's; ``last`` has the result in ns, 0 before."""
 
     def __init__(self, store: Store, node: str) -> None:
+        """Measure nothing yet: `last` is 0 until `measure` is called."""
         self._store, self._node = store, node
         self.last = 0
         self._measured: float | None = None

@@ -240,33 +240,35 @@ def _unended_training(
     files = local_save.files.by_path
     if local_save.files.family != FINAL or not files:
         return None
-    end = max(file.stat.mtime for file in files.values())
-    writers = [b for b in around.processes if b.at <= end / 1e9]
-    if writers and all(b.ended for b in writers if b.train == writers[-1].train):
+    mtimes = [file.stat.mtime for file in files.values()]
+    last_written = max(mtimes)
+    writers = [process for process in around.processes if process.at <= last_written / 1e9]
+    if writers and all(p.ended for p in writers if p.train == writers[-1].train):
         return None
-    states = [
+    state_times = [
         (state_file.stat.mtime, save)
         for save in around.saves
         if save.files.family == "trainer" and (state_file := save.files.by_path.get(TRAINER_STATE))
     ]
-    *earlier, (mtime, last) = sorted(
-        ((0, local_save), *(save for save in states if save[0] <= end)), key=itemgetter(0)
+    *earlier, (state_time, newest) = sorted(
+        ((0, local_save), *(pair for pair in state_times if pair[0] <= last_written)),
+        key=itemgetter(0),
     )
-    if not mtime or (TRAINER_STATE in files and files[TRAINER_STATE].stat.mtime >= mtime):
+    if not state_time or (TRAINER_STATE in files and files[TRAINER_STATE].stat.mtime >= state_time):
         return None
-    began = min(
-        mtime_of_file for file in files.values() if (mtime_of_file := file.stat.mtime) >= mtime
-    )
-    if began - mtime > COPIED * 1e9:
+    model_begun = min(mtime for mtime in mtimes if mtime >= state_time)
+    if model_begun - state_time > COPIED * 1e9:
         return None
-    if before is None or (before.checkpoint, before.mtime) != (last.checkpoint, mtime):
-        state = trainer_state(last.files)
+    if before is None or (before.checkpoint, before.mtime) != (newest.checkpoint, state_time):
+        state = trainer_state(newest.files)
         if state is None or state.step is None or state.step >= state.last:
             return None
-        steps = (earlier[-1][1].checkpoint_dir.step or 0, last.checkpoint_dir.step or 0)
-        every = (mtime - earlier[-1][0]) / 1e9 if 0 < steps[0] < steps[1] else 0.0
-        before = UnendedTraining(last.checkpoint, state.step, state.last, mtime, every)
-    is_followed = any(family == "trainer" and start > end for family, _, start in around.spans)
+        steps = (earlier[-1][1].checkpoint_dir.step or 0, newest.checkpoint_dir.step or 0)
+        every = (state_time - earlier[-1][0]) / 1e9 if 0 < steps[0] < steps[1] else 0.0
+        before = UnendedTraining(newest.checkpoint, state.step, state.last, state_time, every)
+    is_followed = any(
+        family == "trainer" and start > last_written for family, _, start in around.spans
+    )
     return replace(before, is_followed=is_followed)
 
 
@@ -275,9 +277,9 @@ def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
     step = local_save.checkpoint_dir.step
     if step is None or not local_save.files.by_path:
         return False
-    end = max(file.stat.mtime for file in local_save.files.by_path.values())
+    last_written = max(file.stat.mtime for file in local_save.files.by_path.values())
     return any(
-        family == local_save.checkpoint_dir.family and other_step > step and start >= end
+        family == local_save.checkpoint_dir.family and other_step > step and start >= last_written
         for family, other_step, start in spans
     )
 
@@ -381,7 +383,10 @@ def _last_mark_time(marks: Iterable[RankMark]) -> float:
 
 
 def trainer_state(files: LocalFiles) -> TrainerState | None:
-    """Return what ``trainer_state.json`` says, or None if there is none."""
+    """Return what ``trainer_state.json`` says, or None if there is none.
+
+    A torn file gives a state whose ``step`` is None.  Raises Incomplete if it changes meanwhile.
+    """
     file = files.by_path.get(TRAINER_STATE)
     if file is None:
         return None

@@ -1,4 +1,9 @@
-"""A worker's options: node id, output directories, waiting times, and what is sent."""
+"""A worker's options: node id, output directory, waiting times, and what is sent.
+
+The service, commands and tests start workers, each with options from elsewhere.  So they are one
+value, and `checked_options` checks what is dangerous for any of them: names that a store cannot
+keep, and an output directory and a store that lie in each other.
+"""
 
 from __future__ import annotations
 

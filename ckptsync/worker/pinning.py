@@ -64,12 +64,13 @@ _Name = tuple[Path, str]
 class PinChanges:
     """How the pins of a checkpoint change.
 
-    ``drop``: pins to delete.  ``open``: the number of a pin to create with all files of the source.
-    ``unlinked`` and ``linked``: names to remove from, and to add to, the newest pin.
+    ``drop``: pins to delete.  ``new_k``: the number of a pin to create with all files of the
+    source; None: none is created.  ``unlinked`` and ``linked``: names to remove from, and to add
+    to, the newest pin.
     """
 
     drop: tuple[Pin, ...] = ()
-    open: int | None = None
+    new_k: int | None = None
     unlinked: tuple[str, ...] = ()
     linked: tuple[str, ...] = ()
 
@@ -83,28 +84,28 @@ def follow_source(listing: ListedCheckpoint | None, pins: Iterable[Pin], node: s
     stays: it may be a whole save that rotation removed.  A pin that the hook committed is whole: it
     neither grows nor shrinks, and this node's earlier pins of the same save are dropped.
     """
-    ours = sorted(pins, key=lambda p: p.k)
-    overtaken = tuple(p for p in ours if p.node == node and _is_overtaken(p, ours))
-    newest = ours[-1] if ours else None
+    ordered_pins = sorted(pins, key=lambda p: p.k)
+    overtaken = tuple(p for p in ordered_pins if p.node == node and _is_overtaken(p, ordered_pins))
+    newest = ordered_pins[-1] if ordered_pins else None
     if listing is None or not listing.files or (newest and newest.node != node):
         return PinChanges(drop=overtaken)
     if newest is None:
-        return PinChanges(open=0)
-    relation = compare(newest.files, listing.files)
-    if newest.files and not relation.same:
-        return PinChanges(overtaken, open=newest.k + 1)
+        return PinChanges(new_k=0)
+    difference = compare(newest.files, listing.files)
+    if newest.files and not difference.same:
+        return PinChanges(overtaken, new_k=newest.k + 1)
     if newest.is_committed:
         return PinChanges(
-            overtaken, open=newest.k + 1 if relation.changed or relation.new else None
+            overtaken, new_k=newest.k + 1 if difference.changed or difference.new else None
         )
-    if relation.changed:
+    if difference.changed:
         return PinChanges(
-            (*overtaken, *(() if newest.notes.finished else (newest,))), open=newest.k + 1
+            (*overtaken, *(() if newest.notes.finished else (newest,))), new_k=newest.k + 1
         )
     # rotation only removes: where something new stands, the trainer took the rest back (ZeRO-3's
     # placeholder of the weights)
     return PinChanges(
-        overtaken, unlinked=relation.vanished if relation.new else (), linked=relation.new
+        overtaken, unlinked=difference.vanished if difference.new else (), linked=difference.new
     )
 
 
@@ -151,6 +152,10 @@ class PinCopies:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without files and without a thread.
+
+        ``clock``: seconds that only grow.
+        """
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[_Name, HeldFile] = {}
@@ -169,10 +174,10 @@ class PinCopies:
         """
         files_now = {f.path: f for f in files}
         with self._lock:
-            mine = {key[1] for key in self._kept if key[0] == pin.path}
+            kept_names = {key[1] for key in self._kept if key[0] == pin.path}
             is_writing = bool(files_now.keys() - self._names.get(pin.path, files_now.keys()))
             self._names[pin.path] = frozenset(files_now)
-            for name in mine:
+            for name in kept_names:
                 self._notice((pin.path, name), files_now.get(name), is_writing=is_writing)
             for key in [(pin.path, name) for name in sorted(set(refused) & files_now.keys())]:
                 if key not in self._kept and len(self._kept) < _MOST:
@@ -191,9 +196,9 @@ class PinCopies:
             )
 
     def begin(self) -> None:
-        """Start the thread that copies unchanged files, unless it runs.
+        """Start the thread that copies unchanged files, unless it runs or has nothing to copy.
 
-        Failed copies are tried again.
+        Failed copies are tried again.  Raises CkptsyncError if no thread can be started.
         """
         now = self._clock()
         with self._lock:
@@ -216,7 +221,7 @@ class PinCopies:
             self._names = {path: names for path, names in self._names.items() if is_folder(path)}
 
     def problems(self) -> tuple[str, ...]:
-        """Return why files could not be copied, until they are."""
+        """Return why files could not be copied, each reason once; empty when they are."""
         with self._lock:
             return tuple(dict.fromkeys(self._wrong.values()))
 
@@ -269,7 +274,8 @@ class PinCopies:
     def _finish(self, key: _Name, held_file: HeldFile, descriptor: int) -> None:
         """Copy one file into its pin and close it.
 
-        Leave it open if it changes or the disk refuses.
+        It stays open if it changes meanwhile, if its pin was dropped, or if the disk refuses; the
+        last is a problem (`problems`).  ``descriptor``: a duplicate for this call.
         """
         (pin, name), file = key, held_file.file
         try:
@@ -323,7 +329,9 @@ class Pinner:
     ) -> Relief:
         """Drop pins until the trainer's next save has room and the operator's budget is kept.
 
-        Return what was dropped.  ``checkpoints``: names in the output directory.
+        Return what was to be dropped, and what is still lacking.  Losses are added to ``lost``.  If
+        the disk refuses, the rest stays, and the error is added to ``failures``.  ``checkpoints``:
+        names in the output directory.  Raises Incomplete if that is gone.
         """
         largest = max((sum(f.size for f in p.files) for p in pins), default=0)
         room = SpoolRoom(held_bytes(pins), free_bytes(run.path), largest)
@@ -361,7 +369,9 @@ class Pinner:
     ) -> list[LocalSave]:
         """Make the pins of one checkpoint follow its source; return its saves.
 
-        A save whose files rotation removed before they were copied is left out until they are.
+        Adopts the hook's pins, renews the ownership of this node's, and keeps files open that
+        cannot be linked.  A dropped pin that a hook had committed is added to ``lost``.  A save
+        whose files rotation removed before they were copied is left out until they are.
         Errors of pinning are added to ``failures``: such files can be sent from where they lie.
         ``is_full``: create no pin.  Raises as `ckptsync.checkpoint_dirs.list_checkpoint`.
         """
@@ -370,26 +380,26 @@ class Pinner:
             # the hook's pin comes before rotation, and rotation may have come since these were
             # listed
             pins = list(list_pins(run.path, lambda name: name == checkpoint_dir.name))
-        ours = self._adopted(run, pins, failures)
-        changes = follow_source(listing, ours, self.node)
-        if not ours and self.is_proven(checkpoint_dir.name, listing.files):
+        current_pins = self._adopted(run, pins, failures)
+        changes = follow_source(listing, current_pins, self.node)
+        if not current_pins and self.is_proven(checkpoint_dir.name, listing.files):
             changes = PinChanges()
         if is_full:  # the operator would rather have the old ones whole
-            changes = replace(changes, open=None)
+            changes = replace(changes, new_k=None)
         refused: tuple[str, ...] = ()
         try:
-            refused = self._change(run, checkpoint_dir, listing, ours, changes)
+            refused = self._change(run, checkpoint_dir, listing, current_pins, changes)
         # a full disk, another user's files: what cannot be pinned can be sent from where it lies
         except CkptsyncError as e:
             failures.append(describe_failure(run.name, checkpoint_dir.name, e))
         if changes != PinChanges():
-            ours = self._adopted(
+            current_pins = self._adopted(
                 run, list_pins(run.path, lambda name: name == checkpoint_dir.name), []
             )
-        for pin in ours:
+        for pin in current_pins:
             if pin.node == self.node:
                 renew_ownership(pin)
-                is_newest = pin is ours[-1]
+                is_newest = pin is current_pins[-1]
                 self.copies.keep_open(
                     pin,
                     checkpoint_dir.path,
@@ -403,8 +413,8 @@ class Pinner:
         )
         # the newest pin goes with its source; older ones, and all of them once the source is gone,
         # stand for themselves
-        newest = ours[-1] if ours else None
-        saves = [build_local_save(run.name, checkpoint_dir, None, p) for p in ours[:-1]]
+        newest = current_pins[-1] if current_pins else None
+        saves = [build_local_save(run.name, checkpoint_dir, None, p) for p in current_pins[:-1]]
         if newest is not None or listing.files or listing.partial:
             saves.append(build_local_save(run.name, checkpoint_dir, listing, newest))
         # a pin whose files rotation took before they were copied is whole when they are, and is
@@ -414,17 +424,19 @@ class Pinner:
     def _adopted(self, run: RunDir, pins: Iterable[Pin], failures: list[Failure]) -> list[Pin]:
         """Adopt the hook's pins that have no owner; return all pins.
 
-        If another worker was first, the next scan shows it.  Errors are added to ``failures``.
+        If another worker was first, the pin is returned without an owner, and the next scan shows
+        it.  If the disk refuses, the error is added to ``failures``, and the pin counts as this
+        node's all the same.
         """
-        ours: list[Pin] = []
+        adopted_pins: list[Pin] = []
         for pin in pins:
             try:
-                ours.append(pin if pin.node else adopt(pin, self.node) or pin)
+                adopted_pins.append(pin if pin.node else adopt(pin, self.node) or pin)
             except CkptsyncError as e:  # noqa: PERF203
                 # a full disk keeps us from saying that it is ours, not from sending it
                 failures.append(describe_failure(run.name, pin.checkpoint, e))
-                ours.append(replace(pin, node=self.node))
-        return ours
+                adopted_pins.append(replace(pin, node=self.node))
+        return adopted_pins
 
     def _change(
         self,
@@ -434,15 +446,19 @@ class Pinner:
         pins: Sequence[Pin],
         changes: PinChanges,
     ) -> tuple[str, ...]:
-        """Carry the changes out; return the names that this file system cannot link."""
+        """Drop, create and change the pins; return the names that this file system cannot link.
+
+        The newest pin is dropped last, when its successor is there.  No pin is created if another
+        node was first.  Raises what `ckptsync.spool.pins` raises; the rest is then not done.
+        """
         refused: tuple[str, ...] = ()
         overtaken = [
-            pin for pin in changes.drop if not (changes.open is not None and pin is pins[-1])
+            pin for pin in changes.drop if not (changes.new_k is not None and pin is pins[-1])
         ]
         for pin in overtaken:
             drop(pin)
-        if changes.open is not None:
-            new_pin = create_pin(run.path, checkpoint_dir.name, changes.open, self.node)
+        if changes.new_k is not None:
+            new_pin = create_pin(run.path, checkpoint_dir.name, changes.new_k, self.node)
             # there is none if another node on this directory was first
             refused = (
                 link_files(new_pin, checkpoint_dir.path, [f.path for f in listing.files])

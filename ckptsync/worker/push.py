@@ -90,6 +90,36 @@ def find_offer(
             checkpoint lie in each other.
 
     """
+    resolved, absolute = _resolve(directory, url)
+    around_here = [r for r in runs if r.path in (resolved, *resolved.parents, *absolute.parents)]
+    configured = max(around_here, key=lambda r: len(r.path.parts), default=None)
+    own = None if configured else checkpoint_dirs.checkpoint_dir_at(resolved)
+    run = configured or (RunDir(resolved.name, resolved) if own is None else _run_by_path(resolved))
+    found_dirs = (own,) if own else _find_below(resolved, run)
+    is_watched = configured is not None and configured.path == resolved and bool(found_dirs)
+    checkpoint_dir = (
+        None
+        if is_watched and not name
+        else _find_named(resolved, absolute.name, found_dirs, name, url)
+    )
+    if checkpoint_dir:  # no worker knows it under this name, so that no pin and no mark is of it
+        run_name = (configured or _run_by_path(resolved if own else absolute)).name
+        offer = Offer(run_name, resolved, (checkpoint_dir,))
+    elif found_dirs:
+        offer = _offer_with_pins(resolved, run, found_dirs)
+    else:
+        raise _no_checkpoint_error(directory, url)
+    root = local_root(url) if url else None
+    if root is not None:
+        refuse_overlap(directory, root, [s.path for s in offer.found_dirs if s.only is None])
+    return offer
+
+
+def _resolve(directory: Path, url: str) -> tuple[Path, Path]:
+    """Return a directory's path with all links resolved, and its absolute path with none.
+
+    Raises ConfigError, with a command as advice, if it is no directory.
+    """
     if not directory.is_dir():
         hint = "give a checkpoint's directory, or the one that holds checkpoints"
         if directory.is_file():
@@ -98,51 +128,32 @@ def find_offer(
         raise ConfigError(
             f"{directory}: {'not a' if directory.exists() else 'no such'} directory", hint=hint
         )
-    resolved, absolute = directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
-    around_here = [r for r in runs if r.path in (resolved, *resolved.parents, *absolute.parents)]
-    configured = max(around_here, key=lambda r: len(r.path.parts), default=None)
-    own = None if configured else checkpoint_dirs.checkpoint_dir_at(resolved)
-    run = configured or (RunDir(resolved.name, resolved) if own is None else _run_by_path(resolved))
-    found_dirs = (
-        (own,)
-        if own
-        else tuple(
-            s
-            for s in checkpoint_dirs.find_checkpoint_dirs(run.path)
-            if resolved in (run.path, s.path, *s.path.parents)
-        )
+    return directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
+
+
+def _find_below(resolved: Path, run: RunDir) -> tuple[CheckpointDir, ...]:
+    """Return the checkpoints that a worker of ``run`` finds at ``resolved`` and below it."""
+    return tuple(
+        s
+        for s in checkpoint_dirs.find_checkpoint_dirs(run.path)
+        if resolved in (run.path, s.path, *s.path.parents)
     )
-    is_watched = configured is not None and configured.path == resolved and bool(found_dirs)
-    checkpoint_dir = (
-        None
-        if is_watched and not name
-        else _find_named(resolved, absolute.name, found_dirs, name, url)
+
+
+def _offer_with_pins(resolved: Path, run: RunDir, found_dirs: tuple[CheckpointDir, ...]) -> Offer:
+    """Return the offer of a run's checkpoints, with their pins, or all pins for the whole run.
+
+    If the spool is unsafe, the offer has no pins, and a note says so.
+    """
+    offer = Offer(
+        run.name, run.path, found_dirs, left_out=checkpoint_dirs.uncovered(resolved, found_dirs)
     )
-    if checkpoint_dir:  # no worker knows it under this name, so that no pin and no mark is of it
-        offer = Offer(
-            (configured or _run_by_path(resolved if own else absolute)).name,
-            resolved,
-            (checkpoint_dir,),
-        )
-    elif not found_dirs:
-        raise _no_checkpoint_error(directory, url)
-    else:
-        offer = Offer(
-            run.name, run.path, found_dirs, left_out=checkpoint_dirs.uncovered(resolved, found_dirs)
-        )
-        names = {s.name for s in found_dirs}
-        try:
-            offer = replace(
-                offer, pins=list_pins(run.path, lambda name: resolved == run.path or name in names)
-            )
-        except UnsafeSpool as e:  # the checkpoints are what they are
-            offer = replace(
-                offer, notes=((f"pinned checkpoints in the spool are not uploaded: {e}"),)
-            )
-    root = local_root(url) if url else None
-    if root is not None:
-        refuse_overlap(directory, root, [s.path for s in offer.found_dirs if s.only is None])
-    return offer
+    names = {s.name for s in found_dirs}
+    try:
+        pins = list_pins(run.path, lambda name: resolved == run.path or name in names)
+    except UnsafeSpool as e:  # the checkpoints are what they are
+        return replace(offer, notes=(f"pinned checkpoints in the spool are not uploaded: {e}",))
+    return replace(offer, pins=pins)
 
 
 def _find_named(
@@ -374,7 +385,8 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
 
     Files that rotation has removed from a committed save are read from the pin.  A save that the
     trainer has removed or overwritten counts if the hook committed it, or a worker noted that it
-    was stable.  Pins of other nodes than ``nodes`` are left to their owners.
+    was stable.  Pins of other nodes than ``nodes`` are left to their owners.  Raises Incomplete or
+    ConfigError for a directory that cannot be listed.
     """
     saves: list[LocalSave] = []
     listings = {

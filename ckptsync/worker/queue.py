@@ -132,6 +132,7 @@ class UploadQueue:
     """One queue: one thread calls `run_next`; any thread calls ``wake`` when there may be a job."""
 
     def __init__(self, queues: UploadQueues, capacity: QueueCapacity) -> None:
+        """Make a queue of ``queues``; its thread is the caller's."""
         self._queues, self._capacity = queues, capacity
         self.wake: Callable[[], None] = lambda: None
 
@@ -155,6 +156,7 @@ class UploadQueues:
     """
 
     def __init__(self, threads: int = Limits().threads) -> None:
+        """Make the queues for ``threads`` large files at once; start no thread."""
         self.queues = tuple(UploadQueue(self, capacity) for capacity in split_threads(threads))
         self.ended: Callable[[], None] = lambda: None
         self.scan_lock = threading.Lock()
@@ -201,7 +203,7 @@ class UploadQueues:
         return job
 
     def end(self, capacity: QueueCapacity, job: UploadJob) -> None:
-        """Note that a job has ended, and wake the queues."""
+        """Note that a job has ended, wake the queues, and call ``ended``."""
         with self._lock:
             assert self._in_hand.pop(capacity) is job
         self._wake()
@@ -218,5 +220,6 @@ class UploadQueues:
             self.scan_lock.release()
 
     def _wake(self) -> None:
+        """Call every queue's ``wake``."""
         for queue in self.queues:
             queue.wake()

@@ -73,32 +73,34 @@ def list_requests(
     of a file that another node named.
     """
     manifests_here = [
-        k for k in manifest_groups.live_manifests(manifests) if k.manifest.location == location
+        stored
+        for stored in manifest_groups.live_manifests(manifests)
+        if stored.manifest.location == location
     ]
-    decision = fate(records.tombstones, {k.name for k in manifests_here})
+    decision = fate(records.tombstones, {stored.name for stored in manifests_here})
     if not manifests_here or decision.retired or decision.shards:
         return ()
     run = manifests_here[0].manifest.run
     located = [
         stored_file
         for stored_files in manifest_groups.locate_files(
-            k.manifest for k in manifests_here
+            stored.manifest for stored in manifests_here
         ).values()
         for stored_file in stored_files
         if node in stored_file.nodes or has_copy(stored_file.entry)
     ]
     # where two nodes name one stored file, the other's bytes may lie there: that node stores them
     # elsewhere first
-    contested = manifest_groups.contested_names(k.manifest for k in manifests_here)
-    mine = {
+    contested = manifest_groups.contested_names(stored.manifest for stored in manifests_here)
+    own_files = {
         stored_file.name: stored_file
         for stored_file in located
         if stored_file.name not in contested
     }
     requested: dict[str, RepairRequest] = {}
-    for report in proof(records.reports, {k.name for k in manifests_here}, "").damage:
+    for report in proof(records.reports, {stored.name for stored in manifests_here}, "").damage:
         for finding in records.reports[report].findings:
-            stored_file = mine.get(f"{run}/{finding.name}")
+            stored_file = own_files.get(f"{run}/{finding.name}")
             if stored_file is not None and finding.kind in DAMAGE:
                 name = checked_own(stored_file.name, own_prefixes(run, location))
                 requested[name] = RepairRequest(
@@ -205,6 +207,7 @@ class FileRepairs:
     """
 
     def __init__(self, run: RunDir, view: StoreView, queues: UploadQueues) -> None:
+        """Begin without repairs; read nothing."""
         self._run, self._view, self._queues = run, view, queues
         self._answered: dict[tuple[str, str], str] = {}
         self._without_copy: tuple[str, ...] = ()
@@ -274,7 +277,10 @@ class FileRepairs:
         self._queues.post(self, [] if local_saves is None else list(self._jobs(local_saves, busy)))
 
     def result(self) -> tuple[list[RepairedFile], list[Failure]]:
-        """Return the repairs since the last plan, and the failures, which are tried again."""
+        """Return the repairs since the last plan, and the failures, which are tried again.
+
+        What the queues' threads have ended meanwhile is added first.
+        """
         while self._news:
             self._done.append(self._news.popleft())
         repairs = [result for result in self._done if isinstance(result, RepairedFile)]
@@ -301,7 +307,11 @@ class FileRepairs:
             saves_here = [s for s in local_saves if s.checkpoint == name[1]]
             has_copy = find_copies(saves_here, self._view.known_digests.get(name[1], {}))
             requests = list_requests(
-                records.location(location), node, location, records.manifests(name[1]), has_copy
+                records.records_about(location),
+                node,
+                location,
+                records.manifests(name[1]),
+                has_copy,
             )
             requested.update((r.report, r.finding) for r in requests)
             due_requests = [r for r in requests if (r.report, r.finding) not in self._answered]

@@ -1,4 +1,9 @@
-"""What a worker has seen and done, as values for commands, services and heartbeats."""
+"""What a worker has seen and done, as values for commands, services and heartbeats.
+
+Many readers want the same: tables, JSON, heartbeats, exit codes.  So a worker prints nothing, and
+returns one `UploadProgress` for each save, and one `Failure` for each error: texts and numbers
+only, which keep no exception and no open file alive.
+"""
 
 from __future__ import annotations
 

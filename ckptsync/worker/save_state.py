@@ -36,7 +36,7 @@ class SaveState:
     ``outcome``: what the last plan or try made of it.  ``failure``: of the last try that ended.
     ``is_due``: a plan has decided to upload it, and it is not stored yet.
 
-    For later tries: ``read``, what an earlier try read of files with these ``stats_read``;
+    For later tries: ``read_files``, what an earlier try read of files with ``stats_read``;
     ``placed_by``, the manifests that were known when the save was last seen in its right location.
     """
 
@@ -45,7 +45,7 @@ class SaveState:
     state: State = "seen"
     failure: Failure | None = None
     is_due: bool = False
-    read: ReadFiles = field(default_factory=ReadFiles)
+    read_files: ReadFiles = field(default_factory=ReadFiles)
     stats_read: Sequence[Stat] | None = None
     placed_by: frozenset[str] | None = None
 
@@ -56,7 +56,7 @@ class SaveState:
 
     @property
     def progress(self) -> UploadProgress:
-        """Return the failure of the last try, or else the outcome."""
+        """Return the outcome of the last try, with phase ``failed`` if it has failed."""
         if self.failure is not None:
             return UploadProgress(*self.key, "failed", self.failure.text)
         return self.outcome
@@ -104,7 +104,10 @@ def record_outcome(save: SaveState, outcome: UploadProgress | Failure) -> SaveSt
 
 
 def mark_lost(save: SaveState, reason: str) -> SaveState:
-    """Return the state of a save whose files were removed before all of them were stored."""
+    """Return the state of a save whose files were removed before all of them were stored.
+
+    It is ``refused`` with the outcome ``lost``, and not due.
+    """
     outcome = UploadProgress(*save.key, "lost", reason)
     return replace(save, state="refused", outcome=outcome, failure=None, is_due=False)
 

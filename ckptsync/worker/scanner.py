@@ -96,9 +96,9 @@ class Scan:
 
 
 def write_save_notes(local_save: LocalSave, pin_notes: PinNotes) -> LocalSave:
-    """Write notes beside a save's pin; return the save with all notes that it has now.
+    """Write notes into a save's pin; return the save with all notes that it has now.
 
-    Raises Incomplete if the pin does not exist any more.
+    Raises Incomplete if the pin does not exist any more, StoreError where the disk refuses.
     """
     assert local_save.pin is not None
     return replace(
@@ -135,6 +135,7 @@ class Scanner:
         is_planned: Callable[[ScannedSave], bool] = lambda _: False,
         store: str = "",
     ) -> None:
+        """Begin without saves; scan nothing yet."""
         self.lock = threading.Lock()
         self.last: Scan | None = None
         self._store = store
@@ -152,7 +153,9 @@ class Scanner:
     def scan(self, now: float) -> Scan:
         """Pin what has appeared, judge every save, and return the result, also kept in `last`.
 
-        ``now``: seconds on a clock that only grows.
+        Writes verdicts beside the pins, and takes over pins of dead nodes.  Waits for a scan of
+        another thread, and then goes by the later of the two times.  ``now``: seconds on a clock
+        that only grows.  What cannot be read is in `Scan.failures`.
         """
         with self.lock:
             # a thread that had to wait for another scan knew the time before that
@@ -190,7 +193,8 @@ class Scanner:
     def _stray_notes(self, now: float) -> Iterator[str]:
         """Yield a note of weights that no worker recognizes as a checkpoint, one for each reason.
 
-        Weights are named after they have not changed for a while: they may become a checkpoint.
+        Weights are named after they have not changed for ``rule.unmarked`` seconds: they may become
+        a checkpoint.  They are looked for, and remembered, once in that time.
         """
         quiet_time = self._rule.unmarked
         if now - self._strays_at >= quiet_time:
@@ -256,26 +260,28 @@ class Scanner:
     def _scan_run(self, now: float) -> tuple[list[ScannedSave], Scan]:
         """Return every save of the output directory, judged, and the scan's failures and notes.
 
-        Takes over pins of other nodes whose owner shows no sign of life for ten minutes.
+        Pins what has appeared, and takes over pins of other nodes whose owner shows no sign of life
+        for ten minutes.  Remembers the names for the next scan.  If the directory cannot be listed,
+        there are no saves and one failure.
         """
         run = self._run
-        directory, names_before, self._names = _identity(run.path), self._names, None
+        identity, names_before, self._names = _identity(run.path), self._names, None
         try:
-            listed = list_and_pin_saves(run, self._pinner)
+            unjudged = list_and_pin_saves(run, self._pinner)
         except CkptsyncError as e:
             return [], Scan(failures=(describe_failure(run.name, "", e),))
         # another directory may have been mounted, or moved, to its place: then nobody knows which
         # checkpoints were there before
-        earlier_names = names_before[1] if names_before and names_before[0] == directory else None
-        failures = list(listed.failures)
-        pins = [local_save.pin for local_save in listed.saves if local_save.pin is not None]
+        earlier_names = names_before[1] if names_before and names_before[0] == identity else None
+        failures = list(unjudged.failures)
+        pins = [local_save.pin for local_save in unjudged.saves if local_save.pin is not None]
         around = find_surroundings(
             run.path,
-            listed.saves,
+            unjudged.saves,
             {p.checkpoint for p in pins if not (p.stored or p.is_committed)},
         )
-        scanned: list[ScannedSave] = []
-        for local_save in listed.saves:
+        scanned_saves: list[ScannedSave] = []
+        for local_save in unjudged.saves:
             try:
                 pin = local_save.pin
                 # on a shared disk: whose owner may be dead
@@ -284,13 +290,15 @@ class Scanner:
                     claimed = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
                     local_save = local_save if claimed is None else replace(local_save, pin=claimed)  # noqa: PLW2901
                 is_new = earlier_names is not None and local_save.checkpoint not in earlier_names
-                scanned.append(self._scan_save(local_save, around, now, failures, is_new=is_new))
+                scanned_saves.append(
+                    self._scan_save(local_save, around, now, failures, is_new=is_new)
+                )
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
                 failures.append(describe_failure(run.name, local_save.checkpoint, e))
-        if directory:
-            names = {s.checkpoint for s in listed.saves} | {f.checkpoint for f in failures}
-            self._names = directory, frozenset(names)
-        return scanned, replace(listed, failures=tuple(failures))
+        if identity:
+            names = {s.checkpoint for s in unjudged.saves} | {f.checkpoint for f in failures}
+            self._names = identity, frozenset(names)
+        return scanned_saves, replace(unjudged, failures=tuple(failures))
 
     def _scan_save(
         self,
@@ -303,8 +311,9 @@ class Scanner:
     ) -> ScannedSave:
         """Return one save with its verdict, and note the verdict beside its pin.
 
-        An Incomplete of files that change meanwhile becomes the verdict's reason; other errors are
-        raised. ``is_new``: the last scan saw no checkpoint of this name.
+        A save that is done is not read, and gets the verdict `STORED`.  An Incomplete of files that
+        change meanwhile becomes the verdict's reason; other errors are raised.  ``is_new``: the
+        last scan saw no checkpoint of this name.
         """
         before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
@@ -415,14 +424,16 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     failures: list[Failure] = []
     relief = pinner.make_room(run, found_dirs, pins, failures)
     is_full = bool(relief.full) and pinner.rule.full == "wait"
-    local_save: list[LocalSave] = []
+    local_saves: list[LocalSave] = []
     for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=step_key):
         checkpoint_dir = found_dirs.get(name) or CheckpointDir(
             name, checkpoint_dirs.family_of(name), run.path / name
         )
-        ours = [p for p in pins if p.checkpoint == name and p not in relief.drop]
+        remaining_pins = [p for p in pins if p.checkpoint == name and p not in relief.drop]
         try:
-            local_save += pinner.pin(run, checkpoint_dir, ours, failures, is_full=is_full)
+            local_saves += pinner.pin(
+                run, checkpoint_dir, remaining_pins, failures, is_full=is_full
+            )
         except CkptsyncError as e:
             failures.append(describe_failure(run.name, name, e))
     pinner.copies.close_dropped()
@@ -434,7 +445,7 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
         *pinner.copies.problems(),
         *read_log(run.path / SPOOL)[-_HOOK_LINES:],
     )
-    return Scan(tuple(local_save), tuple(failures), notes=notes)
+    return Scan(tuple(local_saves), tuple(failures), notes=notes)
 
 
 _UNKNOWN = "weights, in no checkpoint that a worker knows"
@@ -451,7 +462,7 @@ def _why_stray(path: Path, weights_name: str) -> str:
 
 
 def _size_and_mtime(path: Path) -> tuple[int, int]:
-    """Return a file's size and mtime (ns); zeros if it does not exist."""
+    """Return a file's size and mtime (ns); zeros if it cannot be seen."""
     try:
         info = path.stat()
     except OSError:  # a directory whose file is not shown by itself, or it has gone
@@ -462,11 +473,11 @@ def _size_and_mtime(path: Path) -> tuple[int, int]:
 def _note_verdict(
     local_save: LocalSave, verdict: Judgement, failures: list[Failure], *, is_stable: bool
 ) -> LocalSave:
-    """Write beside the pin that the save is stable, and when it was finished; return the save.
+    """Write into the pin that the save is stable, and when it was finished; return the save.
 
     ``stable`` counts once rotation has removed files; ``finished`` is for the manifest.  Without a
-    pin, or without news, the save stays as it is.  What a full disk refuses is added to
-    ``failures``.
+    pin, or with nothing new to note, the save stays as it is.  What a full disk refuses is added to
+    ``failures``.  Raises Incomplete if the pin does not exist any more.
     """
     if local_save.pin is None:
         return local_save

@@ -37,17 +37,17 @@ class SpoolRule:
 class SpoolRoom:
     """Bytes in the spool.
 
-    ``held``: by pins alone.  ``free``: on their disk.  ``next``: the trainer's next save, taken to
-    be as large as the largest so far.
+    ``held``: by pins alone.  ``free``: on their disk.  ``next_save``: the trainer's next save,
+    taken to be as large as the largest so far.
     """
 
     held: int
     free: int
-    next: int
+    next_save: int
 
     def lacking(self, rule: SpoolRule) -> int:
-        """Return the bytes that have to be freed."""
-        return max(self.held - rule.budget if rule.budget else 0, self.next - self.free, 0)
+        """Return the bytes that have to be freed: 0 if there is room for the next save."""
+        return max(self.held - rule.budget if rule.budget else 0, self.next_save - self.free, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ def pins_by_age(pins: Iterable[Pin]) -> tuple[Pin, ...]:
     """Return the pins of an output directory, oldest first."""
 
     def dates(pin: Pin) -> SaveDates:
+        """Return the dates of a pin's save."""
         newest = max((f.mtime for f in pin.files), default=0)
         return local_dates(pin.checkpoint, newest, pin.notes.finished, pin.k)
 
@@ -114,37 +115,41 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
     rule, and not if that frees too little.  The newest, and the one that has been sent for longest,
     always stay.
     """
-    lacking = room.lacking(rule)
-    able = [p for p in pins if p.is_gone and p.alone]
-    age = {
+    bytes_lacking = room.lacking(rule)
+    droppable = [p for p in pins if p.is_gone and p.alone]
+    positions = {
         (p.checkpoint, p.k): position for position, p in enumerate(pins_by_age(c.pin for c in pins))
     }
 
-    def age_of(cost: PinCost) -> int:
-        return age[cost.pin.checkpoint, cost.pin.k]
+    def position_of(cost: PinCost) -> int:
+        """Return a pin's position among all pins, from the oldest on."""
+        return positions[cost.pin.checkpoint, cost.pin.k]
 
-    stored = sorted((p for p in able if p.pin.stored), key=lambda p: (not p.is_verified, age_of(p)))
-    drop = _take_enough(stored, lacking)
-    lacking -= sum(p.alone for p in drop)
-    newest = max(pins, key=age_of, default=None)
+    stored = sorted(
+        (p for p in droppable if p.pin.stored), key=lambda p: (not p.is_verified, position_of(p))
+    )
+    drop = _take_enough(stored, bytes_lacking)
+    bytes_lacking -= sum(p.alone for p in drop)
+    newest = max(pins, key=position_of, default=None)
     sending = min(
-        (p for p in pins if p.pin.notes.sending and not p.pin.stored), key=age_of, default=None
+        (p for p in pins if p.pin.notes.sending and not p.pin.stored), key=position_of, default=None
     )
     unsent = sorted(
-        (p for p in able if not p.pin.stored and p is not newest and p is not sending), key=age_of
+        (p for p in droppable if not p.pin.stored and p is not newest and p is not sending),
+        key=position_of,
     )
-    if rule.full == "wait" or lacking <= 0:
+    if rule.full == "wait" or bytes_lacking <= 0:
         unsent = []
     if rule.every:  # each Nth stays as long as that is enough
-        apart = math.gcd(*(p.step for p in pins)) or 1  # steps between two saves
-        unsent.sort(key=lambda p: p.step // apart % rule.every == 0)
+        steps_apart = math.gcd(*(p.step for p in pins)) or 1  # steps between two saves
+        unsent.sort(key=lambda p: p.step // steps_apart % rule.every == 0)
     # the disk is full of something else
-    is_vain = room.next - room.free > sum(p.alone for p in (*drop, *unsent))
-    over = room.held - rule.budget - sum(p.alone for p in drop) if rule.budget else 0
-    unstored = _take_enough(unsent, over if is_vain else lacking)
-    lacking -= sum(p.alone for p in unstored)
+    is_vain = room.next_save - room.free > sum(p.alone for p in (*drop, *unsent))
+    over_budget = room.held - rule.budget - sum(p.alone for p in drop) if rule.budget else 0
+    unstored = _take_enough(unsent, over_budget if is_vain else bytes_lacking)
+    bytes_lacking -= sum(p.alone for p in unstored)
     why = (
-        f"disk full: {_size(room.free)} free, the next save may need {_size(room.next)},"
+        f"disk full: {_size(room.free)} free, the next save may need {_size(room.next_save)},"
         f" spool_full: {rule.full}"
     )
     if rule.budget and room.held > rule.budget:
@@ -156,11 +161,11 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
         f"{p.pin.checkpoint}: dropped before it was uploaded, to free {_size(p.alone)} ({why})"
         for p in unstored
     )
-    then = "nothing new is pinned" if rule.full == "wait" else "nothing more can be dropped"
+    consequence = "nothing new is pinned" if rule.full == "wait" else "nothing more can be dropped"
     return Relief(
         tuple(p.pin for p in (*drop, *unstored)),
         words,
-        f"{why}; {then} until an upload is finished" if lacking > 0 else "",
+        f"{why}; {consequence} until an upload is finished" if bytes_lacking > 0 else "",
     )
 
 
@@ -176,4 +181,5 @@ def _take_enough(pins: Iterable[PinCost], lacking: int) -> list[PinCost]:
 
 
 def _size(count: int) -> str:
+    """Return a number of bytes in MiB, as text."""
     return f"{count / 2**20:.1f} MiB"

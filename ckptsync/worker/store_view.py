@@ -7,6 +7,7 @@ what was read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -82,20 +83,26 @@ class RunRecords:
         """Return all manifests of a checkpoint's name, also superseded ones."""
         return manifest_groups.collect_manifests(self.grouped.get(checkpoint, {}))
 
-    def counting(self, location: str) -> list[manifest_groups.StoredManifest]:
+    def live_manifests_in(self, location: str) -> list[manifest_groups.StoredManifest]:
         """Return the manifests of one location that are not superseded."""
-        live = manifest_groups.live_manifests(self.manifests(checkpoint_of(location)))
-        return [k for k in live if k.manifest.location == location]
+        stored_manifests = self.manifests(checkpoint_of(location))
+        return [
+            stored
+            for stored in manifest_groups.live_manifests(stored_manifests)
+            if stored.manifest.location == location
+        ]
 
-    def live(self, checkpoint: str) -> list[Manifest]:
+    def live_manifests(self, checkpoint: str) -> list[Manifest]:
         """Return the manifests of a checkpoint's name that are not superseded."""
-        return [k.manifest for k in manifest_groups.live_manifests(self.manifests(checkpoint))]
+        return [
+            stored.manifest for stored in manifest_groups.live_manifests(self.manifests(checkpoint))
+        ]
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
         """Return all tombstones of a checkpoint's name."""
         return _records_of_kind(self.grouped.get(checkpoint, {}), Tombstone)
 
-    def location(self, location: str) -> LocationRecords:
+    def records_about(self, location: str) -> LocationRecords:
         """Return all records about one location."""
         by_name = {
             name: r
@@ -161,9 +168,11 @@ class RunRecords:
 
     def is_damaged(self, location: str) -> bool:
         """Return whether a report calls a location damaged and no later report answers it."""
-        records, manifests = self.location(location), self.counting(location)
+        records, manifests = self.records_about(location), self.live_manifests_in(location)
         model_record, _ = newest_model_record(records.model_records, manifests)
-        return bool(proof(records.reports, {k.name for k in manifests}, model_record).damage)
+        return bool(
+            proof(records.reports, {stored.name for stored in manifests}, model_record).damage
+        )
 
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
         """Return whether a location is VERIFIED with its model or, if ``retired_too``, given up.
@@ -172,9 +181,9 @@ class RunRecords:
         """
         if self.broken_location(checkpoint_of(location)) is not None:
             return False
-        manifests, records = self.counting(location), self.location(location)
+        manifests, records = self.live_manifests_in(location), self.records_about(location)
         model_record, _ = newest_model_record(records.model_records, manifests)
-        names = {k.name for k in manifests}
+        names = {stored.name for stored in manifests}
         decision = fate(records.tombstones, names)
         if retired_too and (decision.retired or decision.shards):
             return True
@@ -257,23 +266,28 @@ class StoreView:
     offset: Callable[[], int] = lambda: 0
     run_records: RunRecords = field(default_factory=RunRecords)
     known_digests: dict[str, KnownDigests] = field(default_factory=dict)
-    _turns: Iterator[int] = field(default_factory=lambda: count(1))
-    _latest: int = 0
+    _tickets: Iterator[int] = field(default_factory=lambda: count(1))
+    _latest_ticket: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def refresh(self) -> RunRecords:
         """Read the records, make them the view's, and return them.  Raises StoreError.
 
-        A refresh that began earlier and ends later replaces nothing.
+        A refresh that ends after a later one has ended leaves the view as it is; it returns what it
+        has read all the same.
         """
-        ticket = next(self._turns)
+        ticket = next(self._tickets)
         records = read_run(self.store, self.run, self.run_records)
-        if ticket > self._latest:  # what began earlier and ended later is no news
-            self._latest, self.run_records = ticket, records
+        with self._lock:
+            if ticket > self._latest_ticket:
+                self._latest_ticket, self.run_records = ticket, records
         return records
 
     def remember(self, checkpoint: str, digests: KnownDigests) -> None:
         """Add digests of files to the view, so that the same files are not read again."""
-        self.known_digests[checkpoint] = {**self.known_digests.get(checkpoint, {}), **digests}
+        with self._lock:
+            before = self.known_digests.get(checkpoint, {})
+            self.known_digests[checkpoint] = {**before, **digests}
 
     def why_done(self, local_save: LocalSave) -> Done | None:
         """Return why nothing is left to do for a save, or None if it is to be uploaded.
@@ -303,8 +317,10 @@ class StoreView:
 
         Files that are not sent by choice are ignored.
         """
-        manifests = self.run_records.live(checkpoint)
-        digests = self.known_digests.get(checkpoint, {})
+        manifests, digests = (
+            self.run_records.live_manifests(checkpoint),
+            self.known_digests.get(checkpoint, {}),
+        )
         if selection.is_everything:
             return find_holder(stats, self.node, manifests, digests)
         holders = (
@@ -326,8 +342,8 @@ class StoreView:
 
     def is_proven(self, checkpoint: str, stats: Sequence[Stat]) -> bool:
         """Return whether the store has these very files, VERIFIED or given up: no pin is needed."""
-        mine = self.find_save(stats, checkpoint, self.selection)
-        return mine is not None and self.run_records.is_safe(mine.location)
+        manifest = self.find_save(stats, checkpoint, self.selection)
+        return manifest is not None and self.run_records.is_safe(manifest.location)
 
     def is_done(self, local_save: LocalSave) -> bool:
         """Return whether nothing is left to do: the save is stored, another node's, or given up."""
@@ -335,7 +351,7 @@ class StoreView:
 
     def has_other_part(self, local_save: LocalSave) -> bool:
         """Return whether another node has stored its part of the same save."""
-        manifests = self.run_records.live(local_save.checkpoint)
+        manifests = self.run_records.live_manifests(local_save.checkpoint)
         return has_other_part(local_save.files.stats, self.node, self.offset(), manifests)
 
     def is_begun(self, local_save: LocalSave) -> bool:

@@ -128,7 +128,10 @@ def lacking_file(names: Iterable[str]) -> str:
 
 
 def are_all_ranks_done(names: Iterable[str]) -> bool:
-    """Return whether each rank of which a file is here has left its random state."""
+    """Return whether each rank of which a file is here has left its random state.
+
+    False if no file is a rank's own.
+    """
     ranks = _kinds_by_rank(names)
     return bool(ranks) and all(map(_has_random_state, ranks.values()))
 
@@ -166,9 +169,10 @@ def _absent_part(names: Iterable[str]) -> str:
 
 
 def half_written(files: Iterable[Stat], unclosed: Iterable[str]) -> str:
-    """Return a text file of the trainer's that has lost its end or is empty.
+    """Return the path of a text file of the trainer's that has lost its end, or that is empty.
 
-    Empty if there is none.
+    An empty string if there is none.  ``unclosed``: paths of files that do not end as their format
+    does.
     """
     torn = (name for name in unclosed if _TEXT.fullmatch(name))
     empty = (f.path for f in files if f.size == 0 and f.path in _NEVER_EMPTY)
@@ -419,9 +423,9 @@ def _find_old_random_state(files: Iterable[Stat], rest_time: float) -> str:
 
 
 def _find_late_shard(files: Sequence[Stat]) -> str:
-    """Return that a shard was written after a rank with shards had left its random state.
+    """Return, in words, which shard was written after a rank's random state; empty if none was.
 
-    Else empty.  No rank leaves it before all shards are there.
+    Only ranks with shards count: none of them writes its random state before all shards are there.
     """
     sharded = _sharded_ranks(files)
     ordered = sorted(files, key=lambda f: f.mtime) if sharded else []

@@ -1,6 +1,8 @@
-"""Send a node's part of a save: files first, its manifest last.
+"""Sends a node's part of a save: files first, its manifest last.
 
-Killed anywhere and called again, with or without memory, it finishes the job.
+A node may be killed at any moment, others write into the same location, and a store has no locks.
+So every step looks at what the store has and adds what is missing: killed anywhere and called
+again, with or without memory, it finishes the job.
 
 A file lies under its plain name if this node could create that name, or if the name has the same
 bytes already; else under this node's name (`FileEntry.stored_as`).  The manifest says where it
@@ -123,7 +125,10 @@ class UploadContext:
         return records.reading(self.node, self.run, self.checkpoint, time.time_ns())
 
     def commit(self, manifest: Manifest) -> None:
-        """Write a manifest into the store, and a copy of it into the spool."""
+        """Write a manifest into the store, and a copy into the spool of ``output_dir``, if given.
+
+        Raises StoreError; a spool that refuses the copy is ignored.
+        """
         name, data = io.create_record(self.store, manifest)
         if self.output_dir is not None:
             write_manifest_copy(self.output_dir, name, data)
@@ -273,8 +278,10 @@ class FileSender:
     """Sends the files of one upload.
 
     ``files``: the files here.  ``read_entries``: entries of files that have been read, by path;
-    shared with the caller, for a later try.  ``stored_entries``: entries of what it has stored, by
-    name in the store.  ``overwrote_orphan``: it has replaced a file that no manifest names.
+    shared with the caller, for a later try, added to the
+    ``read_entries`` that it was made with.  ``stored_entries``: entries of what it has stored, by
+    name in the
+    store.  ``overwrote_orphan``: it has replaced a file that no manifest names.
     ``source_manifests``: manifests of stored files from which it reads what is not here any more.
     """
 
@@ -284,6 +291,7 @@ class FileSender:
         context: UploadContext,
         read_entries: dict[str, FileEntry] | None = None,
     ) -> None:
+        """Begin without files sent; the context's ``after_chunk`` runs within the sender's pool."""
         self.files, self.read_entries = files, {} if read_entries is None else read_entries
         self.pool = FilePool(context.threads, context.after_chunk)
         self.context = replace(context, after_chunk=self.pool.end_chunk)
@@ -292,8 +300,11 @@ class FileSender:
         self.overwrote_orphan = False
 
     def digest_named(self, draft: Manifest, manifests: Sequence[StoredManifest]) -> Manifest:
-        """Read the files that one of ``manifests`` names; return the draft with their digests."""
-        named_paths = {f.path for k in manifests for f in k.manifest.files}
+        """Read the files that one of ``manifests`` names; return the draft with their digests.
+
+        Files with a digest are not read again.  Raises as `UploadSource.__iter__` does.
+        """
+        named_paths = {f.path for stored in manifests for f in stored.manifest.files}
         unread_files = [f for f in draft.files if f.path in named_paths and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
         return replace(draft, files=tuple(self.read_entries.get(f.path, f) for f in draft.files))
@@ -303,7 +314,8 @@ class FileSender:
         """Announce in the store, until the block ends, that this node is sending.
 
         The announcement is renewed every minute, between chunks.  Without it, other nodes would
-        take files that no manifest names yet for orphans.
+        take files that no manifest names yet for orphans.  Raises StoreError if the first
+        announcement cannot be written; one that cannot be ended is ignored.
         """
         context, before, last = self.context, self.pool.after_chunk, 0.0
         name = sending_prefix(context.run, context.checkpoint) + context.node
@@ -333,11 +345,12 @@ class FileSender:
     def send(self, draft: Manifest, unsent: Sequence[Unsent]) -> tuple[FileEntry, ...]:
         """Store the files of ``draft.location`` that are not there yet, small files first.
 
-        Return their entries, which say under which names they lie.
+        Return their entries, which say under which names they lie; begin to count the transfer
+        anew.  Raises the first error of a file: Changed, Incomplete, StoreError or Transient.
         """
         # nothing else needs the listing, and the first byte waits
         is_listed = any(u.plain == "same" for u in unsent)
-        listed = (
+        stored_sizes = (
             {e.name: e.size for e in self.context.store.names(f"{draft.run}/{draft.location}/")}
             if is_listed
             else {}
@@ -358,16 +371,20 @@ class FileSender:
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = file.plain != "other" and (
                 name in self.stored_entries
-                or (file.plain == "same" and listed.get(name) == file.entry.size)
+                or (file.plain == "same" and stored_sizes.get(name) == file.entry.size)
                 or self._put_plain(draft, file.entry, name)
             )
             entry = self.read_entries.get(file.entry.path, file.entry)
-            return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
+            return (
+                replace(entry, stored_as="")
+                if has_plain_name
+                else self.put_under_own_name(draft, entry)
+            )
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
         large = [u for u in unsent if u.entry.size > SMALL_FILE]
-        many = self.context.small or small_at_once(self.context.threads)
-        return (*self.pool.each(put, small, many), *self.pool.each(put, large))
+        small_threads = self.context.small or small_at_once(self.context.threads)
+        return (*self.pool.each(put, small, small_threads), *self.pool.each(put, large))
 
     def commit(
         self, part: Manifest, entries: Sequence[FileEntry], manifests: Sequence[StoredManifest]
@@ -382,7 +399,7 @@ class FileSender:
         lost = () if self.overwrote_orphan else part.supersedes
         supersedes = {n for n in lost if n.startswith(prefix)}
         supersedes.update(list_left_behind(part, manifest_groups.live_manifests(manifests)))
-        n = next_number((k.name for k in manifests), part.location, "manifest", part.node)
+        n = next_number((stored.name for stored in manifests), part.location, "manifest", part.node)
         self.context.commit(
             replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes)))
         )
@@ -390,7 +407,10 @@ class FileSender:
         return Sent(part.location, len(sizes), sum(sizes))
 
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
-        """Store a file under its plain name; return whether the name has its bytes now."""
+        """Store a file under its plain name; return whether the name has its bytes now.
+
+        An orphan of other bytes under that name is replaced.  Raises as `send`.
+        """
         source, store = self._source(file), self.context.store
         try:
             with self.context.transfer.of(source):
@@ -434,10 +454,13 @@ class FileSender:
         self.stored_entries[name] = self._record_digest(source)
         return True
 
-    def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
-        """Store a file under this node's own name; return its entry."""
-        beside = node_file_name(draft.run, draft.location, draft.node, file.path)
-        name = checked_own(beside, own_prefixes(draft.run, draft.location))
+    def put_under_own_name(self, draft: Manifest, file: FileEntry) -> FileEntry:
+        """Store a file under this node's own name; return its entry, which says so.
+
+        Sends nothing if the name has the file's bytes already.  What it sends is in ``done``.
+        """
+        own_name = node_file_name(draft.run, draft.location, draft.node, file.path)
+        name = checked_own(own_name, own_prefixes(draft.run, draft.location))
         if name not in self.stored_entries and not (
             file.digest and is_stored(self.context.store, name, file, self.context.after_chunk)
         ):
@@ -485,8 +508,9 @@ class FileSender:
     def _has(self, local_file: LocalFile, file: FileEntry) -> bool:
         """Return whether a local file has the bytes of an entry.
 
-        Read the file only if times differ.  The entry may be another node's, with the same bytes
-        and other times.
+        False if sizes differ.  True, without reading, if the entry has no digest or the same mtime.
+        Else the whole file is read: the entry may be another node's, with the same bytes and
+        another time.  Raises as `UploadSource.__iter__`.
         """
         if (
             not file.digest
@@ -512,7 +536,9 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
     """Move a stored save to where all manifests known now put it; return its location afterwards.
 
     ``node``: whose part it is; ``context.node`` moves it, mostly the same.  Nothing moves while
-    another node sends files of that checkpoint: a later call does it.
+    another node sends files of that checkpoint: a later call does it.  A file is stored again,
+    under this node's own name, if another save may have its name.  Raises Changed or Incomplete if
+    the bytes are nowhere any more, StoreError.
     """
     # of most saves nothing has to move, and nothing is announced for them
     manifests = context.read().manifests
@@ -540,10 +566,15 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
 def _move_save(
     node: str, location: str, home: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
-    """Store at ``home`` what a node has in another location, and write a manifest there."""
-    own_manifests = _own_manifests(node, location, manifests)
-    manifests_at_home = manifest_groups.manifests_in(home, manifests)
-    number = next_number((k.name for k in manifests), home, "manifest", node)
+    """Store at ``home`` what a node has in another location, and write a manifest there.
+
+    Nothing is deleted.  Raises as `FileSender.send`.
+    """
+    own_manifests, manifests_at_home = (
+        _own_manifests(node, location, manifests),
+        manifest_groups.manifests_in(home, manifests),
+    )
+    number = next_number((stored.name for stored in manifests), home, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, home, number)
     sender.source_manifests = [
         *manifest_groups.manifests_in(location, manifests),
@@ -574,7 +605,7 @@ def _store_beside(
         for stored_files in manifest_groups.locate_files(manifests_here).values()
         for stored_file in stored_files
     }
-    number = next_number((k.name for k in manifests), location, "manifest", node)
+    number = next_number((stored.name for stored in manifests), location, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, location, number)
     sender.source_manifests = manifests_here
 
@@ -586,7 +617,9 @@ def _store_beside(
             and bool(is_stored(sender.context.store, name, file, sender.context.after_chunk))
         )
 
-    files = tuple(f if is_well(f) else sender.put_beside(manifest, f) for f in manifest.files)
+    files = tuple(
+        f if is_well(f) else sender.put_under_own_name(manifest, f) for f in manifest.files
+    )
     if files != manifest.files:
         sender.context.commit(replace(manifest, files=files))
 
@@ -596,7 +629,7 @@ def _own_manifests(
 ) -> list[StoredManifest]:
     """Return a node's manifests of a location that are not superseded."""
     return [
-        k
-        for k in manifest_groups.live_manifests(manifests)
-        if (k.manifest.node, k.manifest.location) == (node, location)
+        stored
+        for stored in manifest_groups.live_manifests(manifests)
+        if (stored.manifest.node, stored.manifest.location) == (node, location)
     ]

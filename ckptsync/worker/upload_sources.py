@@ -37,10 +37,11 @@ R = TypeVar("R")
 
 
 class UploadSource:
-    """A file of this node, one of ``files`` in its save.
+    """A file of this node, as chunks that can be read again; the source of one upload.
 
-    ``entry`` has the file's digest after the first whole pass.  ``position``: bytes that the
-    present pass has read.
+    ``entry``: the manifest's entry; it gets the digest at the end of the first whole pass.
+    ``about``: what the store needs to know of the upload.  ``position``: bytes that the present
+    pass has read.  ``files``: how many files its save has, which decides the size of blocks.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class UploadSource:
         after_chunk: AfterChunk = ignore_chunk,
         files: int = 1,
     ) -> None:
+        """Remember the file, and open nothing yet.  ``entry``: None if its digest is unknown."""
         self.entry = entry or undigested_entry(local_file.stat)
         origin = _origin(node, local_file.stat.path, local_file.stat.size, local_file.stat.mtime)
         self.about = About(local_file.stat.size, origin, self._share)
@@ -60,6 +62,15 @@ class UploadSource:
         self.position = 0
 
     def __iter__(self) -> Iterator[memoryview]:
+        """Begin a new pass: yield the file's bytes from the start.
+
+        Sets ``position``, and calls ``after_chunk`` for each chunk.  If bytes were counted before,
+        or were read for the digest of ``entry``, it first calls that with their negative number.
+        At the end of the first whole pass ``entry`` gets its digest.  A reflink that `_share` has
+        made is read instead of the file, and closed.
+        Raises Changed if the file is not the one of the scan, or has not the digest of ``entry``;
+        else what `read_chunks` raises.
+        """
         self.position = 0
         if self._counted:  # these bytes are read again
             self._count(-self._counted)
@@ -88,7 +99,10 @@ class UploadSource:
                 os.close(reflink)
 
     def digested(self) -> FileEntry:
-        """Return the entry with its digest; read the file if it has none yet."""
+        """Return the entry with its digest; read the file if it has none yet.
+
+        Raises as `__iter__` does.
+        """
         if not self.entry.digest:
             for _ in self:
                 pass
@@ -120,9 +134,13 @@ class UploadSource:
 
 
 class Transfer:
-    """Counts the bytes of one upload or repair that are done, of ``total``.  Thread-safe."""
+    """Counts the bytes of one upload or repair that are done, of ``total``.  Thread-safe.
+
+    A file's bytes count as done once they are both read and sent.
+    """
 
     def __init__(self, total: int) -> None:
+        """Begin with no byte done, of ``total``."""
         self.total = total
         self._lock = threading.Lock()
         self._ended = 0
@@ -141,6 +159,7 @@ class Transfer:
         path = source.entry.path
 
         def count(count_sent: int) -> None:
+            """Add bytes that the store has sent."""
             with self._lock:
                 self._sent[path] += count_sent
 
@@ -157,25 +176,30 @@ class Transfer:
 
     @property
     def done(self) -> int:
-        """Return the bytes that are done."""
+        """Return the bytes that are done, at most ``total``."""
         with self._lock:
             moving = sum(min(s.position, self._sent[path]) for path, s in self._sources.items())
             return min(self._ended + moving, self.total)
 
 
 class Guarded:
-    """Yields chunks, then calls ``check``, which may raise before the store names the file."""
+    """Chunks of a file, and a ``check`` of the last moment before the store gives it its name."""
 
     def __init__(self, chunks: Iterable[memoryview], check: Callable[[], None]) -> None:
+        """Remember the arguments; read nothing yet."""
         self._chunks, self._check = chunks, check
 
     def __iter__(self) -> Iterator[memoryview]:
+        """Yield the chunks, then call ``check``; what it raises ends the write without a file."""
         yield from self._chunks
         self._check()
 
 
 class StoreSource:
-    """A file of the store, read to be written under another name of the store."""
+    """A file of the store, read to be written under another name of the store.
+
+    ``position``: bytes that the present pass has read.
+    """
 
     def __init__(
         self,
@@ -185,12 +209,17 @@ class StoreSource:
         node: str,
         after_chunk: AfterChunk = ignore_chunk,
     ) -> None:
+        """Remember the arguments; read nothing yet.  ``name``: where the store has the bytes."""
         self.about = About(entry.size, _origin(node, entry.digest))
         self.entry = entry
         self.position = 0
         self._store, self._name, self._after_chunk = store, name, after_chunk
 
     def __iter__(self) -> Iterator[memoryview]:
+        """Begin a new pass: yield the stored file's bytes; ``after_chunk`` gets 0 for each chunk.
+
+        Raises Changed at the end if they have not the digest of ``entry``, and StoreError.
+        """
         self.position = 0
         for chunk in checked(
             read_ahead(self._store, self._name, self.entry.size, CHUNK, 0), self.entry, self._name
@@ -237,6 +266,7 @@ class FilePool:
     """
 
     def __init__(self, threads: int, after_chunk: AfterChunk = ignore_chunk) -> None:
+        """Make the pool; threads run within `each` only."""
         self.threads = threads
         self.after_chunk = after_chunk
         self._lock = threading.Lock()
@@ -253,22 +283,24 @@ class FilePool:
             self.after_chunk(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
-        """Return the results of ``work`` for each item, in the items' order, begun in that order.
+        """Call ``work`` for each item, at most ``threads`` at once; return the results in order.
 
-        Raises the first error.  No thread runs any more when it returns or raises.
+        Items are begun in their order.  After an error no item is begun, and the first error is
+        raised.  No thread runs any more when it returns or raises.  A single thread (``threads`` 1,
+        or one item) is the caller's own.
         """
         count = min(threads or self.threads, len(items))
         if count <= 1:
             return [work(item) for item in items]
         results: dict[int, R] = {}
         # one iterator for all: a future for each item would cost more than a small file's digest
-        numbers, numbers_lock = iter(range(len(items))), threading.Lock()
+        indices, index_lock = iter(range(len(items))), threading.Lock()
 
         def run() -> None:
             """Work on the next items until none is left or one has failed."""
             while True:
-                with numbers_lock:
-                    n = next(numbers, None)
+                with index_lock:
+                    n = next(indices, None)
                 if n is None:
                     return
                 try:

@@ -88,6 +88,7 @@ class SaveTable:
     """The state of each save on this node.  Thread-safe."""
 
     def __init__(self) -> None:
+        """Begin with an empty table."""
         self._lock = threading.Lock()
         self._states: dict[Key, SaveState] = {}
 
@@ -141,6 +142,11 @@ class Worker:
     def __init__(
         self, options: WorkerOptions, store: Store, queues: UploadQueues | None = None
     ) -> None:
+        """Finish or remove what a killed worker of this node left in the spool.
+
+        ``queues``: made of ``options.threads`` if None.  Raises ConfigError, and StoreError where
+        the disk refuses.
+        """
         self._options, node = checked_options(options, store.url), options.node
         self._run = options.run
         self.queues = queues or UploadQueues(options.threads)
@@ -175,12 +181,15 @@ class Worker:
 
     @property
     def queue_keys(self) -> tuple[object, ...]:
-        """Return the keys under which its jobs wait in the queues."""
+        """Return the two keys under which its jobs wait in the queues: uploads, and repairs."""
         return self, self._repairs
 
     @property
     def is_done(self) -> bool:
-        """Return whether no save is due and none that was due was lost."""
+        """Return whether no save is due: none waits for its upload, or for the next try.
+
+        A due save that was removed counts until the next plan finds it stored or lost.
+        """
         return not any(save.is_due for save in self.saves.states())
 
     def scan(self, now: float) -> Scan:
@@ -205,8 +214,10 @@ class Worker:
     def plan(self, now: float) -> None:
         """Queue the uploads of finished saves and the repairs; remove what is not needed any more.
 
-        It goes by the last scan.  Without the store's records nothing is queued and nothing
-        removed. Errors are in the `result`, and one checkpoint's error holds up no other.
+        It goes by the last scan, and makes one if there was none.  It reads the store's records,
+        writes this node's damaged manifests again, and measures the clock where that is due.
+        Without the records nothing is queued and nothing removed.  Errors are in the `result`,
+        and one checkpoint's error holds up no other.
         """
         last_scan = self._scanner.last or self.scan(now)
         failures, is_ready = list(last_scan.failures), False
@@ -282,7 +293,8 @@ class Worker:
     def _running(self, scanned: ScannedSave, offset: float) -> Progress | None:
         """Return the progress of a scanned save.
 
-        None if the store has it, or it is not to be stored.
+        None if the store has it, if it is not to be stored, or if it may become the final model of
+        a training that goes on.
         """
         save, verdict = self.saves.get(scanned.key), scanned.verdict
         is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
@@ -445,7 +457,7 @@ class Worker:
         if manifest_groups.better_location(node, location, manifests) != location:
             return stored if is_early(own_manifest, reading) else None
         save, is_exclusive = self.saves.get(scanned.key), self._view.store.is_exclusive
-        if (save is None or save.placed_by != frozenset(k.name for k in manifests)) and (
+        if (save is None or save.placed_by != frozenset(stored.name for stored in manifests)) and (
             list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
         ):
             return None
@@ -459,8 +471,14 @@ class Worker:
     def _correct_stored(
         self, local_save: LocalSave, own_manifest: Manifest, capacity: QueueCapacity
     ) -> UploadProgress:
-        """Move a stored save to the location where it belongs; return that it is stored there."""
-        names = frozenset(k.name for k in self._view.run_records.manifests(local_save.checkpoint))
+        """Move a stored save to the location where it belongs; return that it is stored there.
+
+        Remembers in the table of which manifests this was decided.  Raises what
+        `upload.correct_location` raises.
+        """
+        names = frozenset(
+            stored.name for stored in self._view.run_records.manifests(local_save.checkpoint)
+        )
         files = outgoing_save(local_save, self._view.selection).files
         context = self._upload_context(local_save, capacity)
         location = correct_location(self._options.node, own_manifest.location, files, context)
@@ -513,9 +531,10 @@ class Worker:
     # What happens in a queue's thread.
 
     def _carry_out(self, scanned: ScannedSave, capacity: QueueCapacity) -> None:
-        """Upload a save, and record the outcome in the table.
+        """Upload a save, and record the outcome, or the error, in the table.
 
-        Postpone it if a newer one goes first.
+        A save that was sent is also remembered for `take_sent`.  It is postponed if a newer one has
+        finished since the plan and newer saves go first.
         """
         if self._options.order == "newest" and any(
             newer.verdict.finished and self.saves.get(newer.key) is None
@@ -586,22 +605,22 @@ class Worker:
         """
         manifests = self._view.run_records.manifests(local_save.checkpoint)
 
-        def beside(files: LocalFiles) -> Mapping[str, LocalFile]:
+        def find_configs(files: LocalFiles) -> Mapping[str, LocalFile]:
             """Return the configuration files that may be sent with the save."""
             return drop_young(
                 configs_to_send(files, local_save.checkpoint_dir, self._options.node, manifests)
             )
 
-        outgoing = outgoing_save(local_save, self._view.selection, beside)
+        outgoing = outgoing_save(local_save, self._view.selection, find_configs)
         save = self.saves.get(local_save.key)
-        stats_read, read_files = (save.stats_read, save.read) if save else (None, ReadFiles())
+        stats_read, read_files = (save.stats_read, save.read_files) if save else (None, ReadFiles())
         if outgoing.files.stats != stats_read:
             # again, since hardening gives the files new inodes; an earlier try may have read these
-            outgoing = outgoing_save(harden_save(local_save), self._view.selection, beside)
+            outgoing = outgoing_save(harden_save(local_save), self._view.selection, find_configs)
         stats = outgoing.files.stats
         if stats != stats_read:
             read_files = ReadFiles()
-        self.saves.change(local_save.key, partial(replace, stats_read=stats, read=read_files))
+        self.saves.change(local_save.key, partial(replace, stats_read=stats, read_files=read_files))
         return outgoing, read_files
 
     def _upload_context(self, local_save: LocalSave, capacity: QueueCapacity) -> UploadContext:
@@ -633,8 +652,9 @@ def harden_save(local_save: LocalSave) -> LocalSave:
         for f in walk(local_save.pin.root).files
         if f.path in by_path
     }
-    pinned_before = {path: file for path, file in by_path.items() if file.is_pinned}
-    if _versions(pinned) != _versions(pinned_before):
+    if _versions(pinned) != _versions(
+        {path: file for path, file in by_path.items() if file.is_pinned}
+    ):
         raise Incomplete(f"{local_save.checkpoint}: its pin changed", hint=AGAIN)
     return replace(local_save, files=replace(local_save.files, by_path=dict(by_path) | pinned))
 

@@ -63,9 +63,12 @@ def test_configuration_and_tokenizer_are_written_and_the_model_s_own_are_left_al
 ) -> None:
     model = FSDPLlama()
     assert added_files.write_added(model, Kept("tokenizer.json"), spool / "added") == []
-    found = written(spool / "added")
-    assert set(found) == {"config.json", "generation_config.json", "tokenizer.json"}
-    assert (found["config.json"]["architectures"], found["config.json"]["dtype"]) == (
+    written_configs = written(spool / "added")
+    assert set(written_configs) == {"config.json", "generation_config.json", "tokenizer.json"}
+    assert (
+        written_configs["config.json"]["architectures"],
+        written_configs["config.json"]["dtype"],
+    ) == (
         "['Llama']",
         "bfloat16",
     )
@@ -76,9 +79,9 @@ def test_of_an_adapter_its_own_configuration_with_its_base_is_written(spool: Pat
     model: Any = FSDPLlama()
     model.peft_config = {"default": Kept("adapter_config.json", base_model_name_or_path=None)}
     assert added_files.write_added(model, None, spool / "added") == []
-    found = written(spool / "added")
-    assert set(found) == {"adapter_config.json"}
-    assert found["adapter_config.json"]["base_model_name_or_path"] == "base/model"
+    written_configs = written(spool / "added")
+    assert set(written_configs) == {"adapter_config.json"}
+    assert written_configs["adapter_config.json"]["base_model_name_or_path"] == "base/model"
 
 
 def test_adapters_have_their_configurations_where_peft_saves_them(spool: Path) -> None:
@@ -86,9 +89,11 @@ def test_adapters_have_their_configurations_where_peft_saves_them(spool: Path) -
     kept = Kept("adapter_config.json", base_model_name_or_path=None)
     model.peft_config, model.active_adapter = {"policy": kept, "ref": kept}, "policy"
     assert added_files.write_added(model, None, spool / "added") == []
-    found = {p.relative_to(spool / "added").as_posix() for p in (spool / "added").rglob("*.json")}
+    names_found = {
+        p.relative_to(spool / "added").as_posix() for p in (spool / "added").rglob("*.json")
+    }
     # FSDP saves the active one without its name
-    assert found == {
+    assert names_found == {
         "adapter_config.json",
         "policy/adapter_config.json",
         "ref/adapter_config.json",

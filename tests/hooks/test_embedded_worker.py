@@ -258,9 +258,9 @@ def test_who_is_at_work_is_waited_for_and_after_the_training_not_for_ever(
 
 
 def test_where_nobody_is_at_work_it_begins_also_for_a_training_that_has_gone(spool: Path) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    assert await_turn(spool, gone.pid)
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    assert await_turn(spool, ended_process.pid)
 
 
 CLAIM = """

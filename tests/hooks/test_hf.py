@@ -67,13 +67,13 @@ def test_every_step_and_the_final_model_are_pinned_though_rotation_leaves_one(
     done = program("-m", "tests.hooks.trainer_events", "run", str(tmp_path / "out"))
     left = unserved(tmp_path / "out", "checkpoint-1, checkpoint-2, final")
     assert (done.returncode, done.stderr) == (0, left)
-    found = commits(tmp_path / "out")
-    assert set(found) == {*CHECKPOINTS, "final.0"}
-    for name, commit in found.items():
+    pin_commits = commits(tmp_path / "out")
+    assert set(pin_commits) == {*CHECKPOINTS, "final.0"}
+    for name, commit in pin_commits.items():
         check_whole(tmp_path / "out", name, commit)
-    assert len({c.save for c in found.values()}) == STEPS + 1
+    assert len({c.save for c in pin_commits.values()}) == STEPS + 1
     (process,) = markers.list_training_processes(tmp_path / "out" / "_ckptsync")
-    assert 0 < process.ended <= found["final.0"].at <= process.left
+    assert 0 < process.ended <= pin_commits["final.0"].at <= process.left
 
 
 def test_a_second_training_with_one_callback_ends_the_first_and_a_fork_says_nothing(
@@ -102,10 +102,10 @@ def test_each_training_of_a_script_has_its_own_final_model_though_they_share_a_d
     )
     assert (done.returncode, done.stderr) == (0, left)
     assert done.stdout.splitlines() == ["", "final.0"]
-    found = commits(tmp_path)
-    assert found["final.0"].train != found["final.1"].train
-    assert "final.2" not in found
-    check_whole(tmp_path, "final.0", found["final.0"])
+    pin_commits = commits(tmp_path)
+    assert pin_commits["final.0"].train != pin_commits["final.1"].train
+    assert "final.2" not in pin_commits
+    check_whole(tmp_path, "final.0", pin_commits["final.0"])
 
 
 def test_a_training_in_a_process_that_multiprocessing_forked_has_its_final_model(
@@ -153,11 +153,11 @@ def test_an_error_of_any_call_costs_one_save_at_most_and_training_never_notices(
     for code, output_dir in runs(tmp_path, "fail"):
         assert code == 0
         assert {p.name for p in (output_dir / f"checkpoint-{STEPS}").iterdir()} == set(FILES)
-        found = commits(output_dir)
-        assert not found or len(found) >= STEPS, (
+        pin_commits = commits(output_dir)
+        assert not pin_commits or len(pin_commits) >= STEPS, (
             "the hook is off from the beginning, or misses at most one"
         )
-        for name, commit in found.items():
+        for name, commit in pin_commits.items():
             check_whole(output_dir, name, commit)
 
 
@@ -223,9 +223,9 @@ def really_trained(
 def test_two_real_ranks_pin_every_step_whole_and_quickly(tmp_path: Path) -> None:
     done = really_trained(tmp_path / "out", "--steps", "4")
     assert "_ckptsync" not in done.stderr
-    found = commits(tmp_path / "out")
-    assert set(found) == {*(f"checkpoint-{n}.0" for n in range(1, 5)), "final.0"}
-    for name, commit in found.items():
+    pin_commits = commits(tmp_path / "out")
+    assert set(pin_commits) == {*(f"checkpoint-{n}.0" for n in range(1, 5)), "final.0"}
+    for name, commit in pin_commits.items():
         files = tmp_path / "out" / "_ckptsync" / "pins" / name / "files"
         assert {p.name for p in files.iterdir()} == set(commit.files)
         if name != "final.0":
@@ -288,9 +288,9 @@ def test_a_script_that_knows_nothing_of_us_has_every_step_and_the_final_model_ke
     tmp_path: Path,
 ) -> None:
     done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
-    found = commits(tmp_path)
-    assert set(found) == PINS
-    for name, commit in found.items():
+    pin_commits = commits(tmp_path)
+    assert set(pin_commits) == PINS
+    for name, commit in pin_commits.items():
         kept = tmp_path / "_ckptsync" / "pins" / name / "files" / "model.safetensors"
         assert kept.read_text() == (
             "final model.safetensors" if name == "final.0" else f"model.safetensors {commit.step}"

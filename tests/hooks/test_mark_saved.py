@@ -69,9 +69,10 @@ def test_what_is_marked_is_pinned_and_survives_rotation(tmp_path: Path) -> None:
 
 def words(store: MemoryStore) -> dict[str, str]:
     """What a store says of its locations."""
-    found = read_state(store)
+    state = read_state(store)
     return {
-        s.location: s.status for s in (summarize(seen, found.mtimes) for seen in found.locations)
+        s.location: s.status
+        for s in (summarize(location, state.mtimes) for location in state.locations)
     }
 
 
@@ -86,8 +87,8 @@ def test_a_worker_sends_what_is_marked_at_once_and_waits_for_the_rest(tmp_path: 
     for name in ("checkpoint-5", "checkpoint-6"):
         saved(tmp_path, name)
     ckptsync.mark_saved(tmp_path / "checkpoint-5", strict=True)
-    found = {p.checkpoint: p.phase for p in tick(worker, 0.0).progress}
-    assert found == {"checkpoint-5": "sent", "checkpoint-6": "waiting"}
+    phases = {p.checkpoint: p.phase for p in tick(worker, 0.0).progress}
+    assert phases == {"checkpoint-5": "sent", "checkpoint-6": "waiting"}
     assert set(words(store)) == {"checkpoint-5"}
 
 
@@ -134,12 +135,12 @@ def test_what_cannot_be_marked_is_logged_and_with_strict_raised(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "text").write_text("not a checkpoint")
     (tmp_path / "step-9").mkdir()
-    given = path if "://" in path else str(tmp_path / path)
+    path_given = path if "://" in path else str(tmp_path / path)
     with caplog.at_level(logging.WARNING, "ckptsync.hook"):
-        assert ckptsync.mark_saved(given) is False
+        assert ckptsync.mark_saved(path_given) is False
     assert said in caplog.text
     with pytest.raises(error, match=said):
-        ckptsync.mark_saved(given, strict=True)
+        ckptsync.mark_saved(path_given, strict=True)
 
 
 def test_a_disk_that_refuses_is_a_store_error(tmp_path: Path) -> None:
@@ -186,18 +187,18 @@ def test_a_checkpoint_is_found_where_a_worker_finds_it(
             (checkpoint / file).write_text("x")
         if path == ".":
             (checkpoint / "mp_rank_00_model_states.pt").unlink()
-    found = find_home(checkpoint)
-    assert found is not None
-    assert (found[0], found[1].name) == (out, name)
+    home_and_dir = find_home(checkpoint)
+    assert home_and_dir is not None
+    assert (home_and_dir[0], home_and_dir[1].name) == (out, name)
 
 
 def test_where_a_worker_has_its_spool_its_run_begins(tmp_path: Path) -> None:
     path = saved(tmp_path / "checkpoints", "checkpoint_3")
     assert find_home(path) is not None
     (tmp_path / "checkpoints" / "_ckptsync").mkdir()
-    found = find_home(path)
-    assert found is not None
-    assert found[0] == tmp_path / "checkpoints"
+    home_and_dir = find_home(path)
+    assert home_and_dir is not None
+    assert home_and_dir[0] == tmp_path / "checkpoints"
 
 
 def test_a_run_begins_where_links_can_be_made(
@@ -207,9 +208,9 @@ def test_a_run_begins_where_links_can_be_made(
     path = saved(tmp_path / "checkpoints", "checkpoint_3")
     for is_allowed, home in ((True, tmp_path), (False, tmp_path / "checkpoints")):
         monkeypatch.setattr(os, "access", lambda *_, allowed=is_allowed: allowed)
-        found = find_home(path)
-        assert found is not None
-        assert found[0] == home
+        home_and_dir = find_home(path)
+        assert home_and_dir is not None
+        assert home_and_dir[0] == home
     monkeypatch.undo()
     (other_disk / "checkpoints").mkdir()
     assert marking._is_linkable(other_disk, other_disk / "checkpoints")
@@ -294,11 +295,11 @@ def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_pa
         1,
     ), "rank 1 was done before rank 0 had begun"
     assert first[1][2] == ["step-1.0"], "rank 0 marked step-2 long before rank 1 had written"
-    found = commits(tmp_path)
-    assert set(found) == {"step-1.0", "step-2.0"}
+    pin_commits = commits(tmp_path)
+    assert set(pin_commits) == {"step-1.0", "step-2.0"}
     assert all(
         set(c.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"} and c.ranks == (0, 1)
-        for c in found.values()
+        for c in pin_commits.values()
     )
     assert commits(tmp_path / "lonely")["step-1.0"].ranks == (0,), (
         "rank 1 has said that it has nothing of it"
@@ -439,8 +440,10 @@ def test_on_several_nodes_the_quicker_ones_first_save_is_left_to_its_files(tmp_p
     early = spool_markers.list_rank_marks(tmp_path / "a" / "_ckptsync", "checkpoint-5")
     assert {m.local_world for m in early} == {0}, "nobody says that it is whole"
     assert [mark(marker, tmp_path / "a", "checkpoint-6") for marker in (a, b)] == [False, True]
-    found = commits(tmp_path / "a")
-    assert {name: commit.ranks for name, commit in found.items()} == {"checkpoint-6.0": (0, 1)}
+    pin_commits = commits(tmp_path / "a")
+    assert {name: commit.ranks for name, commit in pin_commits.items()} == {
+        "checkpoint-6.0": (0, 1)
+    }
 
 
 def test_ranks_that_go_over_to_another_spool_one_by_one_wait_for_each_other_there(
@@ -539,9 +542,9 @@ def test_a_checkpoint_that_is_saved_again_is_another_save(tmp_path: Path) -> Non
     for text in ("once", "again, and longer"):
         shutil.rmtree(tmp_path / "checkpoint-5", ignore_errors=True)
         assert only.mark_mine(tmp_path, wrote(tmp_path, 0, text=text))
-    found = commits(tmp_path)
-    assert set(found) == {"checkpoint-5.0", "checkpoint-5.1"}
-    assert len({c.save for c in found.values()}) == 2
+    pin_commits = commits(tmp_path)
+    assert set(pin_commits) == {"checkpoint-5.0", "checkpoint-5.1"}
+    assert len({c.save for c in pin_commits.values()}) == 2
 
 
 def test_of_a_file_among_others_only_that_one_is_pinned(tmp_path: Path) -> None:

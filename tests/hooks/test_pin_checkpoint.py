@@ -84,9 +84,9 @@ def test_a_pin_has_the_configuration_of_adapters_that_have_no_files_of_their_own
         (folder / "adapter_config.json").write_text("{}")
     pin_checkpoint(it, tmp_path, COMMIT, Said(), added=added)
     pinned = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0" / "added"
-    found = {p.relative_to(pinned).as_posix() for p in pinned.rglob("*.json")}
+    names_found = {p.relative_to(pinned).as_posix() for p in pinned.rglob("*.json")}
     own = {"adapter_config.json", "policy/adapter_config.json"}
-    assert found == (set() if has_own else own)
+    assert names_found == (set() if has_own else own)
 
 
 def test_what_the_sentinel_calls_incomplete_is_not_pinned(tmp_path: Path) -> None:
@@ -98,16 +98,16 @@ def test_what_the_sentinel_calls_incomplete_is_not_pinned(tmp_path: Path) -> Non
 
 def test_a_checkpoint_that_rotation_takes_meanwhile_is_not_called_whole(tmp_path: Path) -> None:
     it = source(tmp_path, a="1", b="2")
-    seen: list[Listing] = []
+    listings: list[Listing] = []
 
     def look(path: Path) -> Listing:
-        if seen:
+        if listings:
             (
                 path / "b"
                 # it was linked already, and another file may have gone before we first looked
             ).unlink()
-        seen.append(walk(path))
-        return seen[-1]
+        listings.append(walk(path))
+        return listings[-1]
 
     with pytest.raises(Incomplete, match="changed while"):
         pin_checkpoint(it, tmp_path, COMMIT, Said(), list_files=look)
@@ -190,8 +190,12 @@ def test_on_another_file_system_bytes_outlive_rotation_and_a_writer_is_noticed(
     before = len(list(Path("/proc/self/fd").iterdir()))
     begin[0]()
     assert len(list(Path("/proc/self/fd").iterdir())) == before - 2
-    found = {p.name: p.stat().st_size for p in other_disk.glob("pins/checkpoint-1.0/files/*")}
-    assert (found, said == []) == (({}, False) if is_written else ({"a": 100_000, "b": 1}, True))
+    sizes_by_name = {
+        p.name: p.stat().st_size for p in other_disk.glob("pins/checkpoint-1.0/files/*")
+    }
+    assert (sizes_by_name, said == []) == (
+        ({}, False) if is_written else ({"a": 100_000, "b": 1}, True)
+    )
 
 
 def test_without_room_older_saves_are_given_up_aloud(
@@ -295,7 +299,7 @@ def spool(tmp_path: Path) -> Path:
 def test_on_a_full_disk_all_but_the_newest_goes_out_of_sight(tmp_path: Path) -> None:
     output_dir = spool(tmp_path)
     # no disk has room for such a save
-    given = pinning.make_room(output_dir, Path("c.2"), 10**18, Said())
+    hidden_paths = pinning.make_room(output_dir, Path("c.2"), 10**18, Said())
     pins = output_dir / "_ckptsync" / "pins"
-    assert [p.name.rpartition("-")[2] for p in given] == ["c.0", "c.1"]
+    assert [p.name.rpartition("-")[2] for p in hidden_paths] == ["c.0", "c.1"]
     assert [p.name for p in pins.glob("[!.]*")] == ["c.2"]

@@ -70,7 +70,7 @@ def test_each_ranks_part_is_in_the_store_as_one_save_and_comes_back_whole(tmp_pa
         local(tmp_path / "tmp0", zero="0", common="c"),
         local(tmp_path / "tmp1", one="1", common="c"),
     )
-    manifests = [known.manifest for known in stored(tmp_path).manifests]
+    manifests = [stored_manifest.manifest for stored_manifest in stored(tmp_path).manifests]
     assert len(manifests) == 2
     assert {m.save for m in manifests} != {""}
     assert len({m.save for m in manifests}) == 1
@@ -251,9 +251,9 @@ def test_what_is_never_finished_is_refused(tmp_path: Path) -> None:
 def test_what_ray_is_given_can_be_handed_to_other_processes() -> None:
     import pickle
 
-    given = upload_fn("/store", run="sft", patience=3)
-    brought = pickle.loads(pickle.dumps(given))
-    assert repr(brought) == repr(given)  # partial has no equality
+    upload = upload_fn("/store", run="sft", patience=3)
+    brought = pickle.loads(pickle.dumps(upload))
+    assert repr(brought) == repr(upload)  # partial has no equality
 
 
 def sent_alone(tmp_path: Path, text: str = "0") -> Note:
@@ -380,8 +380,8 @@ def test_damage_is_a_metric_and_no_exception(
     assert told["ckptsync_verdict"] == "damaged"
     assert "zero" in told["ckptsync_findings"][0]
     assert f"{tmp_path}/store/sft/{NAME}" in caplog.text
-    (seen,) = read_state(open_store(str(tmp_path / "store"))).locations
-    assert seen.status == "DAMAGED"  # it is recorded, so that a worker sends it again
+    (location_records,) = read_state(open_store(str(tmp_path / "store"))).locations
+    assert location_records.status == "DAMAGED"  # it is recorded, so that a worker sends it again
 
 
 @pytest.mark.parametrize("config", [None, {}, {"level": "digest"}])

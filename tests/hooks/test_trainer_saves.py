@@ -122,9 +122,9 @@ def test_a_step_that_is_saved_twice_is_two_saves(tmp_path: Path) -> None:
         write_part(saver, 1, text)
         saver.remember(1)
         saver.commit(1)
-    found = commits(tmp_path)
-    assert set(found) == {"checkpoint-1.0", "checkpoint-1.1"}
-    assert found["checkpoint-1.0"].save != found["checkpoint-1.1"].save
+    pin_commits = commits(tmp_path)
+    assert set(pin_commits) == {"checkpoint-1.0", "checkpoint-1.1"}
+    assert pin_commits["checkpoint-1.0"].save != pin_commits["checkpoint-1.1"].save
 
 
 def test_another_training_gives_the_same_step_another_id(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_only_one_of_two_ranks_that_are_last_at_once_pins(tmp_path: Path) -> Non
     first, second = ranks(tmp_path, tmp_path)
     for saver in (first, second):
         saver.mark("checkpoint-1", "save", 1)
-    assert first.is_last("checkpoint-1", "save", (0, 1))
-    assert not second.is_last("checkpoint-1", "save", (0, 1))
+    assert first.claim_pinning("checkpoint-1", "save", (0, 1))
+    assert not second.claim_pinning("checkpoint-1", "save", (0, 1))
 
 
 def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:

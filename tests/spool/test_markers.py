@@ -37,7 +37,7 @@ COMMIT = Commit(
 )
 
 
-def here(**changes: object) -> TrainingProcess:
+def make_process(**changes: object) -> TrainingProcess:
     """The process of this test, as a hook would tell it."""
     pid = os.getpid()
     mine = TrainingProcess(
@@ -99,7 +99,7 @@ def test_a_save_has_an_id_of_its_own_each_time() -> None:
 
 def test_a_process_runs_until_it_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    told = here(pid=child.pid, began=markers.start_time(child.pid))
+    told = make_process(pid=child.pid, began=markers.start_time(child.pid))
     assert markers.is_training(told) is True
     child.communicate(b"\n")
     assert markers.is_training(told) is False
@@ -107,7 +107,7 @@ def test_a_process_runs_until_it_has_ended() -> None:
 
 def test_a_dead_process_that_its_parent_has_not_noticed_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
-    told = here(pid=child.pid, began=markers.start_time(child.pid))
+    told = make_process(pid=child.pid, began=markers.start_time(child.pid))
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{child.pid}/stat").exists()
     assert markers.is_training(told) is False
@@ -115,29 +115,34 @@ def test_a_dead_process_that_its_parent_has_not_noticed_has_ended() -> None:
 
 
 def test_another_process_with_the_same_number_is_another_process() -> None:
-    assert markers.is_training(here(began="1")) is False
+    assert markers.is_training(make_process(began="1")) is False
 
 
 def test_a_process_of_which_nothing_is_known_does_not_train_for_ever() -> None:
-    assert markers.is_training(here(pid=999_999_999, began="")) is False
+    assert markers.is_training(make_process(pid=999_999_999, began="")) is False
 
 
 def test_a_process_that_says_it_has_left_writes_no_more() -> None:
-    assert markers.is_training(here()) is True
-    assert markers.is_training(here(left=2.0)) is False
+    assert markers.is_training(make_process()) is True
+    assert markers.is_training(make_process(left=2.0)) is False
 
 
 def test_a_process_before_the_last_boot_has_ended() -> None:
-    before = here(
+    before = make_process(
         boot="another-boot " + markers.boot_id().partition(" ")[2], machine=markers.machine_id()
     )
     assert markers.is_training(before) is (False if markers.machine_id() else None)
 
 
 def test_nobody_can_tell_of_another_machine_or_container() -> None:
-    assert markers.is_training(here(boot="another-boot pid:[1]", host="elsewhere")) is None
-    assert markers.is_training(here(boot="another-boot pid:[1]", machine="elsewhere")) is None
-    assert markers.is_training(here(boot=markers.boot_id().partition(" ")[0] + " pid:[1]")) is None
+    assert markers.is_training(make_process(boot="another-boot pid:[1]", host="elsewhere")) is None
+    assert (
+        markers.is_training(make_process(boot="another-boot pid:[1]", machine="elsewhere")) is None
+    )
+    assert (
+        markers.is_training(make_process(boot=markers.boot_id().partition(" ")[0] + " pid:[1]"))
+        is None
+    )
 
 
 def test_what_a_hook_says_is_a_line_each_and_never_much(spool: Path) -> None:

@@ -144,7 +144,7 @@ def test_accelerate_s_save_without_the_first_rank_s_random_state_is_like_one_of_
     assert kept(store).keys() == {"checkpoint_0", "checkpoint_1"}
 
 
-def seen(step: int, *names: str, stable: bool = True) -> LocalSave:
+def make_save(step: int, *names: str, stable: bool = True) -> LocalSave:
     name = f"checkpoint-{step}"
     stats = tuple(Stat(name, 1, 0, 0, 0) for name in names)
     pin = Pin(
@@ -154,9 +154,11 @@ def seen(step: int, *names: str, stable: bool = True) -> LocalSave:
 
 
 def test_alike_are_names_without_the_step_and_with_every_other_number() -> None:
-    first = seen(4, "model-4.pt", "step_0004/x", "b")
-    assert is_like_another(first, [seen(16, "model-16.pt", "step_0016/x", "b")])
-    assert not is_like_another(first, [first, seen(16, "model-16.pt", "step_0016/x")])
-    assert not is_like_another(first, [seen(16, "model-16.pt", "step_0016/x", "b", stable=False)])
-    assert not is_like_another(seen(4, "a-00001-of-00003"), [seen(5, "a-00001-of-00002")])
-    assert not is_like_another(seen(4, "a4"), [seen(5, "a44")])
+    first = make_save(4, "model-4.pt", "step_0004/x", "b")
+    assert is_like_another(first, [make_save(16, "model-16.pt", "step_0016/x", "b")])
+    assert not is_like_another(first, [first, make_save(16, "model-16.pt", "step_0016/x")])
+    assert not is_like_another(
+        first, [make_save(16, "model-16.pt", "step_0016/x", "b", stable=False)]
+    )
+    assert not is_like_another(make_save(4, "a-00001-of-00003"), [make_save(5, "a-00001-of-00002")])
+    assert not is_like_another(make_save(4, "a4"), [make_save(5, "a44")])

@@ -95,7 +95,7 @@ def run(
     return w
 
 
-def there(out: Path) -> list[str]:
+def names_in(out: Path) -> list[str]:
     return sorted(p.name for p in out.glob("checkpoint-*"))
 
 
@@ -103,13 +103,13 @@ def test_what_is_verified_goes_with_its_pin_and_the_rest_stays(tmp_path: Path) -
     store = MemoryStore()
     w = run(tmp_path, store)
     tick(w, 1000.0)
-    assert there(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     verify(store, "checkpoint-1")
     verify(store, "checkpoint-3")
-    found = tick(w, 1001.0)
-    assert [p.checkpoint for p in found.progress if p.phase == "cleaned"] == ["checkpoint-1"]
-    assert found.failures == ()
-    assert there(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+    result = tick(w, 1001.0)
+    assert [p.checkpoint for p in result.progress if p.phase == "cleaned"] == ["checkpoint-1"]
+    assert result.failures == ()
+    assert names_in(tmp_path) == ["checkpoint-2", "checkpoint-3"]
     assert pinned(tmp_path) == ["checkpoint-2.0", "checkpoint-3.0"]
     assert not [p for p in (tmp_path / "_ckptsync").iterdir() if p.name.startswith(".gone")]
     assert progress(tick(w, 1002.0))["checkpoint-3.0"].phase == "stored"
@@ -120,7 +120,7 @@ def test_nothing_goes_unless_it_was_asked_for(tmp_path: Path) -> None:
     w = run(tmp_path, store, clean=False)
     verify(store, "checkpoint-1")
     tick(w, 1000.0)
-    assert there(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
 
 
 def lose(store: MemoryStore, out: Path) -> None:
@@ -150,7 +150,7 @@ def test_what_the_store_lacks_in_any_way_stays(tmp_path: Path, happens: object) 
     verify(store, "checkpoint-1")
     happens(store, tmp_path)  # type: ignore[operator]
     assert tick(w, 1000.0).failures == ()
-    assert "checkpoint-1" in there(tmp_path)
+    assert "checkpoint-1" in names_in(tmp_path)
 
 
 def overwrite(file: Path) -> None:
@@ -186,7 +186,7 @@ def test_bytes_that_changed_while_size_and_time_stayed_are_in_no_store(
         [failure] = tick(w, now).failures
         assert "checkpoint-1/w: its bytes are not those in the store" in failure.text
         assert "touch" in failure.hint
-    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     os.utime(file)
     settle(w, 2000.0)
     stored = [read_all(store, e.name) for e in store.names("run/") if e.name.endswith("/w")]
@@ -205,7 +205,7 @@ def test_nothing_goes_while_the_newest_word_on_it_cannot_be_read(
     told = encode(newer).replace(b'"format":', b'"format":9')
     store.create(record_name(newer, told), [told if kind is Unsupported else b"x"])
     tick(w, 1000.0)
-    assert "checkpoint-1" in there(tmp_path)
+    assert "checkpoint-1" in names_in(tmp_path)
 
 
 def test_what_the_store_has_given_up_is_the_only_copy(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_what_the_store_has_given_up_is_the_only_copy(tmp_path: Path) -> None:
     names = tuple(k.name for k in manifests(store) if k.manifest.location == "checkpoint-1")
     put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old"))
     assert progress(tick(w, 1000.0))["checkpoint-1.0"].phase == "retired"
-    assert "checkpoint-1" in there(tmp_path)
+    assert "checkpoint-1" in names_in(tmp_path)
 
 
 def test_what_is_not_sent_by_choice_has_no_other_copy(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_is_not_sent_by_choice_has_no_other_copy(tmp_path: Path) -> None:
     w = run(tmp_path, store, exclude=("w",))
     verify(store, "checkpoint-1")
     tick(w, 1000.0)
-    assert "checkpoint-1" in there(tmp_path)
+    assert "checkpoint-1" in names_in(tmp_path)
 
 
 def test_what_the_trainer_calls_its_best_stays(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_the_trainer_calls_its_best_stays(tmp_path: Path) -> None:
         verify(store, name)
     settle(w, 1000.0)
     tick(w, 3000.0)
-    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
+    assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
 def test_the_best_of_a_trial_stays_though_its_name_is_a_longer_one(tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ def test_one_that_may_not_go_keeps_no_other_back(
         rename(path, target, **where)
 
     monkeypatch.setattr(os, "rename", refused)
-    found = tick(w, 1000.0)
-    assert [(f.checkpoint, f.error) for f in found.failures] == [("checkpoint-1", "ConfigError")]
-    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
+    result = tick(w, 1000.0)
+    assert [(f.checkpoint, f.error) for f in result.failures] == [("checkpoint-1", "ConfigError")]
+    assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
 def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
         if not is_open(tmp_path / "checkpoint-1", walk(tmp_path / "checkpoint-1").files):
             pytest.skip("no leases on this file system")
         tick(w, 1000.0)
-        assert "checkpoint-1" in there(tmp_path)
+        assert "checkpoint-1" in names_in(tmp_path)
     tick(w, 1001.0)
-    assert "checkpoint-1" not in there(tmp_path)
+    assert "checkpoint-1" not in names_in(tmp_path)
 
 
 def test_what_a_killed_worker_had_put_aside_is_removed(tmp_path: Path) -> None:
@@ -325,11 +325,11 @@ def test_what_was_moved_aside_goes_once_a_later_checkpoint_is_verified(
     assert aside() == everything, "nothing is verified"
     verify(store, "checkpoint-3")
     with (tmp_path / ASIDE / "checkpoint-2.2" / "w").open("rb"):
-        found = tick(w, 1001.0)
+        result = tick(w, 1001.0)
         assert ("checkpoint-2" in aside()) is not clean
     # written after it, of its step or an earlier one, or of no series: these stay
-    gone = [p.checkpoint for p in found.progress if p.phase == "cleaned"]
-    assert gone == ([f"{ASIDE}/checkpoint-2"] if clean else [])
+    cleaned_names = [p.checkpoint for p in result.progress if p.phase == "cleaned"]
+    assert cleaned_names == ([f"{ASIDE}/checkpoint-2"] if clean else [])
     tick(w, 1002.0)
     left = ["checkpoint-1", "checkpoint-3", "checkpoint-4", "mine"]
     assert aside() == (left if clean else everything)

@@ -173,9 +173,9 @@ def test_a_training_that_lives_is_waited_for_and_not_for_ever() -> None:
 
 
 def test_marks_of_every_rank_need_a_second_and_do_not_outweigh_a_doubt() -> None:
-    found = trainer(SHARDS, hook="marked")
-    assert not judge(found, 0.9, RULE).finished
-    assert judge(found, 1.0, RULE).finished
+    observation = trainer(SHARDS, hook="marked")
+    assert not judge(observation, 0.9, RULE).finished
+    assert judge(observation, 1.0, RULE).finished
     assert wait(trainer(DONE, hook="marked", partial=files({".tmpAb3xYz": 102.0}))) == 600
 
 
@@ -256,13 +256,13 @@ def test_verl_s_driver_says_which_step_is_written() -> None:
             for r in (0, 1)
         }
     )
-    found = Observation("verl", 4, saved)
-    assert wait(found) == 60
-    assert wait(replace(found, marker=TrainerState(4, 101 * S))) == 10
-    assert wait(replace(found, marker=TrainerState(6, 101 * S))) == 10
-    assert wait(replace(found, later=True)) == 10
+    observation = Observation("verl", 4, saved)
+    assert wait(observation) == 60
+    assert wait(replace(observation, marker=TrainerState(4, 101 * S))) == 10
+    assert wait(replace(observation, marker=TrainerState(6, 101 * S))) == 10
+    assert wait(replace(observation, later=True)) == 10
     for stale in (TrainerState(3, 101 * S), TrainerState(None, 101 * S), TrainerState(4, 99 * S)):
-        assert wait(replace(found, marker=stale)) == 60
+        assert wait(replace(observation, marker=stale)) == 60
 
 
 def test_verl_s_sft_ranks_leave_their_loaders_state_beside_the_word_of_rank_0() -> None:
@@ -272,9 +272,12 @@ def test_verl_s_sft_ranks_leave_their_loaders_state_beside_the_word_of_rank_0() 
         "data_0.pt": 100.5,
         "data_1.pt": 101.5,
     }
-    found = Observation("verl", 4, files(saved), marker=TrainerState(4, 101 * S))
-    assert wait(found) == 10
-    assert wait(replace(found, files=files(saved | {"model_world_size_2_rank_1.pt": 101.5}))) == 60
+    observation = Observation("verl", 4, files(saved), marker=TrainerState(4, 101 * S))
+    assert wait(observation) == 10
+    assert (
+        wait(replace(observation, files=files(saved | {"model_world_size_2_rank_1.pt": 101.5})))
+        == 60
+    )
 
 
 def test_lightning_s_file_is_whole_when_it_appears_and_its_directory_when_meta_is_the_newest() -> (

@@ -38,15 +38,15 @@ from tests.support.vector import vector
 from tests.support.worker_in_process import T, context, draft_of, lay, manifests, seen
 
 
-def held(path: Path) -> LocalFiles:
+def list_local_files(path: Path) -> LocalFiles:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
     return build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
 
 
 def drafted(path: Path, read: ReadFiles | None = None) -> tuple[Manifest, tuple[str, ...]]:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
-    seen = LocalSave("run", checkpoint_dir, held(path), None)
-    return draft_manifest(seen, "n0", PinNotes(), read or ReadFiles(), clock_offset=0)
+    local_save = LocalSave("run", checkpoint_dir, list_local_files(path), None)
+    return draft_manifest(local_save, "n0", PinNotes(), read or ReadFiles(), clock_offset=0)
 
 
 def test_without_a_mark_of_the_save_the_trainings_says_how_many_ranks_have_random_states(
@@ -66,9 +66,9 @@ def test_without_a_mark_of_the_save_the_trainings_says_how_many_ranks_have_rando
         write_mark(process_path(tmp_path / SPOOL, name), mark)
     store = MemoryStore()
     send_save(seen(tmp_path), PinNotes(), replace(context(store), output_dir=tmp_path), ReadFiles())
-    [known] = manifests(store)
-    assert {f"rng_state_{rank}.pth" for rank in range(4)} <= known.manifest.demands.resume.keys()
-    assert "rng_state_4.pth" not in known.manifest.demands.resume
+    [manifest] = manifests(store)
+    assert {f"rng_state_{rank}.pth" for rank in range(4)} <= manifest.manifest.demands.resume.keys()
+    assert "rng_state_4.pth" not in manifest.manifest.demands.resume
 
 
 def sent(path: Path, hold: LocalFiles) -> Manifest:
@@ -87,7 +87,10 @@ def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -
     taken, _ = drafted(out, read)
     assert {f.digest for f in taken.files} == {""}
     read.entries.update(
-        {path: UploadSource(one, "n0").digested() for path, one in held(out).by_path.items()}
+        {
+            path: UploadSource(file, "n0").digested()
+            for path, file in list_local_files(out).by_path.items()
+        }
     )
     taken, _ = drafted(out, read)
     files = {
@@ -135,7 +138,7 @@ def replaced(path: Path) -> None:
 def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path], None]) -> None:
     # among the first to be read, so it changes after its turn
     victim = out / "checkpoint-4" / "config.json"
-    seen = held(out)
+    local_files = list_local_files(out)
     calls: list[int] = []
 
     def strike(_: int) -> None:
@@ -145,15 +148,15 @@ def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path]
 
     with pytest.raises(Incomplete):
         upload(
-            sent(out, seen),
-            seen,
+            sent(out, local_files),
+            local_files,
             UploadContext(StoreView(MemoryStore(), "n0", "run"), "checkpoint-4", strike),
         )
 
 
 def test_a_change_whose_time_was_set_back_is_seen_and_a_pin_or_rotation_is_none(out: Path) -> None:
     path = out / "checkpoint-4" / "latest"
-    seen, times = held(out), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    seen, times = list_local_files(out), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     os.link(path, out / "pin")
     check_unchanged(seen)
     (out / "pin").unlink()
@@ -210,8 +213,8 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     assert out == b"aa"
     with pytest.raises(Incomplete):
         both.read_into("b", 0, memoryview(out))
-    here = CheckpointDir("checkpoint-4", "trainer", tmp_path / "checkpoint-4")
-    assert build_local_save("run", here, None, list_pins(tmp_path)[0]).files.is_gone
+    checkpoint_dir = CheckpointDir("checkpoint-4", "trainer", tmp_path / "checkpoint-4")
+    assert build_local_save("run", checkpoint_dir, None, list_pins(tmp_path)[0]).files.is_gone
 
 
 def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -234,8 +237,8 @@ def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -
         ).files.by_path.values(),
     ]
     descriptors = opened()
-    seen = [(stat_open(fd, one.stat.path), opened()) for one, fd in open_each(files)]
-    assert [stat for stat, _ in seen] == [one.stat for one in files]
+    seen = [(stat_open(fd, file.stat.path), opened()) for file, fd in open_each(files)]
+    assert [stat for stat, _ in seen] == [file.stat for file in files]
     assert max(more - descriptors for _, more in seen) <= 3, (
         "a file, and the directories on its way"
     )

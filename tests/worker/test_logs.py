@@ -163,10 +163,10 @@ def test_a_log_that_was_begun_anew_leaves_the_old_one(
     log.write_text(text)
     (out / "all_results.json").write_text('{"loss": 2}')
     (logs(out, store) if is_restarted else carried).carry()
-    found = stored(store)
-    assert found.pop("trainer_log.jsonl") == text.encode()
-    assert found.pop("all_results.json") == b'{"loss": 2}'
-    [(name, data)] = found.items()
+    stored_logs = stored(store)
+    assert stored_logs.pop("trainer_log.jsonl") == text.encode()
+    assert stored_logs.pop("all_results.json") == b'{"loss": 2}'
+    [(name, data)] = stored_logs.items()
     assert name.startswith("trainer_log.jsonl.")
     assert name.endswith("Z")
     assert data == b"old\nold\n"

@@ -45,7 +45,7 @@ from ckptsync.worker.observation import (
 from tests.support.vector import vector
 
 
-def held(path: Path) -> tuple[LocalFiles, CheckpointDir]:
+def list_local_files(path: Path) -> tuple[LocalFiles, CheckpointDir]:
     (checkpoint_dir,) = find_checkpoint_dirs(path)
     return build_local_save("run", checkpoint_dir, scanned(checkpoint_dir)).files, checkpoint_dir
 
@@ -65,7 +65,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_real_checkpoint_settles_by_its_trainer_state(out: Path) -> None:
-    found = gather(*held(out))
+    found = gather(*list_local_files(out))
     assert found.state is not None
     assert (found.state.step, found.step, found.unclosed, found.writing) == (4, 4, (), ())
     assert judge(found, 10.0, Rule()).reason == "trainer_state.json is the newest of its files"
@@ -76,8 +76,8 @@ def test_a_file_open_for_writing_is_seen_and_one_open_for_reading_is_not(out: Pa
         (out / "checkpoint-4" / "scheduler.pt").open("rb"),
         (out / "checkpoint-4" / "rng_state_0.pth").open("ab"),
     ):
-        assert gather(*held(out)).writing == ("rng_state_0.pth",)
-    assert gather(*held(out)).writing == ()
+        assert gather(*list_local_files(out)).writing == ("rng_state_0.pth",)
+    assert gather(*list_local_files(out)).writing == ()
 
 
 def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(
@@ -85,14 +85,14 @@ def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(
 ) -> None:
     monkeypatch.setattr(observation, "_LEASE_FILE_SYSTEMS", frozenset())
     with (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
-        assert gather(*held(out)).writing is None
+        assert gather(*list_local_files(out)).writing is None
 
 
 @pytest.mark.parametrize("name", ["scheduler.pt", "rng_state_1.pth", "trainer_state.json"])
 def test_a_torn_file_is_not_closed(out: Path, name: str) -> None:
     torn = out / "checkpoint-4" / name
     torn.write_bytes(torn.read_bytes()[:-9])
-    assert gather(*held(out)).unclosed == (name,)
+    assert gather(*list_local_files(out)).unclosed == (name,)
 
 
 @pytest.mark.parametrize(
@@ -100,36 +100,36 @@ def test_a_torn_file_is_not_closed(out: Path, name: str) -> None:
 )
 def test_a_trainer_state_that_says_nothing_is_one_without_a_step(out: Path, text: str) -> None:
     (out / "checkpoint-4" / "trainer_state.json").write_bytes(text.encode("latin-1"))
-    state = trainer_state(held(out)[0])
+    state = trainer_state(list_local_files(out)[0])
     assert state is not None
     assert state.step is None
 
 
 def test_files_that_vanish_meanwhile_are_incomplete(out: Path) -> None:
-    seen = held(out)
+    local_files = list_local_files(out)
     shutil.rmtree(out / "checkpoint-4")
     with pytest.raises(Incomplete):
-        gather(*seen)
+        gather(*local_files)
 
 
 def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> None:
-    newest = max(f.mtime for f in held(out)[0].stats)
+    newest = max(f.mtime for f in list_local_files(out)[0].stats)
     for folder in (
         out / "checkpoint-4",
         *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir()),
     ):
         os.utime(folder, ns=(newest, newest))
-    assert not gather(*held(out)).was_emptied
+    assert not gather(*list_local_files(out)).was_emptied
     (out / "checkpoint-4" / "latest").symlink_to("latest")  # a link to itself is no directory
     os.utime(out / "checkpoint-4", ns=(newest, newest))
-    assert not gather(*held(out)).was_emptied
+    assert not gather(*list_local_files(out)).was_emptied
     (out / "checkpoint-4" / "optimizer_0" / "__0_0.distcp").unlink()
     os.utime(out / "checkpoint-4" / "optimizer_0", ns=(newest, newest + 2 * S))
-    assert gather(*held(out)).was_emptied
+    assert gather(*list_local_files(out)).was_emptied
 
 
 def test_what_was_at_rest_before_is_known_by_the_fingerprint_beside_its_pin(out: Path) -> None:
-    files, checkpoint_dir = held(out)
+    files, checkpoint_dir = list_local_files(out)
     pin = create_pin(out, checkpoint_dir.name, 0, "n0")
     assert pin is not None
     stable = fingerprint(files.stats)
@@ -155,13 +155,13 @@ def test_a_fingerprint_holds_until_something_is_added_taken_or_written_again() -
 
 
 def test_what_lies_around_it_is_looked_at_again_and_its_files_are_not(out: Path) -> None:
-    files, checkpoint_dir = held(out)
+    files, checkpoint_dir = list_local_files(out)
     first = gather(files, checkpoint_dir)
     shutil.rmtree(checkpoint_dir.path)
-    gone = LocalSave("run", checkpoint_dir, replace(files, is_gone=True), None)
+    local_save = LocalSave("run", checkpoint_dir, replace(files, is_gone=True), None)
     later = (checkpoint_dir.family, 5, max(f.mtime for f in files.stats))
     again = with_surroundings(
-        first, gone, Surroundings(spans=[later], has_trainer=True), other_part=True
+        first, local_save, Surroundings(spans=[later], has_trainer=True), other_part=True
     )
     assert again == replace(first, later=True, other_part=True, has_trainer=True, is_gone=True)
 
@@ -174,7 +174,7 @@ def test_the_step_that_verl_s_driver_says_is_read(
     tmp_path: Path, text: bytes, step: int | None
 ) -> None:
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
-    hold_, checkpoint_dir = held(tmp_path)
+    hold_, checkpoint_dir = list_local_files(tmp_path)
     assert gather(hold_, checkpoint_dir).marker is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(text)
     marker = gather(hold_, checkpoint_dir).marker
@@ -192,14 +192,14 @@ def test_a_file_of_lightning_s_that_is_still_copied_is_not_closed(tmp_path: Path
     ).read_bytes()
     path = tmp_path / "epoch=0-step=4.ckpt"
     path.write_bytes(whole[:-cut])
-    assert gather(*held(tmp_path)).unclosed == (path.name,)
+    assert gather(*list_local_files(tmp_path)).unclosed == (path.name,)
     path.write_bytes(whole)
-    assert gather(*held(tmp_path)).unclosed == ()
+    assert gather(*list_local_files(tmp_path)).unclosed == ()
 
 
 def test_whose_rank_is_behind_is_said(out: Path) -> None:
     (out / "checkpoint-4" / "rng_state_1.pth").unlink()
-    assert "rank 1 is missing" in judge(gather(*held(out)), 10.0, Rule()).reason
+    assert "rank 1 is missing" in judge(gather(*list_local_files(out)), 10.0, Rule()).reason
 
 
 S = 10**9
@@ -257,8 +257,8 @@ def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: 
     write_mark(process_path(spool, "p"), BEGUN)
     for mark in (*BOTH, replace(MARK, checkpoint="checkpoint-8")):
         write_mark(save_folder(spool, mark.checkpoint, mark.save) / f"rank-{mark.rank}.json", mark)
-    found = find_surroundings(tmp_path, (), ("checkpoint-4",))
-    assert (found.processes, found.marks) == (
+    surroundings = find_surroundings(tmp_path, (), ("checkpoint-4",))
+    assert (surroundings.processes, surroundings.marks) == (
         (replace(BEGUN, process="p"),),
         {"checkpoint-4": BOTH},
     )
@@ -340,7 +340,7 @@ def spans_of(saves: list[LocalSave]) -> Sequence[Span]:
     return find_surroundings(Path("nowhere"), saves, ()).spans
 
 
-def seen(name: str, *mtimes: int, family: Family = "trainer") -> LocalSave:
+def make_save(name: str, *mtimes: int, family: Family = "trainer") -> LocalSave:
     held = {
         str(n): LocalFile(Stat(str(n), 1, at, n, 0), Path(), is_pinned=False)
         for n, at in enumerate(mtimes)
@@ -352,9 +352,9 @@ def seen(name: str, *mtimes: int, family: Family = "trainer") -> LocalSave:
 
 def test_a_higher_number_that_was_begun_afterwards_is_later() -> None:
     one, two, over = (
-        seen("checkpoint-1", 10, 20),
-        seen("checkpoint-2", 20, 30),
-        seen("checkpoint-3", 15, 30),
+        make_save("checkpoint-1", 10, 20),
+        make_save("checkpoint-2", 20, 30),
+        make_save("checkpoint-3", 15, 30),
     )
     assert is_later(one, spans_of([one, two]))
     assert not is_later(one, spans_of([one, over]))
@@ -362,7 +362,7 @@ def test_a_higher_number_that_was_begun_afterwards_is_later() -> None:
 
 
 def test_another_kind_no_step_and_no_files_say_nothing() -> None:
-    one = seen("checkpoint-1", 10)
-    assert spans_of([seen("checkpoint-2"), seen("final", 30)]) == []
-    assert not is_later(one, spans_of([seen("checkpoint_2", 30, family="accelerate")]))
-    assert not is_later(seen("final", 1), spans_of([one]))
+    local_save = make_save("checkpoint-1", 10)
+    assert spans_of([make_save("checkpoint-2"), make_save("final", 30)]) == []
+    assert not is_later(local_save, spans_of([make_save("checkpoint_2", 30, family="accelerate")]))
+    assert not is_later(make_save("final", 1), spans_of([local_save]))

@@ -54,9 +54,9 @@ class Looking:
 
     def after(self, seconds: float) -> Scan:
         self.clock.now += seconds
-        found = list_and_pin_saves(RunDir("run", self.out), self.seat)
+        scan = list_and_pin_saves(RunDir("run", self.out), self.seat)
         self.copies.wait()
-        return found
+        return scan
 
     def pinned(self) -> list[str]:
         return [f.path for p in list_pins(self.out) for f in p.files]
@@ -74,19 +74,22 @@ def test_what_is_still_is_copied_with_its_time_and_then_pinned(out: Path, source
     before = descriptors(source)
     (source / "a").chmod(0o600)
     looking = Looking(out)
-    found = looking.after(0)
-    assert (looking.pinned(), found.saves[0].files.unpinned) == ([], ("a", "c", "sub/b"))
+    scan = looking.after(0)
+    assert (looking.pinned(), scan.saves[0].files.unpinned) == ([], ("a", "c", "sub/b"))
     looking.after(STILL)
     assert looking.pinned() == ["a", "c", "sub/b"]
-    (one,) = looking.after(0).saves
+    (local_save,) = looking.after(0).saves
     assert {f.name: f.stat().st_mode & 0o077 for f in list_pins(out)[0].root.iterdir()}["a"] == 0
-    assert (one.files.unpinned, [(f.size, f.mtime) for f in one.files.stats]) == (
+    assert (local_save.files.unpinned, [(f.size, f.mtime) for f in local_save.files.stats]) == (
         (),
         [(f.size, f.mtime) for f in walk(source).files],
     )
     shutil.rmtree(source)
-    (one,) = looking.after(0).saves
-    assert (one.files.is_gone, sorted(one.files.by_path)) == (True, ["a", "c", "sub/b"])
+    (local_save,) = looking.after(0).saves
+    assert (local_save.files.is_gone, sorted(local_save.files.by_path)) == (
+        True,
+        ["a", "c", "sub/b"],
+    )
     assert descriptors(source) == before
 
 
@@ -100,11 +103,12 @@ def test_what_rotation_takes_before_it_was_copied_is_copied_all_the_same_and_see
     assert looking.after(0).saves == ()
     shutil.rmtree(source)
     assert looking.after(0).saves == ()
-    (one,) = looking.after(0).saves
+    (local_save,) = looking.after(0).saves
     assert {
-        f.path: (one.files.by_path[f.path].root / f.path).read_bytes() for f in one.files.stats
+        f.path: (local_save.files.by_path[f.path].root / f.path).read_bytes()
+        for f in local_save.files.stats
     } == content
-    assert one.files.is_gone
+    assert local_save.files.is_gone
 
 
 def test_what_grows_is_not_copied_until_it_is_still(out: Path, source: Path) -> None:

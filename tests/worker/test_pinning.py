@@ -39,7 +39,7 @@ def files(told: dict[str, int]) -> tuple[Stat, ...]:
     return tuple(Stat(n, 1, inode, inode, 0) for n, inode in told.items())
 
 
-def found(**told: int) -> ListedCheckpoint:
+def make_listing(**told: int) -> ListedCheckpoint:
     return ListedCheckpoint("checkpoint-4", "trainer", Path("x"), files(told), (), ())
 
 
@@ -48,30 +48,30 @@ def pin(k: int, node: str = "n0", **told: int) -> Pin:
 
 
 def test_what_is_seen_first_is_pinned_and_grows() -> None:
-    assert follow_source(found(a=1), [], "n0") == PinChanges(open=0)
-    assert follow_source(found(a=1), [pin(0)], "n0") == PinChanges(linked=("a",))
-    assert follow_source(found(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(linked=("b",))
-    assert follow_source(found(a=1), [pin(0, a=1)], "n0") == PinChanges()
+    assert follow_source(make_listing(a=1), [], "n0") == PinChanges(new_k=0)
+    assert follow_source(make_listing(a=1), [pin(0)], "n0") == PinChanges(linked=("a",))
+    assert follow_source(make_listing(a=1, b=2), [pin(0, a=1)], "n0") == PinChanges(linked=("b",))
+    assert follow_source(make_listing(a=1), [pin(0, a=1)], "n0") == PinChanges()
 
 
 def test_rotation_takes_nothing_from_a_pin() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow_source(found(a=1), [ours], "n0") == PinChanges()
-    assert follow_source(found(), [ours], "n0") == PinChanges()
+    assert follow_source(make_listing(a=1), [ours], "n0") == PinChanges()
+    assert follow_source(make_listing(), [ours], "n0") == PinChanges()
     assert follow_source(None, [ours], "n0") == PinChanges()
 
 
 def test_a_placeholder_that_the_trainer_took_back_is_let_go() -> None:
     ours = pin(0, config=1, model=2)
-    assert follow_source(found(config=1, shard=3), [ours], "n0") == PinChanges(
+    assert follow_source(make_listing(config=1, shard=3), [ours], "n0") == PinChanges(
         unlinked=("model",), linked=("shard",)
     )
 
 
 def test_a_directory_made_again_is_another_pin_even_if_it_begins_with_a_new_name() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow_source(found(rng=9), [ours], "n0") == PinChanges(open=1)
-    assert follow_source(found(a=8, b=9), [ours], "n0") == PinChanges(open=1)
+    assert follow_source(make_listing(rng=9), [ours], "n0") == PinChanges(new_k=1)
+    assert follow_source(make_listing(a=8, b=9), [ours], "n0") == PinChanges(new_k=1)
 
 
 def finished(one: Pin) -> Pin:
@@ -80,13 +80,13 @@ def finished(one: Pin) -> Pin:
 
 def test_a_save_written_over_a_finished_one_is_another_pin_and_the_finished_one_stays() -> None:
     ours = pin(0, a=1, b=2)
-    assert follow_source(found(a=1, b=9), [finished(ours)], "n0") == PinChanges(open=1)
-    assert follow_source(found(a=1, b=9), [ours], "n0") == PinChanges((ours,), open=1)
+    assert follow_source(make_listing(a=1, b=9), [finished(ours)], "n0") == PinChanges(new_k=1)
+    assert follow_source(make_listing(a=1, b=9), [ours], "n0") == PinChanges((ours,), new_k=1)
 
 
 def test_only_the_newest_pin_follows_and_another_nodes_is_let_be() -> None:
-    assert follow_source(found(a=9), [pin(0, a=1), pin(1, a=9)], "n0") == PinChanges()
-    assert follow_source(found(a=9), [pin(0, "n1", a=1)], "n0") == PinChanges()
+    assert follow_source(make_listing(a=9), [pin(0, a=1), pin(1, a=9)], "n0") == PinChanges()
+    assert follow_source(make_listing(a=9), [pin(0, "n1", a=1)], "n0") == PinChanges()
 
 
 def commit(k: int, **told: int) -> Pin:
@@ -107,11 +107,13 @@ def commit(k: int, **told: int) -> Pin:
 
 
 def test_what_the_hook_committed_neither_grows_nor_shrinks() -> None:
-    assert follow_source(found(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(found(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(found(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
-    assert follow_source(found(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
-    assert follow_source(found(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(open=1)
+    assert follow_source(make_listing(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(make_listing(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
+    assert follow_source(make_listing(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(
+        new_k=1
+    )
+    assert follow_source(make_listing(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
+    assert follow_source(make_listing(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
 
 
 @pytest.mark.parametrize(
@@ -119,25 +121,31 @@ def test_what_the_hook_committed_neither_grows_nor_shrinks() -> None:
 )
 def test_what_was_pinned_of_a_save_before_the_hook_committed_it_goes(told: dict[str, int]) -> None:
     ours = pin(0, "n0", **told)
-    for source in (found(a=1, b=2), found(), None):
+    for source in (make_listing(a=1, b=2), make_listing(), None):
         assert follow_source(source, [ours, commit(1, a=1, b=2)], "n0") == PinChanges((ours,))
     assert (
-        follow_source(found(a=1, b=2), [replace(ours, node="n1"), commit(1, a=1, b=2)], "n0")
+        follow_source(make_listing(a=1, b=2), [replace(ours, node="n1"), commit(1, a=1, b=2)], "n0")
         == PinChanges()
     )
 
 
 def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
     elsewhere, taken, committed = pin(0, a=5, b=6), finished(pin(0, a=1, b=7)), commit(0, a=1, b=7)
-    assert follow_source(found(a=1, b=2), [elsewhere, commit(1, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(found(a=1, b=2), [taken, commit(1, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(found(a=1, b=2), [committed, commit(1, a=1, b=2)], "n0") == PinChanges()
+    assert (
+        follow_source(make_listing(a=1, b=2), [elsewhere, commit(1, a=1, b=2)], "n0")
+        == PinChanges()
+    )
+    assert follow_source(make_listing(a=1, b=2), [taken, commit(1, a=1, b=2)], "n0") == PinChanges()
+    assert (
+        follow_source(make_listing(a=1, b=2), [committed, commit(1, a=1, b=2)], "n0")
+        == PinChanges()
+    )
 
 
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
     void = replace(commit(0, a=1, b=2), files=files({"a": 1, "b": 3}))
-    assert follow_source(found(a=1, b=3, c=4), [void], "n0") == PinChanges(linked=("c",))
-    assert follow_source(found(a=1, b=9), [void], "n0") == PinChanges((void,), open=1)
+    assert follow_source(make_listing(a=1, b=3, c=4), [void], "n0") == PinChanges(linked=("c",))
+    assert follow_source(make_listing(a=1, b=9), [void], "n0") == PinChanges((void,), new_k=1)
 
 
 def cost(
@@ -161,35 +169,35 @@ def cost(
     return PinCost(pin, size, gone, verified, step)
 
 
-def given(pins: list[PinCost], lacking: int, full: str = "oldest") -> list[int]:
+def dropped_numbers(pins: list[PinCost], lacking: int, full: str = "oldest") -> list[int]:
     relief = choose_to_give_up(pins, SpoolRoom(100 + lacking, 1000, 10), SpoolRule(100, full))
     return [int(p.checkpoint.removeprefix("checkpoint-")) for p in relief.drop]
 
 
 def test_nothing_goes_while_there_is_room() -> None:
     four = [cost(n, stored=True) for n in (1, 2, 3, 4)]
-    assert given(four, 0) == []
+    assert dropped_numbers(four, 0) == []
     assert choose_to_give_up(four, SpoolRoom(10**9, 10, 10), SpoolRule()).drop == ()
 
 
 def test_what_the_store_has_goes_first_and_the_verified_before_the_rest() -> None:
     pins = [cost(1), cost(2, stored=True), cost(3, stored=True, verified=True), cost(4)]
-    assert given(pins, 1) == [3]
-    assert given(pins, 11) == [3, 2]
-    assert given(pins, 21) == [3, 2, 1]
+    assert dropped_numbers(pins, 1) == [3]
+    assert dropped_numbers(pins, 11) == [3, 2]
+    assert dropped_numbers(pins, 21) == [3, 2, 1]
 
 
 def test_the_oldest_goes_but_neither_the_newest_nor_the_one_that_is_on_its_way() -> None:
     pins = [cost(1, sending=7), cost(2, sending=8), cost(3), cost(4)]
-    assert given(pins, 1) == [2]
-    assert given(pins, 99) == [2, 3]
+    assert dropped_numbers(pins, 1) == [2]
+    assert dropped_numbers(pins, 99) == [2, 3]
 
 
 def test_each_nth_stays_as_long_as_that_is_enough() -> None:
     pins = [cost(500 * n) for n in (1, 2, 3, 4, 5, 6)]
-    assert given(pins, 25, "every:2") == [500, 1500, 2500]
-    assert given(pins, 45, "every:2") == [500, 1500, 2500, 1000, 2000]
-    assert given(pins, 25, "every:3") == [500, 1000, 2000]
+    assert dropped_numbers(pins, 25, "every:2") == [500, 1500, 2500]
+    assert dropped_numbers(pins, 45, "every:2") == [500, 1500, 2500, 1000, 2000]
+    assert dropped_numbers(pins, 25, "every:3") == [500, 1000, 2000]
 
 
 def test_who_waits_gives_up_nothing_that_the_store_has_not_and_hears_that_it_is_full() -> None:
@@ -201,7 +209,7 @@ def test_who_waits_gives_up_nothing_that_the_store_has_not_and_hears_that_it_is_
 
 
 def test_what_the_trainer_still_has_takes_no_room_and_makes_none() -> None:
-    assert given([cost(1, gone=False), cost(2, size=0), cost(3), cost(4)], 5) == [3]
+    assert dropped_numbers([cost(1, gone=False), cost(2, size=0), cost(3), cost(4)], 5) == [3]
 
 
 def test_where_the_disk_is_full_of_something_else_nothing_is_given_up_in_vain() -> None:
@@ -265,8 +273,8 @@ ROOT = Path(__file__).parent.parent.parent
 def looked(
     out: Path, node: str = "n0", *, is_proven: bool = False
 ) -> tuple[tuple[LocalSave, ...], tuple[Failure, ...]]:
-    found = list_and_pin_saves(RunDir("run", out), Pinner(node, lambda *_: is_proven))
-    return found.saves, found.failures
+    scan = list_and_pin_saves(RunDir("run", out), Pinner(node, lambda *_: is_proven))
+    return scan.saves, scan.failures
 
 
 def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:
@@ -293,17 +301,17 @@ def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location
 
 def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
-    (one,), _ = looked(tmp_path, is_proven=True)
-    assert one.pin is None
+    (local_save,), _ = looked(tmp_path, is_proven=True)
+    assert local_save.pin is None
     assert not (tmp_path / "_ckptsync").exists()
 
 
 def test_another_nodes_pin_is_seen_and_let_be(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     looked(tmp_path, "n0")
-    (one,), _ = looked(tmp_path, "n1")
-    assert one.pin is not None
-    assert one.pin.node == "n0"
+    (local_save,), _ = looked(tmp_path, "n1")
+    assert local_save.pin is not None
+    assert local_save.pin.node == "n0"
 
 
 @dataclass(frozen=True)
@@ -329,11 +337,11 @@ def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_
         commit_pin(source)
         shutil.rmtree(source)
 
-    found = list_and_pin_saves(
+    scan = list_and_pin_saves(
         RunDir("run", tmp_path), Interrupted("n0", lambda *_: False, happens=finish)
     )
     assert [
-        (s.k, s.files.is_gone, s.pin is not None and s.pin.is_committed) for s in found.saves
+        (s.k, s.files.is_gone, s.pin is not None and s.pin.is_committed) for s in scan.saves
     ] == [(1, True, True)]
 
 
@@ -347,11 +355,15 @@ def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alo
     (tmp_path / "late").rename(source / first)
     commit_pin(source)
     shutil.rmtree(source)
-    (one,), failures = looked(tmp_path, "a-name-that-no-hook-knows")
-    assert (one.k, one.pin and one.pin.node, failures) == (1, "a-name-that-no-hook-knows", ())
-    assert one.pin
-    assert one.pin.is_committed
-    assert sorted(one.files.by_path) == sorted(ONE)
+    (local_save,), failures = looked(tmp_path, "a-name-that-no-hook-knows")
+    assert (local_save.k, local_save.pin and local_save.pin.node, failures) == (
+        1,
+        "a-name-that-no-hook-knows",
+        (),
+    )
+    assert local_save.pin
+    assert local_save.pin.is_committed
+    assert sorted(local_save.files.by_path) == sorted(ONE)
 
 
 def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -> None:
@@ -408,13 +420,13 @@ def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Pa
 def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
     rotated(tmp_path, 1)
     lay(tmp_path, ONE)
-    found = budgeted(tmp_path, 1, "wait")
-    assert [(s.checkpoint_dir.name, s.pin is None) for s in found.saves] == [
+    scan = budgeted(tmp_path, 1, "wait")
+    assert [(s.checkpoint_dir.name, s.pin is None) for s in scan.saves] == [
         ("checkpoint-1", False),
         ("checkpoint-4", True),
         ("checkpoint-99", False),
     ]
-    assert "nothing new is pinned until an upload is finished" in found.notes[0]
+    assert "nothing new is pinned until an upload is finished" in scan.notes[0]
     assert budgeted(tmp_path, 1, "oldest").saves[1].pin is not None
 
 

@@ -447,9 +447,10 @@ def test_a_later_checkpoint_and_a_mate_s_manifest_prove_it(tmp_path: Path) -> No
 def test_only_what_was_chosen_is_sent_and_what_is_demanded_says_so(tmp_path: Path) -> None:
     store, chosen = MemoryStore(), Selection("no-optimizer", exclude=("rng*",))
     lay(tmp_path, {**FINISHED, "rng_state.pth": b"random"})
-    assert [(one.files, one.left_out) for one in plan_push(find_offer(tmp_path), "n0", chosen)] == [
-        (2, ("optimizer.pt", "rng_state.pth"))
-    ]
+    assert [
+        (planned.files, planned.left_out)
+        for planned in plan_push(find_offer(tmp_path), "n0", chosen)
+    ] == [(2, ("optimizer.pt", "rng_state.pth"))]
     push_now(tmp_path, store, "n0", "run", selection=chosen)
     assert set(kept(store)["checkpoint-4"]["n0"]) == {"model.safetensors", "trainer_state.json"}
     (again,) = push_now(tmp_path, store, "n0", "run", selection=chosen)
@@ -489,11 +490,12 @@ def test_every_layout_is_sent_whole_whatever_its_directory_is_called(
         shutil.copytree(source, directory)
         told = plan_push(find_offer(directory, name="mine"), "n0", EVERYTHING)
         files = [p for p in directory.rglob("*") if p.is_file()]
-        assert [(one.run, one.checkpoint, one.files, one.left_out) for one in told] == [
-            (f"n{at}", "mine", len(files), ())
-        ]
+        assert [
+            (observation.run, observation.checkpoint, observation.files, observation.left_out)
+            for observation in told
+        ] == [(f"n{at}", "mine", len(files), ())]
         unnamed = find_offer(directory)
-        sent = sum(one.files for one in plan_push(unnamed, "n0", EVERYTHING))
+        sent = sum(observation.files for observation in plan_push(unnamed, "n0", EVERYTHING))
         assert sent + len(unnamed.left_out) == len(files)
         assert set(unnamed.left_out) <= {
             "latest",

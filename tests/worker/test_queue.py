@@ -264,10 +264,10 @@ def test_a_failure_is_told_until_the_next_try_has_ended(tmp_path: Path) -> None:
         (failed,) = serving.workers["run"].result().failures
         assert (failed.text, failed.may_pass) == ("away", True)
         store.is_away = False
-        held = Held(serving.queues)
+        holding = Held(serving.queues)
         serving.plan(1.0)
         assert serving.workers["run"].result().failures == (failed,)
-        held.let_go()
+        holding.let_go()
         assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
         assert serving.workers["run"].result().failures == ()
 
@@ -406,19 +406,19 @@ def test_what_is_begun_goes_before_all_that_is_not() -> None:
 
 
 def test_what_a_newer_save_of_its_run_has_overtaken_is_dropped_but_not_what_is_begun() -> None:
-    found = order_saves(
+    ordered = order_saves(
         [turn("a", 1), turn("b", 2, is_begun=True), turn("c", 3), turn("d", 1, run="other")],
         "oldest",
         "drop",
     )
-    assert found == (["b", "d", "c"], ["a"])
+    assert ordered == (["b", "d", "c"], ["a"])
 
 
 def test_a_clock_that_was_set_back_makes_nobody_old() -> None:
-    found = order_saves(
+    ordered = order_saves(
         [turn("before", 1, written=9000), turn("after", 2, written=5000)], "oldest", "drop"
     )
-    assert found == (["before", "after"], [])
+    assert ordered == (["before", "after"], [])
 
 
 SIZES = st.sampled_from([0, 1, SMALL, SMALL + 1, 100 * SMALL])

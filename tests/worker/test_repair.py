@@ -523,10 +523,12 @@ def test_a_real_sharded_location_is_whole_again_though_only_the_spool_has_what_w
         settle(w)
 
     def findings() -> list[tuple[str, str]]:
-        (seen,) = read_state(store).locations
-        found = verify_location(store, seen, VerifyOptions("digest"))
-        write_report(store, found)
-        return [(f.kind, f.name) for f in found.findings if found.verdict == "damaged"]
+        (location_records,) = read_state(store).locations
+        verify_results = verify_location(store, location_records, VerifyOptions("digest"))
+        write_report(store, verify_results)
+        return [
+            (f.kind, f.name) for f in verify_results.findings if verify_results.verdict == "damaged"
+        ]
 
     assert [m.location for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
     assert findings() == []

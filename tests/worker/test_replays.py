@@ -21,7 +21,7 @@ from tests.support.replays import S, Script, Stage, others, trainers, unproven
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 
 
-def seen(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
+def observations(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
     for checkpoint_dir in find_checkpoint_dirs(out):
         save = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir))
         yield observe(save, Surroundings(), is_new=fresh)
@@ -39,13 +39,17 @@ def rests(evidence: Observation) -> bool:
 
 def played(out: Path, script: Script, stage: Stage | None = None) -> list[tuple[str, Observation]]:
     """What can be known after each call."""
-    return [(done, one) for done in (stage or Stage(out)).play(script) for one in seen(out)]
+    return [
+        (done, observation)
+        for done in (stage or Stage(out)).play(script)
+        for observation in observations(out)
+    ]
 
 
 @pytest.mark.parametrize("name", [*trainers(), *others()])
 def test_a_save_is_finished_after_its_last_call_and_never_before(tmp_path: Path, name: str) -> None:
     *before, (_, last) = played(tmp_path, (trainers() | others())[name])
-    early = [done for done, one in before if is_finished(one, RULE.quiet)]
+    early = [done for done, observation in before if is_finished(observation, RULE.quiet)]
     assert early == [] or early == [before[-1][0]] == ["rng_state_1.pth half"], early
     assert is_finished(last, RULE.quiet)
     assert rests(last)
@@ -56,7 +60,7 @@ def test_what_rotation_could_take_before_the_last_call_is_never_thought_whole(
     tmp_path: Path, name: str
 ) -> None:
     *before, _ = played(tmp_path, (trainers() | others())[name])
-    assert [done for done, one in before if rests(one)] == []
+    assert [done for done, observation in before if rests(observation)] == []
 
 
 @pytest.mark.parametrize("name", [*trainers(), *others()])
@@ -67,7 +71,11 @@ def test_a_save_over_an_old_one_is_not_finished_by_what_the_old_one_left(
     played(tmp_path, script, stage)
     stage.now += 1000 * S
     *before, (_, last) = played(tmp_path, script, stage)
-    assert [done for done, one in before if is_finished(one, RULE.quiet) or rests(one)] == []
+    assert [
+        done
+        for done, observation in before
+        if is_finished(observation, RULE.quiet) or rests(observation)
+    ] == []
     assert is_finished(last, RULE.quiet)
 
 
@@ -83,8 +91,12 @@ def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(
         told: list[Observation] = []
         for n, _ in enumerate(stage.play(script)):
             stage.now += hours * 3600 * S if n == jump else 0
-            told += seen(stage.out, fresh=True)
-        assert [one for one in told[:-1] if is_finished(one, RULE.quiet) or rests(one)] == [], jump
+            told += observations(stage.out, fresh=True)
+        assert [
+            observation
+            for observation in told[:-1]
+            if is_finished(observation, RULE.quiet) or rests(observation)
+        ] == [], jump
         assert is_finished(told[-1], RULE.quiet), jump
         assert rests(told[-1]), jump
 
@@ -92,8 +104,8 @@ def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(
 @pytest.mark.parametrize("name", unproven())
 def test_where_nothing_tells_only_time_does(tmp_path: Path, name: str) -> None:
     told = played(tmp_path, unproven()[name])
-    assert [done for done, one in told if is_finished(one, 59.9)] == []
-    assert [done for done, one in told[:-1] if rests(one)] == []
+    assert [done for done, observation in told if is_finished(observation, 59.9)] == []
+    assert [done for done, observation in told[:-1] if rests(observation)] == []
     assert is_finished(told[-1][1], RULE.unmarked)
 
 
@@ -117,5 +129,7 @@ def test_a_checkpoint_that_rotation_takes_file_by_file_is_never_thought_whole_by
             if path.is_file():
                 path.unlink()
                 stage._passed(path.parent)
-                assert [one for one in seen(stage.out) if rests(one)] == [], (name, path)
+                assert [
+                    observation for observation in observations(stage.out) if rests(observation)
+                ] == [], (name, path)
         shutil.rmtree(stage.out)

@@ -88,10 +88,10 @@ class World:
 
     def look(self) -> None:
         before = self.times()
-        found = list_and_pin_saves(RunDir("run", self.out), self.pinner)
-        assert found.failures == ()
+        scan = list_and_pin_saves(RunDir("run", self.out), self.pinner)
+        assert scan.failures == ()
         assert self.times() == before
-        self.local_save = found.saves
+        self.local_save = scan.saves
         self.check()
 
     def restart(self) -> None:

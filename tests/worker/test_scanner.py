@@ -35,8 +35,8 @@ def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_planned
     its = Scanner(RunDir("run", tmp_path), pinner, Rule(), is_planned=planned.__contains__)
     assert [its.scan(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]
     assert its.due(110.5) == 0.0
-    (one,) = its.saves()
-    assert (one.verdict.finished, one.first) == (True, 100.0)
+    (scanned,) = its.saves()
+    assert (scanned.verdict.finished, scanned.first) == (True, 100.0)
     planned += its.saves()
     assert its.due(111.0) is None
     lay(tmp_path, {"y": b"more"}, 1.0)
@@ -119,8 +119,8 @@ def test_what_was_seen_at_rest_is_remembered_for_the_next_worker_and_after_rotat
     its.scan(0.0)
     its.scan(0.5)
     shutil.rmtree(source)
-    (one,) = its.scan(0.6).saves
-    assert was_at_rest(one)
+    (local_save,) = its.scan(0.6).saves
+    assert was_at_rest(local_save)
     assert scanner(tmp_path).scan(0.0).due == 0.0
 
 
@@ -163,9 +163,9 @@ def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Pat
     lay(tmp_path, ONE)
     commit(tmp_path / "checkpoint-4")
     (tmp_path / "_ckptsync/pins/checkpoint-4.0/notes.json").mkdir()
-    found = scanner(tmp_path).scan(0.0)
-    assert found.due == 0.0
-    assert [f.checkpoint for f in found.failures] == ["checkpoint-4"]
+    scan = scanner(tmp_path).scan(0.0)
+    assert scan.due == 0.0
+    assert [f.checkpoint for f in scan.failures] == ["checkpoint-4"]
 
 
 def test_saves_are_told_apart(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def lay_torn(out: Path) -> Path:
 
 
 def is_fresh(its: Scanner) -> bool:
-    (one,) = its.saves()
-    return one.observation is not None and one.observation.is_new
+    (scanned,) = its.saves()
+    return scanned.observation is not None and scanned.observation.is_new
 
 
 def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_path: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_ov
     assert its.scan(2.0).due == 10.0
     write(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
     its.scan(9.0)
-    (one,) = its.saves()
-    assert "was overwritten" in one.verdict.reason
+    (scanned,) = its.saves()
+    assert "was overwritten" in scanned.verdict.reason
 
 
 def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:

@@ -53,17 +53,17 @@ class Counting(MemoryStore):
 def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> None:
     store = Counting()
     lay(tmp_path, ONE)
-    one = seen(tmp_path)
-    store_save(one, store)
+    local_save = seen(tmp_path)
+    store_save(local_save, store)
     view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
     before = store.listed
-    assert not view.is_done(one)
-    assert not view.is_done(one)
+    assert not view.is_done(local_save)
+    assert not view.is_done(local_save)
     assert store.listed == before
     view.refresh()
-    assert view.is_done(one)
-    assert view.is_done(one)
-    assert not view.is_proven("checkpoint-4", one.files.stats)
+    assert view.is_done(local_save)
+    assert view.is_done(local_save)
+    assert not view.is_proven("checkpoint-4", local_save.files.stats)
     assert store.listed == before + 1
 
 
@@ -84,41 +84,41 @@ def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its
 ) -> None:
     store = Overtaken()
     lay(tmp_path, ONE)
-    one = seen(tmp_path)
+    local_save = seen(tmp_path)
     view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
 
     def meanwhile() -> None:
-        store_save(one, store)
+        store_save(local_save, store)
         view.refresh()
 
     store.meanwhile = meanwhile
     assert not view.refresh().records
-    assert view.is_done(one)
+    assert view.is_done(local_save)
 
 
 def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    one = seen(tmp_path)
-    store_save(one, store)
+    local_save = seen(tmp_path)
+    store_save(local_save, store)
     verify(store)
     view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
     view.refresh()
-    assert view.is_proven("checkpoint-4", one.files.stats)
+    assert view.is_proven("checkpoint-4", local_save.files.stats)
 
 
 def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path: Path) -> None:
     store, chosen = MemoryStore(), Selection(exclude=("x",))
     lay(tmp_path, ONE)
-    one = seen(tmp_path)
-    store_save(one, store, chosen)
+    local_save = seen(tmp_path)
+    store_save(local_save, store, chosen)
     everything, part = (
         StoreView(store, "n0", "run", selection, lambda: 0) for selection in (EVERYTHING, chosen)
     )
     for view in (everything, part):
         view.refresh()
-    assert part.is_done(one)
-    assert not everything.is_done(one)
+    assert part.is_done(local_save)
+    assert not everything.is_done(local_save)
 
 
 def test_a_save_that_this_node_said_it_was_sending_is_begun(tmp_path: Path) -> None:
@@ -161,30 +161,30 @@ def filled() -> tuple[CountingKnown, str, str]:
 
 def test_records_are_read_once_and_sorted_by_what_they_are() -> None:
     store, manifest, report = filled()
-    known = read_run(store, "run", RunRecords())
-    assert read_run(store, "run", known).records == known.records
+    run_records = read_run(store, "run", RunRecords())
+    assert read_run(store, "run", run_records).records == run_records.records
     assert store.count == 2
-    assert [k.name for k in known.manifests("c-1")] == [manifest]
-    assert list(known.location("c-1~2").reports) == [report]
-    assert known.location("c-1").manifests == {}
-    assert known.sizes["run/.ckptsync/c-1/files/n0/x"] == 4
-    assert known.times[manifest] == 1
+    assert [k.name for k in run_records.manifests("c-1")] == [manifest]
+    assert list(run_records.records_about("c-1~2").reports) == [report]
+    assert run_records.records_about("c-1").manifests == {}
+    assert run_records.sizes["run/.ckptsync/c-1/files/n0/x"] == 4
+    assert run_records.times[manifest] == 1
 
 
 def test_what_was_deleted_is_no_longer_known() -> None:
     store, manifest, _ = filled()
-    known = read_run(store, "run", RunRecords())
+    run_records = read_run(store, "run", RunRecords())
     store.delete(manifest)
-    assert read_run(store, "run", known).manifests("c-1") == ()
+    assert read_run(store, "run", run_records).manifests("c-1") == ()
 
 
 def test_a_broken_record_concerns_every_location_of_its_checkpoint_and_no_other() -> None:
     store, manifest, _ = filled()
     store.write(manifest, [b"{}"])
-    known = read_run(store, "run", RunRecords())
-    assert isinstance(known.broken_location("c-1"), Corrupt)
-    assert known.broken_location("c-10") is None
-    assert known.manifests("c-1") == ()
+    run_records = read_run(store, "run", RunRecords())
+    assert isinstance(run_records.broken_location("c-1"), Corrupt)
+    assert run_records.broken_location("c-10") is None
+    assert run_records.manifests("c-1") == ()
 
 
 def test_a_damaged_report_keeps_no_checkpoint_back_but_one_of_a_newer_program_does() -> None:
@@ -198,14 +198,14 @@ def test_a_damaged_report_keeps_no_checkpoint_back_but_one_of_a_newer_program_do
 
 def test_a_record_that_somebody_touched_is_read_again() -> None:
     store, manifest, _ = filled()
-    known = read_run(store, "run", RunRecords())
+    run_records = read_run(store, "run", RunRecords())
     store.write(manifest, [b"{}"])
-    assert manifest in read_run(store, "run", known).broken
+    assert manifest in read_run(store, "run", run_records).broken
 
 
 def test_a_record_that_a_new_report_names_is_read_again_though_its_size_and_time_stay() -> None:
     store, manifest, _ = filled()
-    known = read_run(store, "run", RunRecords())
+    run_records = read_run(store, "run", RunRecords())
     count = store.count
     store.broken = manifest  # as a disk breaks bits
     finding = VerifyFinding(
@@ -213,12 +213,12 @@ def test_a_record_that_a_new_report_names_is_read_again_though_its_size_and_time
     )
     report = Report("run", "c-1", "c-1~2", 1, "digest", "damaged", (), "", 0, (finding,))
     store.write(record_name(report, encode(report)), [encode(report)])
-    known = read_run(store, "run", known)
-    assert manifest in known.broken
+    run_records = read_run(store, "run", run_records)
+    assert manifest in run_records.broken
     store.broken = ""
-    known = read_run(store, "run", known)
-    assert manifest in known.records
-    assert read_run(store, "run", known).records == known.records
+    run_records = read_run(store, "run", run_records)
+    assert manifest in run_records.records
+    assert read_run(store, "run", run_records).records == run_records.records
     assert store.count == count + 3
 
 
@@ -311,9 +311,12 @@ def test_shards_that_went_are_not_sent_again_and_the_model_stays(tmp_path: Path)
     settle(w)
     settle(again(tmp_path, store))
     assert files(store) == []
-    seen = read_state(store).of("run", "checkpoint-1")
-    assert seen is not None
-    assert (seen.status, seen.conditions.resume.holds) == ("VERIFIED", False)
+    location_records = read_state(store).of("run", "checkpoint-1")
+    assert location_records is not None
+    assert (location_records.status, location_records.conditions.resume.holds) == (
+        "VERIFIED",
+        False,
+    )
 
 
 def test_a_save_that_is_written_after_it_is_another_one_and_is_sent(tmp_path: Path) -> None:
@@ -353,9 +356,9 @@ def test_a_report_on_what_is_given_up_asks_for_nothing(tmp_path: Path) -> None:
         store,
         Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", names, "", 0, damage),
     )
-    found = tick(w, 6000.0)
-    assert found.repairs == ()
-    assert found.lacks == {}
+    result = tick(w, 6000.0)
+    assert result.repairs == ()
+    assert result.lacks == {}
     assert "run/checkpoint-1/model.safetensors" not in files(store)
 
 

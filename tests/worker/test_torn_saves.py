@@ -64,15 +64,15 @@ def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name:
     """Also where nothing but these files tells who trains."""
     *before, (_, last) = played(tmp_path, trainers()[name])
     begun = [
-        (done, one)
-        for done, one in before
-        if one.state is None and awaits_trainer_state(one.files, has_trainer=True)
+        (done, observation)
+        for done, observation in before
+        if observation.state is None and awaits_trainer_state(observation.files, has_trainer=True)
     ]
     taken = [
         done
-        for done, one in begun
+        for done, observation in begun
         for awaited in (True, False)
-        if is_ever_finished(replace(killed(one), has_trainer=awaited))
+        if is_ever_finished(replace(killed(observation), has_trainer=awaited))
     ]
     assert begun
     assert taken == []
@@ -86,8 +86,9 @@ def test_what_a_kill_leaves_of_other_trainers_first_saves_is_never_taken(
     *before, (_, last) = played(tmp_path, (others() | unproven())[name])
     assert [
         done
-        for done, one in before
-        if is_ever_finished(one) and not all(is_of_a_rank(f.path) for f in one.files)
+        for done, observation in before
+        if is_ever_finished(observation)
+        and not all(is_of_a_rank(f.path) for f in observation.files)
     ] == []
     assert is_ever_finished(last)
 
@@ -99,8 +100,8 @@ ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_sta
 def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) -> None:
     """In checkpoint_K as ``save_state`` names it, in checkpoint-N as diffusers does."""
     told = {name: 1.0 + n for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.5}
-    found = Observation(family, 4, of(told))
-    assert is_ever_finished(found)
+    observation = Observation(family, 4, of(told))
+    assert is_ever_finished(observation)
     for n in range(1, len(ACCELERATE)):
         torn = Observation(
             family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0))
@@ -168,8 +169,8 @@ def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(
     *before, (_, last) = played(tmp_path, script, stage)
     taken = [
         done
-        for done, one in before
-        if is_ever_finished(killed(one)) and not is_whole_but_for_texts(one, old)
+        for done, observation in before
+        if is_ever_finished(killed(observation)) and not is_whole_but_for_texts(observation, old)
     ]
     assert taken == []
     assert is_ever_finished(last)
@@ -213,8 +214,8 @@ def is_whole_but_for_texts(one: Observation, old: int) -> bool:
 def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(
     names: tuple[str, ...], why: str
 ) -> None:
-    found = trainer(over(*names))
-    verdict = judge(found, 1e9, RULE)
+    observation = trainer(over(*names))
+    verdict = judge(observation, 1e9, RULE)
     assert not verdict.finished
     assert verdict.reason.startswith(why)
 
@@ -270,8 +271,8 @@ def soon_over(*names: str) -> Observation:
 def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(
     names: tuple[str, ...], why: str
 ) -> None:
-    found = soon_over(*names)
-    assert judge(found, 1e9, RULE).reason.startswith(why)
+    observation = soon_over(*names)
+    assert judge(observation, 1e9, RULE).reason.startswith(why)
 
 
 def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
@@ -361,11 +362,13 @@ def test_large_shards_much_newer_than_their_metadata_wait_ten_times_as_long() ->
     """A copy without times takes so long, and so may a save over an old one that is not done."""
     told = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 300.0, "step-4/__1_0.distcp": 300.1}
     large = tuple(replace(f, size=10_000 * MIB if f.size else 0) for f in of(told))
-    found = Observation("dcp", 4, large)
+    observation = Observation("dcp", 4, large)
     assert two_saves(large, None, 60.0) == ""
-    assert not judge(found, 599.9, RULE).finished
-    assert judge(found, 600.0, RULE).finished
-    assert not is_stable(replace(found, later=True), 599.9, RULE, judge(found, 599.9, RULE))
+    assert not judge(observation, 599.9, RULE).finished
+    assert judge(observation, 600.0, RULE).finished
+    assert not is_stable(
+        replace(observation, later=True), 599.9, RULE, judge(observation, 599.9, RULE)
+    )
     # a second of `cp -r` proves nothing
     at_once = tuple(replace(f, mtime=min(f.mtime, 130 * S)) for f in large)
     assert judge(Observation("dcp", 4, at_once), RULE.unmarked, RULE).finished
@@ -454,13 +457,13 @@ def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
 
 
 def test_what_was_cut_short_is_not_at_rest_either() -> None:
-    found = trainer(over("optimizer.pt"), later=True)
-    assert not is_stable(found, 30.0, RULE, judge(found, 30.0, RULE))
+    observation = trainer(over("optimizer.pt"), later=True)
+    assert not is_stable(observation, 30.0, RULE, judge(observation, 30.0, RULE))
     assert is_stable(trainer(A), 5.0, RULE, judge(trainer(A), 5.0, RULE))
 
 
 def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> None:
-    seen = LocalSave(
+    local_save = LocalSave(
         "run",
         CheckpointDir("checkpoint-1", "trainer", tmp_path),
         LocalFiles(
@@ -473,10 +476,10 @@ def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> 
     begun = TrainingProcess(
         "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0"
     )
-    assert is_trainer_at_work([seen], ())
+    assert is_trainer_at_work([local_save], ())
     assert is_trainer_at_work([], [begun])
     assert not is_trainer_at_work(
-        [replace(seen, files=LocalFiles("checkpoint-1", "trainer", {}))],
+        [replace(local_save, files=LocalFiles("checkpoint-1", "trainer", {}))],
         [replace(begun, trainer="mine 1")],
     )
 

@@ -69,9 +69,9 @@ def on_the_way(
 ) -> tuple[LocalFiles, LocalSave, UploadContext]:
     lay(tmp_path, ONE, at)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    local_files = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store)
-    return held, LocalSave("run", checkpoint_dir, held, None), to
+    return local_files, LocalSave("run", checkpoint_dir, local_files, None), to
 
 
 def test_of_manifests_that_are_gone_only_those_of_its_own_location_are_taken_back(
@@ -132,10 +132,12 @@ def taken(
     """Sending these files, each time as if for the first time in this process."""
     lay(tmp_path, files)
     (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    held = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
+    local_files = build_local_save("run", checkpoint_dir, list_checkpoint(checkpoint_dir)).files
     to = context(store, node)
     return lambda: upload(
-        replace(draft_of(LocalSave("run", checkpoint_dir, held, None), node), save=save), held, to
+        replace(draft_of(LocalSave("run", checkpoint_dir, local_files, None), node), save=save),
+        local_files,
+        to,
     )
 
 
@@ -190,8 +192,8 @@ def test_a_copy_of_what_another_node_has_stored_is_not_said_again(tmp_path: Path
     store = MemoryStore()
     taken(tmp_path, store, ONE, save="a")()
     names = [e.name for e in store.names("")]
-    found = taken(tmp_path, store, ONE, "n1")()
-    assert (found.files, found.stored_before is not None and found.stored_before.node) == (0, "n0")
+    sent = taken(tmp_path, store, ONE, "n1")()
+    assert (sent.files, sent.stored_before is not None and sent.stored_before.node) == (0, "n0")
     assert [e.name for e in store.names("") if "sending" not in e.name] == [
         n for n in names if "sending" not in n
     ]
@@ -413,18 +415,18 @@ def test_no_module_of_the_worker_deletes_anything_in_a_store() -> None:
     assert [path.name for path in Path(folder).glob("*.py") if ".delete(" in path.read_text()] == []
 
 
-def known(store: MemoryStore) -> RunRecords:
+def records_in(store: MemoryStore) -> RunRecords:
     return read_run(store, "run", RunRecords())
 
 
 def test_another_node_is_a_rival_as_long_as_it_says_so_and_of_that_checkpoint_only() -> None:
     store = MemoryStore()
     with sender_of(store, "n1").announce():
-        assert known(store).is_contended("n0", "run", "checkpoint-4")
-        assert not known(store).is_contended("n1", "run", "checkpoint-4")
-        assert not known(store).is_contended("n0", "run", "checkpoint-40")
-        assert not known(store).is_contended("n0", "run", "checkpoint-8")
-    assert not known(store).is_contended("n0", "run", "checkpoint-4")
+        assert records_in(store).is_contended("n0", "run", "checkpoint-4")
+        assert not records_in(store).is_contended("n1", "run", "checkpoint-4")
+        assert not records_in(store).is_contended("n0", "run", "checkpoint-40")
+        assert not records_in(store).is_contended("n0", "run", "checkpoint-8")
+    assert not records_in(store).is_contended("n0", "run", "checkpoint-4")
 
 
 def test_one_that_failed_is_none_and_one_that_was_killed_is_none_after_a_while() -> None:
@@ -434,14 +436,14 @@ def test_one_that_failed_is_none_and_one_that_was_killed_is_none_after_a_while()
         sender_of(store, "n1").announce(),
     ):
         raise ZeroDivisionError
-    assert not known(store).is_contended("n0", "run", "checkpoint-4")
+    assert not records_in(store).is_contended("n0", "run", "checkpoint-4")
     killed = sender_of(store, "n1").announce()
     killed.__enter__()
     for _ in range(int(SENDING) - 1):  # each write is a second on this store's clock
         store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
-    assert known(store).is_contended("n0", "run", "checkpoint-4")
+    assert records_in(store).is_contended("n0", "run", "checkpoint-4")
     store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
-    assert not known(store).is_contended("n0", "run", "checkpoint-4")
+    assert not records_in(store).is_contended("n0", "run", "checkpoint-4")
 
 
 SAME = {node: {f"s{node}": node.encode(), "x": b"one"} for node in "abc"}

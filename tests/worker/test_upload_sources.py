@@ -41,7 +41,7 @@ def entry(content: bytes) -> FileEntry:
     return FileEntry("x", len(content), digest(content), 1 << 14, (), 0)
 
 
-def held(root: Path, content: bytes) -> LocalFile:
+def make_local_file(root: Path, content: bytes) -> LocalFile:
     (root / "x").write_bytes(content)
     return LocalFile(walk(root).files[0], root, is_pinned=False)
 
@@ -66,23 +66,23 @@ def test_what_is_stored_is_told_by_its_bytes() -> None:
 
 def test_a_file_is_digested_by_the_pass_that_sends_it(tmp_path: Path) -> None:
     store, told = MemoryStore(), list[int]()
-    source = UploadSource(held(tmp_path, LARGE), "n0", after_chunk=told.append)
+    source = UploadSource(make_local_file(tmp_path, LARGE), "n0", after_chunk=told.append)
     assert source.entry.digest == ""
     store.create("y", source, source.about)
-    found = digest_stream([LARGE], len(LARGE))
-    assert (source.entry.digest, source.entry.blocks) == (found.digest, found.blocks)
+    whole_digest = digest_stream([LARGE], len(LARGE))
+    assert (source.entry.digest, source.entry.blocks) == (whole_digest.digest, whole_digest.blocks)
     assert source.digested() is source.entry
     assert told == [CHUNK, len(LARGE) - CHUNK]
 
 
 def test_bytes_that_are_read_again_are_told_once(tmp_path: Path) -> None:
     told: list[int] = []
-    one = held(tmp_path, LARGE)
-    source = UploadSource(one, "n0", after_chunk=told.append)
+    local_file = make_local_file(tmp_path, LARGE)
+    source = UploadSource(local_file, "n0", after_chunk=told.append)
     broken_off = iter(source)
     for _ in "ab":
         next(broken_off)
-    for again in (source, UploadSource(one, "n0", source.digested(), told.append)):
+    for again in (source, UploadSource(local_file, "n0", source.digested(), told.append)):
         list(again)
         assert sum(told) == len(LARGE)
 
@@ -91,15 +91,15 @@ def test_a_known_file_that_has_other_bytes_by_now_is_told_from_what_was_read(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(Changed, match="changed since its snapshot"):
-        list(UploadSource(held(tmp_path, b"abd"), "n0", entry(b"abc")))
+        list(UploadSource(make_local_file(tmp_path, b"abd"), "n0", entry(b"abc")))
 
 
 def test_an_upload_is_continued_by_the_same_node_with_the_same_file_and_by_no_other(
     tmp_path: Path,
 ) -> None:
-    one = held(tmp_path, b"abc")
-    origin = UploadSource(one, "n0").about.origin
-    assert UploadSource(one, "n0", entry(b"abc")).about.origin == origin
+    local_file = make_local_file(tmp_path, b"abc")
+    origin = UploadSource(local_file, "n0").about.origin
+    assert UploadSource(local_file, "n0", entry(b"abc")).about.origin == origin
     os.link(tmp_path / "x", tmp_path / "pin")
     assert (
         UploadSource(
@@ -107,7 +107,7 @@ def test_an_upload_is_continued_by_the_same_node_with_the_same_file_and_by_no_ot
         ).about.origin
         == origin
     )
-    assert UploadSource(one, "n1").about.origin != origin
+    assert UploadSource(local_file, "n1").about.origin != origin
     os.utime(tmp_path / "x", ns=(1, 1))
     assert (
         UploadSource(
@@ -150,7 +150,7 @@ def test_the_last_word_is_asked_for_before_there_is_a_name() -> None:
 
 
 def test_an_entry_that_nobody_has_read_says_so(tmp_path: Path) -> None:
-    assert undigested_entry(held(tmp_path, b"abc").stat).digest == ""
+    assert undigested_entry(make_local_file(tmp_path, b"abc").stat).digest == ""
 
 
 def test_chunks_begin_where_a_disk_wants_memory_to_begin(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_chunks_begin_where_a_disk_wants_memory_to_begin(tmp_path: Path) -> None
     store = MemoryStore()
     store.write("y", [LARGE])
     for stream in (
-        UploadSource(held(tmp_path, LARGE), "n"),
+        UploadSource(make_local_file(tmp_path, LARGE), "n"),
         StoreSource(store, "y", entry(LARGE), "n"),
     ):
         assert {np.frombuffer(chunk, "u1").ctypes.data % BLOCK for chunk in stream} == {0}
@@ -168,7 +168,7 @@ def test_nothing_large_is_read_to_its_end_by_a_process_that_is_about_to_end(tmp_
     store = MemoryStore()
     store.write("y", [LARGE])
     for stream in (
-        iter(UploadSource(held(tmp_path, LARGE), "n")),
+        iter(UploadSource(make_local_file(tmp_path, LARGE), "n")),
         iter(StoreSource(store, "y", entry(LARGE), "n")),
     ):
         next(stream)
@@ -179,9 +179,9 @@ def test_nothing_large_is_read_to_its_end_by_a_process_that_is_about_to_end(tmp_
 
 
 def test_a_file_of_many_has_few_blocks(tmp_path: Path) -> None:
-    one = UploadSource(held(tmp_path, LARGE), "n0", files=MOST_OF_ALL // 8)
-    assert len(one.digested().blocks) in (3, 4)
-    assert one.entry.digest == digest_stream([LARGE], len(LARGE)).digest
+    source = UploadSource(make_local_file(tmp_path, LARGE), "n0", files=MOST_OF_ALL // 8)
+    assert len(source.digested().blocks) in (3, 4)
+    assert source.entry.digest == digest_stream([LARGE], len(LARGE)).digest
 
 
 def test_results_come_in_order_whoever_is_done_first() -> None:

@@ -69,8 +69,8 @@ def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Pat
 
 
 def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    store = Recording(lambda: seen.extend(w.running(0.0)))
+    progress_seen: list[Progress] = []
+    store = Recording(lambda: progress_seen.extend(w.running(0.0)))
     lay(tmp_path, ONE)
     w = worker(tmp_path, store)
     w.scan(0.0)
@@ -80,7 +80,7 @@ def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_p
     assert (waits.since, waits.until) == (1000.0, 1010.0)
     assert waits.reason == "trainer_state.json is the newest of its files"
     tick(w, 10.0)
-    [sends] = seen
+    [sends] = progress_seen
     assert (sends.state, sends.total, sends.done) == ("uploading", size, 0)
     assert w.running(0.0) == []
 
@@ -575,8 +575,8 @@ def test_a_newer_save_that_was_finished_meanwhile_goes_before_the_rest(tmp_path:
         step(tmp_path, n)
     w = ordered_worker(tmp_path, store, order="newest")
     tick(w, 0.0)
-    found = tick(w, 10.0)
-    assert [p.phase for p in found.progress] == ["waiting", "waiting", "sent"]
+    result = tick(w, 10.0)
+    assert [p.phase for p in result.progress] == ["waiting", "waiting", "sent"]
     assert w.scan(10.0).due == 0.0
     tick(w, 701.0)
     assert store.created == ["checkpoint-3", "checkpoint-9", "checkpoint-2", "checkpoint-1"]
@@ -592,8 +592,8 @@ def test_what_is_written_over_while_others_are_sent_waits_again(tmp_path: Path) 
         step(tmp_path, n)
     w = worker(tmp_path, store)
     tick(w, 0.0)
-    found = progress(tick(w, 10.0))
-    assert [found[f"checkpoint-{n}.0"].phase for n in (1, 2)] == ["sent", "waiting"]
+    phases = progress(tick(w, 10.0))
+    assert [phases[f"checkpoint-{n}.0"].phase for n in (1, 2)] == ["sent", "waiting"]
     assert store.created == ["checkpoint-1"]
 
 
@@ -606,8 +606,8 @@ def test_superseded_saves_are_given_up_where_the_operator_says_so_and_it_is_said
     tick(w, 0.0)
     tick(w, 0.5)
     shutil.rmtree(paths[0])
-    found = progress(tick(w, 10.0))
-    assert [found[f"checkpoint-{n}.0"].phase for n in (1, 2, 3)] == [
+    phases = progress(tick(w, 10.0))
+    assert [phases[f"checkpoint-{n}.0"].phase for n in (1, 2, 3)] == [
         "superseded",
         "superseded",
         "sent",
@@ -636,10 +636,10 @@ def test_an_unfinished_save_supersedes_nothing_while_another_of_its_name_is_sent
     lay(tmp_path / "making", {"x": b"other weights"}, 100.0).rename(made)
     w.scan(30.0)
     w.plan(30.0)
-    found = {(p.checkpoint, p.k): (p.phase, p.detail) for p in w.result().progress}
-    assert found["checkpoint-1", 0] == ("waiting", "others are sent first")
-    assert found["checkpoint-2", 0] == ("waiting", "others are sent first")
-    phase, detail = found["checkpoint-1", 1]
+    progress_by_save = {(p.checkpoint, p.k): (p.phase, p.detail) for p in w.result().progress}
+    assert progress_by_save["checkpoint-1", 0] == ("waiting", "others are sent first")
+    assert progress_by_save["checkpoint-2", 0] == ("waiting", "others are sent first")
+    phase, detail = progress_by_save["checkpoint-1", 1]
     assert (phase, "others" in detail) == ("waiting", False)
 
 
@@ -662,8 +662,8 @@ def test_without_a_hook_a_manifest_says_what_is_known(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
     settle(worker(tmp_path, store))
-    (found,) = (k.manifest for k in manifests(store))
-    assert (found.save, found.trainer, sorted(found.times)) == (
+    (manifest,) = (k.manifest for k in manifests(store))
+    assert (manifest.save, manifest.trainer, sorted(manifest.times)) == (
         "",
         "trainer",
         ["finished", "sending"],
@@ -685,9 +685,9 @@ def test_what_the_hook_added_is_sent_beside_the_trainers_own_files_and_does_not_
     )
     w = worker(tmp_path, store)
     tick(w, 0.0)
-    (found,) = (k.manifest for k in manifests(store))
+    (manifest,) = (k.manifest for k in manifests(store))
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"config.json": b"{}"}}}
-    assert found.ended - found.started < 10**9
+    assert manifest.ended - manifest.started < 10**9
     assert progress(tick(w, 1.0))["checkpoint-4.0"].phase == "stored"
     assert (tmp_path / "_ckptsync/pins/checkpoint-4.0/stored").exists()
 
@@ -711,8 +711,8 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     w = worker(tmp_path, MemoryStore())
     tick(w, 0.0)
     shutil.rmtree(source)
-    found = tick(w, 1.0)
-    assert [p.phase for p in found.progress] == ["missed"]
+    result = tick(w, 1.0)
+    assert [p.phase for p in result.progress] == ["missed"]
     notes = w.notes
     assert "missed run/checkpoint-4" in notes[0]
     assert (tick(w, 2.0).progress, w.notes, w.scan(3.0).notes) == ((), notes, notes)
@@ -743,9 +743,9 @@ def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None
     lay(tmp_path, ONE)
     w = worker(tmp_path, Away())
     w.scan(0.0)
-    found = tick(w, 10.0)
-    assert [f.text for f in found.failures] == ["the network is away"]
-    assert found.queue == ("run/checkpoint-4",)
+    result = tick(w, 10.0)
+    assert [f.text for f in result.failures] == ["the network is away"]
+    assert result.queue == ("run/checkpoint-4",)
     assert w.scan(10.5).due is None
 
 
