@@ -74,14 +74,7 @@ def campaign(home: Path, python: str, mode: str, ranks: int) -> tuple[int, list[
 
 
 def _train(
-    home: Path,
-    python: str,
-    mode: str,
-    ranks: int,
-    begin: int,
-    *,
-    hit: int | None,
-    rest: float,
+    home: Path, python: str, mode: str, ranks: int, begin: int, *, hit: int | None, rest: float
 ) -> int:
     """Five steps, or until it is killed ``rest`` seconds into the save of ``hit``.
 

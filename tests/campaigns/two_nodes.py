@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,17 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
 from tests.campaigns.cluster import Service
-from tests.campaigns.nodes import TRAIN, Network, can_isolate, ended, kill_tree, start
+from tests.campaigns.nodes import (
+    TRAIN,
+    Network,
+    can_isolate,
+    command_lines,
+    ended,
+    kill,
+    kill_tree,
+    start,
+    wait_for_ends,
+)
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
 from tests.support.waiting import until
@@ -30,6 +40,7 @@ SCRIPT = Path(__file__).with_name("hf_training.py")
 PROJECT = Path(__file__).parents[2]
 MODES = ("ddp", "fsdp2", "zero2", "zero3")
 NODES = 2
+Losses = dict[int, tuple[float, float]]
 START = 600.0  # seconds that trainers may take to import all they need, on a busy machine
 
 
@@ -48,7 +59,8 @@ def meeting_place(network: Network | None) -> tuple[str, int, str]:
 class Job:
     """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step.
 
-    ``resume``: the checkpoint it goes on from.
+    ``resume``: the checkpoint it goes on from.  ``attempt``: which start of this run it is, where
+    there are several.  ``more``: other words for the script.
     """
 
     run: str
@@ -58,15 +70,20 @@ class Job:
     pause: float = 0.0
     ranks: int = 2
     resume: str = ""
+    attempt: str = ""
+    more: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its directory of truth, and of its logs."""
+        return f"{self.run}.{self.attempt}" if self.attempt else self.run
 
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
-        out, truth = home / "out" / self.run, home / "truth" / self.run
-        return [
-            self.mode,
-            *flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, pause=self.pause),
-            *flags(hook=self.hook, resume=(self.resume and out / self.resume) or False),
-        ]
+        out, truth = home / "out" / self.run, home / "truth" / self.name
+        told = flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, hook=self.hook)
+        resume = (self.resume and out / self.resume) or False
+        return [self.mode, *told, *flags(pause=self.pause or False, resume=resume), *self.more]
 
 
 class TwoNodes:
@@ -114,10 +131,6 @@ class TwoNodes:
         }
         return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
 
-    def python(self, n: int, *words: str) -> list[str]:
-        """The Python of the trainers, on a node."""
-        return [*self.within(n), self.trainer, *words]
-
     def wipe(self, n: int) -> None:
         """Its worker dies, and its disk is lost."""
         if self.workers[n].ended() is None:
@@ -140,24 +153,28 @@ class TwoNodes:
             self._proxy.close()
 
     @contextlib.contextmanager
-    def training(self, job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """A torchrun on each node; what is left of them at the end is killed."""
+    def training(
+        self, job: Job, front: Callable[[int], Sequence[str]] = lambda _: ()
+    ) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """Start a torchrun on each node; what is left of them at the end is killed.
+
+        ``front``: the words before the trainer's command on a node.
+        """
         started: list[subprocess.Popen[bytes]] = []
         try:
             for n in range(NODES):
-                (self.node(n) / "truth" / job.run).mkdir(parents=True)
-                log = self.node(n) / f"{job.run}.log"
-                words = [
-                    *self.within(n),
-                    *self._torchrun(n, job),
-                    str(SCRIPT),
-                    *job.words(self.node(n)),
-                ]
+                (self.node(n) / "truth" / job.name).mkdir(parents=True)
+                log = self.node(n) / f"{job.name}.log"
+                trainer = [*self._torchrun(n, job), str(SCRIPT), *job.words(self.node(n))]
+                words = [*self.within(n), *front(n), *trainer]
                 started.append(start(words, log, env=self.environment(), cwd=str(self.node(n))))
             yield started
         finally:
             for one in started:
                 kill_tree(one)
+            # a rank whose launcher was killed may be at work still
+            for n in range(NODES):
+                _kill_trainers(self.node(n) / "out" / job.run)
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address, port, _ = meeting_place(self.network)
@@ -257,23 +274,46 @@ def training_arguments(
 
 
 def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of a node said, by the file's name."""
-    return {
-        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
-        for path in sorted(truth.glob("events-*.jsonl"))
-    }
+    """Return what each rank of a node said, by the file's name.
+
+    A last line that is being written, or that a kill has cut, is left out.
+    """
+    said: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(truth.glob("events-*.jsonl")):
+        lines = said.setdefault(path.stem, [])
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+    return said
 
 
-def all_events(truth: Path) -> Iterator[dict[str, Any]]:
-    """What all ranks of a node said."""
-    return (said for its in events(truth).values() for said in its)
+def all_events(truth: Path, *names: str) -> list[dict[str, Any]]:
+    """Return what all ranks of a node said: all, or the events with these names."""
+    every = (said for its in events(truth).values() for said in its)
+    return [said for said in every if not names or said["event"] in names]
+
+
+def losses(truth: Path) -> Losses:
+    """Return the loss and the norm of the gradients of each step, as rank 0 logged them."""
+    said = events(truth).get("events-0", [])
+    return {e["step"]: (e["loss"], e["norm"]) for e in said if e["event"] == "loss"}
 
 
 def wait_for(truth: Path, event: str, step: int, patience: float) -> bool:
-    """Until some rank of a node has said it."""
-    return until(
-        lambda: any((e["event"], e["step"]) == (event, step) for e in all_events(truth)), patience
-    )
+    """Wait until some rank of a node has said it; return whether one has."""
+    return until(lambda: any(e["step"] == step for e in all_events(truth, event)), patience)
+
+
+def _kill_trainers(out: Path) -> None:
+    """Kill what trains into a directory, and wait until it is gone."""
+    words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
+    trainers = [
+        pid
+        for pid, line in command_lines()
+        if all(word in line for word in words) and b"ckptsync\0resume" not in line
+    ]
+    kill(trainers)
+    wait_for_ends(trainers, 300)
 
 
 def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
@@ -288,9 +328,9 @@ def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int 
     return [ended(one, 0) for one in started]
 
 
-def default_python() -> str:
-    """That runs the trainers, unless the environment names another."""
-    return os.environ.get("CKPTSYNC_TEST_TRAINER", sys.executable)
+def default_python(kind: str = "TRAINER") -> str:
+    """Return the Python that runs the trainers: this one, unless the environment names another."""
+    return os.environ.get(f"CKPTSYNC_TEST_{kind}", sys.executable)
 
 
 def can_train(python: str, mode: str = "ddp") -> bool:
