@@ -49,8 +49,8 @@ from tests.campaigns.nodes import kill, wait_for_ends
 from tests.campaigns.two_nodes import (
     MODES,
     NODES,
-    SCRIPT,
     START,
+    TRAININGS,
     Job,
     TwoNodes,
     all_events,
@@ -73,14 +73,7 @@ IMPORTS = (
     "transformers.models.llama.modeling_llama",
     "ckptsync.hooks.hf",
 )
-RAW = Path(__file__).with_name("raw_training.py")
-STEMS = {
-    "raw-zero2": "global_step",
-    "raw-zero3": "global_step",
-    "raw-accelerate": "checkpoint_",
-    "raw-dcp": "step-",
-}
-RAW_MODES = tuple(STEMS)
+ALL_MODES = tuple(mode for mode in TRAININGS if mode != "lora")
 # seconds for those whose peer was killed to end by themselves, as torchrun would have them killed
 LEFT = 6.0
 
@@ -116,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = training_arguments(__doc__, modes=(*MODES, *RAW_MODES))
+    parser = training_arguments(__doc__, modes=ALL_MODES, default=MODES)
     parser.add_argument("--chains", type=int, default=3, help="trainings of each kind")
     parser.add_argument("--kills", type=int, default=3, help="of each training, at most")
     parser.add_argument("--seed", type=int, default=1)
@@ -131,9 +124,8 @@ class Campaign:
         self._ports = count(29500)
         self._saves: list[Written] = []
         self._kills: list[Kill] = []
-        self._took = dict.fromkeys((*MODES, *RAW_MODES), 1.0)
-        with_deepspeed = any("zero" in mode for mode in args.modes)
-        modules = [*IMPORTS, *(["deepspeed"] if with_deepspeed else [])]
+        self._took = dict.fromkeys(args.modes, 1.0)
+        modules = dict.fromkeys((*IMPORTS, *(m for k in args.modes for m in TRAININGS[k].needs)))
         self._forkers = [
             Forker(
                 [*nodes.within(n), nodes.trainer, "-m", "tests.campaigns.forking", *modules],
@@ -170,7 +162,7 @@ class Campaign:
             self._segment(self._named(run, kills, mode, hook), mode, is_killed=False)
 
     def _named(self, run: str, n: int, mode: str, hook: bool) -> Segment:  # noqa: FBT001
-        return Segment(run, n, hook, NODES * RANKS, STEMS.get(mode, "checkpoint-"))
+        return Segment(run, n, hook, NODES * RANKS, TRAININGS[mode].stem)
 
     def _segment(self, segment: Segment, mode: str, *, is_killed: bool) -> None:
         """A training from where it may go on, to its end or to the middle of a save."""
@@ -203,7 +195,7 @@ class Campaign:
             resume=before is not None and self._brought(segment, before),
         )  # fmt: skip
         job = Job(
-            segment.run, mode.removeprefix("raw-"), segment.hook, steps, attempt=str(segment.n),
+            segment.run, mode, segment.hook, steps, attempt=str(segment.n),
             more=more,
         )  # fmt: skip
         world = {
@@ -218,8 +210,7 @@ class Campaign:
             (home / "truth" / segment.name).mkdir(parents=True, exist_ok=True)
             rank = {"RANK": n * RANKS + local, "LOCAL_RANK": local, "GROUP_RANK": n}
             env = world | {name: str(value) for name, value in rank.items()}
-            script = RAW if mode in RAW_MODES else SCRIPT
-            log = home / f"{segment.name}.log"
+            script, log = TRAININGS[mode].script, home / f"{segment.name}.log"
             pids[n].append(self._forkers[n].fork(script, job.words(home), env, home, log))
         return pids
 

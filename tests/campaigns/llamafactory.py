@@ -29,6 +29,7 @@ from tests.campaigns.campaign import CLEAN, arguments, end_by_signal, verdict, w
 from tests.campaigns.judged import in_store, locations
 from tests.campaigns.nodes import Network, can_isolate, kill_tree, start
 from tests.campaigns.two_nodes import QUIET, default_python, finish, has_modules, meeting_place
+from tests.campaigns.witness import sentence
 from tests.support.files_in_memory import file_paths
 from tests.support.vector import ROOT
 from tests.support.waiting import until
@@ -39,7 +40,6 @@ STAGES = ("sft", "rm")
 RAY = Path(__file__).with_name("llamafactory_ray.py")
 SETUP = "ckptsync.hooks.ray.setup_worker"
 TRAINS = 400.0  # seconds for one training, most of which are imports
-_WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 TIMED = frozenset(
     {
         "training_args.bin",
@@ -231,13 +231,7 @@ def _write_base(folder: Path) -> None:
 
 
 def _sentences(flavour: int) -> Sequence[str]:
-    return tuple(_sentence(line, flavour) for line in range(40))
-
-
-def _sentence(line: int, flavour: int) -> str:
-    return " ".join(
-        _WORDS[(7 * line + 3 * word * word + 5 * flavour) % len(_WORDS)] for word in range(12)
-    )
+    return tuple(sentence(line, flavour) for line in range(40))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from tests.campaigns.campaign import (
 )
 from tests.campaigns.cluster import Service
 from tests.campaigns.judged import in_store, locations, merged_otherwise
-from tests.campaigns.two_nodes import QUIET, default_python, has_modules
+from tests.campaigns.two_nodes import PROJECT, QUIET, default_python, has_modules
 from tests.support.vector import ROOT
 from tests.support.waiting import until
 
@@ -116,9 +116,9 @@ def _trained(home: Path, mode: str, hook: str, url: str, args: argparse.Namespac
         pause=0.0 if hook == "hook" else COPIED if mode == "hub" else PAUSE,
         store=url if hook == "hook" else False,
     )
-    told = {**CLEAN, **QUIET, "HF_HOME": str(home / "cache"), "CKPTSYNC_NODE": "node0"}
-    command = [args.python, str(SCRIPT), mode, *asked]
-    with (home / "log").open("wb") as log, started(command, stdout=log, stderr=log, env=told) as p:
+    told = {"PYTHONPATH": str(PROJECT), "HF_HOME": str(home / "cache"), "CKPTSYNC_NODE": "node0"}
+    command, env = [args.python, str(SCRIPT), mode, *asked], {**CLEAN, **QUIET, **told}
+    with (home / "log").open("wb") as log, started(command, stdout=log, stderr=log, env=env) as p:
         return p.wait()
 
 

@@ -37,8 +37,8 @@ from tests.support.vector import ROOT
 from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
+RAW = Path(__file__).with_name("raw_training.py")
 PROJECT = Path(__file__).parents[2]
-MODES = ("ddp", "fsdp2", "zero2", "zero3")
 NODES = 2
 Losses = dict[int, tuple[float, float]]
 START = 600.0  # seconds that trainers may take to import all they need, on a busy machine
@@ -53,6 +53,32 @@ def meeting_place(network: Network | None) -> tuple[str, int, str]:
     if network:
         return network.trainer(0), 29500, TRAIN
     return "127.0.0.1", 29500 + os.getpid() % 5000, "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to train and save: ``word`` is what the script calls it, ``stem`` begins the names of
+    its checkpoints; its Python ``needs`` these modules, too.
+    """
+
+    word: str
+    script: Path = SCRIPT
+    stem: str = "checkpoint-"
+    needs: tuple[str, ...] = ()
+
+
+TRAININGS: Mapping[str, Mode] = {
+    "ddp": Mode("ddp"),
+    "fsdp2": Mode("fsdp2"),
+    "zero2": Mode("zero2", needs=("deepspeed",)),
+    "zero3": Mode("zero3", needs=("deepspeed",)),
+    "lora": Mode("lora", needs=("peft",)),
+    "raw-zero2": Mode("zero2", RAW, "global_step", ("deepspeed",)),
+    "raw-zero3": Mode("zero3", RAW, "global_step", ("deepspeed",)),
+    "raw-accelerate": Mode("accelerate", RAW, "checkpoint_"),
+    "raw-dcp": Mode("dcp", RAW, "step-"),
+}
+MODES = ("ddp", "fsdp2", "zero2", "zero3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +109,8 @@ class Job:
         out, truth = home / "out" / self.run, home / "truth" / self.name
         told = flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, hook=self.hook)
         resume = (self.resume and out / self.resume) or False
-        return [self.mode, *told, *flags(pause=self.pause or False, resume=resume), *self.more]
+        told += flags(pause=self.pause or False, resume=resume)
+        return [TRAININGS[self.mode].word, *told, *self.more]
 
 
 class TwoNodes:
@@ -165,7 +192,8 @@ class TwoNodes:
             for n in range(NODES):
                 (self.node(n) / "truth" / job.name).mkdir(parents=True)
                 log = self.node(n) / f"{job.name}.log"
-                trainer = [*self._torchrun(n, job), str(SCRIPT), *job.words(self.node(n))]
+                script = str(TRAININGS[job.mode].script)
+                trainer = [*self._torchrun(n, job), script, *job.words(self.node(n))]
                 words = [*self.within(n), *front(n), *trainer]
                 started.append(start(words, log, env=self.environment(), cwd=str(self.node(n))))
             yield started
@@ -178,9 +206,8 @@ class TwoNodes:
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address, port, _ = meeting_place(self.network)
-        where = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
-        run = [self.trainer, "-m", "torch.distributed.run"]
-        return [*run, *where, *flags(nproc_per_node=job.ranks)]
+        where = {"nnodes": NODES, "node_rank": n, "master_addr": address, "master_port": port}
+        return torchrun(self.trainer, job.ranks, **where)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the trainers."""
@@ -241,6 +268,11 @@ class TwoNodes:
         """Where the nodes reach a port of this machine's loopback."""
         self._proxy = TcpProxy(("127.0.0.1", port), listener=network.hub.listener())
         return network.address, self._proxy.port
+
+
+def torchrun(python: str, ranks: int, **where: object) -> list[str]:
+    """Return the words that start so many ranks of a script on one node."""
+    return [python, "-m", "torch.distributed.run", *flags(**where, nproc_per_node=ranks)]
 
 
 @contextlib.contextmanager
@@ -335,8 +367,7 @@ def default_python(kind: str = "TRAINER") -> str:
 
 def can_train(python: str, mode: str = "ddp") -> bool:
     """Whether that Python has what the trainer of a mode imports."""
-    deepspeed = ["deepspeed"] if mode.startswith("zero") else []
-    return has_modules(python, "torch", "transformers", "accelerate", *deepspeed)
+    return has_modules(python, "torch", "transformers", "accelerate", *TRAININGS[mode].needs)
 
 
 def has_modules(python: str, *names: str) -> bool:
