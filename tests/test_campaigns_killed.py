@@ -13,7 +13,7 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.killed_judge import Segment, Written, judged, overtaken, written
+from tests.campaigns.killed import Segment, Written, judged, overtaken, written
 from tests.support.files_in_memory import write_files
 from tests.support.replays import of
 from tests.support.worker_in_process import push_now
@@ -159,8 +159,8 @@ def test_a_mixture_of_two_saves_is_of_no_save(tmp_path: Path) -> None:
     )
     assert (
         told[0]
-        == "run/checkpoint-4: COMPLETE, and of no save: optimizer.pt is not what run/checkpoint-4"
-        " of segment 0 wrote on node0"
+        == "run/checkpoint-4: COMPLETE, and of no save: beside run/checkpoint-4 of segment 0 on"
+        " node0, optimizer.pt: not the bytes that the trainer wrote"
     )
 
 

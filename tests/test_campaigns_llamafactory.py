@@ -8,10 +8,11 @@ import pytest
 
 from ckptsync.stores.opening import create_store
 from tests.campaigns import llamafactory
-from tests.campaigns.llamafactory_runs import Bench, Run, can_train, default_python
+from tests.campaigns.llamafactory import Bench, Run, can_train
+from tests.campaigns.two_nodes import default_python
 from tests.support.worker_in_process import push_now
 
-PYTHON = default_python()
+PYTHON = default_python("LLAMAFACTORY")
 PLAIN, RUN = Run("single", "sft", ""), Run("single", "sft", "autoload")
 STATE = {
     "global_step": 1,
@@ -58,7 +59,7 @@ def test_a_flipped_bit_in_the_store_is_seen(bench: Bench) -> None:
     (bench.store(RUN) / "out" / "checkpoint-1" / "model.safetensors").write_bytes(
         model("checkpoint-0")
     )
-    assert wrong(bench) == ["checkpoint-1/model.safetensors: not the bytes of the reference"]
+    assert wrong(bench) == ["checkpoint-1/model.safetensors: not the bytes that the trainer wrote"]
 
 
 def test_other_losses_are_seen_and_another_runtime_is_not(bench: Bench) -> None:

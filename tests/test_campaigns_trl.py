@@ -45,7 +45,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def wrong(home: Path) -> list[str]:
-    return [*trl_trainers.in_store(create_store(str(home / "store")), home, WANTED)]
+    return [*trl_trainers.judged(home, WANTED)]
 
 
 def test_a_training_whose_every_save_is_stored_as_it_was_is_right(home: Path) -> None:
@@ -54,7 +54,9 @@ def test_a_training_whose_every_save_is_stored_as_it_was_is_right(home: Path) ->
 
 def test_other_bytes_and_other_weights_are_seen(home: Path) -> None:
     (home / "truth" / "held" / "1" / "model.safetensors").write_bytes(weights(8))
-    assert wrong(home) == ["checkpoint-1: model: not the weights that the trainer held"]
+    assert wrong(home) == [
+        "checkpoint-1: model: merged, it has not the weights that the trainer held"
+    ]
     (home / "truth" / "checkpoint-1" / "config.json").write_text("[]")
     assert "checkpoint-1/config.json: not the bytes that the trainer wrote" in wrong(home)
 

@@ -15,7 +15,7 @@ import subprocess
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from ckptsync.cli.demo import play, script
 from ckptsync.errors import NotFound
 from ckptsync.head.due_jobs import Job
 from ckptsync.layouts import registry
+from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.store_paths import consolidated_prefix
@@ -265,12 +266,20 @@ def nodes_of(seen: LocationState | None) -> set[str]:
     return {known.manifest.node for known in seen.manifests} if seen else set()
 
 
-def compared(
-    store: Store, seen: LocationState, written: Mapping[str, Path], node: str = ""
-) -> tuple[list[str], list[str], list[str]]:
+def differences(
+    store: Store,
+    seen: LocationState,
+    written: Mapping[str, Path],
+    node: str = "",
+    *,
+    adds_configs: bool = False,
+    is_same: Callable[[str, bytes, bytes], bool] = lambda _, stored, own: stored == own,
+) -> Iterator[tuple[str, str]]:
     """Compare a location (``node``: that node's part of it) with the files that were written.
 
-    Return the paths that it lacks, those that nobody wrote, and those with other bytes.
+    Yield each path that differs, and how.  ``adds_configs``: files that describe the model may be
+    in the store though nobody wrote them.  ``is_same``: of a path, and of its stored and its
+    written bytes.
     """
     stored = {
         path: at.name
@@ -278,13 +287,15 @@ def compared(
         for at in where
         if not node or node in at.nodes
     }
-    other = [
-        path
-        for path in sorted(stored.keys() & written.keys())
-        if stored_bytes(store, stored[path]) != written[path].read_bytes()
-    ]
-    lacking, extra = written.keys() - stored.keys(), stored.keys() - written.keys()
-    return sorted(lacking), sorted(extra), other
+    for path in sorted(written.keys() - stored.keys()):
+        yield path, "not in the store"
+    for path in sorted(stored.keys() - written.keys()):
+        if not (adds_configs and is_beside_weights(path)):
+            yield path, "nobody wrote that"
+    for path in sorted(stored.keys() & written.keys()):
+        content = stored_bytes(store, stored[path])
+        if content is None or not is_same(path, content, written[path].read_bytes()):
+            yield path, "not the bytes that the trainer wrote"
 
 
 def settle(home: Path, saves: Sequence[Save], patience: float) -> str:

@@ -20,8 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from tests.campaigns.campaign import arguments, working
-from tests.campaigns.damaged import Outcome, Patient, Way
-from tests.campaigns.damaging import Damage, damages
+from tests.campaigns.damaged import Damage, Outcome, Patient, Way, damages
 from tests.campaigns.uncovered import reason
 from tests.support.vector import Vector, vectors
 

@@ -10,7 +10,6 @@ started it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -18,13 +17,11 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.nodes import is_alive
 from tests.support.seaweedfs import die_with_parent
-from tests.support.waiting import until
 
 
 class Forker:
@@ -73,18 +70,6 @@ class Forker:
         line = self._process.stdout.readline()
         assert line, f"nothing forks here any more: {self._log}"
         return line.strip()
-
-
-def kill(pids: Iterable[int]) -> None:
-    """SIGKILL; who is gone is gone."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def wait_for_ends(pids: Sequence[int], patience: float) -> bool:
-    """Whether all have ended within so many seconds."""
-    return until(lambda: not any(map(is_alive, pids)), patience)
 
 
 def main() -> None:

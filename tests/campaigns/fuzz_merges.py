@@ -14,8 +14,7 @@ from typing import cast
 from ckptsync.merger.inspection import inspect_checkpoint
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.checkpoint_files import DirectoryFiles
-from tests.campaigns.damaged import Patient
-from tests.campaigns.damaging import HOUR, Damage, Kind, resaved
+from tests.campaigns.damaged import HOUR, Damage, Kind, Patient, resaved
 from tests.campaigns.fuzz import Case, Door, Wrong, by_dice
 from tests.campaigns.fuzz_changes import changed_bytes, changed_json
 from tests.campaigns.uncovered import reason

@@ -15,48 +15,25 @@ end.
 
 import argparse
 import importlib
-import json
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import Any
+
+from tests.campaigns.witness import LOCAL, RANK, Truth, sentence, training_parser
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 MODES = ("ddp", "fsdp2", "zero2", "zero3", "lora")
-RANK, LOCAL = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def options() -> argparse.Namespace:
     """Read before anything heavy is imported."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("mode", choices=MODES)
-    for name in ("--out", "--truth", "--base"):
-        parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--limit", type=int, default=1, help="save_total_limit")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser = training_parser(__doc__, MODES)
     parser.add_argument("--hook", action="store_true", help="with ckptsync's callback")
-    parser.add_argument(
-        "--hidden", type=int, default=0, help="width of the model, if not the base's"
-    )
+    told = "width of the model, if not the base's"
+    parser.add_argument("--hidden", type=int, default=0, help=told)
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--no-truth", action="store_true", help="keep the events only")
-    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
-    parser.add_argument(
-        "--slow",
-        type=float,
-        default=0.0,
-        help="seconds that each file of a save takes, about; saves are told of",
-    )
-    parser.add_argument(
-        "--flavour",
-        type=int,
-        default=0,
-        help="of other flavours the corpus is another, and so every weight",
-    )
     return parser.parse_args()
 
 
@@ -98,8 +75,6 @@ from transformers import (  # noqa: E402
     TrainingArguments,
     set_seed,
 )
-
-WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 
 
 def strategy(mode: str) -> dict[str, Any]:
@@ -155,7 +130,7 @@ def gather(trainer: Any, mode: str) -> dict[str, torch.Tensor]:
     return trainer.model.state_dict()
 
 
-class Witness(TrainerCallback):
+class Witness(TrainerCallback, Truth):
     """Keeps the truth.
 
     Its only collective is what gathers the weights, at the end of a step: none stands between a
@@ -163,18 +138,8 @@ class Witness(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        OPTIONS.truth.mkdir(parents=True, exist_ok=True)
-        self._events = (OPTIONS.truth / f"events-{RANK}.jsonl").open("a")
+        Truth.__init__(self, OPTIONS.out, OPTIONS.truth)
         self.trainer: Any = None
-        self._kept = 0
-
-    def say(self, event: str, step: int, **more: float) -> None:
-        """A line, with the time in seconds."""
-        print(
-            json.dumps({"event": event, "step": step, "at": time.time(), **more}),
-            file=self._events,
-            flush=True,
-        )
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Let checkpoints live."""
@@ -193,27 +158,18 @@ class Witness(TrainerCallback):
                 name: value.detach().cpu().contiguous().clone() for name, value in full.items()
             }
             save_file(tensors, OPTIONS.truth / f"model-{state.global_step}.safetensors")
-        self.keep(state.global_step - 1)
+        self.keep(f"checkpoint-{state.global_step - 1}")
         self.say("gone", state.global_step - 1)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
         """What a step's training came to."""
         if logs and "loss" in logs:
-            self.say(
-                "loss", state.global_step, loss=logs["loss"], norm=float(logs.get("grad_norm", 0.0))
-            )
+            norm = float(logs.get("grad_norm", 0.0))
+            self.say("loss", state.global_step, loss=logs["loss"], norm=norm)
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Its own part is written, on this rank."""
         self.say("saved", state.global_step)
-
-    def keep(self, step: int) -> None:
-        """Copy a checkpoint that all ranks have written."""
-        there = OPTIONS.out / f"checkpoint-{step}"
-        if LOCAL == 0 and step > self._kept and there.is_dir():
-            unfinished = shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}")
-            unfinished.rename(OPTIONS.truth / there.name)
-            self._kept = step
 
 
 def trained() -> None:
@@ -245,7 +201,8 @@ def trained() -> None:
         model=model(),
         args=arguments,
         train_dataset=[
-            {"input_ids": tokenizer(line + "</s>")["input_ids"][:24]} for line in corpus()
+            {"input_ids": tokenizer(sentence(n, OPTIONS.flavour) + "</s>")["input_ids"][:24]}
+            for n in range(40)
         ],
         processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
@@ -262,7 +219,7 @@ def trained() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     if not OPTIONS.no_truth:
-        witness.keep(trainer.state.global_step)
+        witness.keep(f"checkpoint-{trainer.state.global_step}")
         if LOCAL == 0:
             keep_rest()
     witness.say("kept", trainer.state.global_step)
@@ -283,15 +240,6 @@ def model() -> Any:
     config = AutoConfig.from_pretrained(OPTIONS.base)
     config.hidden_size, config.intermediate_size = OPTIONS.hidden, 4 * OPTIONS.hidden
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def corpus() -> list[str]:
-    """Of one flavour always the same lines."""
-    add = 5 * OPTIONS.flavour
-    return [
-        " ".join(WORDS[(7 * line + 3 * word * word + add) % len(WORDS)] for word in range(12))
-        for line in range(40)
-    ]
 
 
 def keep_rest() -> None:

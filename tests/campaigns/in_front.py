@@ -22,17 +22,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -40,15 +37,18 @@ from ckptsync.digest import digest
 from ckptsync.walk import SPOOL
 from tests.campaigns.campaign import CKPTSYNC, end_by_signal, flags, verdict, working
 from tests.campaigns.cluster import Service
-from tests.campaigns.nodes import below, is_alive, kill_tree, start
+from tests.campaigns.nodes import below, command_lines, kill, kill_tree
 from tests.campaigns.two_nodes import (
     MODES,
     NODES,
     SCRIPT,
     START,
+    Job,
+    Losses,
     TwoNodes,
+    all_events,
     finish,
-    meeting_place,
+    losses,
     on_two_nodes,
     training_arguments,
 )
@@ -62,7 +62,6 @@ MOST_ATTEMPTS = 30
 AWAY = 30.0  # seconds in which the store cannot be reached
 DRAIN = "8m"
 PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
-Losses = dict[int, tuple[float, float]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,18 +125,18 @@ class Campaign:
     def run(self) -> Iterator[str]:
         """Train; yield what is wrong."""
         whole = self._nodes.home / "whole"
-        with self._trainings("whole", "whole", resume="") as trainings:
+        with self._trainings("whole", "0", is_alone=True) as trainings:
             if finish(trainings, START * 2) != [0] * NODES:
                 yield f"{self._mode}: the training that nobody kills has failed: {whole}"
                 return
-        losses = _losses(self._nodes.node(0) / "truth" / "whole-whole")
-        if sorted(losses) != [*range(1, self._args.steps + 1)]:
-            yield f"{self._mode}: the training that nobody kills has losses of {sorted(losses)}"
+        expected = losses(self._nodes.node(0) / "truth" / "whole.0")
+        if sorted(expected) != [*range(1, self._args.steps + 1)]:
+            yield f"{self._mode}: the training that nobody kills has losses of {sorted(expected)}"
             return
         for chain in range(1, self._args.chains + 1):
-            yield from self._chain(f"{self._mode}-{chain}", losses)
+            yield from self._chain(f"{self._mode}-{chain}", expected)
 
-    def _chain(self, run: str, losses: Losses) -> Iterator[str]:
+    def _chain(self, run: str, expected: Losses) -> Iterator[str]:
         kills = self._args.kills
         for number in range(MOST_ATTEMPTS):
             finished = [self._checkpoints(n, run) for n in range(NODES)]
@@ -146,7 +145,7 @@ class Campaign:
             for n in range(NODES):
                 if n not in lost:
                     yield from self._missing(n, run, finished[n])
-            yield from self._compared(run, f"a{number}", losses)
+            yield from self._compared(run, f"a{number}", expected)
             if codes == [0] * NODES and self._is_trained(run, f"a{number}"):
                 yield from self._unsent(run, f"a{number}")
                 break
@@ -175,7 +174,7 @@ class Campaign:
         with (
             self._store_away(is_wanted=scope == "store"),
             self._without_head(is_wanted=scope == "head"),
-            self._trainings(run, attempt, resume="{checkpoint}") as fronts,
+            self._trainings(run, attempt) as fronts,
         ):
             if scope:
                 self._wait_for_step(run, attempt, fronts)
@@ -201,57 +200,34 @@ class Campaign:
         print(f"{run} {attempt}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
         return lost, codes
 
-    @contextlib.contextmanager
     def _trainings(
-        self, run: str, attempt: str, resume: str
-    ) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """A training on each node, with ``resume`` before it if asked; all are dead in the end."""
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            for n in range(NODES):
-                command = self._training(n, run, attempt, resume)
-                log = self._nodes.node(n) / f"{run}-{attempt}.log"
-                env, place = self._nodes.environment(), str(self._nodes.node(n))
-                started.append(start(command, log, env=env, cwd=place))
-            yield started
-        finally:
-            for process in started:
-                kill_tree(process)
-                _kill_session(process)
-            # a rank whose launcher was killed may be at work still, and holds the directory
-            for n in range(NODES):
-                _kill_trainers(self._nodes.node(n) / "out" / run)
+        self, run: str, attempt: str, *, is_alone: bool = False
+    ) -> contextlib.AbstractContextManager[list[subprocess.Popen[bytes]]]:
+        """Return a training on both nodes, with ``resume`` before it unless it is alone."""
+        args = self._args
+        more = flags(limit=50, no_truth=True)
+        job = Job(
+            run, self._mode, hook=False, steps=args.steps, pause=0.3, ranks=1, attempt=attempt,
+            more=more,
+        )  # fmt: skip
+        if is_alone:
+            return self._nodes.training(job)
+        job = replace(job, hook=True, more=[*more, *flags(slow=0.1, resume="{checkpoint}")])
 
-    def _training(self, n: int, run: str, attempt: str, resume: str) -> list[str]:
-        home, args = self._nodes.node(n), self._args
-        out, truth = home / "out" / run, home / "truth" / f"{run}-{attempt}"
-        truth.mkdir(parents=True, exist_ok=True)
-        address, port, _ = meeting_place(self._nodes.network)
-        launcher = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
-        words = [
-            *("-m", "torch.distributed.run", *launcher, *flags(nproc_per_node=1), str(SCRIPT)),
-            *(self._mode, *flags(out=out, truth=truth, base=ROOT / "base", steps=args.steps)),
-            *flags(limit=50, hook=bool(resume), no_truth=True, pause=0.3),
-        ]
-        if not resume:
-            return self._nodes.python(n, *words)
-        words += ["--slow", "0.1", "--resume", resume]
-        front = [
-            *(*CKPTSYNC, "resume", str(out), "-c", str(self._nodes.workers[n].config)),
-            *flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN),
-            *("--trust", args.trust, "--", self._nodes.trainer, *words),
-        ]
-        return [*self._nodes.within(n), *front]
+        def front(n: int) -> list[str]:
+            out, config = self._nodes.node(n) / "out" / run, self._nodes.workers[n].config
+            told = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
+            resume = [*CKPTSYNC, "resume", str(out), "-c", str(config), *told]
+            return [*resume, "--trust", args.trust, "--"]
+
+        return self._nodes.training(job, front)
 
     def _wait_for_step(
         self, run: str, attempt: str, fronts: Sequence[subprocess.Popen[bytes]]
     ) -> None:
-        truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
+        truth = self._truth(0, run, attempt)
         until(
-            lambda: (
-                any(said["event"] == "end" for said in _said(truth))
-                or any(front.poll() is not None for front in fronts)
-            ),
+            lambda: all_events(truth, "end") or any(f.poll() is not None for f in fronts),
             START,
             0.1,
         )
@@ -260,17 +236,19 @@ class Campaign:
         if scope == "resume":
             fronts[node].kill()
             time.sleep(1)
-            _kill_session(fronts[node])
-            return
-        if scope in ("trainings", "training", "store", *SERVICES):
+            kill_tree(fronts[node])
+        elif scope in ("trainings", "training", "store", *SERVICES):
             for front in [fronts[node]] if scope == "training" else fronts:
-                for pid in _trainers(front.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            return
-        for front in fronts if scope == "all" else [fronts[node]]:
-            kill_tree(front)
-            _kill_session(front)
+                its = {*below(front.pid)} - {front.pid}
+                words = f"{SCRIPT}\0".encode()
+                kill(
+                    pid
+                    for pid, line in command_lines()
+                    if pid in its and words in line and b"\0ckptsync\0" not in line
+                )
+        else:
+            for front in fronts if scope == "all" else [fronts[node]]:
+                kill_tree(front)
 
     @contextlib.contextmanager
     def _store_away(self, *, is_wanted: bool) -> Iterator[None]:
@@ -318,7 +296,7 @@ class Campaign:
     def _unsent(self, run: str, attempt: str) -> Iterator[str]:
         """Yield what is whole on a node and not in the store, by what `resume` says in the end."""
         for n in range(NODES):
-            log = (self._nodes.node(n) / f"{run}-{attempt}.log").read_text(errors="replace")
+            log = (self._nodes.node(n) / f"{run}.{attempt}.log").read_text(errors="replace")
             for line in log.splitlines():
                 if line.startswith(("ckptsync: do not shut", "ckptsync: the store cannot")):
                     yield f"{run} {attempt}: node{n}: {line}"
@@ -335,25 +313,24 @@ class Campaign:
             if digests and not any(digests.items() <= its.items() for its in now):
                 yield f"{run}: node{n}: {name} is gone from its disk"
 
-    def _compared(self, run: str, attempt: str, losses: Losses) -> Iterator[str]:
-        first = []
-        for n in range(NODES):
-            truth = self._nodes.node(n) / "truth" / f"{run}-{attempt}"
-            begun = [said["step"] for said in _said(truth) if said["event"] == "begin"]
-            first += begun[:1]
+    def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
+        begun = [all_events(self._truth(n, run, attempt), "begin")[:1] for n in range(NODES)]
+        first = [said["step"] for its in begun for said in its]
         if len(set(first)) > 1:
             yield f"{run} {attempt}: the nodes began at steps {first}"
-        for step, values in _losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}").items():
-            if values != losses[step]:
-                yield f"{run} {attempt}: step {step}: {values}, {losses[step]} without kills"
+        for step, values in losses(self._truth(0, run, attempt)).items():
+            if values != expected[step]:
+                yield f"{run} {attempt}: step {step}: {values}, {expected[step]} without kills"
+
+    def _truth(self, n: int, run: str, attempt: str) -> Path:
+        return self._nodes.node(n) / "truth" / f"{run}.{attempt}"
 
     def _steps(self, run: str, attempt: str) -> list[int]:
         """Return the steps that were trained in an attempt."""
-        return sorted(_losses(self._nodes.node(0) / "truth" / f"{run}-{attempt}"))
+        return sorted(losses(self._truth(0, run, attempt)))
 
     def _is_trained(self, run: str, attempt: str) -> bool:
-        truth = self._nodes.node(0) / "truth" / f"{run}-{attempt}"
-        return any(said["event"] == "trained" for said in _said(truth))
+        return bool(all_events(self._truth(0, run, attempt), "trained"))
 
 
 def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
@@ -370,58 +347,10 @@ def _digests(directory: Path) -> dict[str, str]:
     }
 
 
-def _said(truth: Path) -> list[dict[str, Any]]:
-    """What the ranks of a node said; without a last line that a kill has cut."""
-    said = []
-    for path in sorted(truth.glob("events-*.jsonl")):
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                said.append(json.loads(line))
-    return said
-
-
-def _losses(truth: Path) -> Losses:
-    """Step → loss and norm of the gradients, as rank 0 logged them."""
-    return {e["step"]: (e["loss"], e["norm"]) for e in _said(truth) if e["event"] == "loss"}
-
-
-def _trainers(pid: int) -> list[int]:
-    """Return the processes below ``resume`` that train."""
-    trainers = []
-    for process in below(pid):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-            if process != pid and str(SCRIPT).encode() in words and b"ckptsync" not in words:
-                trainers.append(process)
-    return trainers
-
-
-def _kill_trainers(out: Path) -> None:
-    """Kill what still trains into a directory, and wait until it is gone."""
-    words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            told = (path / "cmdline").read_bytes()
-            if all(word in told for word in words) and b"ckptsync\0resume" not in told:
-                os.kill(int(path.name), signal.SIGKILL)
-                until(lambda pid=int(path.name): not is_alive(pid))  # type: ignore[misc]
-
-
 def _kill_worker(out: Path) -> None:
     """Kill the worker that `resume` runs for an output directory, at whatever it is."""
-    config = f"{out}/{SPOOL}/embedded-"
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if config.encode() in (path / "cmdline").read_bytes():
-                os.kill(int(path.name), signal.SIGKILL)
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process's session: what it started may have outlived it."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ProcessLookupError):
-            if os.getsid(int(path.name)) == process.pid:
-                os.kill(int(path.name), signal.SIGKILL)
+    config = f"{out}/{SPOOL}/embedded-".encode()
+    kill(pid for pid, line in command_lines() if config in line)
 
 
 if __name__ == "__main__":

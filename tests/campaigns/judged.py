@@ -9,17 +9,18 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
-from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
-from ckptsync.stores.contract import read_all
-from tests.campaigns.cluster import Life, compared, longest, nodes_of
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.opening import create_store
+from tests.campaigns.cluster import Life, differences, longest, nodes_of
 from tests.campaigns.two_nodes import NODES, Job, TwoNodes, events
 from tests.support.files_in_memory import file_paths
 from tests.support.merge_on_disk import merge_local
@@ -215,50 +216,82 @@ class Judge:
 
     def _files(self, told: str, snapshot: LocationState, node: str, truth: Path) -> Iterator[str]:
         """One node's part, byte for byte."""
-        missing, extra, other = compared(self._nodes.store, snapshot, file_paths(truth), node)
-        extra = [path for path in extra if not is_beside_weights(path)]
-        if missing:
-            yield f"{told}: TORN, {node} sent it without {', '.join(missing)}"
-        if extra:
-            yield f"{told}: {', '.join(extra)} is not what {node}'s trainer wrote"
-        for path in other:
-            yield f"{told}/{path}: TORN, not the bytes that the trainer wrote on {node}"
+        torn = differences(self._nodes.store, snapshot, file_paths(truth), node, adds_configs=True)
+        yield from (f"{told}/{path}: TORN on {node}, {how}" for path, how in torn)
 
     def _merged(self, told: str, snapshot: LocationState) -> Iterator[str]:
+        step = re.sub(r".*[^0-9]", "", snapshot.checkpoint)
+        reference = self._truth(self._first) / f"model-{step}.safetensors"
+        base = ROOT / "base" if not self._job.hook else None
         fetched = self._nodes.home / "fetched" / told
-        shutil.rmtree(fetched, ignore_errors=True)
-        for path, where in snapshot.files.items():
-            here = fetched / "stored" / path
-            here.parent.mkdir(parents=True, exist_ok=True)
-            here.write_bytes(read_all(self._nodes.store, where[0].name))
-            # a merge asks which file was written before which
-            os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))
-        needs_config = not self._job.hook and not (fetched / "stored" / "config.json").exists()
-        try:
-            merge_local(
-                [fetched / "stored"],
-                fetched / "merged",
-                MergeOptions(),
-                ROOT / "base" if needs_config else None,
-            )
-        except CkptsyncError as e:
-            yield f"{told}: cannot be merged: {e}"
-            return
-        reference = (
-            self._truth(self._first)
-            / f"model-{re.sub(r'.*[^0-9]', '', snapshot.checkpoint)}.safetensors"
-        )
-        if bits(*(fetched / "merged").glob("*.safetensors")) != bits(reference):
-            yield f"{told}: the merged model is not the framework's reference"
+        if how := merged_otherwise(self._nodes.store, snapshot, fetched, reference, base=base):
+            yield f"{told}: {how}"
 
     def _final(self, told: str, snapshot: LocationState) -> Iterator[str]:
         root = file_paths(self._truth(self._first) / "root")
-        _, extra, other = compared(self._nodes.store, snapshot, root)
         for name in WEIGHTS:
             if name not in snapshot.files:
                 yield f"{told}: has no {name}"
-        for path in (*extra, *other):
-            yield f"{told}/{path}: not what lies beside the checkpoints"
+        for path, how in differences(self._nodes.store, snapshot, root):
+            if path in snapshot.files:
+                yield f"{told}/{path}: {how}"
+
+
+def locations(url: str, run: str) -> dict[str, LocationState]:
+    """Return what a store in a directory holds of a run, by location; nothing if there is none."""
+    if not Path(url).is_dir():
+        return {}
+    return {s.location: s for s in read_state(create_store(url), run).readable}
+
+
+def in_store(
+    url: str,
+    run: str,
+    truths: Mapping[str, Path],
+    is_needed: Callable[[str], bool],
+    **options: Any,
+) -> Iterator[str]:
+    """Yield what a store's run has not, or has otherwise than the trainer wrote it.
+
+    ``truths``: a directory for each location.  ``is_needed``: whether the final model needs a file
+    beside the checkpoints.  ``options``: those of `differences`.
+    """
+    store, seen = create_store(url), locations(url, run)
+    for name in sorted(truths.keys() ^ seen.keys()):
+        yield f"{name}: {'nobody wrote that' if name in seen else 'not in the store'}"
+    for name in sorted(truths.keys() & seen.keys()):
+        for path, how in differences(store, seen[name], file_paths(truths[name]), **options):
+            if name != "final" or path in seen[name].files or is_needed(path):
+                yield f"{name}/{path}: {how}"
+
+
+def merged_otherwise(
+    store: Store,
+    seen: LocationState,
+    directory: Path,
+    reference: Path,
+    *,
+    source: str | None = None,
+    base: Path | None = None,
+) -> str:
+    """Merge what a store holds of a location; return what is wrong with the model, if anything.
+
+    ``base``: where the configuration comes from if the location has none.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    for path, where in seen.files.items():
+        here = directory / "stored" / path
+        here.parent.mkdir(parents=True, exist_ok=True)
+        here.write_bytes(read_all(store, where[0].name))
+        # a merge asks which file was written before which
+        os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))
+    base = None if "config.json" in seen.files else base
+    try:
+        merge_local([directory / "stored"], directory / "merged", MergeOptions(source=source), base)
+    except CkptsyncError as e:
+        return f"cannot be merged: {e}"
+    is_same = bits(*(directory / "merged").glob("*.safetensors")) == bits(reference)
+    return "" if is_same else "merged, it has not the weights that the trainer held"
 
 
 def with_more(tally: Tally, *more: str) -> Tally:

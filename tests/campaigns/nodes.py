@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.support.seaweedfs import die_with_parent
@@ -145,14 +145,39 @@ def ended(group: subprocess.Popen[bytes], patience: float) -> int | None:
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and to all below it, whatever sessions they have made of themselves.
+    """Kill a process, all below it, whatever sessions these have made, and all of its session.
 
-    Then wait for it.
+    Its session is killed also where the process itself has ended before.  Then wait for it.
     """
-    for pid in [*below(process.pid)] if process.poll() is None else []:
+    if process.poll() is None:
+        kill([*below(process.pid)])
+    process.wait()
+    kill(pid for pid, _ in command_lines() if _session(pid) == process.pid)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Send SIGKILL to those that are still there."""
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.wait()
+
+
+def wait_for_ends(pids: Sequence[int], patience: float) -> bool:
+    """Return whether all have ended within so many seconds."""
+    return until(lambda: not any(map(is_alive, pids)), patience)
+
+
+def command_lines() -> Iterator[tuple[int, bytes]]:
+    """Yield each process of this machine and its command line; a zero byte ends each word."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            yield int(path.name), (path / "cmdline").read_bytes()
+
+
+def _session(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        return os.getsid(pid)
+    return 0
 
 
 def is_alive(pid: int, group: int = 0) -> bool:

@@ -6,36 +6,23 @@ It has no hook.  Each step is saved: ``global_step<N>/`` by DeepSpeed (and ``lat
 """
 
 import argparse
-import json
 import os
-import shutil
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from tests.campaigns.witness import RANK, Truth, training_parser
+
 os.environ["DS_ACCELERATOR"] = "cpu"
-RANK, LOCAL, WORLD = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+MODES = ("zero1", "zero2", "zero3", "accelerate", "dcp")
 
 
 def options() -> argparse.Namespace:
-    """Those of `hf_training`, as far as they have a meaning here."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("mode", choices=("zero1", "zero2", "zero3", "accelerate", "dcp"))
-    for name in ("--out", "--truth", "--base", "--resume"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--slow", type=float, default=0.0)
-    parser.add_argument("--flavour", type=int, default=0)
+    """Those of `hf_training`, as far as they have a meaning here: nobody rotates."""
+    parser = training_parser(__doc__, MODES)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
     parser.add_argument("--frozen", action="store_true", help="the first layer is not trained")
     parser.add_argument("--universal", action="store_true", help="what --resume names is universal")
-    parser.add_argument(
-        "--limit", type=int, default=3, help="understood, and not minded: nobody rotates here"
-    )
     return parser.parse_args()
 
 
@@ -119,7 +106,7 @@ def dcp_loop(model: Any) -> tuple[Train, Save]:
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (WORLD,))
+    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -153,18 +140,12 @@ LOOPS: dict[str, Callable[[Any], tuple[Train, Save]]] = {
     "accelerate": accelerate_loop,
     "dcp": dcp_loop,
 }
-STEMS = {
-    "zero1": "global_step",
-    "dcp": "step-",
-    "accelerate": "checkpoint_",
-    "zero2": "global_step",
-    "zero3": "global_step",
-}
+STEMS = {"accelerate": "checkpoint_", "dcp": "step-"}
 
 
 def trained() -> None:
     """From start to end."""
-    OPTIONS.truth.mkdir(parents=True, exist_ok=True)
+    truth, stem = Truth(OPTIONS.out, OPTIONS.truth), STEMS.get(OPTIONS.mode, "global_step")
     OPTIONS.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
@@ -176,32 +157,13 @@ def trained() -> None:
     torch.save = slow.torch_save(torch.save)
     chance = torch.Generator().manual_seed(100 * OPTIONS.flavour + RANK)
     for step in range(begin + 1, OPTIONS.steps + 1):
-        say("loss", step, loss=train(torch.randint(4, 70, (1, 16), generator=chance)).hex())
+        truth.say("loss", step, loss=train(torch.randint(4, 70, (1, 16), generator=chance)).hex())
         if step > begin + 1:
-            keep(step - 1)
-        slow.told(save, partial(say, step=step))(step)
+            truth.keep(f"{stem}{step - 1}")
+            truth.say("gone", step - 1)
+        slow.told(save, partial(truth.say, step=step))(step)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-def say(event: str, step: int, **more: object) -> None:
-    """As `hf_training` does."""
-    with (OPTIONS.truth / f"events-{RANK}.jsonl").open("a") as events:
-        print(
-            json.dumps({"event": event, "step": step, "at": time.time(), **more}),
-            file=events,
-            flush=True,
-        )
-
-
-def keep(step: int) -> None:
-    """Copy a save that all ranks have written, since they took part in a gradient after it."""
-    there = OPTIONS.out / f"{STEMS[OPTIONS.mode]}{step}"
-    if LOCAL == 0 and there.is_dir():
-        shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}").rename(
-            OPTIONS.truth / there.name
-        )
-    say("gone", step)
 
 
 if __name__ == "__main__":

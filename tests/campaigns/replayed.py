@@ -13,13 +13,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import CKPTSYNC, CLEAN
-from tests.campaigns.cluster import Service, compared
+from tests.campaigns.cluster import Service, differences
 from tests.support.files_in_memory import file_paths
 from tests.support.vector import vector
 from tests.support.waiting import until
@@ -38,6 +39,7 @@ ORDER = (
     ),
     *("tokenizer.json", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json"),
 )  # of Trainer over DDP, two ranks
+SHOWN = 5  # files of a torn checkpoint
 DEFAULT = {"quiet": "2s", "unmarked": "10s"}
 
 
@@ -137,14 +139,9 @@ class Replay:
             if not snapshot or not snapshot.manifests:
                 wrong.append(f"{location.parent.name}/{location.name}: MISSED")
                 continue
-            lacking, extra, other = compared(self.store, snapshot, file_paths(location))
+            torn = differences(self.store, snapshot, file_paths(location))
             name = f"{location.parent.name}/{location.name}"
-            if names := sorted([*lacking, *extra]):
-                some = ", ".join(names[:5])
-                wrong.append(f"{name}: TORN, {len(names)} files differ: {some}")
-            wrong += [
-                f"{name}/{path}: TORN, not the bytes that the trainer wrote" for path in other
-            ]
+            wrong += [f"{name}/{path}: TORN, {how}" for path, how in islice(torn, SHOWN)]
         return wrong
 
     def _touched(self) -> list[str]:

@@ -35,8 +35,8 @@ from tests.campaigns.two_nodes import (
     Job,
     TwoNodes,
     all_events,
-    events,
     finish,
+    losses,
     on_two_nodes,
     training_arguments,
 )
@@ -44,7 +44,6 @@ from tests.support.head_in_process import consolidate_due, verify_next
 
 WORKER = {"quiet": "2s", "unmarked": "10s", "scan_every": "2s"}
 SETTLED = 25.0  # seconds in which a worker has judged all that it sees
-Losses = dict[int, tuple[float, float]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,16 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             working("resume", args.home) as home,
             on_two_nodes(home / mode, args.store, args.python, **WORKER) as nodes,
         ):
-            found = [
-                *lost_and_resumed(
-                    nodes, Job(mode, mode, hook=True, steps=args.steps, ranks=args.ranks), args.at
-                )
-            ]
+            job = Job(mode, mode, hook=True, steps=args.steps, ranks=args.ranks)
+            found = [*lost_and_resumed(nodes, job, args.at)]
         wrong += len(found)
-        print(
-            f"{mode}: {'as if nothing had happened' if not found else f'{len(found)} wrong'}",
-            flush=True,
-        )
+        print(f"{mode}: {f'{len(found)} wrong' if found else 'as if never lost'}", flush=True)
         verdict(found)
     return 1 if wrong else 0
 
@@ -132,7 +125,7 @@ def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:
     with nodes.training(job) as trainers:
         codes = finish(trainers, START)
     for n in range(NODES):
-        if not any(e["event"] == "kept" for e in all_events(nodes.node(n) / "truth" / job.run)):
+        if not all_events(nodes.node(n) / "truth" / job.run, "kept"):
             yield f"{job.run}: the trainers ended with {codes}: {nodes.node(n) / job.run}.log"
 
 
@@ -158,35 +151,17 @@ def _pulled(nodes: TwoNodes, job: Job, again: Job) -> Iterator[str]:
 
 
 def _compared(kept: Path, truth: Path, steps: Sequence[int]) -> Iterator[str]:
-    wanted, found = _losses(kept), _losses(truth)
+    wanted, found = losses(kept), losses(truth)
     if sorted(found) != list(steps):
         yield f"steps {sorted(found)} were trained, not {list(steps)}"
     for step in steps:
-        print(
-            f"  step {step}: loss and norm {found.get(step)}, {wanted.get(step)} in the run that"
-            " was lost",
-            flush=True,
-        )
+        line = f"step {step}: loss and norm {found.get(step)}, {wanted[step]} in the run lost"
+        print(f"  {line}", flush=True)
         if found.get(step) != wanted[step]:
-            yield (
-                f"step {step}: loss and norm {found.get(step)}, {wanted[step]} in the run that was"
-                " lost"
-            )
-        model = f"model-{step}.safetensors"
-        if (
-            not (truth / model).is_file()
-            or (truth / model).read_bytes() != (kept / model).read_bytes()
-        ):
+            yield line
+        ours, theirs = (folder / f"model-{step}.safetensors" for folder in (truth, kept))
+        if not ours.is_file() or ours.read_bytes() != theirs.read_bytes():
             yield f"step {step}: other weights"
-
-
-def _losses(truth: Path) -> Losses:
-    """Step → loss and norm of the gradients, as rank 0 logged them."""
-    return {
-        e["step"]: (e["loss"], e["norm"])
-        for e in events(truth).get("events-0", [])
-        if e["event"] == "loss"
-    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ calls COMPLETE must be such a save.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import sys
@@ -21,10 +20,11 @@ from pathlib import Path
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.stores.opening import create_store, open_store
-from tests.campaigns.campaign import arguments, started, working
+from tests.campaigns.campaign import arguments, working
 from tests.campaigns.cluster import Service
-from tests.campaigns.two_nodes import START, default_python
-from tests.support.ports import free_port
+from tests.campaigns.nodes import kill_tree, start
+from tests.campaigns.two_nodes import START, default_python, finish, torchrun
+from tests.support.files_in_memory import contents
 from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("titan_training.py")
@@ -74,50 +74,27 @@ def campaign(home: Path, python: str, mode: str, ranks: int) -> tuple[int, list[
 
 
 def _train(
-    home: Path,
-    python: str,
-    mode: str,
-    ranks: int,
-    begin: int,
-    *,
-    hit: int | None,
-    rest: float,
+    home: Path, python: str, mode: str, ranks: int, begin: int, *, hit: int | None, rest: float
 ) -> int:
     """Five steps, or until it is killed ``rest`` seconds into the save of ``hit``.
 
     The last step that is whole there.
     """
-    steps = begin + 5
-    world = {
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
-    words = [home / "out" / "run", home / "truth", mode, begin, steps, PAUSE, SLOW]
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((home / "trainers.log").open("ab"))
-        for flag in (home / "truth").glob("saving-*"):
-            flag.unlink()
-        trainers = [
-            stack.enter_context(
-                started(
-                    [python, str(SCRIPT), *map(str, words)],
-                    env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-            for rank in range(ranks)
-        ]
-        if hit is not None:
+    words = [home / "out" / "run", home / "truth", mode, begin, begin + 5, PAUSE, SLOW]
+    command = [*torchrun(python, ranks, standalone=True), str(SCRIPT), *map(str, words)]
+    for flag in (home / "truth").glob("saving-*"):
+        flag.unlink()
+    trainers = start(command, home / "trainers.log", env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        if hit is None:
+            assert finish([trainers], START) == [0], (home / "trainers.log").read_text()[-2000:]
+        else:
             flag = home / "truth" / f"saving-{hit}"
-            until(lambda: flag.exists() or any(one.poll() is not None for one in trainers), START)
+            until(lambda: flag.exists() or trainers.poll() is not None, START)
             assert flag.exists(), f"{flag.name}: nobody began to save that"
             time.sleep(rest)
-        else:
-            codes = [one.wait(START) for one in trainers]
-            assert not any(codes), (home / "trainers.log").read_text()[-2000:]
+    finally:
+        kill_tree(trainers)
     whole = sorted(
         int(path.parent.name[5:])
         for path in (home / "out" / "run" / "checkpoint").glob("step-*/.metadata")
@@ -126,27 +103,20 @@ def _train(
 
 
 def _judged(home: Path) -> tuple[int, list[str]]:
-    truths = {path.name: _bytes(path) for path in sorted((home / "truth").glob("step-*"))}
+    truths = {path.name: contents(path) for path in sorted((home / "truth").glob("step-*"))}
     until(lambda: not [*_missed(home, truths)], PATIENCE, 1)
-    missed = [*_missed(home, truths)]
-    called = [
-        s for s in read_state(open_store(str(home / "store"))).readable if s.status == "COMPLETE"
-    ]
     torn = [
-        s.location
-        for s in called
-        if _bytes(home / "store" / s.run / s.location) not in truths.values()
+        f"{s.location}: COMPLETE, and of no save"
+        for s in read_state(open_store(str(home / "store"))).readable
+        if s.status == "COMPLETE"
+        and contents(home / "store" / s.run / s.location) not in truths.values()
     ]
-    return len(truths), [*missed, *(f"{location}: COMPLETE, and of no save" for location in torn)]
+    return len(truths), [*_missed(home, truths), *torn]
 
 
 def _missed(home: Path, truths: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
-    stored = [_bytes(path) for path in (home / "store" / "run").glob("step-*")]
+    stored = [contents(path) for path in (home / "store" / "run").glob("step-*")]
     yield from (f"{name}: MISSED" for name, files in truths.items() if files not in stored)
-
-
-def _bytes(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 
 
 def _arguments() -> argparse.ArgumentParser:

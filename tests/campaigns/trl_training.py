@@ -13,7 +13,6 @@ import argparse
 import importlib
 import shutil
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,21 +24,14 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from tests.campaigns.witness import sentence, training_parser
+
 MODES = ("sft", "dpo", "grpo", "named", "best", "hub")
-WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 
 
 def options() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("mode", choices=MODES)
-    for name in ("--out", "--truth", "--base"):
-        parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--limit", type=int, default=1, help="save_total_limit")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser = training_parser(__doc__, MODES)
     parser.add_argument("--store", help="to which ckptsync's hook sends; without it there is none")
     return parser.parse_args()
 
@@ -107,7 +99,7 @@ def trainer(asked: argparse.Namespace) -> Any:
         hook = importlib.import_module("ckptsync.hooks.hf")
         given["callbacks"].append(hook.CkptSyncCallback(store=asked.store, wait="2m"))
     model: Any = AutoModelForCausalLM.from_pretrained(asked.base, dtype=torch.float32)
-    lines = [_sentence(n) for n in range(24)]
+    lines = [sentence(n) for n in range(24)]
     if asked.mode == "dpo":  # of an adapter: TRL copies it as `ref`
         rows = [{"prompt": a, "chosen": b, "rejected": c} for a, b, c in _triples(lines)]
         model = get_peft_model(model, _lora())
@@ -161,10 +153,6 @@ def _reward(completions: Any, **_: Any) -> list[float]:
 
 def _triples(lines: list[str]) -> list[tuple[str, str, str]]:
     return list(zip(lines, lines[1:], lines[2:], strict=False))
-
-
-def _sentence(line: int) -> str:
-    return " ".join(WORDS[(7 * line + 3 * word * word) % len(WORDS)] for word in range(12))
 
 
 def main() -> None:

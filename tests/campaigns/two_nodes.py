@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,26 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
 from tests.campaigns.cluster import Service
-from tests.campaigns.nodes import TRAIN, Network, can_isolate, ended, kill_tree, start
+from tests.campaigns.nodes import (
+    TRAIN,
+    Network,
+    can_isolate,
+    command_lines,
+    ended,
+    kill,
+    kill_tree,
+    start,
+    wait_for_ends,
+)
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
 from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
+RAW = Path(__file__).with_name("raw_training.py")
 PROJECT = Path(__file__).parents[2]
-MODES = ("ddp", "fsdp2", "zero2", "zero3")
 NODES = 2
+Losses = dict[int, tuple[float, float]]
 START = 600.0  # seconds that trainers may take to import all they need, on a busy machine
 
 
@@ -45,10 +56,37 @@ def meeting_place(network: Network | None) -> tuple[str, int, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to train and save: ``word`` is what the script calls it, ``stem`` begins the names of
+    its checkpoints; its Python ``needs`` these modules, too.
+    """
+
+    word: str
+    script: Path = SCRIPT
+    stem: str = "checkpoint-"
+    needs: tuple[str, ...] = ()
+
+
+TRAININGS: Mapping[str, Mode] = {
+    "ddp": Mode("ddp"),
+    "fsdp2": Mode("fsdp2"),
+    "zero2": Mode("zero2", needs=("deepspeed",)),
+    "zero3": Mode("zero3", needs=("deepspeed",)),
+    "lora": Mode("lora", needs=("peft",)),
+    "raw-zero2": Mode("zero2", RAW, "global_step", ("deepspeed",)),
+    "raw-zero3": Mode("zero3", RAW, "global_step", ("deepspeed",)),
+    "raw-accelerate": Mode("accelerate", RAW, "checkpoint_"),
+    "raw-dcp": Mode("dcp", RAW, "step-"),
+}
+MODES = ("ddp", "fsdp2", "zero2", "zero3")
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step.
 
-    ``resume``: the checkpoint it goes on from.
+    ``resume``: the checkpoint it goes on from.  ``attempt``: which start of this run it is, where
+    there are several.  ``more``: other words for the script.
     """
 
     run: str
@@ -58,15 +96,21 @@ class Job:
     pause: float = 0.0
     ranks: int = 2
     resume: str = ""
+    attempt: str = ""
+    more: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its directory of truth, and of its logs."""
+        return f"{self.run}.{self.attempt}" if self.attempt else self.run
 
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
-        out, truth = home / "out" / self.run, home / "truth" / self.run
-        return [
-            self.mode,
-            *flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, pause=self.pause),
-            *flags(hook=self.hook, resume=(self.resume and out / self.resume) or False),
-        ]
+        out, truth = home / "out" / self.run, home / "truth" / self.name
+        told = flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, hook=self.hook)
+        resume = (self.resume and out / self.resume) or False
+        told += flags(pause=self.pause or False, resume=resume)
+        return [TRAININGS[self.mode].word, *told, *self.more]
 
 
 class TwoNodes:
@@ -114,10 +158,6 @@ class TwoNodes:
         }
         return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
 
-    def python(self, n: int, *words: str) -> list[str]:
-        """The Python of the trainers, on a node."""
-        return [*self.within(n), self.trainer, *words]
-
     def wipe(self, n: int) -> None:
         """Its worker dies, and its disk is lost."""
         if self.workers[n].ended() is None:
@@ -140,30 +180,34 @@ class TwoNodes:
             self._proxy.close()
 
     @contextlib.contextmanager
-    def training(self, job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """A torchrun on each node; what is left of them at the end is killed."""
+    def training(
+        self, job: Job, front: Callable[[int], Sequence[str]] = lambda _: ()
+    ) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """Start a torchrun on each node; what is left of them at the end is killed.
+
+        ``front``: the words before the trainer's command on a node.
+        """
         started: list[subprocess.Popen[bytes]] = []
         try:
             for n in range(NODES):
-                (self.node(n) / "truth" / job.run).mkdir(parents=True)
-                log = self.node(n) / f"{job.run}.log"
-                words = [
-                    *self.within(n),
-                    *self._torchrun(n, job),
-                    str(SCRIPT),
-                    *job.words(self.node(n)),
-                ]
+                (self.node(n) / "truth" / job.name).mkdir(parents=True)
+                log = self.node(n) / f"{job.name}.log"
+                script = str(TRAININGS[job.mode].script)
+                trainer = [*self._torchrun(n, job), script, *job.words(self.node(n))]
+                words = [*self.within(n), *front(n), *trainer]
                 started.append(start(words, log, env=self.environment(), cwd=str(self.node(n))))
             yield started
         finally:
             for one in started:
                 kill_tree(one)
+            # a rank whose launcher was killed may be at work still
+            for n in range(NODES):
+                _kill_trainers(self.node(n) / "out" / job.run)
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address, port, _ = meeting_place(self.network)
-        where = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
-        run = [self.trainer, "-m", "torch.distributed.run"]
-        return [*run, *where, *flags(nproc_per_node=job.ranks)]
+        where = {"nnodes": NODES, "node_rank": n, "master_addr": address, "master_port": port}
+        return torchrun(self.trainer, job.ranks, **where)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the trainers."""
@@ -226,6 +270,11 @@ class TwoNodes:
         return network.address, self._proxy.port
 
 
+def torchrun(python: str, ranks: int, **where: object) -> list[str]:
+    """Return the words that start so many ranks of a script on one node."""
+    return [python, "-m", "torch.distributed.run", *flags(**where, nproc_per_node=ranks)]
+
+
 @contextlib.contextmanager
 def on_two_nodes(home: Path, kind: str, python: str, **worker: object) -> Iterator[TwoNodes]:
     """Yield two nodes, each in network namespaces of its own where these can be made."""
@@ -257,23 +306,46 @@ def training_arguments(
 
 
 def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of a node said, by the file's name."""
-    return {
-        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
-        for path in sorted(truth.glob("events-*.jsonl"))
-    }
+    """Return what each rank of a node said, by the file's name.
+
+    A last line that is being written, or that a kill has cut, is left out.
+    """
+    said: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(truth.glob("events-*.jsonl")):
+        lines = said.setdefault(path.stem, [])
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+    return said
 
 
-def all_events(truth: Path) -> Iterator[dict[str, Any]]:
-    """What all ranks of a node said."""
-    return (said for its in events(truth).values() for said in its)
+def all_events(truth: Path, *names: str) -> list[dict[str, Any]]:
+    """Return what all ranks of a node said: all, or the events with these names."""
+    every = (said for its in events(truth).values() for said in its)
+    return [said for said in every if not names or said["event"] in names]
+
+
+def losses(truth: Path) -> Losses:
+    """Return the loss and the norm of the gradients of each step, as rank 0 logged them."""
+    said = events(truth).get("events-0", [])
+    return {e["step"]: (e["loss"], e["norm"]) for e in said if e["event"] == "loss"}
 
 
 def wait_for(truth: Path, event: str, step: int, patience: float) -> bool:
-    """Until some rank of a node has said it."""
-    return until(
-        lambda: any((e["event"], e["step"]) == (event, step) for e in all_events(truth)), patience
-    )
+    """Wait until some rank of a node has said it; return whether one has."""
+    return until(lambda: any(e["step"] == step for e in all_events(truth, event)), patience)
+
+
+def _kill_trainers(out: Path) -> None:
+    """Kill what trains into a directory, and wait until it is gone."""
+    words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
+    trainers = [
+        pid
+        for pid, line in command_lines()
+        if all(word in line for word in words) and b"ckptsync\0resume" not in line
+    ]
+    kill(trainers)
+    wait_for_ends(trainers, 300)
 
 
 def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
@@ -288,15 +360,14 @@ def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int 
     return [ended(one, 0) for one in started]
 
 
-def default_python() -> str:
-    """That runs the trainers, unless the environment names another."""
-    return os.environ.get("CKPTSYNC_TEST_TRAINER", sys.executable)
+def default_python(kind: str = "TRAINER") -> str:
+    """Return the Python that runs the trainers: this one, unless the environment names another."""
+    return os.environ.get(f"CKPTSYNC_TEST_{kind}", sys.executable)
 
 
 def can_train(python: str, mode: str = "ddp") -> bool:
     """Whether that Python has what the trainer of a mode imports."""
-    deepspeed = ["deepspeed"] if mode.startswith("zero") else []
-    return has_modules(python, "torch", "transformers", "accelerate", *deepspeed)
+    return has_modules(python, "torch", "transformers", "accelerate", *TRAININGS[mode].needs)
 
 
 def has_modules(python: str, *names: str) -> bool:

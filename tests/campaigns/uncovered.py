@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.campaigns.damaged import Outcome
-from tests.campaigns.damaging import Damage, Kind
+from tests.campaigns.damaged import Damage, Kind, Outcome
 
 
 @dataclass(frozen=True, slots=True)

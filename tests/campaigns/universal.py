@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags, verdict, working
-from tests.campaigns.two_nodes import PROJECT, QUIET, START, default_python, events
+from tests.campaigns.two_nodes import PROJECT, QUIET, START, default_python, events, torchrun
 from tests.support.vector import ROOT
 
 STEPS, TAG, OUT = 3, "global_step3", "out"
@@ -90,7 +90,7 @@ def train(home: Path, case: str, python: str, world: int, kind: str) -> list[tup
     out, truth = home / (OUT if is_first else f"{kind}-{world}"), home / f"truth-{kind}-{world}"
     resume = {} if is_first else {"resume": home / kind / TAG, "universal": True}
     steps = STEPS if is_first else 2 * STEPS
-    launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    launch = torchrun(python, world, standalone=True)
     script = ["-m", "tests.campaigns.raw_training", case.partition("-")[0]]
     own = flags(out=out, truth=truth, base=ROOT / base, steps=steps)
     ran([*launch, *script, *own, *flags(**options), *flags(**resume)])
