@@ -76,7 +76,7 @@ def _bound_by_permissions() -> Iterator[None]:
     libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_VERSION, 0)
     before, less = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, before) == 0
-    less[:] = before[:]
+    less[:] = [*before]
     less[0] &= ~_RIGHTS_OF_ROOT  # of the effective ones: the permitted ones can be taken again
     assert libc.capset(header, less) == 0
     try:
