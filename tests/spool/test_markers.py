@@ -222,7 +222,7 @@ def test_the_ranks_at_a_time_are_those_of_the_last_training_that_had_begun_and_n
     spool: Path,
 ) -> None:
     for name, world, at, left in (("long", 8, 10.0, 0.0), ("short", 4, 12.0, 14.0)):
-        process = here(world=world, at=at, left=left)
+        process = make_process(world=world, at=at, left=left)
         markers.write_mark(markers.process_path(spool, name), process)
     found = {at: markers.count_ranks_at(spool, at) for at in (9.0, 11.0, 13.0, 14.0, 15.0)}
     assert found == {9.0: None, 11.0: 8, 13.0: 4, 14.0: 4, 15.0: 8}
