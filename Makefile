@@ -154,8 +154,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.installed
 	$(BIN)/ckptsync demo $(DEMO)
 
-test: lint
-	$(PYTEST) $(TESTS)
+# Lint needs one core, so it runs beside the tests; its output comes last.
+test: $(VENV)/.installed-test
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
+	$(PYTEST) $(TESTS); tests=$$?; \
+	wait $$lint; linted=$$?; cat build/lint.log; \
+	test $$tests = 0 && test $$linted = 0
 
 scenarios: $(VENV)/.installed-test
 	CKPTSYNC_TEST_ALL=1 $(PYTEST) tests/scenarios

@@ -1,4 +1,13 @@
-"""ckptsync collects, merges and verifies finished training checkpoints."""
+"""Collect, merge and verify finished training checkpoints.
+
+A training on several nodes writes each save in shards, and rotation deletes it soon. So a worker on
+each node uploads finished saves to one store, and heads merge, verify and repair them there. Nodes
+and heads meet in the store alone: all facts are files and records in it.
+
+Programs call the functions of `ckptsync.api`, which are offered here, and `mark_saved`. To read
+the code, begin at `cli.main` (commands), `service.run` (services) or `hooks` (in a training);
+docs/design.md lists the packages and follows the three main flows.
+"""
 
 from __future__ import annotations
 

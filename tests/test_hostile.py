@@ -36,7 +36,7 @@ from ckptsync.verifier.level_load import LoaderProcess, load_file
 from ckptsync.verifier.verification import VerifyOptions, resolve_target, verify
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
-from tests.support.exhaustive import ALL
+from tests.support.exhaustive import ALL, sampled
 from tests.support.files_in_memory import MemoryFiles, tree
 from tests.support.small_store import make
 from tests.support.vector import vector
@@ -46,19 +46,19 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_inspect_merge_and_verify_refuse_every_attack(tmp_path: Path) -> None:
-    kinds = ["headers", "names", "pickles", "truncations", "zips"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.running", str(tmp_path), *kinds],
+        [sys.executable, "-m", "tests.hostile.running", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    counts = Counter(result["kind"] for result in results)
-    assert [kind for kind in kinds if counts[kind] < (100 if ALL else 34)] == []
-    assert [wrong for result in results if (wrong := _wrong(result))] == []
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    for kind, count in Counter(t["kind"] for t in told).items():
+        assert count >= (100 if ALL else 9), kind
+    assert len({t["kind"] for t in told}) == 5
+    assert [wrong for t in told if (wrong := _wrong(t))] == []
 
 
 def _wrong(told: dict[str, Any]) -> str:
@@ -99,7 +99,8 @@ def _small(name: str) -> tuple[dict[str, bytes], str]:
 def test_a_small_real_file_is_refused_at_any_length(name: str) -> None:
     files, path = _small(name)
     size = len(files[path])
-    for length in range(size) if ALL else {*range(0, size, 11), *range(size - 100, size)}:
+    lengths = range(size) if ALL else {*range(0, size, 11), *range(size - 100, size)}
+    for length in sampled(lengths, 4):
         cut = MemoryFiles({**files, path: files[path][:length]})
         with pytest.raises((Corrupt, Incomplete)):
             _read(cut)
@@ -108,7 +109,7 @@ def test_a_small_real_file_is_refused_at_any_length(name: str) -> None:
 @pytest.mark.parametrize("name", truncations.SMALL)
 def test_a_flipped_bit_in_metadata_never_ends_in_anything_but_an_answer(name: str) -> None:
     files, path = _small(name)
-    for at in range(0, len(files[path]), 7):
+    for at in sampled(range(0, len(files[path]), 7), 3):
         data = bytearray(files[path])
         data[at] ^= 1 << at % 8
         _answered(lambda data=data: _read(MemoryFiles({**files, path: bytes(data)})))  # type: ignore[misc]

@@ -19,6 +19,7 @@ import yaml
 from ckptsync.cli.main import parser
 from tests.slurm import train
 from tests.slurm.watched import NODES, Watched
+from tests.support.exhaustive import in_exhaustive
 from tests.support.run_documents import ROOT, Location, blocks, end, location
 from tests.support.sshd import another_sshd
 from tests.support.waiting import until
@@ -104,6 +105,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
         yield Loop(place, stack)
 
 
+@in_exhaustive
 def test_a_loop_over_ssh_goes_on_from_the_newest_verified_step_with_the_same_losses(
     loop: Loop,
 ) -> None:

@@ -69,15 +69,15 @@ UNLISTED: frozenset[Status] = frozenset({"VERIFIED", "RETIRED", "CONFLICT"})
 class Checkpoint:
     """What was read of a checkpoint's locations.
 
-    ``key`` is of the listing of its records; ``data`` of that of the files below ``open``, the
-    prefixes of locations that wait for files or for their repair. ``newest``: the newest mtime of
-    files when they were listed.
+    ``key``: the `listing_key` of its records. ``open_prefixes``: those of the locations that wait
+    for files or for their repair. ``files_key``: the `listing_key` of the files below them.
+    ``newest``: the newest mtime of files when they were listed.
     """
 
     key: str
     summaries: tuple[Summary, ...]
-    open: tuple[str, ...] = ()
-    data: str = ""
+    open_prefixes: tuple[str, ...] = ()
+    files_key: str = ""
     newest: float = 0.0
 
 
@@ -178,7 +178,7 @@ class Cache:
             self.run(name)
 
     def forget_others(self, names: Collection[str]) -> None:
-        """Remove all runs but those of these ``names``."""
+        """Remove all runs but those of these ``names``; set ``is_new`` if there were any."""
         for name in {**self._saved, **self.runs}.keys() - names:
             self._saved.pop(name, None)
             self.runs.pop(name, None)
@@ -299,7 +299,10 @@ def read_catalogue(
 def _list_store(
     store: Store, runs: Sequence[str], cache: Cache, pool: Executor, now: float
 ) -> _Listing:
-    """List the records of runs; checkpoints that are gone are removed from ``cache``."""
+    """List the records of runs; remove checkpoints that are gone from ``cache``.
+
+    Raise StoreError.
+    """
     listing = _Listing()
     for run, entries in _list_runs(store, runs, cache, pool):
         newest = max(map(attrgetter("mtime"), entries), default=0.0)
@@ -317,7 +320,8 @@ def _renew_changed(
 ) -> tuple[dict[Name, Checkpoint], list[Fault]]:
     """Read the changed checkpoints into ``cache``; return those that it may not hold, and faults.
 
-    All that were read before an error are in the cache.
+    Sets ``cache.is_new`` if a checkpoint differs from the cached one. Raise StoreError; what was
+    read before it stays in the cache.
     """
 
     def renew(name: Name) -> tuple[Checkpoint, tuple[Fault, ...], bool]:
@@ -358,7 +362,10 @@ def _summarize_begun_uploads(
     summaries: Iterable[Summary],
     faults: Iterable[Fault],
 ) -> tuple[Summary, ...]:
-    """Return the checkpoints that nodes are sending and that have no manifest or fault yet."""
+    """Return the checkpoints that nodes are sending and that have no manifest or fault yet.
+
+    Lists the files of each. Raise StoreError.
+    """
     described = {(f.run, checkpoint_of(f.location)) for f in faults}
     described |= {(s.run, s.checkpoint) for s in summaries if (s.run, s.checkpoint) in sending}
     return tuple(
@@ -368,7 +375,7 @@ def _summarize_begun_uploads(
 
 
 def _is_on_local_disk(store: Store) -> bool:
-    """Return whether a store answers at once, so that threads would only wait for Python's lock."""
+    """Return whether a store is a local directory: threads do not make listings of it faster."""
     directory = directory_of(store)
     return directory is not None and not mount_of(directory).is_remote
 
@@ -404,14 +411,13 @@ def _list_changed(
 ) -> dict[Name, list[Entry]]:
     """Return the checkpoints of a run that must be read, or listed, with their records.
 
-    Checkpoints that are gone are removed from ``cache``. ``key``: of the run's records now; if it
-    is that of the cache, only checkpoints that wait for files are returned.
+    ``key``: of the run's records now. If it is that of the cache, only checkpoints that wait for
+    files are returned. Else the run in ``cache`` loses its key until `_finish_run`, and checkpoints
+    that are gone are removed from it.
     """
     cached = cache.run(run)
     if key and key == cached.key and not any((run, name) in sending for name in cached.checkpoints):
-        waiting = {
-            (run, name) for name, records_of in cached.checkpoints.items() if records_of.open
-        }
+        waiting = {(run, name) for name, old in cached.checkpoints.items() if old.open_prefixes}
         beginnings = tuple(f"{run}/{RECORDS}/{name}" for _, name in waiting)
         records = group_by_checkpoint(run, (e for e in entries if e.name.startswith(beginnings)))
         return {name: records_of for name, records_of in records.items() if name in waiting}
@@ -423,7 +429,7 @@ def _list_changed(
     changed = {}
     for name, records_of in records.items():
         old = cached.checkpoints.get(name[1])
-        if name in sending or not old or old.open or old.key != listing_key(records_of):
+        if name in sending or not old or old.open_prefixes or old.key != listing_key(records_of):
             changed[name] = records_of
     return changed
 
@@ -431,7 +437,7 @@ def _list_changed(
 def _finish_run(
     cache: Cache, run: str, key: str, unreadable: Mapping[str, Checkpoint]
 ) -> Iterable[Checkpoint]:
-    """Return a run's checkpoints in reading order, and mark the run as cached under ``key``.
+    """Mark a run as cached under ``key``; return its checkpoints in reading order.
 
     ``unreadable``: checkpoints that may not be cached; then the run is not marked.
     """
@@ -471,10 +477,15 @@ def _renew_checkpoint(
     """Return a checkpoint as it is now, its faults, and whether it may be cached.
 
     It is ``old`` itself if neither its records (``entries``) nor the files that it waits for have
-    changed. It may not be cached if a record could not be read, or was deleted meanwhile.
+    changed. It may not be cached if a record could not be read, or was deleted meanwhile. Raise
+    StoreError.
     """
     key = listing_key(entries)
-    if old and old.key == key and listing_key(_list_files(store, old.open)) == old.data:
+    if (
+        old
+        and old.key == key
+        and listing_key(_list_files(store, old.open_prefixes)) == old.files_key
+    ):
         return old, (), True
     names = record_names(entry.name for entry in entries)
     records, faults = read_checkpoint_records(store, {e.name: e.size for e in entries})
@@ -490,10 +501,10 @@ def _renew_checkpoint(
         if s.status not in UNLISTED and awaits_files(s)
         for prefix in _prefixes(s)
     )
-    data = listing_key(e for e in files if e.name.startswith(open_prefixes))
+    files_key = listing_key(e for e in files if e.name.startswith(open_prefixes))
     newest = max((e.mtime for e in files), default=0.0)
     checkpoint = Checkpoint(
-        key, tuple(summarize(s, mtimes) for s in states), open_prefixes, data, newest
+        key, tuple(summarize(s, mtimes) for s in states), open_prefixes, files_key, newest
     )
     return checkpoint, faults, not faults and len(records) == len(names)
 
@@ -534,5 +545,6 @@ def _prefixes(state: LocationState) -> Iterator[str]:
 
 
 def _list_files(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:
+    """Yield all files below these prefixes; raise StoreError."""
     for prefix in prefixes:
         yield from store.names(prefix)

@@ -149,110 +149,146 @@ class DamagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One location, as `records.location_status.LocationState` has it, in short.
+    """One location in short: the values of its `LocationState` that lists and decisions need.
 
-    Times: seconds on the store's clock.
-
-    ``step``: that in its checkpoint's name.  ``evidence``: why it has no better
-    ``status``; ``lacks``: what resuming a training needs and is not there.  ``nodes``,
-    ``manifests``: of the manifests that count. ``model_record``: the name of the one that counts.
-    ``model_records``, ``reports``, ``tombstones``: counts of records.
-
-    ``files`` and ``size`` (bytes): the checkpoint's own files, each once; of an incomplete
-    location, those that are there.  ``model_files``, ``model_size``: the consolidated model's.
-    ``suspects``: files of the model that are missing, or that an unanswered report calls damaged;
-    ``damaged``: all that those reports do, where it is DAMAGED (at most `MOST_DAMAGED`).
-    ``unknown``: no file is of a layout that is merged, so that nothing is awaited.
-    ``merged``: the mtime of the model record; ``weights``: the values of the model by group, None
-    where no head counted them.
-    ``ended``: the newest file's mtime, corrected by the measured offset of its node's clock, and
-    never later than its manifest arrived; ``ahead``: the seconds by which it was.  ``arrived``: the
-    mtime of the newest manifest that counts.  ``first``: when the first part arrived, as the oldest
-    record shows that names it.
-
-    ``retired``: a tombstone's reason, else empty; ``shards_retired``: the same where only the
-    trainer's own files go. ``marked_at``: the mtime of the newest tombstone in force,
-    ``withdrawn_at`` of the newest that withdraws one; ``begun``: files may be deleted already;
-    ``done``: no shard is left.  ``kept``: why a person keeps it, else empty.
-
-    ``ranks``: node → the ranks whose files it had, as ``0-3,7``; ``gaps``: what is missing of an
-    incomplete location; ``lost``: the same as lines for people, with the nodes that should have it,
-    as far as the run's other checkpoints tell; ``awaited``: those nodes.  ``state``: changes with
-    any record that is written or deleted.  ``late``: manifests count that the model record does not
-    name; ``to_open``: what the consolidated model lacks to be opened, ``config.json`` (or
-    ``adapter_config.json``) and ``tokenizer``; ``left_out``: code that the model does not have.
-    ``siblings``: other locations with parts of this save, or of what may be this save.
-
-    ``unnamed``: files beside its own that no record names (where that is looked for), as people are
-    shown the first; ``unnamed_files``: how many there are; ``unnamed_runs``: whether one may run.
-    ``named``: `names_key` of all that records name.
-
-    ``uploading``: the nodes that are sending files of it now, where it is UPLOADING.  ``demanded``:
-    bytes of the files that its model needs, 0 where their sizes are not all known, and ``present``
-    those of them that are in the store; both only while it is not complete.  ``whole``: bytes that
-    it will have, 0 if no node says so.  ``doubts``: why its model lacks tensors, or may lack some,
-    though no file is known to be missing.  ``mark``: the first tombstone in force of all of it.
-    ``handled``: what events did with it; ``metrics``: what they measured, the last value of each.
+    Times are in seconds on the store's clock, 0 if unknown. Lists of lines have at most `LINES`
+    lines and one that counts the others (`cut`).
     """
 
     run: str
     checkpoint: str
     location: str
     step: int | None
+    """The step in the checkpoint's name; None if it has none."""
     status: Status
     evidence: tuple[str, ...] = ()
+    """Lines: why it has no better status. Of a DAMAGED one: the damage."""
     lacks: tuple[str, ...] = ()
+    """Lines: what a training needs to resume from it, and what is not in the store."""
+
+    # Its records. Manifests "count" if no later manifest of their node replaces them.
     nodes: tuple[str, ...] = ()
+    """The nodes that wrote the manifests that count."""
     manifests: tuple[str, ...] = ()
+    """The names of the manifests that count."""
     model_record: str = ""
+    """The name of the model record that counts; empty if there is none."""
     model_records: int = 0
+    """How many model records there are."""
     reports: int = 0
+    """How many reports there are."""
     tombstones: int = 0
+    """How many tombstones there are."""
+
+    # Its own files, and those of its consolidated model.
     files: int = 0
+    """How many paths the checkpoint's own files have."""
     size: int = 0
+    """Bytes of its own files that are in the store, each path once."""
     model_files: int = 0
+    """How many files the consolidated model has."""
     model_size: int = 0
+    """Bytes of the consolidated model's files."""
+
+    # When it was written and stored.
     ended: float = 0.0
-    first: float = 0.0
+    """The mtime of its newest file, corrected by the measured offset of its node's clock.
+
+    It is never later than the arrival of the file's manifest.
+    """
+    first_arrival: float = 0.0
+    """When its first manifest was in the store.
+
+    A repair can write a manifest again; then the mtime of the oldest record that names it counts.
+    """
     arrived: float = 0.0
+    """The mtime of the newest manifest that counts."""
+
+    # What it can be used for, and what reports prove.
     model: bool = False
+    """A model can be made of it."""
     resume: bool = False
+    """A training can resume from it."""
     consolidated: bool = False
+    """It has a consolidated model with all files of its model record."""
     proof: Proven = Proven()
+
+    # Whether it is, or will be, deleted.
     retired: str = ""
-    lost: tuple[str, ...] = ()
+    """The reason of the tombstone for all of it; empty if there is none in force."""
+    missing_lines: tuple[str, ...] = ()
+    """Lines: the missing files of an incomplete one, and the nodes that should have them.
+
+    `explain_missing` sets it, from ``gaps`` and the run's other checkpoints; otherwise empty.
+    """
     state: str = ""
+    """A digest of its records' names: changes with each record that is written or deleted."""
     shards_retired: str = ""
+    """The reason of the tombstone for its own files alone, where the model stays; else empty."""
     kept: str = ""
+    """Why a person keeps it; empty if nobody does."""
     marked_at: float = 0.0
+    """The mtime of the newest tombstone in force; 0 if there is none."""
     withdrawn_at: float = 0.0
+    """The mtime of the newest tombstone that withdraws one; 0 if there is none."""
     begun: bool = False
-    done: bool = False
+    """A head has begun to delete: files may be gone already."""
+    shards_deleted: bool = False
+    """A head has deleted all of its own files."""
+
+    # Of its consolidated model.
     late: bool = False
+    """Manifests count that the model record does not name: they came after the merge."""
     to_open: tuple[str, ...] = ()
+    """What the model lacks to be opened: its configuration's file name, `TOKENIZER`, or both."""
+
+    # What is missing of an incomplete location.
     ranks: tuple[tuple[str, str], ...] = ()
+    """Each node with the ranks whose files it had, as ``0-3,7``; nodes without ranks are absent."""
     gaps: tuple[Gap, ...] = ()
-    awaited: tuple[str, ...] = ()
+    """The missing files, counted by rank or by node; empty where it is not incomplete."""
+    awaited_nodes: tuple[str, ...] = ()
+    """The nodes that should have the missing files, sorted; set with ``missing_lines``."""
     left_out: tuple[str, ...] = ()
+    """Lines: code of the checkpoint that the consolidated model does not have."""
     siblings: tuple[Sibling, ...] = ()
+    """Other locations that have, or may have, parts of the same save."""
     suspects: tuple[str, ...] = ()
+    """Paths of the model's files that are missing, or that an unanswered report calls damaged."""
     damaged: tuple[DamagedFile, ...] = ()
+    """What unanswered reports call damaged, where it is DAMAGED; at most `MOST_DAMAGED`."""
     unknown: bool = False
+    """It is incomplete, and no file is of a layout that is merged: so no node has to send more."""
     uploading: tuple[str, ...] = ()
+    """The nodes that are sending its files now, where it is UPLOADING."""
     demanded: int = 0
+    """Bytes of the files that its model needs, while it is incomplete; 0 if a size is unknown."""
     present: int = 0
+    """Those of the ``demanded`` bytes that are in the store."""
     whole: int = 0
+    """Bytes that it will have when all is uploaded; 0 if no node says so."""
     doubts: tuple[str, ...] = ()
+    """Lines: why its model lacks, or may lack, tensors although no file is known to be missing."""
     ahead: float = 0.0
+    """Seconds by which its files are dated later than their manifests arrived; else 0."""
     unnamed: tuple[str, ...] = ()
+    """The first files beside its own that no record names, as people are shown them."""
     unnamed_files: int = 0
+    """How many files no record names; 0 also where nobody looked."""
     unnamed_runs: bool = False
+    """One of the files that no record names may run code."""
     named: str = ""
+    """`names_key` of all files that its records name."""
     merged: float = 0.0
+    """The mtime of the model record; 0 if there is none."""
     weights: ModelValues | None = None
+    """The values of the model by group of layers; None where no head counted them."""
     mark: str = ""
+    """The name of the first tombstone in force for all of it; empty if there is none."""
     handled: tuple[Handled, ...] = ()
+    """What was done about its events."""
     metrics: tuple[tuple[str, float], ...] = ()
+    """What events measured: the last value of each metric, by name."""
 
     @property
     def unnamed_line(self) -> str:
@@ -271,8 +307,8 @@ class Summary:
 
     @property
     def dates(self) -> SaveDates:
-        """Return what tells when it was written."""
-        return SaveDates(self.checkpoint, self.ended, self.first, self.ahead > SKEW)
+        """Return the dates by which `by_age` orders it."""
+        return SaveDates(self.checkpoint, self.ended, self.first_arrival, self.ahead > SKEW)
 
     @property
     def percent(self) -> int | None:
@@ -287,7 +323,7 @@ class Summary:
         return f"no {config}: {opener} cannot open it" if config else ""
 
     @property
-    def to_give(self) -> str:
+    def supply_hint(self) -> str:
         """Return how to supply what the consolidated model lacks; empty if it lacks nothing."""
         if not self.to_open:
             return ""
@@ -354,7 +390,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     all_names = "\n".join(
         sorted([*manifest_names, *(name for kind_records in kinds for name in kind_records)])
     )
-    complained = {
+    reported_names = {
         f"{state.run}/{finding.name}"
         for name in conditions.proof.damage
         for finding in records.reports[name].findings
@@ -367,7 +403,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     suspects = [
         f.path
         for name, f in model_files.items()
-        if state.sizes.get(name) != f.size or name in complained
+        if state.sizes.get(name) != f.size or name in reported_names
     ]
     return Summary(
         run=state.run,
@@ -392,12 +428,12 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
             for time, seconds in zip(written_at, seconds_ahead, strict=True)
         ),
         ahead=max(0.0, *seconds_ahead),
-        first=min(arrivals.values()),
+        first_arrival=min(arrivals.values()),
         arrived=max(mtimes.get(name, 0.0) for name in manifest_names),
         model=conditions.model.holds,
         resume=conditions.resume.holds,
         consolidated=conditions.consolidated.holds,
-        proof=_summarize_proof(state, mtimes, complained),
+        proof=_summarize_proof(state, mtimes, reported_names),
         retired=conditions.retired,
         state=digest(all_names.encode())[:16],
         shards_retired=decision.shards,
@@ -405,7 +441,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
         marked_at=max((mtimes.get(name, 0.0) for name in decision.stones), default=0.0),
         withdrawn_at=max((mtimes.get(name, 0.0) for name in withdrawn), default=0.0),
         begun=decision.is_begun,
-        done=decision.is_done,
+        shards_deleted=decision.is_done,
         late=bool(model) and not manifest_names.issubset(model.manifests if model else ()),
         to_open=_lacks_to_open(model) if model else (),
         ranks=tuple(
@@ -489,7 +525,7 @@ def summarize_begun(
         files=len(files),
         size=sum(e.size for e in files),
         ended=last,
-        first=last,
+        first_arrival=last,
         arrived=last,
         uploading=tuple(sorted(nodes)),
     )
@@ -513,10 +549,14 @@ def _count_demanded(state: LocationState) -> tuple[int, int]:
 
 
 def find_gaps(state: LocationState) -> tuple[Gap, ...]:
-    """Return what a location lacks: files nobody sent, by rank; then vanished files, by sender."""
+    """Return what a location lacks: files that no node sent, by rank; then vanished files, by node.
+
+    A file that a sibling has is not missing. A rank of which no file has come has a gap too, of 0
+    files if no metadata names its files.
+    """
     sibling_paths = {path for sibling in state.siblings.values() for path in sibling}
     demanded = {**state.demands.resume, **state.demands.model}.keys()
-    absent: dict[int, list[str]] = {}
+    absent: dict[int, list[str]] = {}  # rank → paths; -1: of no rank
     for path in sorted(demanded - state.files.keys() - sibling_paths):
         number = rank(path)
         absent.setdefault(-1 if number is None else number, []).append(path)
@@ -525,7 +565,7 @@ def find_gaps(state: LocationState) -> tuple[Gap, ...]:
     if ranks_present:  # ranks of this training of which no file has come
         for number in set(range(state.demands.world or 0)) - ranks_present:
             absent.setdefault(number, [])
-    vanished: dict[str, list[str]] = {}
+    vanished: dict[str, list[str]] = {}  # node → paths
     for path, copies in state.files.items():
         if state.sizes.get(copies[0].name) != copies[0].entry.size:
             vanished.setdefault(copies[0].nodes[0], []).append(path)
@@ -647,25 +687,26 @@ def _find_arrivals(state: LocationState, mtimes: Mapping[str, float]) -> dict[st
 
 
 def _summarize_proof(
-    state: LocationState, mtimes: Mapping[str, float], complained: Iterable[str]
+    state: LocationState, mtimes: Mapping[str, float], reported_names: Iterable[str]
 ) -> Proven:
-    """Return what the reports of a location prove, and since when.
+    """Return what the reports of a location prove, with the times of those reports.
 
-    ``complained``: store names of the files that unanswered reports name.
+    ``reported_names``: store names of the files that unanswered reports name.
     """
     proof, reports = state.conditions.proof, state.records.reports
-    names = set() if state.conditions.shards else {k.name for k in state.manifests}
+    # a report proves nothing of a manifest that it does not name, unless its files are deleted
+    required = set() if state.conditions.shards else {k.name for k in state.manifests}
     passed: dict[Level, float] = {}
     for name, report in reports.items():
         is_of_model = report.model_record == state.model_record_name
-        if report.verdict == "ok" and is_of_model and names.issubset(report.manifests):
+        if report.verdict == "ok" and is_of_model and required.issubset(report.manifests):
             passed[report.level] = max(passed.get(report.level, 0.0), mtimes.get(name, 0.0))
-    levels = [reports[name].level for name in proof.damage]
-    proofs = [
+    damage_levels = [reports[name].level for name in proof.damage]
+    proof_times = [
         mtimes.get(name, 0.0)
         for name, r in reports.items()
         if r.verdict == "ok" and r.model_record == state.model_record_name
-        if r.level in LEVELS[1:] and names.issubset(r.manifests)
+        if r.level in LEVELS[1:] and required.issubset(r.manifests)
     ]
     answered, answered_at = ("", 0.0) if proof.damage else _find_answered(reports, mtimes)
     return Proven(
@@ -676,10 +717,10 @@ def _summarize_proof(
         holds=proof.holds,
         passed=tuple((level, passed[level]) for level in LEVELS if level in passed),
         damage=proof.damage,
-        damage_level=max(levels, key=LEVELS.index, default=None),
+        damage_level=max(damage_levels, key=LEVELS.index, default=None),
         damaged_at=max((mtimes.get(name, 0.0) for name in proof.damage), default=0.0),
-        rewritten_at=max((mtimes.get(name, 0.0) for name in complained), default=0.0),
-        first=min(proofs, default=0.0),
+        rewritten_at=max((mtimes.get(name, 0.0) for name in reported_names), default=0.0),
+        first=min(proof_times, default=0.0),
         answered=answered,
         answered_at=answered_at,
     )
@@ -709,7 +750,7 @@ def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
 
 
 def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
-    """Return the summaries, with ``lost`` and ``awaited`` set in the incomplete ones.
+    """Return the summaries; set ``missing_lines`` and ``awaited_nodes`` in the incomplete ones.
 
     The node that had a rank in another checkpoint of the run should have its missing files.
     """
@@ -725,7 +766,7 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 
 
 def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
-    """Return an incomplete location's summary with ``lost`` and ``awaited``.
+    """Return an incomplete location's summary with ``missing_lines`` and ``awaited_nodes``.
 
     It is unchanged if no file is missing, or no layout is known. ``run``: the run's summaries by
     arrival.
@@ -756,7 +797,7 @@ def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
             awaited.update(absent)
             text = f"has uploaded no part of it yet, as it did of {nearest.location}"
             lines += [f"{node}: {text}" for node in absent]
-    return replace(summary, lost=cut(lines), awaited=tuple(sorted(awaited)))
+    return replace(summary, missing_lines=cut(lines), awaited_nodes=tuple(sorted(awaited)))
 
 
 def _find_owners(

@@ -102,7 +102,7 @@ def not_found(store: Store, run: str, location: str = "") -> ConfigError:
     """Return the error for a run, or a checkpoint of it, that is not in the store.
 
     Its hint is the most similar name that is stored. For a deleted or moved checkpoint, the error
-    says so by the records that are left.
+    says so by the records that are left. Raise StoreError if the store cannot be listed.
     """
     checkpoints = [*store.dirs(f"{run}/{RECORDS}/")]
     if location and checkpoints:
@@ -123,13 +123,13 @@ def not_found(store: Store, run: str, location: str = "") -> ConfigError:
 
 
 def _has_manifest(store: Store, run: str, location: str) -> bool:
-    """Return whether a location has a manifest."""
+    """Return whether a location has a manifest; raise StoreError."""
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     return any(name.kind == "manifest" for name in parsed.values())
 
 
 def _explain_absence(store: Store, run: str, location: str) -> str:
-    """Return why a location that has records has no manifest that counts."""
+    """Return why a location that has records has no manifest that counts; raise StoreError."""
     parsed = record_names(e.name for e in store.names(records_prefix(run, location)))
     records, _ = read_records(store, parsed.values())
     stones = {name: r for name, r in records.items() if isinstance(r, Tombstone)}
@@ -144,7 +144,10 @@ def _explain_absence(store: Store, run: str, location: str) -> str:
 
 
 def _read(store: Store, listed: Iterable[Entry]) -> StoreState:
-    """Return the state of whole checkpoints, of which ``listed`` are all entries."""
+    """Read the records of whole checkpoints, of which ``listed`` are all entries; return the state.
+
+    Raise StoreError.
+    """
     entries = list(listed)
     sizes = {entry.name: entry.size for entry in entries}
     records, faults = read_checkpoint_records(store, sizes)

@@ -30,7 +30,10 @@ _KEYS = frozenset({"auto_map", "auto_mapping", "custom_pipelines"})
 
 
 def find_unnamed(store: Store, state: LocationState) -> tuple[UnnamedFile, ...]:
-    """Return the files that no record names, first those that may run code; raise StoreError."""
+    """Return the files and links that no record names, first those that may run code.
+
+    Reads the files that are called like a configuration. Raise StoreError.
+    """
     prefixes = own_prefixes(state.run, state.location)
     sizes: dict[str, int | None] = {name: state.sizes[name] for name in state.unnamed}
     sizes |= dict.fromkeys(_walk_location(store, *prefixes)[1])
@@ -48,7 +51,7 @@ def find_unnamed(store: Store, state: LocationState) -> tuple[UnnamedFile, ...]:
 def with_unnamed(
     store: Store, summaries: Sequence[Summary], busy: Container[tuple[str, str]]
 ) -> Iterator[Summary]:
-    """Yield the summaries; in a store that is a path, the newest with the unnamed files of now.
+    """Yield the summaries; in a store that is a path, the newest ones with their unnamed files.
 
     At most about `MOST` files are walked. Locations in conflict or retired are passed over, and
     those of ``busy`` checkpoints (run, name), whose files a manifest will name soon. Raise
@@ -73,7 +76,10 @@ def with_unnamed(
 
 
 def _look_again(store: Store, summary: Summary) -> Summary:
-    """Return the summary with the unnamed files of its location as it is now."""
+    """Return the summary with the unnamed files that its location has now; raise StoreError.
+
+    There are none if the location is gone.
+    """
     state = read_location(store, summary.run, summary.location).of(summary.run, summary.location)
     unnamed = find_unnamed(store, state) if state else ()
     return replace(
@@ -85,10 +91,10 @@ def _look_again(store: Store, summary: Summary) -> Summary:
 
 
 def _walk_location(store: Store, own: str, records: str, model: str) -> tuple[list[str], list[str]]:
-    """Return the names of a location's files in a directory, and the names of what is no file.
+    """Return the names of a location's files, and the names of what is no file, such as links.
 
-    Both are empty for a store that is no path. Errors are ignored: the store's own listing raises
-    them.
+    ``own``, ``records``, ``model``: its prefixes (`own_prefixes`). Both lists are empty for a store
+    that is no path. An OSError ends the walk and is ignored: the store's own listing raises it.
     """
     root = directory_of(store)
     names, links = list[str](), list[str]()
@@ -103,7 +109,10 @@ def _walk_location(store: Store, own: str, records: str, model: str) -> tuple[li
 
 
 def _may_run(store: Store, name: str, *, is_of_model: bool) -> bool:
-    """Return whether a file may run code when it is opened; a configuration by its content."""
+    """Return whether a file may run code when it is opened; a configuration by its content.
+
+    True also for a configuration that cannot be read, False for one that is no JSON.
+    """
     if not name.endswith("config.json"):
         return may_run(name, pickles=is_of_model)
     try:

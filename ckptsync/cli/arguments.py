@@ -88,6 +88,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}", hint=self._see_help())
 
     def _see_help(self) -> str:
+        """Return the hint that names the help page of this parser's command."""
         return f"`ckptsync help {self.prog.split()[1]}` shows its arguments and examples"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -237,22 +238,13 @@ def store_url(args: argparse.Namespace) -> str:
         return str(url)
     if url := os.environ.get("CKPTSYNC_STORE", ""):
         if not args.json and not getattr(args, "is_store_said", False):
-            output.say(f"ckptsync: store {shown_store(url)} ($CKPTSYNC_STORE)", to_stderr=True)
+            from ckptsync.stores.urls import shown_url
+
+            output.say(f"ckptsync: store {shown_url(url)} ($CKPTSYNC_STORE)", to_stderr=True)
         args.is_store_said = True
         return url
     hint = "name it with --store URL, or -c FILE, or set CKPTSYNC_STORE"
     raise ConfigError("no store is named", hint=hint)
-
-
-def shown_store(url: str) -> str:
-    """Return a store's URL for a message; ``***`` for a refused one, which may hold a password."""
-    from ckptsync.stores.urls import located
-
-    try:
-        located(url)
-    except ConfigError:
-        return "***"
-    return url
 
 
 def is_path(text: str) -> bool:
@@ -412,9 +404,9 @@ def ask(prompt: str, refusal: ConfigError) -> str | None:
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise refusal
-    print(prompt, end="", file=sys.stderr, flush=True)
     line = ""
     try:
+        print(prompt, end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
     finally:
         if not line:  # ^C or ^D: what follows begins on a line of its own

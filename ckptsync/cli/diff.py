@@ -234,7 +234,10 @@ def _open_stored(store: Store, run: str, location: str, target: str, source: str
 
 
 def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
-    """Return the side of a consolidated model, with digests, from its record alone."""
+    """Return the side of a consolidated model, with digests, from its record alone.
+
+    Raises Corrupt if the record names a tensor twice, or a tensor's bytes cannot be what it says.
+    """
     prefix = consolidated_prefix(state.run, state.location)
     sizes = {f.path: f.size for f in record.files}
     tensors = index_by_name(
@@ -402,6 +405,7 @@ def _row(d: Difference) -> list[str]:
 
 
 def _shape(shape: Sequence[int]) -> str:
+    """Return a shape as ``2x3``; "scalar" without dimensions."""
     return "x".join(map(str, shape)) or "scalar"
 
 
@@ -413,4 +417,5 @@ def _numbers(change: Distance | None) -> list[str]:
 
 
 def _number(value: float | None) -> str:
+    """Return a number with four digits; `NONE` for no value."""
     return NONE if value is None else f"{value:.4g}"

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     until = time.monotonic() + wait
     result = drain(
         upload.saves,
-        lambda: time.monotonic() >= until or upload.is_unserved(),
+        lambda: time.monotonic() >= until or upload.notice_lost_worker(),
         upload.ensure_worker if wait else _nothing,
         note,
         math.inf,
@@ -161,10 +161,11 @@ class Upload:
         except (OSError, CkptsyncError) as e:
             self.problem = str(e)
 
-    def is_unserved(self) -> bool:
-        """Return whether no worker has served the directory for so long that none will.
+    def notice_lost_worker(self) -> bool:
+        """Note the time if a worker serves the directory; return True if none will any more.
 
-        Notes the time of the call if one serves it.
+        That is so once none has served it for `embedded_worker.RESTART` seconds, or longer if this
+        process starts one of its own.
         """
         spool, now = self.run.path / SPOOL, time.monotonic()
         is_own = self.has_worker and embedded_worker.is_worker_running(self.run.path)
@@ -178,7 +179,7 @@ class Upload:
         """Stop our own worker and send its logs if no save is left; else print who uploads."""
         why = self.problem
         try:
-            why = why or embedded_worker.problem(self.run.path)
+            why = why or embedded_worker.find_problem(self.run.path)
             who = embedded_worker.who_uploads(self.run.path)
         except OSError:  # the log cannot be read
             who = ""
@@ -241,7 +242,7 @@ def upload_of(args: argparse.Namespace, store: Store | None = None, url: str = "
     store = store or open_or_make_store(args, path)
     view = StoreView(store, node, run.name, selection)
     rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
-    nodes = (node, embedded_worker.own_node(node, path / SPOOL))
+    nodes = (node, embedded_worker.directory_node(node, path / SPOOL))
     configured = _file_values(args) if args.config else None
     saves = OutputDirSaves(run, nodes, view, rule)
     has_logs = worker is None or worker.logs
@@ -256,6 +257,9 @@ def _configured_name(args: argparse.Namespace, path: Path, url: str) -> str:
 
 
 def _file_values(args: argparse.Namespace) -> Mapping[str, object] | None:
-    """Return the plain values of the file of ``-c``, which `configuration` has checked."""
+    """Return the plain values of the file of ``-c``; None if it is no mapping.
+
+    `configuration` has checked the file.  Raises OSError if it cannot be read now.
+    """
     values = parse(read_named(Path(args.config), LIMIT).decode(), args.config).values
     return values if isinstance(values, dict) else None

@@ -244,6 +244,7 @@ def _rows_of_location(s: Summary) -> Iterator[Mapping[str, Any]]:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values of a row, by which rows are compared."""
     return tuple(row.values())
 
 

@@ -201,6 +201,7 @@ def _rule(key: str, text: str) -> Any:
     """Return the value of a rule's option, read as in a configuration.  Raises ConfigError."""
 
     def read(text: str) -> Any:
+        """Return the rule's value from a whole number or a text.  Raises ValueError."""
         return RULES[key](int(text) if text.isdigit() else text)
 
     return option_value(f"--{key.replace('_', '-')}", read, text)
@@ -246,6 +247,7 @@ def _row(removal: PlannedRemoval) -> list[str]:
 
 
 def _name(removal: RetentionDecision | RemovalOutcome) -> str:
+    """Return ``RUN/LOCATION``, and whether only its shards are meant."""
     return f"{removal.run}/{removal.location}{', its shards' if removal.scope == 'shards' else ''}"
 
 

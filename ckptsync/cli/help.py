@@ -50,7 +50,7 @@ def _command_help(command: str) -> str:
 
 
 def topics() -> dict[str, Path]:
-    """Return the pages of the documents by name, guides included."""
+    """Return the pages of the documents by name, with the guides and the JSON schema."""
     pages = sorted((PACKAGE / "docs").rglob("*.md"))
     return {path.stem: path for path in [*pages, PACKAGE / "docs" / "json-schema.json"]}
 

@@ -14,7 +14,7 @@ import shlex
 from pathlib import Path
 
 from ckptsync.cli import doctor, output
-from ckptsync.cli.arguments import ask, shown_store
+from ckptsync.cli.arguments import ask
 from ckptsync.errors import ConfigError
 
 ROLES = {
@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
             {**document, "doctor": doctor.document(examined, code), "next": following}, code
         )
         return code
-    output.say(f"written: {path}: {', '.join(config.roles)}; store {shown_store(config.store.url)}")
+    from ckptsync.stores.urls import shown_url
+
+    output.say(f"written: {path}: {', '.join(config.roles)}; store {shown_url(config.store.url)}")
     for line in doctor.lines(examined):
         # it names options of doctor, of which `init` has one of the same name
         is_advice = line.startswith("not checked: ")

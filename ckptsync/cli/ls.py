@@ -121,12 +121,16 @@ def run(args: argparse.Namespace) -> int:
 def _listing_reader(
     args: argparse.Namespace, store: Store, run_: str, location: str, *, with_alarms: bool
 ) -> Callable[[], Listing]:
-    """Return a function that reads the listing of now; curves only if records have changed."""
+    """Return a function that reads the store and returns the listing of now.
+
+    It raises ConfigError if the target is not in the store, StoreError.  It reads curves again only
+    if the trainers' states have changed.
+    """
     reader = OverviewReader(store, catalogue_reader(store, run_), run=run_)
     last: tuple[object, Mapping[str, Curve]] = None, {}
 
     def read() -> Listing:
-        """Read, select and sort.  Raises ConfigError if the target is not in the store."""
+        """Read, select and sort.  Raises StoreError; ConfigError if the target is not there."""
         nonlocal last
         alarms: Sequence[Alarm] = ()
         if with_alarms:
@@ -227,7 +231,7 @@ def watch_lines(
 
 
 def catalogue_reader(store: Store, run: str) -> Callable[[], Catalogue]:
-    """Return a function that reads the catalogue of a store, or of a run.
+    """Return a function that reads the catalogue of a store, or of a run; it may raise StoreError.
 
     Each call continues from the cache on this machine, and saves it.
     """
@@ -276,9 +280,10 @@ def list_rows(
     running: Sequence[NodeProgress] = (),
     now: float = 0.0,
 ) -> list[list[str]]:
-    """Return locations as rows of a table under `HEADING`.
+    """Return locations as rows of a table under `HEADING`.  Reads nothing from the store.
 
-    ``running``: what nodes do; ``now``: seconds since the epoch.
+    ``store``: its URL is in the texts; ``running``: the progress of nodes; ``now``: seconds since
+    the epoch.
     """
     newer, entries, rows = newer_saves(summaries), by_location(running), []
     for s in summaries:
@@ -293,7 +298,7 @@ def list_rows(
 def _model_line(store: Store, summary: Summary) -> str:
     """Return where the model of a location is, and what it lacks to be loaded."""
     model = model_url(store.url, summary) or ""
-    line = f"{summary.unopenable}; {summary.to_give}; {model}" if summary.unopenable else model
+    line = f"{summary.unopenable}; {summary.supply_hint}; {model}" if summary.unopenable else model
     line += f" ({summary.proof.level})" if summary.status == "VERIFIED" else ""
     line += "; no tokenizer" if TOKENIZER in summary.to_open else ""
     return line + (f"; code left out: {', '.join(summary.left_out)}" if summary.left_out else "")

@@ -80,20 +80,20 @@ def reasons(
         model: the text about its model, in a list of all runs; then only one reason is yielded.
 
     """
-    why = s.lost or s.evidence
+    status_reasons = s.missing_lines or s.evidence
     busy_nodes = {e.node for e in activities}
-    are_sent = bool(s.uploading and s.awaited) and set(s.awaited) <= busy_nodes
-    is_told = are_sent or s.status == "COMPLETE" or not s.manifests
-    if activities and is_told:  # the activities are the reason
-        why = ()
+    is_rest_on_its_way = bool(s.uploading and s.awaited_nodes) and set(s.awaited_nodes) <= busy_nodes
+    is_explained = is_rest_on_its_way or s.status == "COMPLETE" or not s.manifests
+    if activities and is_explained:  # the activities are the reason
+        status_reasons = ()
     if model is not None:
-        why = tuple(filter(None, [output.first_of(why)]))
+        status_reasons = tuple(filter(None, [output.first_of(status_reasons)]))
     if s.uploading and not activities:
-        why = (upload_line(s.uploading, s.percent), *why)
+        status_reasons = (upload_line(s.uploading, s.percent), *status_reasons)
     lines = [
         *(finding.line for finding in s.weights_findings),
         *(describe(e, now) for e in activities),
-        *((model or s.unopenable,) if has_model(s) else why),
+        *((model or s.unopenable,) if has_model(s) else status_reasons),
         *(d for d in s.doubts if d not in s.evidence),
         f"{newer} is newer" if newer else "",
         *(sibling_line(url, s.run, s.location, sibling) for sibling in s.siblings),
@@ -159,7 +159,7 @@ RUN_HEADING = (*map(str.upper, SORT), "REASON")
 
 
 def list_rows_of_run(rows: Sequence[Row], now: float) -> tuple[list[str], list[list[str]]]:
-    """Return a heading, and the rows of a run; metrics of events stand before SIZE."""
+    """Return a heading, and the rows of a run; at most `METRICS` metrics stand before SIZE."""
     names = sorted({name for row in rows for name, _ in row.summary.metrics})
     index, names = RUN_HEADING.index("SIZE"), names[:METRICS]
     measured = [dict(row.summary.metrics) for row in rows]
@@ -246,9 +246,9 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
     measured = dict(s.metrics)  # comes before what the trainer logged under the same name
     names = {"loss": "loss", "evaluation": "eval_loss"}
     losses = {title: measured.pop(name, row.values[name]) for title, name in names.items()}
-    opens = [_model(s), s.to_give, model or ""]
-    code = f"code left out: {', '.join(s.left_out)}" if s.left_out else ""
-    tokenizer = "no tokenizer" if TOKENIZER in s.to_open else ""
+    model_notes = [_model(s), s.supply_hint, model or ""]
+    left_out_note = f"code left out: {', '.join(s.left_out)}" if s.left_out else ""
+    tokenizer_note = "no tokenizer" if TOKENIZER in s.to_open else ""
     facts = {
         "status": f"{s.status} ({level})" if level else s.status,
         **{name: _time(moment, now) for name, moment in times.items() if moment},
@@ -256,7 +256,7 @@ def full_lines(url: str, row: Row, details: Mapping[str, Any], now: float) -> It
         "metrics": ", ".join(f"{name} {_number(value)}" for name, value in measured.items()),
         "size": f"{show_size(s.whole or s.size)}, {details['files_total'] or s.files} files",
         "nodes": ", ".join(nodes),
-        "model": "; ".join(filter(None, [*opens, tokenizer, code])),
+        "model": "; ".join(filter(None, [*model_notes, tokenizer_note, left_out_note])),
         "weights": "; ".join(weights_lines(s)),
         "resume": "; ".join([_resume(s), *s.lacks]),
         "kept": details["reason_kept"] or "no",

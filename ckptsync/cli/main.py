@@ -59,8 +59,9 @@ _OUT_OF_MEMORY = CkptsyncError("there is not enough memory", hint=HINT)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code.
 
-    ``argv``: the words after the program's name.  A `CkptsyncError` is printed; any other exception
-    is raised, with its traceback (exit code 1).
+    ``argv``: the words after the program's name.  A `CkptsyncError`, an interrupt or a lack of
+    memory is printed; any other exception is raised, with its traceback (exit code 1).  Sets up the
+    root logger.  If a head started this process (CKPTSYNC_PARENT), it ends when the head does.
     """
     if "CKPTSYNC_PARENT" in os.environ:  # a head has started it
         from ckptsync.child import die_with_parent
@@ -147,6 +148,7 @@ class _Clean(logging.Formatter):
     """Formats log lines so that names and errors from a store cannot command the terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its base calls it so
+        """Return the formatted message without control characters."""
         return clean(super().formatMessage(record))
 
 

@@ -153,7 +153,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pull_logs(args: argparse.Namespace, store: Store, run: str, destination: Path) -> int:
-    """Download a run's logs, and print where they are; return the greatest exit code of a file."""
+    """Download a run's logs, and print where they are.
+
+    Return the greatest exit code of the files that failed, 0 if none did.  With ``--dry-run``
+    download nothing.  Raises ConfigError if the run has no logs, StoreError.
+    """
     run = run.strip("/")
     done = pull_logs(store, run, destination, access_of(args).limits.threads, dry=args.dry_run)
     codes = {e.exit_code for e in done.failed.values()}
@@ -233,7 +237,7 @@ def _failure_notes(store: Store, checkpoint: FoundCheckpoint, done: Result) -> l
 
 
 def _show(result: dict[str, Any]) -> None:
-    """Print a result for people."""
+    """Print a result for people, with at most `MOST_LINES` failed files."""
     parts = {"whole": "", LOGS: "", "model": ", its consolidated model"}
     part = parts.get(result["part"], f", what {result['part']} needs")
     amount = f"{result['files']} files, {show_size(result['bytes'])}"
@@ -248,10 +252,10 @@ def _show(result: dict[str, Any]) -> None:
         say(f"  and {len(result['failed']) - MOST_LINES} more (--json lists all)")
     for note in result["notes"]:
         say(f"  note: {note}")
-    state = "in"
+    outcome = "in"
     if result["dry_run"]:
-        state = "would be in"
+        outcome = "would be in"
     elif result["failed"]:
-        state = "not complete; the files that could be downloaded are in"
+        outcome = "not complete; the files that could be downloaded are in"
     beside = f", beside it {', '.join(result['pointers'])}" if result["pointers"] else ""
-    say(f"{state} {result['directory']}{beside}")
+    say(f"{outcome} {result['directory']}{beside}")

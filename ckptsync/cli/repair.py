@@ -213,7 +213,10 @@ class StoreRepairs:
         return [plan for plan in plans if plan.parts]
 
     def make_plan(self, run_: str, location: str, news: Report | None = None) -> RepairPlan:
-        """Return the plan of a location, as if the report ``news`` were written."""
+        """Return the plan of a location, as if the report ``news`` were written.
+
+        Reads the run's records and the nodes' heartbeats.  Raises StoreError.
+        """
         state = read_state(self.store, run_)
         if news:
             as_if = (
@@ -223,7 +226,7 @@ class StoreRepairs:
         return _plan_of(state, run_, location, self._read_node_states())
 
     def _read_node_states(self) -> dict[str, NodeState]:
-        """Return the state of each worker, by node."""
+        """Return the state of each worker, by node.  Raises StoreError."""
         files = read_nodes(self.store)
         nodes = list_nodes(files, files.now(boot_id(), time.time()))
         workers = [node for node in nodes if "worker" in node.roles]
@@ -232,9 +235,10 @@ class StoreRepairs:
     def verify(
         self, run_: str, location: str, level: Level | None = None
     ) -> Iterator[tuple[Report, Report | None]]:
-        """Verify a location, and yield each report with its news (None without).
+        """Verify a location; yield each report, and the one to write (None if nothing is new).
 
         If ``level`` is None, take digest, or the deepest level at which damage was reported.
+        Writes nothing.  Raises StoreError.
         """
         levels: list[Level] = [level or "digest"]
         location_state = read_state(self.store, run_).of(run_, location)
@@ -249,7 +253,10 @@ class StoreRepairs:
             yield verified.report, verified.news
 
     def _verify_and_report(self, plan: RepairPlan, level: Level | None = None) -> None:
-        """Verify a location, and write the reports; nothing if the store has nothing of it."""
+        """Verify a location, and write its new reports; do nothing if the store has nothing of it.
+
+        Raises StoreError.
+        """
         state = read_state(self.store, plan.run)
         if not (state.of(plan.run, plan.location) or state.faults_of(plan.run, plan.location)):
             return  # the repair deleted its last record, a damaged manifest
@@ -285,11 +292,19 @@ class StoreRepairs:
             return RepairOutcome(plan, tuple(written), without_frames(e))
 
     def _read_location(self, plan: RepairPlan) -> LocationState | None:
-        """Return the present state of a plan's location; None if it is gone or unreadable."""
+        """Return the present state of a plan's location; None if it is gone or unreadable.
+
+        Raises StoreError.
+        """
         return _find_readable(read_state(self.store, plan.run), plan.run, plan.location)
 
     def follow(self, outcome: RepairOutcome) -> RepairOutcome:
-        """Return the next outcome of a waiting repair: verify uploads if all came, then repair."""
+        """Continue a waiting repair, and return its next outcome.
+
+        Once all requested uploads came, verify them.  Then repair what this process can repair
+        itself. An error of either is in the outcome; StoreError is raised if the plan cannot be
+        read.
+        """
         plan = self.make_plan(outcome.plan.run, outcome.plan.location)
         if self.is_answered(plan):
             try:
@@ -301,7 +316,10 @@ class StoreRepairs:
         return replace(next_outcome, written=(*outcome.written, *next_outcome.written))
 
     def is_answered(self, plan: RepairPlan) -> bool:
-        """Return whether all requested files were uploaded since the last report of damage."""
+        """Return whether all requested files were uploaded since the last report of damage.
+
+        False if no file was requested, or the location is gone or unreadable.  Raises StoreError.
+        """
         state = read_state(self.store, plan.run)
         location_state = _find_readable(state, plan.run, plan.location)
         requested = [
@@ -344,6 +362,7 @@ def _findings(location_state: LocationState) -> tuple[VerifyFinding, ...]:
 
 
 def _names(findings: Iterable[VerifyFinding]) -> set[str]:
+    """Return the names of the files that findings are about."""
     return {finding.name for finding in findings}
 
 

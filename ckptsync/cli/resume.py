@@ -252,16 +252,15 @@ class _TrainingRunner:
         if self.drain_for is None:
             return DrainResult(self.upload.saves.read(time.monotonic()))
         deadline, earlier_signals = time.monotonic() + self.drain_for, self.signals.count
-        needed_signals = (
-            2 if math.isinf(max_wait) else 1
-        )  # signals: the first one ends only the training
+        # without a limit, the first signal ends only the training
+        needed_signals = 2 if math.isinf(max_wait) else 1
 
         def is_stopped() -> bool:
             """Return whether signals, the time, or a missing worker end the wait."""
             is_signalled = (
                 self.signals.count > earlier_signals and self.signals.count >= needed_signals
             )
-            return is_signalled or time.monotonic() >= deadline or self.upload.is_unserved()
+            return is_signalled or time.monotonic() >= deadline or self.upload.notice_lost_worker()
 
         return drain(self.upload.saves, is_stopped, self._ensure_worker, note, max_wait)
 

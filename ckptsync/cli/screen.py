@@ -130,6 +130,7 @@ def _waiting_for_q() -> Iterator[Callable[[float], bool]]:
     if fd < 0 or _is_in_background(fd):
 
         def sleep(seconds: float) -> bool:
+            """Wait, and return False: no key can be pressed."""
             time.sleep(seconds)
             return False
 
@@ -208,7 +209,10 @@ def narrowed(
 
 
 def table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
-    """Yield the lines of a table, at most `MOST` rows; cut the first column to fit ``width``."""
+    """Yield the lines of a table; cut the first column to fit ``width``.
+
+    At most `MOST` rows are shown; a last line says how many more there are.
+    """
     shown = [(name, *(cut(cell, WIDEST) for cell in cells)) for (name, *cells), _ in rows[:MOST]]
     shown = [tuple(heading), *shown]
     other_widths = sum(

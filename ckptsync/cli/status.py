@@ -277,8 +277,10 @@ def _numbers(counts: Mapping[str, int]) -> str:
 
 
 def _shortly(seconds: float) -> str:
+    """Return a duration, rounded to whole seconds, for people."""
     return show_duration(round(seconds))
 
 
 def _ago(now: float, then: float) -> str:
+    """Return how long before ``now`` a time was; 0 seconds for a later one."""
     return _shortly(max(0.0, now - then))

@@ -24,7 +24,7 @@ from ckptsync.safe_open import read_named
 from ckptsync.spool import safe_files
 from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
 from ckptsync.stores.opening import Access
-from ckptsync.stores.urls import Remote, located
+from ckptsync.stores.urls import Remote, located, shown_url
 from ckptsync.walk import UnsafeSpool, split
 
 _HIDDEN = "***"
@@ -151,15 +151,6 @@ def from_environment(
     return values["store.options"], LimitsConfig(**_section("limits", values))
 
 
-def shown_url(url: str) -> str:
-    """Return a store's URL for a message; ``***`` for a refused one, which may hold a password."""
-    try:
-        located(url)
-    except ConfigError:
-        return _HIDDEN
-    return url
-
-
 def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]:
     """Return the client options for a store's URL.
 
@@ -180,7 +171,11 @@ def limits_of(config: LimitsConfig) -> Limits:
 
 
 def share(config: Config) -> LimitsConfig:
-    """Return a child's share of a head's limits, whose children work at the same time."""
+    """Return the limits of one child of a head, whose children work at the same time.
+
+    Bandwidth is divided by their number; memory is divided, too, but not below `_LEAST_MEMORY`.
+    Other limits are the head's.
+    """
     limits, count = config.limits, config.head.jobs
     table = limits.bandwidth
     rates = tuple(rate and rate / count for rate in table.rates) if table else ()

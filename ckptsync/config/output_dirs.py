@@ -143,7 +143,11 @@ def list_watched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
 
 
 def _with_unique_names(matched: Iterable[RunConfig], store_url: str) -> OutputDirectories:
-    """Return the directories; those that overlap the store or share a name become problems."""
+    """Return the directories that can be used, and a problem for each that cannot.
+
+    Problems are a name that no run may have, a directory that overlaps the store, and a name that
+    an earlier path has.
+    """
     local = local_directory(store_url)
     store = os.path.realpath(local) if local else ""
     owner: dict[str, str] = {}

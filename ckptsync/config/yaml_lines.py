@@ -70,6 +70,7 @@ class _NotPlainError(Exception):
     """A part of a file that is no plain value, with its line."""
 
     def __init__(self, text: str, part: yaml.Event | yaml.Node) -> None:
+        """Keep the line of the part, counted from 1; 1 if it is not known."""
         super().__init__(text)
         self.line = part.start_mark.line + 1 if part.start_mark else 1
 

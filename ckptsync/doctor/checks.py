@@ -280,7 +280,7 @@ def _processes(node: NodeFacts) -> int | None:
 
 
 def _reached_at(node: NodeFacts) -> str:
-    """Return the addresses of the host's name beyond loopback."""
+    """Return the addresses, with commas, by which other machines may reach the host's name."""
     return ", ".join(
         address for address in node.addresses if not launch_checks.is_loopback(address)
     )

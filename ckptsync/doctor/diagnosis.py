@@ -232,9 +232,11 @@ def _publish(
     own: Mapping[str, Any],
     progress: Callable[[published_facts.Arrived], object],
 ) -> Diagnosis:
-    """Publish this node's facts, compare them with others' if requested; return the new diagnosis.
+    """Publish this node's facts in the store; return the diagnosis with the findings of that.
 
-    An error is a finding in it.
+    With ``wait``, wait for the other nodes of the launch and compare them; else compare with those
+    that published lately, if ``compares``.  An error of publishing is a finding; one of the
+    comparison is raised (StoreError).
     """
     name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
     findings = diagnosis.findings
@@ -306,7 +308,7 @@ def _compare_all(
     """Compare the nodes of each job that published lately, and those of each run that trains now.
 
     Return the nodes' names and the findings.  ``clock``: seconds by which this node's clock is
-    ahead of the store's.
+    ahead of the store's.  Raises StoreError.
     """
     now = time.time() - clock
     facts, odd = published_facts.read_published(store, now, request.max_age)

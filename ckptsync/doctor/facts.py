@@ -83,25 +83,29 @@ class NodeFacts:
 def read_facts(raw: Mapping[str, Any]) -> NodeFacts:
     """Return a node's facts; a missing value, or one of a wrong type, is the field's default."""
     fields = raw if isinstance(raw, Mapping) else {}
-    name = _read(str, fields.get("node")) or _read(str, fields.get("host")) or "?"
-    return _read_fields(NodeFacts, {**fields, "name": name})
+    name = _convert(str, fields.get("node")) or _convert(str, fields.get("host")) or "?"
+    return _convert_fields(NodeFacts, {**fields, "name": name})
 
 
-def _read_fields(kind: type[_T], raw: object) -> _T:
-    """Return a dataclass whose fields are read from a mapping by `_read`."""
+def _convert_fields(kind: type[_T], raw: object) -> _T:
+    """Return a dataclass whose fields are read from a mapping by `_convert`."""
     fields = raw if isinstance(raw, Mapping) else {}
-    return kind(**{name: _read(type_, fields.get(name)) for name, type_ in _types(kind).items()})
+    return kind(**{name: _convert(type_, fields.get(name)) for name, type_ in _types(kind).items()})
 
 
 _types: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 
 
-def _read(kind: Any, raw: object) -> Any:
-    """Return ``raw`` as a value of the type ``kind``; None, 0 or empty if it is none."""
+def _convert(kind: Any, raw: object) -> Any:
+    """Convert ``raw`` to the type ``kind``; a value of another type becomes None, 0, "" or empty.
+
+    Texts are cut at `_LONGEST` characters.  Items of a wrong type are left out of sequences and of
+    mappings to int; other mappings keep them, converted.
+    """
     if kind is str:
         return raw[:_LONGEST] if isinstance(raw, str) else ""
     if kind is int:
-        return _read(int | None, raw) or 0
+        return _convert(int | None, raw) or 0
     if kind == int | None:
         is_whole = isinstance(raw, int) and not isinstance(raw, bool)
         return raw if is_whole and -(2**63) <= raw < 2**63 else None  # type: ignore[operator]
@@ -110,16 +114,16 @@ def _read(kind: Any, raw: object) -> Any:
     if kind == bool | None:
         return raw if isinstance(raw, bool) else None
     if kind is OutputDir:
-        return _read_fields(OutputDir, raw)
+        return _convert_fields(OutputDir, raw)
     if get_origin(kind) is Mapping:
         _, value = get_args(kind)
         fields = raw if isinstance(raw, Mapping) else {}
         pairs = ((key, item) for key, item in fields.items() if isinstance(key, str))
         if value is int:  # what is no number is not 0
-            pairs = ((key, item) for key, item in pairs if _read(int | None, item) is not None)
-        return {key: _read(value, item) for key, item in pairs}
+            pairs = ((key, item) for key, item in pairs if _convert(int | None, item) is not None)
+        return {key: _convert(value, item) for key, item in pairs}
     if isinstance(raw, (list, tuple)):
-        return tuple(_read(str, item) for item in raw if isinstance(item, str))
+        return tuple(_convert(str, item) for item in raw if isinstance(item, str))
     return None if NoneType in get_args(kind) else ()
 
 

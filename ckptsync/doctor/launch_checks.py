@@ -230,6 +230,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _names(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
+    """Return the sorted names of nodes, each once."""
     return tuple(sorted({node.name for node in nodes}))
 
 

@@ -347,7 +347,10 @@ def _master(address: str, port: str, *, is_first: bool) -> dict[str, Any]:
 
 
 def _binds(address: str, port: int) -> str:
-    """Return "free" if this machine can listen on an address, "taken" if a program does, or ""."""
+    """Return "free" if this machine can listen on an address, "taken" if another program does.
+
+    "" if that cannot be told, as for an address of another machine.  Listens for a moment.
+    """
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         # as torch's own store does, over what lingers of a training
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -104,7 +104,7 @@ def read_published(
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any]:
-    """Return the facts in one file.  Raises NotFound or Corrupt."""
+    """Return the facts in one file.  Raises NotFound, Corrupt or another StoreError."""
     return _DECODER.decode(read_all(store, entry.name, LIMIT), entry.name, _AGAIN)
 
 

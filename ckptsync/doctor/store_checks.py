@@ -158,7 +158,10 @@ def _shown(url: str) -> str:
 
 
 def _served(url: str, output_dirs: Iterable[Path]) -> list[Path]:
-    """Return the output directories whose spool records this store."""
+    """Return the output directories whose spool records this store; skip unreadable ones.
+
+    Raises ConfigError if the URL is refused.
+    """
     where = located(url)
     expected, served = where.url if isinstance(where, Remote) else str(where), []
     for path in output_dirs:

@@ -157,16 +157,16 @@ def read_training(path: Path, environment: Mapping[str, str] = os.environ) -> di
     text = _read(path)
     if not is_script(path.name, text):
         return _texts(_mapping(path, text), path)
-    script, texts = read_script(text, environment), dict[str, str]()
+    script, settings = read_script(text, environment), dict[str, str]()
     for name in script.files:
         if config_path := _find(name, path):
             with contextlib.suppress(ConfigError):  # data, or the training says what is wrong
-                texts |= _texts(_mapping(config_path, _read(config_path)), config_path)
-    texts |= _texts(script.options, path)
-    if not texts:
+                settings |= _texts(_mapping(config_path, _read(config_path)), config_path)
+    settings |= _texts(script.options, path)
+    if not settings:
         why = f"{path}: this script names no output_dir and no configuration of a training"
         raise ConfigError(why, hint=f"{_TRAINING}, or a script with such options")
-    return texts
+    return settings
 
 
 def output_dir_of(training: Mapping[str, str]) -> str:

@@ -110,7 +110,11 @@ def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Pull
 
 
 def _check_may_be_given(summary: Summary, trust: Trust, part: PulledPart) -> None:
-    """Raise Incomplete or Corrupt if a named checkpoint may not be given."""
+    """Raise Incomplete or Corrupt if a named checkpoint may not be given.
+
+    Corrupt for a conflict; Incomplete for a missing model, and, unless ``trust`` is `any`, for a
+    checkpoint that is being deleted, or whose shards are.
+    """
     name = f"{summary.run}/{summary.location}"
     if summary.status == "CONFLICT":
         raise Corrupt(

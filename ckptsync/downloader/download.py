@@ -71,6 +71,7 @@ class Download:
     """
 
     def __init__(self, destination: Path, plan: PullPlan, near: Path | None = None) -> None:
+        """Compute the paths; read and write nothing."""
         self.plan = plan
         self._parent = destination
         self._near = near
@@ -133,7 +134,8 @@ class Download:
     def _is_complete(self) -> bool:
         """Return whether the final directory holds all files, by names and sizes.
 
-        Raise ConfigError if it holds anything else; an empty directory counts as none.
+        False if it does not exist, or is empty. Raise ConfigError if it lacks a file or has one of
+        another size, is no directory, or is an empty mount point.
         """
         if not os.path.lexists(self._final):
             return False
@@ -200,6 +202,8 @@ class Download:
     def _link_near(self) -> None:
         """Link nearby files with the right names, sizes and times; `run` verifies them.
 
+        A file that cannot be linked is passed over, and downloaded.
+
         A download replaces a file by rename, so it writes to no linked one. But it sets times, and
         pins are recognised by the times of their files: so a file with another time is not linked.
         """
@@ -230,7 +234,11 @@ class Download:
             )
 
     def _check_alike(self) -> None:
-        """Raise ConfigError if the destination takes two names of the plan for one file."""
+        """Raise ConfigError if the destination's file system takes two names for one file.
+
+        It creates both names of each pair of ``plan.alike`` in a temporary directory there, which
+        it deletes again. Raise StoreError if it cannot be written.
+        """
         pair = ("", "")
         with (
             _raising_ours(self._parent),
@@ -270,7 +278,7 @@ class Download:
     def _finish(self) -> tuple[str, ...]:
         """Make the rename durable, also that of a killed call; then write the pointer files.
 
-        Return the names of those that changed.
+        Return the names of the pointer files that changed.
         """
         with _raising_ours(self._final):
             _sync(self._parent)
@@ -339,7 +347,10 @@ def _find_damaged(
 
 
 def _sizes(directory: Path) -> Mapping[str, int]:
-    """Return the sizes of all files below a directory, without drafts."""
+    """Return the sizes of all files below a directory, without drafts.
+
+    Raise as `_raising_ours` does.
+    """
     with _raising_ours(directory):
         return {
             name: stat.st_size
@@ -410,7 +421,10 @@ def _sync(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _raising_ours(location: Path) -> Iterator[None]:
-    """Raise an OSError of the block as ConfigError or StoreError."""
+    """Raise an OSError of the block as ConfigError if the path is at fault, else as StoreError.
+
+    ``location``: named in the message if the OSError names no file.
+    """
     try:
         yield
     except OSError as e:

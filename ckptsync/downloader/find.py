@@ -80,7 +80,7 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
         )
     notes = [*choice.notes, *plan.notes]
     if request.is_model and (lacking := choice.summary.unopenable):
-        give = choice.summary.to_give
+        give = choice.summary.supply_hint
         notes.append(f"{lacking}; copy it there from the model that was trained, or {give}")
     plan = replace(plan, notes=tuple(notes))
     return FoundCheckpoint(run, location, state.status, plan, choice.summary.nodes)
@@ -89,7 +89,7 @@ def find(store: Store, request: PullRequest) -> FoundCheckpoint:
 def why_retired(store: Store, run: str, location: str) -> str:
     """Return why a checkpoint is being deleted, or an empty string if it is not.
 
-    Called for a file that vanished during a download.
+    Called for a file that vanished during a download. Raise StoreError.
     """
     state = read_location(store, run, location).of(run, location)
     return state.conditions.retired if state else "all its manifests were replaced or deleted"
@@ -111,7 +111,7 @@ def absent_best(directory: Path) -> str:
 
 
 def check_outside(store: Store, destination: Path) -> None:
-    """Raise ConfigError if the destination lies inside the store."""
+    """Raise ConfigError if the store is a path and the destination lies inside it."""
     root = directory_of(store)
     if root is not None and destination.resolve().is_relative_to(Path(root).resolve()):
         raise ConfigError(

@@ -62,7 +62,11 @@ def pull_logs(
 def _pull(
     store: Store, target: PosixStore, prefix: str, entry: Entry, *, dry: bool
 ) -> bool | CkptsyncError:
-    """Download one file; return whether it was unchanged, or the error why it is not given."""
+    """Download one file; return whether it was unchanged, or the error why it is not given.
+
+    A local file that is the beginning of the store's is replaced; one with other bytes is an error.
+    With ``dry`` nothing is downloaded, and files are compared by size alone. Raise StoreError.
+    """
     path = entry.name.removeprefix(prefix)
     local_data = None
     try:

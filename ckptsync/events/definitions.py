@@ -67,9 +67,10 @@ def fill_places(words: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
 def read_definitions(
     value: object, command: Callable[[object], tuple[str, ...]]
 ) -> tuple[Definition, ...]:
-    """Return the definitions in a list of mappings; raise ValueError if one is wrong.
+    """Return the definitions in a list of mappings.
 
-    ``command`` reads a list of arguments, or raises ValueError.
+    ``command`` reads a list of arguments, or raises ValueError.  Raises ValueError if a definition
+    is wrong, or two have one name.
     """
     if not isinstance(value, list):
         raise ValueError(f"{value!r:.80} is not a list of events, such as - {{name: …, on: …}}")  # noqa: TRY004 - a problem of the file's

@@ -105,12 +105,18 @@ def _claim_mtimes(store: Store) -> dict[str, float]:
 def handle(
     store: Store, request: Request, describe: Describe, beat: Callable[[], object]
 ) -> HandledEvent:
-    """Run an event's program, and write its record; return what was done.
+    """Run an event's program, and write its record; return its metrics and duration.
 
     Nothing is run if ``request.is_due`` and a record says that it is done. ``describe`` returns the
-    program's document; ``beat`` is called while it runs. Raise CkptsyncError if it failed, after
-    its record was written; Elsewhere if another head runs it; Incomplete if it has not happened;
-    StoreError.
+    program's document; ``beat`` is called while it runs. While it runs, a claim in the store keeps
+    other heads away. No record is written if the location was deleted meanwhile.
+
+    Raises:
+        CkptsyncError: the program failed; its record is written.
+        Elsewhere: another head runs it.
+        Incomplete: the event has not happened.
+        StoreError: the store failed.
+
     """
     definition, run, location = request.definition, request.run, request.location
     name = request.event or _find_occurrence(store, request)[1].event
@@ -121,6 +127,7 @@ def handle(
             return HandledEvent(event, dict(summary.metrics), was_done=True)
 
         def beat_and_refresh() -> None:
+            """Report progress, and keep the claim fresh."""
             beat()
             refresh()
 

@@ -60,8 +60,19 @@ def run_command(
 ) -> ProgramEnd:
     """Run the command of a definition with its filled ``words``; return how it ended.
 
-    ``document`` is its standard input. ``secrets``: variables that only a definition with
-    ``secrets`` gets. Raise OSError if it cannot be started.
+    It is ended after ``definition.timeout`` seconds; that, and an exit code other than 0, is an
+    error in the result. Else the result has the metrics that its last line of output names.
+
+    Args:
+        definition: says the timeout and the environment.
+        words: the program and its arguments.
+        document: its standard input.
+        secrets: variables of this configuration. Only a definition with ``secrets`` gets them, and
+            this process's variables; others get those of `ENVIRONMENT` and their own.
+        beat: is called while it runs.
+
+    Raises OSError if the command cannot be started.
+
     """
     configured = {
         name: os.environ.get(name) if value is None else value

@@ -1,8 +1,9 @@
 """Read, and write, the containers in which frameworks keep tensors: safetensors and ``torch.save``.
 
-Each module finds where the bytes of a tensor lie in a file, as extents, without reading them and
-without running any code of the file. Which file holds which tensor of a model is the subject of
-`ckptsync.layouts`. The entry points are `safetensors.tensors` and `torch_save.load`.
+A checkpoint may be larger than memory, and its pickles could run any code. So each module finds
+where the bytes of a tensor lie in a file, as extents, without reading them and without running
+code. Which file holds which tensor of a model is the subject of `ckptsync.layouts`. The entry
+points are `safetensors.tensors` and `torch_save.load`.
 
 In reading order:
 

@@ -64,8 +64,8 @@ class Agreement:
 def agree(store: Store, state: LocationState, inputs: Mapping[str, object]) -> Agreement:
     """Return the latest agreement on a location's model; it says ``inputs``. Create it if needed.
 
-    Raise Incomplete if another head makes this model of other inputs, or has made it since
-    ``state`` was read.
+    Raise Incomplete if another head makes this model of other inputs, and has written something of
+    it within `IDLE`, or if it has made the model since ``state`` was read. Raise StoreError.
     """
     data = msgspec.json.encode(inputs, order="sorted") + b"\n"
     first = next_number(state.records.model_records, state.location, "model")
@@ -95,7 +95,7 @@ class Inputs(msgspec.Struct, frozen=True):
 def finished_inputs(store: Store, state: LocationState) -> Inputs | None:
     """Return the latest agreement's inputs, if a damaged model record has its number; else None.
 
-    None also if the agreement cannot be read.
+    None also if the agreement is gone or damaged. Raise StoreError.
     """
     prefix = records_prefix(state.run, state.location)
     listed = record_names(entry.name for entry in store.names(prefix))
@@ -115,7 +115,7 @@ def finished_inputs(store: Store, state: LocationState) -> Inputs | None:
 def check_latest(store: Store, own: Agreement) -> None:
     """Raise Incomplete if another head has created a later agreement, or replaced this one.
 
-    A name can be replaced in a store that cannot create exclusively.
+    A name can be replaced in a store that cannot create exclusively. Raise StoreError.
     """
     if not _is_latest(store, own):
         raise _overtaken_error(own)
@@ -155,7 +155,7 @@ def _overtaken_error(own: Agreement) -> Incomplete:
 
 
 def _is_latest(store: Store, own: Agreement) -> bool:
-    """Return whether no later agreement is stored, and this one has its bytes."""
+    """Return whether no later agreement is stored, and this one has its bytes; raise StoreError."""
     last_number = max(_agreement_times(store, own.run, own.location), default=-1)
     return last_number == own.n and bool(
         has_same_bytes(store, own.name, len(own.data), digest(own.data))
@@ -163,7 +163,7 @@ def _is_latest(store: Store, own: Agreement) -> bool:
 
 
 def _check_idle(store: Store, latest: Agreement) -> None:
-    """Raise Incomplete if the model or its agreement was written within `IDLE`."""
+    """Raise Incomplete if a file of the model, or the agreement, is younger than `IDLE`."""
     times = [_agreement_times(store, latest.run, latest.location).get(latest.n, 0.0)]
     prefix = consolidated_prefix(latest.run, latest.location)
     times += [entry.mtime for entry in store.names(prefix)]
@@ -175,7 +175,7 @@ def _check_idle(store: Store, latest: Agreement) -> None:
 
 
 def _agreement_times(store: Store, run: str, location: str) -> dict[int, float]:
-    """Return when each of a location's agreements was written, by number."""
+    """Return when each of a location's agreements was written, by number; raise StoreError."""
     prefix = records_prefix(run, location)
     return {
         int(match[1]): entry.mtime

@@ -105,7 +105,7 @@ def _open_files(
 
 
 def _open_write(cluster: RayCluster, prefix: str, abouts: Mapping[str, About]) -> Write:
-    """Return the function that creates files of the model; called on a node of the cluster."""
+    """Open the store on a node of the cluster; return the function that creates a model's files."""
     store = open_store(cluster.url, cluster.options, cluster.limits)
     return partial(create_file, store, prefix, abouts)
 
@@ -155,6 +155,7 @@ class InTheWay(Exception):
     """Raised when a different file, which no model record names, has the name of a model's file."""
 
     def __init__(self, name: str) -> None:
+        """Create the exception for a file with this name in the store."""
         super().__init__(name)
         self.name = name
 
@@ -252,6 +253,7 @@ class ModelBuilder:
         progress: Progress | None,
         work: MergeResources | None,
     ) -> None:
+        """Keep the arguments; read nothing."""
         self._store, self._options, self._run_state = store, options, run_state
         self._progress, self._work = progress, work
         self._directories: dict[str, Files] = {}
@@ -316,6 +318,7 @@ class ModelBuilder:
         engine = cluster.engine(state, prefix, abouts) if cluster and not job.sums else None
 
         def write(name: str, chunks: Iterable[Chunk]) -> None:
+            """Create a file of the model; raise Incomplete if another head has taken over."""
             check_latest(store, agreement)
             create_file(store, prefix, abouts, name, chunks)
 
@@ -458,7 +461,8 @@ class ModelBuilder:
     ) -> set[str]:
         """Write the damaged files that a job makes over those stored; return their paths.
 
-        Raise Corrupt if a file's bytes would not be those of its record.
+        An index that is damaged is written too, although it names files that stay. Raise Corrupt if
+        a file's bytes would not be those of its record, and StoreError.
         """
         rewritten: set[str] = set()
 
@@ -677,6 +681,7 @@ def _lenders(state: LocationState) -> set[str]:
 
 
 def _model_record(state: LocationState) -> ModelRecord:
+    """Return the model record that counts; there must be one."""
     assert state.model_record is not None
     return state.model_record
 

@@ -116,12 +116,14 @@ def todo_for(summary: Summary) -> Todo | None:
     if summary.status in LEFT_ALONE:
         return None
     if not summary.model_record:
-        return "merge" if summary.model and (summary.size or not summary.done) else None
+        return "merge" if summary.model and (summary.size or not summary.shards_deleted) else None
     return "repair" if summary.suspects else "configure"
 
 
 def head_jobs(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Job, ...]:
     """Return all jobs about models: merges, the newest first; then repairs; then completions.
+
+    A completion adds missing configuration files to the models of a run, one job for each run.
 
     ``configured``: returns, for a run, a text that changes with the files that an operator
     configured for it; empty without any.
@@ -253,13 +255,14 @@ def _list_old(
 ) -> Iterator[Summary]:
     """Yield the proven locations that are due again, the longest unread first.
 
-    ``proven``: each with the time of its last proof; sorted in place. ``slack``: how many bytes
-    reading can wait and still meet every deadline at the even rate.
+    ``proven``: each with the time of its last proof; it is sorted in place. A location is due while
+    reading at the even rate, all bytes divided by the period, would miss some deadline.
     """
     proven.sort(key=lambda entry: (entry[0], entry[1].run, entry[1].location))
     sizes = [max(1, summary.size + summary.model_size) for _, summary in proven]
     period = policy.every * (1 - SPARE)
-    rate = sum(sizes) / max(period, 1e-9)  # a period of 0: always
+    rate = sum(sizes) / max(period, 1e-9)  # bytes a second; a period of 0: always
+    # slack: the bytes by which reading can be delayed and still meet every deadline
     slack, bytes_before = float("inf"), 0
     for (last_time, _), size in zip(proven, sizes, strict=True):
         slack = min(slack, rate * (last_time + period - now) - bytes_before)

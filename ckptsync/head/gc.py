@@ -1,8 +1,9 @@
 """Retention over a store: decide, mark what no rule keeps, withdraw or remove what is marked.
 
-`retention` decides for each run from summaries and from what trainers and events measured;
-`removal` acts on one location. `plan_retention` only says what is due; `apply_retention` does it.
-Killed at any moment and called again, it continues; two at once do what one would.
+A store can hold many runs, and a fault in one must not stop retention in the others: it becomes a
+`FailedLocation`. `retention` decides for each run from summaries and from what trainers and events
+measured; `removal` acts on one location. `plan_retention` only says what is due; `apply_retention`
+does it. Killed at any moment and called again, it continues; two at once do what one would.
 """
 
 from __future__ import annotations
@@ -84,17 +85,18 @@ def plan_retention(
     cache: Cache | None = None,
     metrics: TrainerMetrics | None = None,
 ) -> RetentionResult:
-    """Return what is due; write nothing.
+    """Return what is due; write nothing in the store.
 
-    ``now``: seconds on the store's clock. A run that cannot be judged is in ``failed``. Raise
-    StoreError if the store cannot be listed.
+    A run without rules is left out, but for locations whose removal has begun. A run that cannot be
+    judged is in ``failed``. ``now``: seconds on the store's clock. Raise StoreError if the store
+    cannot be listed.
     """
     metrics = metrics or TrainerMetrics(store)
     catalogue = read_catalogue(store, cache, request.run)
     runs: dict[str, list[Summary]] = {}
     for summary in catalogue.summaries:
         # Without a rule another head's marks stay: only a removal that has begun is finished.
-        if request.rules(summary.run) != Rules() or (summary.begun and not summary.done):
+        if request.rules(summary.run) != Rules() or (summary.begun and not summary.shards_deleted):
             runs.setdefault(summary.run, []).append(summary)
     planned: list[PlannedRemoval] = []
     failed: list[FailedLocation] = []
@@ -152,7 +154,7 @@ def _sized(decision: RetentionDecision, summary: Summary) -> PlannedRemoval:
     """Return a decision with the files and bytes that it deletes."""
     files = size = 0
     if decision.action not in ("nothing", "withdraw"):
-        if not (summary.shards_retired and summary.done):
+        if not (summary.shards_retired and summary.shards_deleted):
             files, size = summary.files, summary.size
         if decision.scope == "location":
             files, size = files + summary.model_files, size + summary.model_size
@@ -163,6 +165,7 @@ def _mark(store: Store, planned: PlannedRemoval, metrics: TrainerMetrics) -> Rem
     """Write the tombstone that marks a location, or its shards; return the outcome.
 
     That of shards holds what the trainer measured, so that the best checkpoints are still known.
+    Raise StoreError, and Corrupt, Unsupported or NotFound if a manifest cannot be read.
     """
     run, location, scope = planned.decision.run, planned.decision.location, planned.decision.scope
     reason = planned.decision.reason
@@ -183,6 +186,7 @@ class TrainerMetrics:
     """What events and trainers measured of checkpoints; each `trainer_state.json` is read once."""
 
     def __init__(self, store: Store) -> None:
+        """Read nothing yet: `values` and `of` read what they need."""
         self._store = store
         self._known: dict[tuple[str, str], Mapping[str, float] | None] = {}
 

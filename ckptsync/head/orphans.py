@@ -52,7 +52,9 @@ class Orphan:
 def find_orphans(store: Store, now: float, run: str = "") -> Iterator[Orphan]:
     """Yield all orphaned files of a run, or of the store if ``run`` is empty.
 
-    ``now``: seconds on the store's clock. Raise StoreError.
+    They are files that no record names and that are older than `IDLE`, and with an empty ``run``
+    also abandoned drafts. A checkpoint is passed over if a node sends it, or if one of its records
+    cannot be read. ``now``: seconds on the store's clock. Raise StoreError.
     """
     entries = list(store.names(f"{run}/" if run else ""))
     listed = record_names(e.name for e in entries)
@@ -100,8 +102,9 @@ def delete_orphans(
     *,
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[Orphan]:
-    """Delete orphaned files; yield each that is deleted. Raise StoreError.
+    """Delete orphaned files, while the caller iterates; yield each that is deleted.
 
+    It first waits until what others have written must be visible here. Raise StoreError.
     Files of a checkpoint are left if a node announces an upload of it by now, or if its records
     have changed since they were found.
     """

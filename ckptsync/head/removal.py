@@ -86,7 +86,7 @@ class RemovalOutcome:
 
 
 def elapsed() -> float:
-    """Return seconds of a clock that also counts while the machine sleeps, as the store's does."""
+    """Return seconds of a monotonic clock; on Linux it also counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
@@ -142,8 +142,9 @@ def check_alone(store: Store, run: str, location: str) -> None:
 def files_to_delete(store: Store, run: str, location: str, scope: Scope) -> list[Entry]:
     """Return the files of a location, or its shards, in the order in which they are deleted.
 
-    These are all files below its prefixes, with the copies beside them. Raise ConfigError if
-    another run's records lie among them.
+    These are all files below its prefixes, with the copies beside them; those without which nothing
+    opens a checkpoint come first. Raise ConfigError if another run's records lie among them, and
+    StoreError.
     """
     own, records, model = own_prefixes(run, location)
     prefixes = [own, f"{records}files/", *([model] if scope == "location" else [])]
@@ -165,7 +166,7 @@ def delete_records(store: Store, run: str, location: str) -> bool:
 
     Nothing is deleted, and False returned, if files of the location are left. Manifests in other
     locations that its own have superseded would count again without them, so those are deleted
-    before.
+    before. Raise StoreError.
     """
     if files_to_delete(store, run, location, "location"):
         return False
@@ -278,13 +279,16 @@ class Removal:
         clock: Callable[[], float] = elapsed,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
+        """Keep the arguments; read nothing. Without ``cache`` it has one of its own."""
         self._store, self._cache, self._progress = store, cache or Cache(), progress
         self._clock, self._wait = clock, wait
 
     def remove(self, decision: RetentionDecision) -> RemovalOutcome:
         """Remove a location, or its shards, whose grace period is over; return what was done.
 
-        Nothing is deleted if it is no longer marked, protected by now, or begun by another head.
+        It writes a tombstone, waits until other machines must see it, looks again, and only then
+        deletes. Nothing is deleted if it is no longer marked, or begun by another head. If it is
+        protected by now, its mark is withdrawn. What has begun to be deleted is deleted to its end.
         Raise StoreError, and ConfigError if it lies in another run.
         """
         run, location, scope = decision.run, decision.location, decision.scope
@@ -336,7 +340,10 @@ class Removal:
         return self._withdraw(view, reason)
 
     def removable(self, run: str, location: str) -> Summary:
-        """Return a location that may be removed now; raise ConfigError with what protects it."""
+        """Return a location that may be removed now, or whose files are being deleted already.
+
+        Raise ConfigError if it is not in the store, or with what protects it, and StoreError.
+        """
         view = self._read_view(run, location, "location")
         if view is None:
             raise not_found(self._store, run, location)
@@ -364,11 +371,11 @@ class Removal:
     def _prepare(
         self, view: _LocationView, decision: RetentionDecision, now: float
     ) -> RemovalOutcome | None:
-        """Return what was done instead of a removal, or None if the removal may begin.
+        """Check whether a removal may begin; return None if it may, else the outcome instead.
 
-        It may not if another head has begun within `LEASE`, or if the location is protected; then
-        its own mark is withdrawn if this head had begun. If manifests have arrived since, it is
-        marked again.
+        Another head has begun within `LEASE`: nothing is written. The location is protected: its
+        mark is withdrawn if its removal has begun and no file is missing. Manifests have arrived
+        since the mark: it is marked again. Raise StoreError.
         """
         summary = view.summary
         if summary.begun and now - summary.marked_at < LEASE:
@@ -383,7 +390,10 @@ class Removal:
         return None
 
     def _protection(self, view: _LocationView, decision: RetentionDecision, now: float) -> str:
-        """Return why it must not be removed, by all that is known now; empty if it may be."""
+        """Return why it must not be removed; empty if it may be.
+
+        Reads who is sending files of it, and the other locations' files. Raise StoreError.
+        """
         summary = view.summary
         conflicts = {s.checkpoint for s in view.others if s.status == "CONFLICT"}
         if why := protection(summary, conflicts, view.unreadable):

@@ -34,8 +34,11 @@ from ckptsync.stores.contract import About, Store
 from ckptsync.stores.stream import StoredCopy
 
 How = Literal["rebuild", "copy", "delete", "ask", "away", "later", "ignore", "lost"]
-"""Make it again, copy it in the store or delete it, here and now; ask a node that runs, or one that
-does not; do it after something else; nothing to do; nobody has it."""
+"""How a damaged file or record is repaired.
+
+Here and now: ``rebuild`` a consolidated file from its shards, ``copy`` it within the store,
+``delete`` it. By a node: ``ask`` one that runs, or ``away``: it does not run. ``later``: after
+another repair. ``ignore``: nothing has to be done. ``lost``: no node has it any more."""
 ORDER: tuple[How, ...] = ("lost", "away", "ask", "later", "copy", "rebuild", "delete", "ignore")
 _WRONG_MEANING = (
     "it was wrong before the upload, and no node can have better; correct it in the checkpoint's"
@@ -152,7 +155,9 @@ def repair(
 ) -> tuple[str, ...]:
     """Do the parts of a plan that can be done here; return the names that were written or deleted.
 
-    ``state``: the location as it was planned. Raise the first error.
+    Before a damaged keep or tombstone is deleted, a keep is written that protects the location. A
+    copy is passed over if its file has moved since the plan. ``state``: the location as it was
+    planned. Raise the first error; what was done before it stays.
     """
     done: list[str] = []
     for part in plan.parts:
@@ -202,6 +207,7 @@ def _is_as_recorded(finding: VerifyFinding, state: LocationState) -> bool:
 
 
 def _damage_text(finding: VerifyFinding) -> str:
+    """Return the kind of damage and its detail."""
     return f"{finding.kind}: {finding.detail}"
 
 
@@ -244,7 +250,7 @@ def _plan_shard(
     if source and finding.kind in OF_BYTES:
         return Repair(finding.name, "copy", f"from {source}", damage, source=source)
     reports = state.records.reports
-    records = [
+    damage_reports = [
         n
         for n in state.conditions.proof.damage
         if any(f.name == finding.name for f in reports[n].findings)
@@ -252,7 +258,7 @@ def _plan_shard(
     answers: list[tuple[How, str]] = []
     for name in copy.nodes:
         node = nodes.get(name)
-        if node and any(finding.name in node.lacks.get(record, ()) for record in records):
+        if node and any(finding.name in node.lacks.get(record, ()) for record in damage_reports):
             answers.append(("lost", f"{name} no longer has the file"))
         elif node and node.is_alive:
             answers.append(("ask", f"{name} has to upload it again"))

@@ -1,6 +1,9 @@
 """Which checkpoints of a run are kept, and why; what is due about the others.
 
-Pure: a dry run shows what is done.
+A wrong deletion cannot be undone, and clocks, steps and arrivals of checkpoints can be wrong. So
+`decide` gives one decision for each location, from the summaries of its whole run and the rules, as
+a pure function: a dry run shows what is done. `removal` checks `protection` again before it
+deletes.
 
 Protections come first, and no rule outvotes them: what a person keeps, a conflict, what cannot be
 judged, the newest checkpoint that is VERIFIED, the newest of those that a training can be resumed
@@ -46,10 +49,11 @@ MOMENT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """What becomes of a location, and why; what is due now, of all of it or of its shards.
+    """What becomes of a location, and why.
 
-    ``left``: seconds until more is due, if it waits. ``any_shards``: shards are deleted even if a
-    training can be resumed from no other checkpoint.
+    ``action``: what is due now, of what ``scope`` says: all of the location, or its shards.
+    ``left``: seconds of grace until the next action is due, if it waits. ``any_shards``: shards are
+    deleted even if a training can be resumed from no other checkpoint.
     """
 
     run: str
@@ -113,7 +117,10 @@ def decide(
 def with_action(
     decision: RetentionDecision, summary: Summary, now: float, grace: float
 ) -> RetentionDecision:
-    """Return the decision with the action due at ``now``, its scope, and the seconds left."""
+    """Return the decision with the action due at ``now``, its scope, and the seconds of grace left.
+
+    While seconds are left the action is `wait`. A removal that has begun is not withdrawn.
+    """
     verdict = decision.verdict
     # A location marked as a whole is removed, or its mark withdrawn, before its shards matter.
     is_of_shards = verdict == "drop-shards" or (verdict == "keep" and bool(summary.shards_retired))
@@ -122,7 +129,7 @@ def with_action(
     action: Action
     seconds_left = 0.0
     if is_marked and summary.begun:
-        action = "nothing" if scope == "shards" and summary.done else "remove"
+        action = "nothing" if scope == "shards" and summary.shards_deleted else "remove"
     elif verdict == "keep" or (verdict == "drop-shards" and summary.retired):
         action = "withdraw" if summary.retired or summary.shards_retired else "nothing"
     elif is_marked:
@@ -166,6 +173,8 @@ def last_protection(
 ) -> str:
     """Return why the remaining checkpoints do not allow this removal; empty if they do.
 
+    Shards are not removed while the location's own model is not verified. A location is not the
+    last verified one of its run, and what can be resumed from is not the last such one.
     ``others``: locations of its run that are whole at this moment. ``resumes``: a training can be
     resumed from it, and must be from another one then. All that is marked counts as removed: so of
     two heads that mark each other's last one, neither removes it.
@@ -209,25 +218,26 @@ class _RunRules:
     def __init__(
         self, locations: Sequence[Summary], rules: Rules, evidence: RunEvidence, now: float
     ) -> None:
+        """Find the newest location of each kind, and count each location's newer ones and bytes."""
         self._rules, self._evidence, self._now = rules, evidence, now
-        self._extra = last_models(locations)
-        verified = [s for s in locations if is_verified(s) and s.location not in self._extra]
+        self._last_models = last_models(locations)
+        verified = [s for s in locations if is_verified(s) and s.location not in self._last_models]
         resumable = [s for s in verified if s.resume]
         self._newest, self._newest_resumable = _newest(verified), _newest(resumable)
-        saves = [s for s in locations if s.location not in self._extra]
-        later = [s for s in saves if s.first > saves[0].first + MOMENT]
-        self._last = _newest(sorted(later, key=lambda s: -s.first))
+        saves = [s for s in locations if s.location not in self._last_models]
+        later = [s for s in saves if s.first_arrival > saves[0].first_arrival + MOMENT]
+        self._last_arrived = _newest(sorted(later, key=lambda s: -s.first_arrival))
         self._written = times_written(locations[::-1])
         self._conflicts = {s.checkpoint for s in locations if s.status == "CONFLICT"}
-        self._newer: dict[str, int] = {}  # how many that are verified are newer
-        self._sums: dict[str, int] = {}  # bytes of it and of all that is newer
+        self._newer_counts: dict[str, int] = {}  # location → how many verified ones are newer
+        self._sizes_to: dict[str, int] = {}  # location → bytes of it and of all that is newer
         names = {s.location for s in verified}
         count = total = 0
         for summary in locations:
             total += (
-                0 if summary.shards_retired and summary.done else summary.size
+                0 if summary.shards_retired and summary.shards_deleted else summary.size
             ) + summary.model_size
-            self._newer[summary.location], self._sums[summary.location] = count, total
+            self._newer_counts[summary.location], self._sizes_to[summary.location] = count, total
             count += summary.location in names
         values = [evidence.metrics.get(s.location) for s in verified] if rules.keep_best else []
         self._values = [value for value in values if value is not None]
@@ -236,25 +246,28 @@ class _RunRules:
         """Return why no rule may delete a location."""
         if why := protection(summary, self._conflicts, self._evidence.unreadable):
             return why
-        if summary.location in self._extra:
+        if summary.location in self._last_models:
             return "the run's final model, or the DeepSpeed tag that it was made from"
         if summary.location in self._newest:
             return "the newest that is verified"
         if summary.location in self._newest_resumable:
             return "the newest that can be resumed from"
-        if summary.location in self._last:
+        if summary.location in self._last_arrived:
             return "the last that arrived in the store"
         if is_verified(summary):
             return ""
         status = summary.status.lower()
-        if not self._newer[summary.location]:
+        if not self._newer_counts[summary.location]:
             return f"{status}, and nothing newer is verified"
         if (age := self._now - summary.arrived) < PATIENCE:
             return f"{status}, and files of it arrived {show_duration(max(0.0, round(age)))} ago"
         return ""
 
     def rule_for(self, summary: Summary) -> str:
-        """Return why a rule, or all limits together, keep a location; empty if they do not."""
+        """Return why a rule, or all limits together, keep a location; empty if they do not.
+
+        Without any rule or limit everything is kept.
+        """
         rules, limits = list(self._keeping(summary)), list(self._limits(summary))
         if why := next((why for keeps, why, _ in rules if keeps), ""):
             return why
@@ -278,7 +291,7 @@ class _RunRules:
             self._rules.keep_best,
         )
         if keep_last:
-            is_new = self._newer[summary.location] < keep_last
+            is_new = self._newer_counts[summary.location] < keep_last
             yield is_new, f"one of the newest {keep_last}", f"not one of the newest {keep_last}"
         if keep_every:
             is_nth = summary.step is not None and summary.step % keep_every == 0
@@ -306,7 +319,7 @@ class _RunRules:
             yield is_young, f"younger than {show_duration(age)}", f"older than {show_duration(age)}"
         if size := self._rules.max_size:
             against = f"newer checkpoints already take {show_size(size)}"
-            is_small = self._sums[summary.location] <= size
+            is_small = self._sizes_to[summary.location] <= size
             yield is_small, f"the newest {show_size(size)}", against
 
     def rule_against_shards(self, summary: Summary) -> str:
@@ -315,11 +328,11 @@ class _RunRules:
         is_proven = is_verified(summary) and summary.consolidated
         if shards is None or summary.kept or summary.status == "CONFLICT" or not is_proven:
             return ""
-        if summary.location in self._extra or (
+        if summary.location in self._last_models or (
             shards > 0 and summary.location in self._newest_resumable
         ):
             return ""
-        is_old = self._newer[summary.location] >= shards
+        is_old = self._newer_counts[summary.location] >= shards
         return f"its model is verified, and not one of the newest {shards}" if is_old else ""
 
 

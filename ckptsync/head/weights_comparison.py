@@ -91,7 +91,11 @@ def _record_findings(
     findings: tuple[WeightsFinding, ...],
     compared: tuple[str, ...],
 ) -> None:
-    """Write a further weights record of a model, if its last one has other findings."""
+    """Write a further weights record of a model if its last one has other findings.
+
+    The last one's findings about missing tensors (`SMALLER`) are kept. Raise as `create_record`
+    does.
+    """
     old_findings = last_findings(later.records)
     findings = (*findings, *(f for f in old_findings or () if f.kind == SMALLER))
     if findings != old_findings:
@@ -113,7 +117,8 @@ def _series_and_step(location: str) -> tuple[str, float | None]:
 def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place], list[_Place]]:
     """Return the locations of a run before and after one, by step; of each step the last by name.
 
-    Both are empty if the location's own name has no step.
+    Only locations of its series count; the final model belongs to each. Both are empty if its own
+    name has no step. Raise StoreError.
     """
     series, step = _series_and_step(location)
     places: dict[float, str] = {}
@@ -129,13 +134,19 @@ def _list_neighbours(store: Store, run: str, location: str) -> tuple[list[_Place
 def _read_models(
     store: Store, run: str, places: Iterable[_Place], most: int
 ) -> Iterator[_RecordedModel]:
-    """Yield the first ``most`` models that have weights records, of at most `_TRIES` places."""
+    """Yield the first ``most`` models that have weights records; read at most `_TRIES` places.
+
+    Raise StoreError.
+    """
     models = (_read_model(store, run, *place) for place in islice(places, _TRIES))
     yield from islice((model for model in models if model), most)
 
 
 def _read_model(store: Store, run: str, step: float, location: str) -> _RecordedModel | None:
-    """Return the model of a location; None if it has none with values that can be read."""
+    """Return the model of a location; None if it has none with values that can be read.
+
+    Raise StoreError.
+    """
     names = record_names(e.name for e in store.names(records_prefix(run, location)))
     kinds = {name.kind for name in names.values()}
     if not {"model", "weights"} <= kinds:

@@ -1,11 +1,9 @@
-"""Collect what a sharded checkpoint lacks and the living model has.
+"""Collects what a sharded checkpoint lacks and the living model has.
 
-Files: its configuration and tokenizer. Facts of the training: tied weights, dtypes, versions,
-launch variables.
-
-Rank 0 writes the files once, when the training begins, beside the pins; a pin then holds those of
-them that the checkpoint itself lacks.  Objects are read by the attributes that they have, so no
-library is imported here.
+Shards alone cannot be loaded: files are missing (configuration, tokenizer), and facts (tied
+weights, dtypes, versions, launch variables).  Rank 0 writes the files once, when the training
+begins, beside the pins; a pin then holds those of them that the checkpoint itself lacks.  Objects
+are read by the attributes that they have, so no library is imported here.
 """
 
 from __future__ import annotations
@@ -53,9 +51,10 @@ _VARIABLES = (  # how the nodes were told of each other; none of them holds a se
 
 
 def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
-    """Write what can be written whole; return an error for what could not, a sentence each.
+    """Write a model's configuration, and its tokenizer or processor, into a directory.
 
-    Never raises an Exception but for ``folder`` itself.
+    Return an error, a sentence, for each that could not be written; raise only for ``folder``
+    itself.
     """
     safe_files.make_folders(folder)
     inner = _unwrapped(model)
@@ -70,28 +69,34 @@ def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
     if hasattr(processing, "save_pretrained"):
         steps["the tokenizer"] = processing.save_pretrained
     errors = []
-    for what, step in steps.items():
+    for subject, step in steps.items():
         try:
             _write_whole(step, folder)
         except Exception as e:  # noqa: BLE001, PERF203  # a model of somebody's own making may raise anything; the checkpoint does not depend on it
-            errors.append(f"{what} could not be added: {type(e).__name__}: {e}")
+            errors.append(f"{subject} could not be added: {type(e).__name__}: {e}")
     return errors
 
 
-def processing_of(given: Mapping[str, Any]) -> Any:
-    """Return the tokenizer or processor of an event; the collator's own, if it has no other."""
-    collate = getattr(given.get("train_dataloader"), "collate_fn", None)
+def find_processing(event: Mapping[str, Any]) -> Any:
+    """Return the tokenizer or processor of a Trainer's event, or None.
+
+    The data collator's one is used if the event has no other.
+    """
+    collate = getattr(event.get("train_dataloader"), "collate_fn", None)
     collator = getattr(collate, "data_collator", collate)  # it may be wrapped, to remove columns
-    named = (
-        given.get("processing_class"),
-        given.get("tokenizer"),
+    candidates = (
+        event.get("processing_class"),
+        event.get("tokenizer"),
         getattr(collator, "tokenizer", None),
     )
-    return next((found for found in named if found is not None), None)
+    return next((candidate for candidate in candidates if candidate is not None), None)
 
 
-def about_model(model: Any) -> dict[str, str]:
-    """Return where the model came from, its dtypes, and names that share one tensor (``a=b``)."""
+def describe_model(model: Any) -> dict[str, str]:
+    """Return a model's class, origin and dtypes, and names that share one tensor (``a=b``).
+
+    Empty for an object without parameters.
+    """
     inner = _unwrapped(model)
     if not hasattr(inner, "named_parameters"):
         return {}
@@ -111,8 +116,8 @@ def about_model(model: Any) -> dict[str, str]:
     }
 
 
-def about_process() -> dict[str, str]:
-    """Return the versions of what trains here, and the launcher's variables."""
+def describe_process() -> dict[str, str]:
+    """Return the versions of the libraries here, and the launcher's variables."""
     torch = sys.modules.get("torch")
     facts = {
         "python": platform.python_version(),
@@ -124,7 +129,7 @@ def about_process() -> dict[str, str]:
 
 
 def version_of(library: str) -> str:
-    """Return the version that is installed, or the empty string."""
+    """Return the installed version of a library; empty if there is none."""
     try:
         return metadata.version(library) or ""  # None, where its metadata names none
     except metadata.PackageNotFoundError:
@@ -132,25 +137,26 @@ def version_of(library: str) -> str:
 
 
 def _write_whole(step: Callable[[Path], object], folder: Path) -> None:
-    """Have a library write into a directory of its own, and copy each file from there, whole.
+    """Let a library write into a temporary directory, then copy each file to ``folder``, whole.
 
     Half of a file would be sent as the checkpoint's own.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="ckptsync-added-") as fresh,
+        tempfile.TemporaryDirectory(prefix="ckptsync-added-") as temporary,
         safe_files.Tree(folder) as tree,
     ):
-        step(Path(fresh))
-        for file in walk(Path(fresh)).files:
+        step(Path(temporary))
+        for file in walk(Path(temporary)).files:
             with (
-                (Path(fresh) / file.path).open("rb") as like,
-                safe_files.create_copy(like.fileno(), folder, *tree.place(file.path)) as out,
+                (Path(temporary) / file.path).open("rb") as source,
+                safe_files.create_copy(source.fileno(), folder, *tree.place(file.path)) as out,
             ):
-                shutil.copyfileobj(like, out)
+                shutil.copyfileobj(source, out)
 
 
 def _save_config(model: Any, folder: Path) -> None:
     # ours to complete, as the model's own save_pretrained does
+    """Write a model's ``config.json`` with its class and dtype, as ``save_pretrained`` does."""
     config = copy.deepcopy(model.config)
     config.architectures = [_class_name(model)]
     dtype = next((str(p.dtype) for p in model.parameters() if p.is_floating_point()), "")
@@ -160,10 +166,10 @@ def _save_config(model: Any, folder: Path) -> None:
 
 
 def _save_adapter(model: Any, folder: Path) -> None:
-    """Write the configuration of each adapter where peft saves that adapter.
+    """Write the configuration of each adapter into the directory where peft saves that adapter.
 
-    FSDP saves the active adapter alone, without its name: where none is called default, the active
-    one's configuration lies at the top, too.
+    FSDP saves the active adapter alone, without its name: if no adapter is called default, the
+    active one's configuration is written at the top, too.
     """
     active = getattr(model, "active_adapter", None)
     for name, config in model.peft_config.items():
@@ -177,11 +183,13 @@ def _save_adapter(model: Any, folder: Path) -> None:
 
 
 def _base(model: Any) -> str:
+    """Return the name or path from which a model was loaded; empty if it has none."""
     return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
 
 
 def _class_name(model: Any) -> str:
     # torch's fully_shard makes a class of its own, with this before the name
+    """Return the name of a model's class, without the prefix of torch's fully_shard."""
     return type(model).__name__.removeprefix("FSDP")
 
 

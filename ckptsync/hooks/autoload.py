@@ -3,14 +3,13 @@
     ckptsync hook install
     CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml
 
-Beside the packages then lies ``ckptsync-autoload.pth``, one line that each Python of the
-environment reads when it starts, and so each process that torchrun or Ray starts.  With the
-variable set it calls `begin`, which waits until somebody imports ``transformers.trainer``, and then
-appends our callback to ``DEFAULT_CALLBACKS`` in place: that list is concatenated in
+Some scripts cannot be edited.  ``ckptsync-autoload.pth`` lies beside the packages; each Python of
+the environment, and so each process that torchrun or Ray starts, runs its one line at the start.
+With the variable set it calls `begin`, which waits until ``transformers.trainer`` is imported, and
+then appends our callback to ``DEFAULT_CALLBACKS`` in place: that list is concatenated in
 ``Trainer.__init__``, and other trainers (trl's) import the very same object.
 
-Until then nothing is imported but the standard library, and nothing that goes wrong here reaches
-the script.
+Until then nothing is imported but the standard library, and no error here reaches the script.
 """
 
 from __future__ import annotations
@@ -47,16 +46,19 @@ def install() -> None:
 
 
 class _Awaiting:
-    """A finder of modules that calls ``then`` once ``transformers.trainer`` has run."""
+    """A finder of modules that calls ``then`` once ``transformers.trainer`` has been imported."""
 
     def __init__(self, then: Callable[[Any], None]) -> None:
         self._then = then
         self._asks = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
-        """Return what other finders find for that module, with a loader that tells us."""
+        """Return the spec of ``transformers.trainer`` from the other finders.
+
+        None for other modules.  The spec's loader calls ``then`` after the module has run.
+        """
         if name in _SILENT:
-            _say(_SILENT[name])
+            _warn(_SILENT[name])
         if name != _TRAINER or self._asks:
             return None
         from importlib.util import find_spec  # noqa: PLC0415  # most processes train nothing
@@ -71,7 +73,10 @@ class _Awaiting:
         return spec
 
     def _follow(self, loader: Any) -> None:
+        """Make a loader call ``then`` after the module has run, and remove this finder."""
+
         def exec_module(module: Any) -> None:
+            """Run a module, and call ``then`` if it is the awaited one."""
             run(module)
             if module.__name__ == _TRAINER:  # a loader may have several modules
                 self._then(module)
@@ -82,20 +87,22 @@ class _Awaiting:
             run = loader.exec_module
             loader.exec_module = exec_module
         except AttributeError as e:  # not a loader of Python's own
-            _say(f"{type(loader).__name__} loads it: {e}")
+            _warn(f"{type(loader).__name__} loads it: {e}")
 
 
 def _append(trainer: Any) -> None:
+    """Append our callback to the default callbacks of a module of trainers; log any error."""
     try:
         from ckptsync.hooks.hf import DefaultCallback  # noqa: PLC0415  # it needs transformers
 
         if DefaultCallback not in trainer.DEFAULT_CALLBACKS:
             trainer.DEFAULT_CALLBACKS.append(DefaultCallback)
     except Exception as e:  # noqa: BLE001  # whatever version of transformers this is: the script wanted to import it, and can
-        _say(f"{type(e).__name__}: {e}")
+        _warn(f"{type(e).__name__}: {e}")
 
 
-def _say(why: str) -> None:
+def _warn(why: str) -> None:
+    """Log why the hook is not installed."""
     import logging  # noqa: PLC0415  # most processes of an environment train nothing
 
     logging.getLogger("ckptsync.hook").warning(

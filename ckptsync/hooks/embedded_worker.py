@@ -1,12 +1,13 @@
-"""Start a worker from the training, where nobody can install one; wait for a store at its end.
+"""Starts a worker from the training, where nobody can install one; waits for a store at its end.
 
-The worker is a process of its own, which runs until all is stored:
+On machines that belong to one job there is no service.  So the hook starts ``ckptsync run`` itself,
+as a process that outlives the training until all is stored:
 
     python -m ckptsync.hooks.embedded_worker CONFIG SPOOL PID
 
-waits until no other worker is at work in SPOOL (one of a training that died may still have much to
-send), and then becomes ``ckptsync run`` until process PID is gone and all is stored.  It is no
-child of the training: Ray, for one, kills the children of its workers.  It logs to
+waits until no other worker uses SPOOL (one of a training that died may still have much to send),
+and then becomes ``ckptsync run`` until process PID is gone and all is stored.  It is no child of
+the training: Ray, for one, kills the children of its workers.  It logs to
 ``_ckptsync/embedded.log``.
 """
 
@@ -54,18 +55,23 @@ _OF_WORKERS = ("node", "limits", "log")  # a head of this machine may listen, an
 
 
 def parse_wait(wait: float | str) -> float:
-    """Return the seconds of a number, or of a text such as `10m`.  Raises ConfigError."""
+    """Return a waiting time in seconds, of a number or of a text such as `10m`.
+
+    Raises ConfigError.
+    """
     text = str(wait).strip() or "0"
     try:
         is_number = isinstance(wait, float) or text.replace(".", "", 1).isdigit()
-        found = float(text) if is_number else parse_duration(text)
-        error = "" if math.isfinite(found) and found >= 0 else f"{text[:40]} is not a time to wait"
+        seconds = float(text) if is_number else parse_duration(text)
+        error = (
+            "" if math.isfinite(seconds) and seconds >= 0 else f"{text[:40]} is not a time to wait"
+        )
     except ValueError as e:
-        found, error = 0.0, str(e)
+        seconds, error = 0.0, str(e)
     if error:
         hint = "give the seconds that the training may wait at its end: 600, or 10m"
         raise ConfigError(f"wait (CKPTSYNC_WAIT): {error}", hint=hint)
-    return found
+    return seconds
 
 
 # --- in the training process
@@ -73,9 +79,9 @@ def parse_wait(wait: float | str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedWorker:
-    """A process that is no child of this one.
+    """A worker process that this process has started, and that is no child of it.
 
-    ``began``: when the system says that it began; ``since``: `time.monotonic`.
+    ``began``: when it began, as the system says; ``since``: the same by `time.monotonic`.
     """
 
     pid: int
@@ -93,13 +99,18 @@ _workers: dict[tuple[int, Path], EmbeddedWorker] = {}  # of this process and out
 def keep_running(
     output_dir: Path, store: str, run: str = "", configured: Mapping[str, object] | None = None
 ) -> None:
-    """Start the worker of an output directory, unless this process has.
+    """Start the worker of an output directory, unless this process has one that runs.
 
-    A minute after the last start, another one is started for a worker that has ended.  It outlives
-    this process, whatever kills this one and its children, and has a session of its own, so that a
-    signal to the training's group does not end it.  ``run``: its name in the store; `{dir}` stands
-    for the directory's own, which is the default.  ``configured``: what a configuration file says
-    beside the store's URL and the directory.  Raises OSError.
+    A worker that has ended is replaced a minute after its start.  It outlives this process,
+    whatever kills this one and its children, and has a session of its own, so a signal to the
+    training's group does not end it.  Raises OSError.
+
+    Args:
+        output_dir: the directory.
+        store: the store's URL or path.
+        run: the run's name in the store; `{dir}` stands for the directory's own, the default.
+        configured: further sections of a configuration file.
+
     """
     key = (os.getpid(), output_dir)
     before = _workers.get(key)
@@ -110,7 +121,7 @@ def keep_running(
     name = {"name": run.replace("{dir}", output_dir.name)} if run else {}
     settings = {
         **{key: section for key, section in (configured or {}).items() if key in _OF_WORKERS},
-        "log": {**_section(configured, "log"), "format": "json"},  # `log_problem` reads it
+        "log": {**_section(configured, "log"), "format": "json"},  # `read_log_problem` reads it
         "roles": ["worker"],
         "store": {**_section(configured, "store"), "url": _absolute(store)},
         "worker": {
@@ -140,30 +151,33 @@ def keep_running(
 
 
 def child_environment() -> dict[str, str]:
-    """Return the training's environment without the variables that override the configuration.
+    """Return the training's environment without variables that override the configuration.
 
     ckptsync's directory is added to PYTHONPATH unless it is installed: a packages directory there
     would come before the standard library, and hold old backports of its modules.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _CONFIGURED}
+    environment = {name: value for name, value in os.environ.items() if name not in _CONFIGURED}
     above = str(Path(ckptsync.__file__).parent.parent)
     if above not in (*site.getsitepackages(), site.getusersitepackages()):
-        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (above, kept.get("PYTHONPATH", ""))))
-    return kept
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (above, environment.get("PYTHONPATH", "")))
+        )
+    return environment
 
 
 def _absolute(store: str) -> str:
-    """Return a path as another working directory needs it; a URL as it is."""
+    """Return a path as an absolute one; a URL as it is."""
     return store if "://" in store else str(Path(store).absolute())
 
 
 def _section(configured: Mapping[str, object] | None, name: str) -> Mapping[str, object]:
+    """Return a section of a configuration; empty if there is none."""
     section = (configured or {}).get(name)
     return section if isinstance(section, dict) else {}
 
 
 def stop(output_dir: Path) -> None:
-    """Ask the worker that this process started for a directory to end."""
+    """Send SIGTERM to the worker that this process started for a directory, and forget it."""
     worker = _workers.pop((os.getpid(), output_dir), None)
     if worker is not None and worker.is_running():
         with contextlib.suppress(OSError):  # it has just ended
@@ -171,7 +185,7 @@ def stop(output_dir: Path) -> None:
 
 
 def expect_end(output_dir: Path) -> None:
-    """Let `keep_running` start another worker as soon as this one has ended.
+    """Let `keep_running` replace this process's worker as soon as it has ended, without the minute.
 
     A scheduler's signal may have gone to every process of a job, and so to the worker.
     """
@@ -181,30 +195,29 @@ def expect_end(output_dir: Path) -> None:
 
 
 def is_worker_running(output_dir: Path) -> bool:
-    """Return whether the worker that this process started for it runs."""
+    """Return whether the worker that this process started for a directory runs."""
     worker = _workers.get((os.getpid(), output_dir))
     return worker is not None and worker.is_running()
 
 
-def problem(output_dir: Path) -> str:
-    """Return why the worker that this process started has ended, or waits for its store, or "".
+def find_problem(output_dir: Path) -> str:
+    """Return why the worker that this process started has ended, or waits for its store.
 
-    Raises OSError.
+    Empty if there is nothing wrong, or no such worker.  Raises OSError.
     """
     worker, spool = _workers.get((os.getpid(), output_dir)), output_dir / SPOOL
     if worker is None:
         return ""
-    is_at_work, why = worker.is_running(), log_problem(spool)
+    is_at_work, why = worker.is_running(), read_log_problem(spool)
     if is_at_work:
         return f"the embedded worker cannot use its store yet: {why}" if why else ""
     return f"the embedded worker ended: {why or f'see {LOG} in {spool}'}"
 
 
-def log_problem(spool: Path) -> str:
-    """Return what a worker's log says last of what is wrong, with its hints.
+def read_log_problem(spool: Path) -> str:
+    """Return the last error in a worker's log, with its hints; empty if there is none.
 
-    That is the error with which it ended, or why it waits for its store; empty if it logged
-    neither.  Raises OSError.
+    It is the error with which the worker ended, or why it waits for its store.  Raises OSError.
     """
     data = safe_files.read(spool / LOG, last=_TAIL) or b""
     lines = data.decode("utf-8", "replace").splitlines()
@@ -228,7 +241,10 @@ def log_problem(spool: Path) -> str:
 
 
 def who_uploads(output_dir: Path) -> str:
-    """Return which worker goes on with a directory's saves when this process has ended, or ""."""
+    """Return which worker will upload a directory's saves after this process, in words.
+
+    Or empty.
+    """
     if is_worker_running(output_dir):
         return "the embedded worker goes on with them after this process"
     if is_served(output_dir / SPOOL):
@@ -237,7 +253,7 @@ def who_uploads(output_dir: Path) -> str:
 
 
 def push_command(output_dir: Path, store: str, run: str) -> str:
-    """Return the command that uploads a directory and its spool; ``STORE`` if that is not known."""
+    """Return the command that uploads a directory and its spool; ``STORE`` for an unknown store."""
     name = ("--run", run.replace("{dir}", output_dir.name)) if run else ()
     url = _absolute(store) if store else "STORE"
     return shlex.join(["ckptsync", "push", str(output_dir), "--store", url, *name])
@@ -247,10 +263,10 @@ def push_command(output_dir: Path, store: str, run: str) -> str:
 
 
 def is_served(spool: Path) -> bool:
-    """Return whether a worker is at work here: it holds its lock for as long as it lives.
+    """Return whether a worker holds its lock in a spool, as each does for as long as it lives.
 
-    A shared lock is tried for a moment: a worker that starts in this moment finds it held, and its
-    service tries again.
+    A shared lock is tried for a moment: a worker that starts in this moment fails, and its service
+    tries again.
     """
     try:
         locks = [path for path in safe_files.list_paths(spool) if path.match("worker-*.lock")]
@@ -270,20 +286,20 @@ def is_served(spool: Path) -> bool:
     return False
 
 
-def unstored(output_dir: Path) -> tuple[str, ...]:
-    """Return the pins of hooks that no manifest in the store names yet."""
+def list_unstored(output_dir: Path) -> tuple[str, ...]:
+    """Return the names of hooks' pins that no manifest in the store names yet."""
     return tuple(
         p.path.name for p in pins.list_pins(output_dir) if p.commit is not None and not p.stored
     )
 
 
 def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
-    """Wait until the store has all that hooks have pinned here, or until ``until`` (monotonic).
+    """Wait until the store has all that hooks have pinned, at most until ``until`` (monotonic).
 
-    Gives up when no worker has been at work for 15 seconds.
+    Stops when no worker has run for 15 seconds.  Logs what is not stored.
     """
     served_at = time.monotonic()
-    while left := unstored(output_dir):
+    while unstored_pins := list_unstored(output_dir):
         now = time.monotonic()
         if is_worker_running(output_dir) or is_served(output_dir / SPOOL):
             served_at = now
@@ -291,7 +307,7 @@ def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
             log(f"not waiting: no worker runs for {output_dir / SPOOL}")
             return
         if now >= until:
-            log(f"no longer waiting: not uploaded yet: {', '.join(left)}")
+            log(f"no longer waiting: not uploaded yet: {', '.join(unstored_pins)}")
             return
         time.sleep(_POLL)
 
@@ -300,7 +316,10 @@ def wait(output_dir: Path, until: float, log: Callable[[str], None]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Become the worker, unless nothing is left to do."""
+    """Become the worker of ``[config, spool, pid]``.
+
+    Return if another worker sends what is left.
+    """
     # a trainer's environment may lack what it needs
     from ckptsync.worker.node_identity import node_id  # noqa: PLC0415
 
@@ -322,10 +341,10 @@ def main(arguments: list[str]) -> None:
 
 
 def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
-    """Wait until no worker is at work in ``spool``.
+    """Wait until no worker uses ``spool``; return whether that was so in time.
 
-    Return False if one still is ``patience`` seconds after process ``pid`` is gone: it sends what
-    that process left.
+    False if one still uses it ``patience`` seconds after process ``pid`` is gone: that worker sends
+    what the process left.
     """
     began, until = markers.start_time(pid), time.monotonic() + patience
     if is_served(spool):
@@ -340,10 +359,10 @@ def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
 
 
 def claim_node(node: str, store: str, spool: Path, patience: float = RESTART) -> str:
-    """Return ``node``, or an id of this output directory if another training here has that one.
+    """Reserve a node id for this process and return it: ``node``, or one of this directory alone.
 
     Two trainings of one machine may send to one store at the same time, and a node's id is one
-    worker's there.  The id is held until this process ends, whatever program it becomes.
+    worker's there.  The id is reserved until this process ends, whatever program it becomes.
 
     Where a worker has served ``spool`` under this id, that worker may be about to end: then this
     waits up to ``patience`` seconds for the id.  Under a new id, the old worker's pins would count
@@ -362,18 +381,19 @@ def claim_node(node: str, store: str, spool: Path, patience: float = RESTART) ->
                     # second one ends
                     return node
                 if time.monotonic() >= until or not (spool / f"worker-{node}.lock").exists():
-                    return own_node(node, spool)
+                    return directory_node(node, spool)
             time.sleep(_POLL)
         os.set_inheritable(holder.detach(), True)  # noqa: FBT003  # the standard library's own
     return node
 
 
-def own_node(node: str, spool: Path) -> str:
-    """Return the id of a worker of this output directory alone, on a machine with this id."""
+def directory_node(node: str, spool: Path) -> str:
+    """Return the node id of a worker of this output directory alone."""
     return f"{node[:90]}-{_short(str(spool))[:8]}"
 
 
 def _short(text: str) -> str:
+    """Return 16 hex digits of a text's digest."""
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -1,10 +1,11 @@
-"""The hook of Hugging Face's Trainer: keep every checkpoint, even if rotation deletes it.
+"""The hook of Hugging Face's Trainer: keeps every checkpoint, even if rotation deletes it.
 
     from ckptsync.hooks.hf import CkptSyncCallback
     trainer = Trainer(..., callbacks=[CkptSyncCallback()])
 
-Every event is a few system calls on the trainer's own disk.  Errors are logged, and the training
-goes on without the hook; the worker then judges the checkpoint by its files.
+The Trainer's own events say when a save was made and when the next step begins; `TrainerSaves` does
+the work.  Every event is a few system calls on the trainer's own disk.  Errors are logged, and the
+training goes on without the hook; the worker then judges the checkpoint by its files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers import TrainerCallback
 from ckptsync.checkpoint_dirs import FINAL
 from ckptsync.errors import ConfigError
 from ckptsync.hooks import added_files, embedded_worker
-from ckptsync.hooks.rank_markers import HookLog, at_end, has_failed
+from ckptsync.hooks.rank_markers import HookLog, has_failed, run_at_exit
 from ckptsync.hooks.trainer_saves import TrainerSaves
 from ckptsync.spool import safe_files
 from ckptsync.walk import SPOOL
@@ -39,11 +40,13 @@ _announced: set[int] = set()  # processes that have logged that the hook is on
 class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
     """The callback of one Trainer.
 
-    ``wait``: for how long the process may stay, when all else is done, until the store has
-    everything, in seconds or as `10m`; for machines that are torn down at the end of a job.
-    ``store``: a directory or URL to which a process of its own sends, where no worker can be
-    installed.  ``run``: the run's name in that store (default: the output directory's, for which
-    ``{dir}`` stands).
+    Args:
+        store: a directory or URL to which a process of its own sends, where no worker can be
+            installed.
+        wait: how long the process may stay at its end until the store has everything, in seconds
+            or as `10m`; for machines that are torn down at the end of a job.
+        run: the run's name in that store; ``{dir}`` stands for the output directory's, the default.
+
     """
 
     def __init__(self, *, store: str = "", wait: float | str = 0.0, run: str = "") -> None:
@@ -62,19 +65,23 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     # --- the Trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Introduce this rank, and write what sharded checkpoints will lack."""
+        """Introduce this rank, and write what sharded checkpoints will lack.
+
+        Leaves the trainings of this process that have ended.
+        """
         for callback in [*_callbacks]:
             callback.leave(before=self)
         with self._logged("begin"):
             self._begin(args, state, kwargs)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Remember the save: other ranks may still write it."""
+        """Remember the save until the next event: other ranks may still write it."""
         with self._following(args, state, "remember a save") as saves:
             if saves is not None:
                 saves.remember(state.global_step)
 
     def _commit(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Mark and pin the saves that are remembered."""
         with self._following(args, state, "commit a save") as saves:
             if saves is not None:
                 saves.commit(state.global_step)
@@ -86,9 +93,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     on_epoch_end = _commit  # the event after the last save of an epoch, or of the training
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Commit at the last event before ``load_best_model_at_end`` deletes.
+        """Commit if the training stops: the last event before ``load_best_model_at_end`` deletes.
 
-        Earlier, another callback's ``on_save`` may log.
+        At other times another callback's ``on_save`` may log, too early.
         """
         if control.should_training_stop:
             self._commit(args, state, control)
@@ -100,7 +107,8 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 saves.end(state.global_step)
                 self._serve(saves)
 
-    def _begin(self, args: Any, state: Any, given: Any) -> None:
+    def _begin(self, args: Any, state: Any, event: Any) -> None:
+        """Introduce this rank in the output directory, and let rank 0 write the added files."""
         self.state, self._pid = state, os.getpid()
         output_dir, rank = Path(args.output_dir).absolute(), args.process_index
         if getattr(state, "is_hyper_param_search", False):
@@ -112,10 +120,10 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         output_dir.mkdir(parents=True, exist_ok=True)
         safe_files.make_folders(output_dir / SPOOL)
         self._log.spool, self._log.rank = output_dir / SPOOL, rank
-        model = given.get("model")
-        facts = added_files.about_process()
+        model = event.get("model")
+        facts = added_files.describe_process()
         if rank == 0:
-            facts |= added_files.about_model(model)
+            facts |= added_files.describe_model(model)
         self._saves = TrainerSaves(
             output_dir,
             rank,
@@ -128,26 +136,29 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         _trainings.setdefault(output_dir, []).append(self._saves)
         if self not in _callbacks:
             _callbacks.append(self)
-            at_end(partial(finish, os.getpid()))
+            run_at_exit(partial(finish, os.getpid()))
         if rank == 0:
             with _quiet_transformers():
-                processing = added_files.processing_of(given)
+                processing = added_files.find_processing(event)
                 errors = added_files.write_added(model, processing, self._saves.added)
             for error in errors:
                 self._log(error)
 
     @contextlib.contextmanager
-    def _following(self, args: Any, state: Any, what: str) -> Iterator[TrainerSaves | None]:  # noqa: ARG002
-        """Yield this rank's saves, if the hook follows this training; log an error."""
-        with self._logged(what):
+    def _following(self, args: Any, state: Any, action: str) -> Iterator[TrainerSaves | None]:  # noqa: ARG002
+        """Yield this rank's saves, or None if the hook does not follow this training.
+
+        Log errors.
+        """
+        with self._logged(action):
             yield self._saves
 
     def _serve(self, saves: TrainerSaves) -> None:
-        """On the first rank, log the embedded worker's problems; start one where none runs."""
+        """On the first rank, log a new problem of the embedded worker; start a worker if needed."""
         if not saves.is_first:
             return
         self._folders.add(saves.output_dir)
-        problem = embedded_worker.problem(saves.output_dir)
+        problem = embedded_worker.find_problem(saves.output_dir)
         if problem and problem != self._problem:
             self._log(problem)
         self._problem = problem
@@ -157,10 +168,10 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     # --- the end
 
     def leave(self, before: CkptSyncCallback | None = None) -> None:
-        """Leave this callback's training; pin its final model.
+        """Pin the final model of this callback's training, and end it.
 
-        ``before``: another training begins, which may write over it, and this one is left only if
-        it has ended, or the callback is the same.
+        ``before``: the callback of a training that begins and may write over the model; then only a
+        training that has ended, or its own, is left.
         """
         saves = self._saves
         if saves is None or self._pid != os.getpid():
@@ -171,7 +182,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 saves.leave(has_failed=has_failed())
 
     def wait_for_store(self, since: float) -> None:
-        """Wait for the store, and log what it has not got and why.
+        """Wait for the store, and log what it does not have and why.
 
         ``since``: when the wait of all callbacks began (`time.monotonic`).
         """
@@ -187,22 +198,22 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._folders = set()
 
     def _sum_up(self, folder: Path, saved: Sequence[str]) -> None:
-        """Log what the store has of a directory's saves, what it has not, and what to do then."""
-        problem = embedded_worker.problem(folder)
-        left = [name.rpartition(".")[0] for name in embedded_worker.unstored(folder)]
-        stored = list((Counter(saved) - Counter(left)).elements())
+        """Log which saves the store has, which not, and the command that uploads the latter."""
+        problem = embedded_worker.find_problem(folder)
+        unstored = [name.rpartition(".")[0] for name in embedded_worker.list_unstored(folder)]
+        stored = list((Counter(saved) - Counter(unstored)).elements())
         parts = []
         if stored:
             where = f" to {self._store}" if self._store else ""
             parts.append(f"uploaded{where}: {count_saves(stored, folder)}")
-        if left:
+        if unstored:
             worker = "" if problem else embedded_worker.who_uploads(folder)
             why = worker or problem or f"no worker runs for {folder}"
-            more, rest = (" yet", "wait for") if worker else ("", "upload")
+            more, advice = (" yet", "wait for") if worker else ("", "upload")
             command = embedded_worker.push_command(folder, self._store, self._run)
-            names = ", ".join(left[:MOST_NAMES])
-            names += f" and {len(left) - MOST_NAMES} more" if left[MOST_NAMES:] else ""
-            parts.append(f"not uploaded{more}: {names}: {why}; to {rest} the rest: {command}")
+            names = ", ".join(unstored[:MOST_NAMES])
+            names += f" and {len(unstored) - MOST_NAMES} more" if unstored[MOST_NAMES:] else ""
+            parts.append(f"not uploaded{more}: {names}: {why}; to {advice} the rest: {command}")
         elif problem:
             parts.append(problem)
         if parts:
@@ -211,16 +222,16 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     # --- errors
 
     @contextlib.contextmanager
-    def _logged(self, what: str) -> Iterator[None]:
-        """Log an error instead of raising it: training comes first."""
+    def _logged(self, action: str) -> Iterator[None]:
+        """Log an exception of the block instead of raising it: training comes first."""
         try:
             yield
         except Exception as e:  # noqa: BLE001  # any error: a checkpoint is at stake, and not the training
-            self._log(f"could not {what}: {type(e).__name__}: {e}")
+            self._log(f"could not {action}: {type(e).__name__}: {e}")
 
 
 def count_saves(names: Sequence[str], folder: Path) -> str:
-    """Return how many saves of a directory these are, and whether the final model is among them."""
+    """Return, in words, how many saves these are and whether the final model is among them."""
     count = sum(name != FINAL for name in names)
     final = "and the final model" if FINAL in names else "and no final model"
     return f"{count} save{'' if count == 1 else 's'} of {folder} {final}"
@@ -229,10 +240,8 @@ def count_saves(names: Sequence[str], folder: Path) -> str:
 class DefaultCallback(CkptSyncCallback):
     """The callback that `ckptsync.hooks.autoload` gives every Trainer.
 
-    Its options are those of the environment.
-
-    A `CkptSyncCallback` that the script passes wins: this one begins one event later, if no other
-    has begun.
+    Its options are the environment's.  A `CkptSyncCallback` that the script passes wins: this one
+    begins one event later, if no other has begun.
     """
 
     def __init__(self) -> None:
@@ -241,32 +250,38 @@ class DefaultCallback(CkptSyncCallback):
             for name in ("CKPTSYNC_STORE", "CKPTSYNC_WAIT", "CKPTSYNC_RUN")
         )
         super().__init__(store=store, wait=wait, run=run)
-        self._given: dict[str, Any] | None = None
+        self._begin_event: dict[str, Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Remember what the training begins with."""
-        self._given = kwargs
+        """Remember what the training begins with, until its next event."""
+        self._begin_event = kwargs
 
     @contextlib.contextmanager
-    def _following(self, args: Any, state: Any, what: str) -> Iterator[TrainerSaves | None]:
-        given, self._given = self._given, None
-        others = (other for other in _callbacks if other is not self)
-        if given is not None and not any(other.state is state for other in others):
-            super().on_train_begin(args, state, None, **given)
-            pid, begun = os.getpid(), self._saves
-            if begun is not None and args.process_index == 0 and pid not in _announced:
+    def _following(self, args: Any, state: Any, action: str) -> Iterator[TrainerSaves | None]:
+        """Yield this rank's saves.
+
+        At the first event, begin unless another callback follows the training.
+        """
+        begin_event, self._begin_event = self._begin_event, None
+        other_callbacks = (callback for callback in _callbacks if callback is not self)
+        if begin_event is not None and not any(
+            callback.state is state for callback in other_callbacks
+        ):
+            super().on_train_begin(args, state, None, **begin_event)
+            pid, saves_begun = os.getpid(), self._saves
+            if saves_begun is not None and args.process_index == 0 and pid not in _announced:
                 _announced.add(pid)
                 _log.warning(
                     "ckptsync: hook active: every save in %s is kept until it is uploaded",
-                    begun.output_dir,
+                    saves_begun.output_dir,
                 )
-        with super()._following(args, state, what) as saves:
+        with super()._following(args, state, action) as saves:
             yield saves
 
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers from logging where each configuration was saved."""
+    """Silence transformers' messages below a warning within the block."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(max(level, logging.WARNING))
@@ -279,7 +294,7 @@ def _quiet_transformers() -> Iterator[None]:
 def finish(pid: int = 0) -> None:
     """Pin the final models and wait for uploads, at the end of process ``pid`` (default: this one).
 
-    Never raises.
+    Does nothing in a process that the training forked.  Never raises.
     """
     if pid not in (0, os.getpid()):
         return  # a process that the training forked

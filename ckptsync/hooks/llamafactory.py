@@ -1,10 +1,10 @@
 """``ckptsync-llamafactory train x.yaml``: ``llamafactory-cli`` with the hook in every process.
 
 LLaMA-Factory's own command reads its variables, and trains here, or lets torchrun start its
-launcher's file as every rank.  Here that file is this module, and the function that trains gets
-the callback: torchrun's options stay LLaMA-Factory's own (0.9.2 to 0.9.5).  A torchrun of one's
-own starts this module, too: ``torchrun … -m ckptsync.hooks.llamafactory train x.yaml``.  Under
-``USE_RAY=1`` the callback travels to the workers with the function's arguments.
+launcher's file as every rank; its options take no callback.  Here that file is this module, and the
+function that trains gets the callback: torchrun's options stay LLaMA-Factory's own (0.9.2 to
+0.9.5).  Another torchrun starts this module, too: ``torchrun … -m ckptsync.hooks.llamafactory train
+x.yaml``.  Under ``USE_RAY=1`` the callback travels to the workers with the function's arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _V1 = (
 
 
 def main() -> None:
-    """Do what ``llamafactory-cli`` does.  Raises SystemExit."""
+    """Do what ``llamafactory-cli`` does, with the hook.
+
+    Raises SystemExit with code 5 for v1, and 2 without LLaMA-Factory.
+    """
     if os.environ.get("USE_V1", "").lower() in ("1", "true", "y"):
         sys.stderr.write(_V1 + "\n")
         sys.exit(5)

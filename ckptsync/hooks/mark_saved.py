@@ -3,10 +3,11 @@
 It needs the standard library, and torch only where the script has it.  It makes a few system calls
 on the trainer's own disk.
 
-A rank marks its part, and then looks whether all ranks that write into the same directory have
-marked theirs: the last of them makes the pin.  Which ranks those are is known when all have left a
-word in torch's rendezvous, each at its first save.  Until then nobody pins: on several nodes the
-worker judges the first save by its files.
+No rank knows when the others have written their parts, and none may wait.  So a rank marks its own
+part, and then checks whether all ranks that write into the same directory have marked theirs: the
+last of them makes the pin.  The ranks learn who they are from values in torch's rendezvous, which
+each sets at its first save.  Until all are there nobody pins: on several nodes the worker judges
+the first save by its files.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ckptsync.checkpoint_dirs import (
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.hooks import added_files, process_group
 from ckptsync.hooks.process_group import Rank, Words, this_rank
-from ckptsync.hooks.rank_markers import HookLog, RankSaves, at_end, has_failed
+from ckptsync.hooks.rank_markers import HookLog, RankSaves, has_failed, run_at_exit
 from ckptsync.walk import SPOOL, walk
 
 MarkedPart = Literal["mine", "all"]
@@ -54,7 +55,11 @@ _log = HookLog()
 def mark_saved(
     path: str | os.PathLike[str], *, part: MarkedPart = "mine", strict: bool = False
 ) -> bool:
-    """Do what `ckptsync.mark_saved` says."""
+    """Mark a save as written; return whether this call pinned all of it.
+
+    See `ckptsync.mark_saved`.  With ``strict`` raises ckptsync's errors; else logs them and returns
+    False.
+    """
     try:
         with _lock:
             return _mark(os.fspath(path), part)
@@ -66,21 +71,26 @@ def mark_saved(
         return False
 
 
-def _mark(given: str, part: MarkedPart) -> bool:
+def _mark(path_given: str, part: MarkedPart) -> bool:
+    """Mark a save; return whether this call pinned all of it.
+
+    Raises ConfigError for wrong arguments or a path that is no checkpoint, Incomplete for a missing
+    path, and what `Marker` raises.
+    """
     if part not in ("mine", "all"):
         raise ConfigError(
             f"part: {part!r}",
             hint='"mine" if this rank has written its part, "all" if every rank has',
         )
-    if "://" in given:
+    if "://" in path_given:
         raise ConfigError(
-            f"{given}: not a path of this machine",
+            f"{path_given}: not a path of this machine",
             hint=(
                 "mark_saved takes a local path; files that you write directly to a store need no"
                 " worker"
             ),
         )
-    path, rank = Path(given).absolute(), this_rank()
+    path, rank = Path(path_given).absolute(), this_rank()
     shares = part == "mine" and rank.world > 1
     if shares and not rank.can_meet:
         raise ConfigError(
@@ -88,16 +98,18 @@ def _mark(given: str, part: MarkedPart) -> bool:
             " the other ranks",
             hint=_ONE_FOR_ALL,
         )
-    found = find_home(path)
-    is_final = found is not None and found[1].family == FINAL
+    home_and_dir = find_home(path)
+    is_final = home_and_dir is not None and home_and_dir[1].family == FINAL
     if shares and is_final:
         raise ConfigError(
             f"{path}: a final model is complete only after all ranks have saved", hint=_ONE_FOR_ALL
         )
-    marker = _marker(path if is_final else path.parent, rank)
-    if found is None:
+    marker = _get_marker(path if is_final else path.parent, rank)
+    if home_and_dir is None:
         return _mark_nothing(path, marker, shares=shares)
-    is_pinned = marker.mark_mine(*found) if part == "mine" else marker.mark_all(*found)
+    is_pinned = (
+        marker.mark_mine(*home_and_dir) if part == "mine" else marker.mark_all(*home_and_dir)
+    )
     if marker.unmatched > 1:
         marker.log(
             f"{path}: the other ranks have not called mark_saved for this save; {_ONE_FOR_ALL}"
@@ -106,7 +118,11 @@ def _mark(given: str, part: MarkedPart) -> bool:
 
 
 def _mark_nothing(path: Path, marker: Marker, *, shares: bool) -> bool:
-    """Tell the other ranks that this one has written nothing, so that they need not wait for it."""
+    """State to the other ranks that this one has written nothing; return False.
+
+    Raises ConfigError for a path with files that is no checkpoint, Incomplete for a missing path
+    that no other rank shares.
+    """
     if shares:
         marker.mark_nothing(path)
     if path.is_file() or walk(path).files:
@@ -125,21 +141,18 @@ def _mark_nothing(path: Path, marker: Marker, *, shares: bool) -> bool:
 def find_home(path: Path) -> tuple[Path, CheckpointDir] | None:
     """Return the output directory of a checkpoint, and what a worker calls it.
 
-    ``None`` if no worker would find it.  Of several (``checkpoints/checkpoint_3``) it is the one
-    that has a spool, since a worker looks there; else the uppermost from which links can be made.
+    None if none finds it.  Of several output directories (``checkpoints/checkpoint_3``) it is the
+    one that has a spool, since a worker uses it; else the uppermost from which links can be made.
     """
-    found = list(output_dirs_of(path)) or list(output_dirs_of(path.resolve()))
-    of_steps = [each for each in found if each[1].family != FINAL] or found
-    with_spool = next((each for each in of_steps if (each[0] / SPOOL).is_dir()), None)
-    linkable = (each for each in reversed(of_steps) if _is_linkable(each[0], path))
+    homes = list(output_dirs_of(path)) or list(output_dirs_of(path.resolve()))
+    of_steps = [home for home in homes if home[1].family != FINAL] or homes
+    with_spool = next((home for home in of_steps if (home[0] / SPOOL).is_dir()), None)
+    linkable = (home for home in reversed(of_steps) if _is_linkable(home[0], path))
     return with_spool or next(linkable, of_steps[0] if of_steps else None)
 
 
 def _is_linkable(home: Path, path: Path) -> bool:
-    """Return whether links in ``home`` to files at ``path`` are possible.
-
-    A container's user may write to ``/``, but nobody trains there.
-    """
+    """Return whether files at ``path`` can be linked into ``home``, which is not ``/``."""
     return (
         home != home.parent
         and os.access(home, os.W_OK)
@@ -147,7 +160,8 @@ def _is_linkable(home: Path, path: Path) -> bool:
     )
 
 
-def _marker(folder: Path, rank: Rank) -> Marker:
+def _get_marker(folder: Path, rank: Rank) -> Marker:
+    """Return this process's marker of a directory, made at the first call."""
     key = (os.getpid(), folder)
     if key not in _markers:
         train = secrets.token_hex(8) if rank.world == 1 else ""
@@ -157,8 +171,8 @@ def _marker(folder: Path, rank: Rank) -> Marker:
             with contextlib.suppress(Exception):
                 train = process_group.first_word(secrets.token_hex(8))
         if not any(pid == os.getpid() for pid, _ in _markers):
-            at_end(partial(_leave, os.getpid()))
-        about = cache(partial(_next_about, folder.name))
+            run_at_exit(partial(_leave, os.getpid()))
+        about = cache(partial(_next_exchange_key, folder.name))
         _markers[key] = Marker(
             rank,
             train,
@@ -167,17 +181,18 @@ def _marker(folder: Path, rank: Rank) -> Marker:
     return _markers[key]
 
 
-def _next_about(name: str) -> str:
-    """Return the rendezvous key for this process's next save into a directory of this name.
+def _next_exchange_key(name: str) -> str:
+    """Return the rendezvous key for this process's next directory of this name.
 
-    Where not all of them do, or several in another order, files decide.
+    It is the same on all ranks if they save into directories of one name in the same order;
+    otherwise files decide.
     """
     _exchanges[name] += 1
     return f"marked-{_exchanges[name]}-{quote(name)}"
 
 
 def _leave(pid: int) -> None:
-    """Leave when the script is over; not in a process that it forked."""
+    """State that process ``pid`` writes nothing more; do nothing in a process that it forked."""
     for (owner, _), marker in _markers.items():
         if owner == pid == os.getpid():
             # the worker sees that the process has gone
@@ -186,6 +201,7 @@ def _leave(pid: int) -> None:
 
 
 def _as_ckptsync_error(path: object, error: Exception) -> CkptsyncError:
+    """Return an exception as one of ckptsync's errors."""
     if isinstance(error, CkptsyncError):
         return error
     if isinstance(error, OSError):
@@ -196,12 +212,12 @@ def _as_ckptsync_error(path: object, error: Exception) -> CkptsyncError:
 
 
 class Marker:
-    """One rank's saves in the directory in which it saves.
+    """Marks one rank's saves in the directory in which it saves.
 
-    ``train`` names the training; empty where ranks could not agree on a name.  A rank's word is
-    ``<process> <level>``: how many directories its spool lies above its checkpoints.  Ranks of
-    which the levels differ see different output directories, so nothing is pinned.  Methods may
-    raise OSError or one of ckptsync's errors.
+    ``train``: the training's name; empty where ranks could not agree on one.  Ranks exchange
+    ``<process> <level>``: how many directories the spool lies above the checkpoints.  Ranks of
+    different levels see different output directories, so nothing is pinned.  Methods may raise
+    OSError or one of ckptsync's errors.
     """
 
     def __init__(self, rank: Rank, train: str, exchange: Exchange) -> None:
@@ -219,8 +235,8 @@ class Marker:
     def mark_mine(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Mark this rank's part as written; return whether this call pinned the whole save."""
         saves = self._enter(home)
-        at = checkpoint_dir.path.joinpath(*(checkpoint_dir.only or ())[:1])
-        self._leave_word(str(len(at.relative_to(home).parts)))
+        location = checkpoint_dir.path.joinpath(*(checkpoint_dir.only or ())[:1])
+        self._set_word(str(len(location.relative_to(home).parts)))
         name, step = checkpoint_dir.name, checkpoint_dir.step or 0
         save = self._next_id(name)
         saves.mark(name, save, step)
@@ -238,16 +254,13 @@ class Marker:
         return is_last and self._pin(checkpoint_dir, save, writers)
 
     def mark_nothing(self, path: Path) -> None:
-        """State that this rank has no part in a save, so that nobody waits for it.
-
-        A rank that runs ahead of one with a part states the same.
-        """
+        """State that this rank has no part in a save, so that nobody waits for it."""
         saves = self._saves
         if saves and path.is_relative_to(saves.output_dir):
             name = checkpoint_name(saves.output_dir, path)
             step = CheckpointDir(name, family_of(name), path).step or 0
             saves.mark(name, self._next_id(name), step)
-        self._leave_word(self._level)
+        self._set_word(self._level)
 
     def mark_all(self, home: Path, checkpoint_dir: CheckpointDir) -> bool:
         """Pin a save for all ranks: every part in this directory is written."""
@@ -262,9 +275,9 @@ class Marker:
             self._saves.update(ended=0.0 if has_failed else now, left=now)
 
     def _enter(self, home: Path) -> RankSaves:
-        """Introduce this rank in an output directory.
+        """Return this rank's saves of an output directory.
 
-        Again if it is another one, such as that of a worker that was started later.
+        Introduce the rank there if it is new.
         """
         if self._saves is None or self._saves.output_dir != home:
             trainer = next((name for name in _TRAINERS if name in sys.modules), "")
@@ -273,7 +286,7 @@ class Marker:
                 self._rank.rank,
                 self._rank.world,
                 trainer=f"{trainer} {added_files.version_of(trainer)}".strip() if trainer else "",
-                facts=added_files.about_process(),
+                facts=added_files.describe_process(),
                 log=self.log,
                 process=self._process,
                 marks="some",
@@ -282,13 +295,17 @@ class Marker:
             self.log.spool = self._saves.spool
         return self._saves
 
-    def _leave_word(self, level: str) -> None:
+    def _set_word(self, level: str) -> None:
+        """Set this rank's value in the rendezvous, unless it is set with this level."""
         if self._words is None or level != self._level:
             self._words = self._exchange(f"{self._process} {level}")
             self._level, self._processes = level, None
 
     def _meet(self) -> tuple[str, ...] | None:
-        """Return all ranks' process ids; ``None`` while one is missing, or sees another home."""
+        """Return all ranks' process ids.
+
+        None while one is missing or uses another output directory.
+        """
         words = self._words() if self._words and self._processes is None else None
         if words is not None:
             processes, levels = zip(*(word.split(" ", 1) for word in words), strict=True)
@@ -296,11 +313,13 @@ class Marker:
         return self._processes
 
     def _next_id(self, checkpoint: str) -> str:
+        """Return the id of the next save of this name, which is counted."""
         assert self._saves is not None
         self._counts[checkpoint] += 1  # in all homes
         return self._saves.save_id(checkpoint, self._counts[checkpoint] - 1)
 
     def _pin(self, checkpoint_dir: CheckpointDir, save: str, writers: tuple[int, ...]) -> bool:
+        """Pin a save; return whether it has files and is pinned, by this call or an earlier one."""
         assert self._saves is not None
         listing = walk(checkpoint_dir.path, checkpoint_dir.only)
         if self._saves.is_pinned(checkpoint_dir.name, listing):

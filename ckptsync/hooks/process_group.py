@@ -1,7 +1,7 @@
-"""The rank of this process, and the words that ranks leave for each other in torch's rendezvous.
+"""The rank of this process, and values that ranks exchange in torch's rendezvous without waiting.
 
-No rank calls a collective or waits for another: a rank sets its own key, and looks whether all keys
-are there.
+A hook may neither call a collective nor wait for another rank.  So each rank sets its own key in
+the store that torch uses for its rendezvous, and checks later whether all keys are there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Words = Callable[[], tuple[str, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The rank of this process; ``can_meet``: torch's process group is there, with its store."""
+    """The rank of this process; ``can_meet``: torch's process group, and so its store, is there."""
 
     rank: int
     world: int
@@ -59,11 +59,11 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank:
 
 
 def exchange(rank: int, world: int, word: str, about: str = "") -> Words:
-    """Leave this rank's word in torch's store; return a function that gives all ranks' words.
+    """Set this rank's value in torch's store; return a function that returns all ranks' values.
 
-    Once a gradient was reduced, every rank has begun, and so has left its word.  ``about``: the
-    same on every rank (default: the n-th training).  Raises what torch raises if there is no
-    process group, or its store is gone.
+    That function returns None while one is missing.  Once a gradient was reduced, every rank has
+    begun, and so has set its value.  ``about``: the same on every rank (default: the n-th
+    training).  Raises what torch raises without a process group or store.
     """
     if world == 1:
         return lambda: (word,)
@@ -73,23 +73,25 @@ def exchange(rank: int, world: int, word: str, about: str = "") -> Words:
     store.set(keys[rank], word)
 
     def words() -> tuple[str, ...] | None:
+        """Return the values of all ranks, or None while one is missing."""
         if not store.check(keys):
             return None
-        found = (
+        values = (
             store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
         )
-        return tuple(bytes(word).decode() for word in found)
+        return tuple(bytes(word).decode() for word in values)
 
     return words
 
 
 def first_word(word: str) -> str:
-    """Return the word of the first rank that called this.  Raises what torch raises."""
+    """Return the value of the first rank that called this.  Raises what torch raises."""
     return bytes(_store().compare_set("ckptsync/first", "", word)).decode()
 
 
 def _store() -> Any:
     # torch is the trainer's
+    """Return the store of torch's default process group."""
     from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
 
     return _get_default_store()

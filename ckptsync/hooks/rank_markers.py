@@ -1,10 +1,11 @@
 """One rank's saves in one output directory: its introduction, its marks, and the pins.
 
-Each rank introduces itself in the spool (``trains/<process>.json``), and marks its part of a save
-when it has written it (``saves/<checkpoint>@<save>/rank-R.json``).  The last rank to mark, of those
-that write into the directory, makes the pin.  Ranks learn each other's process ids from torch's
-rendezvous (`ckptsync.hooks.process_group`): those whose introduction lies in the directory that a
-rank sees write there, whatever machines they run on.
+A save is complete when all ranks that write into the directory have written their parts, but no
+rank may wait for another.  Each rank introduces itself in the spool (``trains/<process>.json``),
+and marks its part of a save when it has written it (``saves/<checkpoint>@<save>/rank-R.json``). The
+last rank to mark makes the pin.  Ranks learn each other's process ids from torch's rendezvous
+(`ckptsync.hooks.process_group`): those whose introduction lies in the directory that a rank sees
+write there, whatever machines they run on.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _FORGET_AFTER = 30 * 24 * 3600.0
 
 
 class RankSaves:
-    """One rank's saves in ``output_dir``; to make this object introduces the rank there.
+    """One rank's saves in ``output_dir``; the constructor introduces the rank there.
 
-    ``process`` is its id there (default: a new one); ``marks``: whether it marks ``all`` of its
-    saves, or ``some`` (`TrainingProcess`).  Methods raise OSError or one of ckptsync's errors.
+    It also removes what ended trainings left.  ``process``: the rank's id there (default: a new
+    one). ``marks``: whether it marks ``all`` of its saves, or ``some`` (`TrainingProcess`).
+    Methods raise OSError or one of ckptsync's errors.
     """
 
     def __init__(
@@ -80,21 +82,22 @@ class RankSaves:
         self.update()
 
     def update(self, **changes: Any) -> None:
-        """Write the introduction again, with these changes."""
+        """Change fields of the introduction, and write it again."""
         self.begun = replace(self.begun, **changes)
         markers.write_mark(markers.process_path(self.spool, self.begun.process), self.begun)
 
     def withdraw(self) -> None:
-        """Delete the introduction: this rank will not mark its saves, so files decide."""
+        """Delete the introduction: this rank marks no saves, and the worker judges the files."""
         safe_files.unlink(markers.process_path(self.spool, self.begun.process))
 
     def writers(self, processes: Sequence[str]) -> tuple[int, ...]:
-        """Return the ranks that write here, of all ranks' process ids.
+        """Return the ranks that write here; ``processes``: the ids of all ranks, in their order.
 
-        Empty if somebody deleted our own introduction: the others' are gone, too.
+        Empty if somebody has deleted this rank's own introduction, and so perhaps the others'.
         """
 
         def is_here(process: str) -> bool:
+            """Return whether a process has introduced itself in this directory."""
             return safe_files.status(markers.process_path(self.spool, process)) is not None
 
         if not is_here(self.begun.process):
@@ -102,7 +105,7 @@ class RankSaves:
         return tuple(rank for rank, process in enumerate(processes) if is_here(process))
 
     def count(self, checkpoint: str) -> int:
-        """Count a further save of this name; return how many there were before."""
+        """Count a save of this name; return how many there were before."""
         self._counts[checkpoint] += 1
         return self._counts[checkpoint] - 1
 
@@ -118,7 +121,10 @@ class RankSaves:
         markers.write_mark(path, RankMark(*part, time.time()))
 
     def is_last(self, checkpoint: str, save: str, writers: Iterable[int]) -> bool:
-        """Return whether all ``writers`` have marked this save; true for one caller only."""
+        """Return whether all ``writers`` have marked this save; True for one caller only.
+
+        Creates a file in the save's folder, which makes this caller the one.
+        """
         folder = markers.save_folder(self.spool, checkpoint, save)
         if not all(safe_files.status(folder / f"rank-{rank}.json") for rank in writers):
             return False
@@ -159,36 +165,44 @@ class RankSaves:
 
 
 def forget_ended(spool: Path) -> None:
-    """Remove what trainings that are over wrote here.  Raises OSError."""
+    """Remove introductions, added files and marks of trainings that have ended.  Raises OSError.
+
+    A process of another machine counts as ended after 30 days.
+    """
     # listed before the introductions: a process introduces itself before it adds files
-    added = list_paths(spool / "added")
+    added_folders = list_paths(spool / "added")
     living = set()
-    for begun in markers.list_training_processes(spool):
-        running = markers.is_training(begun)
-        if running is False or (running is None and time.time() - begun.at > _FORGET_AFTER):
-            safe_files.unlink(markers.process_path(spool, begun.process))
+    for process in markers.list_training_processes(spool):
+        is_running = markers.is_training(process)
+        if is_running is False or (is_running is None and time.time() - process.at > _FORGET_AFTER):
+            safe_files.unlink(markers.process_path(spool, process.process))
         else:
-            living |= {begun.train, begun.process}  # rank 0's process names the training
-    for folder in added:
+            living |= {process.train, process.process}  # rank 0's process names the training
+    for folder in added_folders:
         if folder.name not in living:
             discard(folder)  # pins have links of their own to what they need
     forget_saves(spool)
 
 
 def forget_saves(spool: Path) -> None:
-    """Remove the marks of saves that are neither on the disk nor pinned any more."""
-    there = {path.name.rpartition(".")[0] for path in list_paths(spool / "pins")}
+    """Remove the marks of saves that are neither in the output directory nor pinned any more.
+
+    Does nothing if the output directory cannot be searched.
+    """
+    existing = {path.name.rpartition(".")[0] for path in list_paths(spool / "pins")}
     marked = {folder: folder.name.rpartition("@")[0] for folder in list_paths(spool / "saves")}
-    unpinned = {*marked.values()} - there
-    there |= {name for name in unpinned if (spool.parent / name).exists()}
-    if there.issuperset(marked.values()):
+    unpinned = {*marked.values()} - existing
+    existing |= {name for name in unpinned if (spool.parent / name).exists()}
+    if existing.issuperset(marked.values()):
         return
     try:
-        there |= {found.name for found in find_checkpoint_dirs(spool.parent)}  # some lie deeper
+        existing |= {
+            checkpoint_dir.name for checkpoint_dir in find_checkpoint_dirs(spool.parent)
+        }  # some lie deeper
     except (CkptsyncError, ImportError):
         return  # another user's directory; a name that wants a library that is not here
     for folder, name in marked.items():
-        if name not in there:
+        if name not in existing:
             discard(folder)
 
 
@@ -198,7 +212,8 @@ def forget_saves(spool: Path) -> None:
 class HookLog:
     """Writes messages to the spool's hook.log, and the first of each kind to the trainer's log.
 
-    ``spool`` and ``rank`` are set once they are known; ``before``: a log whose messages count, too.
+    ``spool`` and ``rank`` are set once they are known.  ``before``: a log whose messages count as
+    written.
     """
 
     def __init__(self, before: HookLog | None = None) -> None:
@@ -207,19 +222,22 @@ class HookLog:
         self._seen: set[str] = before._seen if before else set()  # noqa: SLF001  # of one class
 
     def __call__(self, text: str, *, again: bool = False) -> None:
-        """Log one message; ``again``: also in the trainer's log, whatever was there before."""
+        """Log one message.
+
+        ``again``: in the trainer's log, too, even if one of its kind was there.
+        """
         if self.spool is not None:
-            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            timestamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             with contextlib.suppress(OSError, CkptsyncError):  # the spool may be what is wrong
-                markers.write_log(self.spool, f"{at} rank {self.rank}: {text}")
+                markers.write_log(self.spool, f"{timestamp} rank {self.rank}: {text}")
         kind = re.sub(r"[0-9]+", "", text)[:80]
         if again or kind not in self._seen:
             self._seen.add(kind)
             _log.warning("ckptsync: %s", text)
 
 
-def at_end(call: Callable[[], object]) -> None:
-    """Call ``call`` when the script is over.
+def run_at_exit(call: Callable[[], object]) -> None:
+    """Call ``call`` when the script ends.
 
     A process that multiprocessing started (torch's ``spawn``, accelerate's ``notebook_launcher``)
     does not run `atexit`, but its own finalizers.
@@ -234,7 +252,7 @@ def at_end(call: Callable[[], object]) -> None:
 
 
 def has_failed() -> bool:
-    """Return whether an uncaught exception ends this process: its last files may not be whole."""
+    """Return whether an uncaught exception ends this process; its last files may be torn then."""
     # multiprocessing's is still being raised, and torch's processes exit with 1 when they have
     # caught theirs
     now = sys.exc_info()[1]

@@ -1,4 +1,4 @@
-"""Ray Train (v2): the names that go into a Ray configuration.
+"""The names that go into a configuration of Ray Train (v2).
 
     RunConfig(callbacks=[CkptSyncRayCallback()])
         (or RAY_TRAIN_CALLBACKS=ckptsync.hooks.ray.CkptSyncRayCallback)
@@ -24,7 +24,7 @@ __all__ = ["CkptSyncRayCallback", "as_directory", "setup_worker", "upload_fn", "
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from the module that has it."""
+    """Return a name from the module that has it; raise AttributeError for other names."""
     if name == "CkptSyncRayCallback":
         from ckptsync.hooks.ray_callback import CkptSyncRayCallback  # noqa: PLC0415
 

@@ -54,10 +54,10 @@ _BASES = (_callback.WorkerGroupCallback, _callback.WorkerCallback)
 class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray need not be installed where this is checked
     """The callback of one run.
 
-    ``store`` (or CKPTSYNC_STORE): a directory that every node sees, or a URL; each Trainer's hook
-    starts an embedded worker that sends to it.  Leave it out where workers are installed.
-    ``doctor`` (or CKPTSYNC_DOCTOR): ``fail`` stops a run on incompatible nodes,
-    ``warn`` only logs that, ``off`` does not look.
+    ``store`` (or CKPTSYNC_STORE): a directory that every node sees, or a URL, to which each
+    Trainer's hook starts an embedded worker; leave it out where workers are installed.  ``doctor``
+    (or CKPTSYNC_DOCTOR): ``fail`` stops a run on incompatible nodes, ``warn`` only logs that,
+    ``off`` does not look.  Raises ConfigError for another ``doctor``, and without Ray Train v2.
     """
 
     def __init__(self, store: str = "", doctor: str = "") -> None:
@@ -103,7 +103,7 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
         prepare(self._variables, experiment)
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
-        """Note whether every rank's training function has returned."""
+        """Remember whether every rank's training function has returned."""
         self._has_ended = bool(worker_group_status.finished) and not worker_group_status.errors
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
@@ -122,16 +122,20 @@ class CkptSyncRayCallback(*_BASES):  # type: ignore[misc,unused-ignore]  # Ray n
             _log.warning("ckptsync: a Ray worker did not finish: %s", error)
 
     def _compare(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Log how the nodes differ.
+
+        Raise ConfigError for incompatible ones with ``doctor`` ``fail``.
+        """
         failures = []
-        for finding in compare([one for one in facts if "error" not in one]):
+        for finding in compare([node_facts for node_facts in facts if "error" not in node_facts]):
             text = f"{finding.where}: {finding.what} ({finding.why}; {finding.hint})"
             if finding.level == "fail":
                 failures.append(text)
             else:
                 _log.warning("ckptsync: %s", text)
-        for one in facts:
-            if "error" in one:
-                _log.warning("ckptsync: a worker could not be examined: %s", one["error"])
+        for node_facts in facts:
+            if "error" in node_facts:
+                _log.warning("ckptsync: a worker could not be examined: %s", node_facts["error"])
         if failures and self._doctor == "fail":
             hint = 'to train anyway: CkptSyncRayCallback(doctor="warn")'
             raise ConfigError(
@@ -151,9 +155,9 @@ def worker_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _probe_nodes(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield each worker's facts, an error for one that hangs.
+    """Yield each worker's facts, or an error for one that hangs.
 
-    Raises ConfigError, and Ray's error for one that has died.
+    Raises ConfigError if a worker cannot use ckptsync, and Ray's error for one that has died.
     """
     pending = {worker.execute_async(probe_node): worker for worker in workers}
     within = 2 * _ANSWER_WITHIN  # a worker gives up before
@@ -186,10 +190,14 @@ def prepare(variables: Mapping[str, str], experiment: str) -> None:
 
 
 def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
-    """Return the facts of this machine that doctor compares; ``error`` if none came in time."""
+    """Return the facts of this machine that doctor compares; ``error`` if there are none in time.
+
+    ``within``: seconds.
+    """
     answers: list[dict[str, Any]] = []
 
     def probe() -> None:
+        """Append this machine's facts, or an error, to the answers."""
         try:
             from ckptsync.doctor.probe import gather  # noqa: PLC0415
 
@@ -208,7 +216,7 @@ def probe_node(within: float = _ANSWER_WITHIN) -> dict[str, Any]:
 
 
 def finish() -> None:
-    """Pin the final model and finish copies: training has ended, Ray will kill this process."""
+    """Pin the final model and wait for copies, since Ray will kill this process."""
     hf = sys.modules.get("ckptsync.hooks.hf")
     if hf is not None:
         hf.finish()

@@ -63,9 +63,8 @@ _LOCATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")
 _RETRY = 1.0  # seconds
 _WHOLE, _LOCK = ".whole", "lock"
 _SEVERITY = {"ok": 0, "incomplete": 1, "damaged": 2}
-_reported: dict[
-    tuple[str, ...], int
-] = {}  # report → hash of its files' names, sizes and times, in this process
+# report → hash of its files' names, sizes and times, in this process
+_reported: dict[tuple[str, ...], int] = {}
 
 
 # --- the note that Ray keeps
@@ -86,7 +85,7 @@ class Note:
         return f"{self.store}/{self.run}/{self.location}"
 
     def encode(self) -> bytes:
-        """Return the note's file."""
+        """Return the content of the note's file."""
         return json.dumps({"ckptsync": 1, **asdict(self)}, indent=1).encode() + b"\n"
 
 
@@ -94,7 +93,10 @@ _NOTES = Decoder(Note, "a checkpoint reference that ckptsync wrote", 64 * 1024)
 
 
 def decode_note(data: bytes, name: str) -> Note:
-    """Return the note in ``data``, the content of file ``name``.  Raises Corrupt."""
+    """Return the note in ``data``, the content of file ``name``.
+
+    Raise Corrupt for anything else.
+    """
     note = _NOTES.decode(data, name)
     names = (note.checkpoint, note.location)
     if not (note.store and note.run and all(map(_LOCATION.fullmatch, names))):
@@ -185,13 +187,13 @@ def send(directory: Path, url: str, part: RankPart) -> Note | None:
     if is_taken or not _NAME.fullmatch(part.name):
         hint = "give checkpoint_dir_name= a name of letters, digits, '.', '_' and '-'"
         raise ConfigError(f"{part.name!r}: not a valid checkpoint name", hint=hint)
-    access, location = _access(), located(url)
+    access, location = _read_access(), located(url)
     if isinstance(location, Path) and not Path(url.removeprefix("file://")).is_absolute():
         hint = "give the store's full path"
         raise ConfigError(
             f"{url}: a relative path, and Ray's workers have directories of their own", hint=hint
         )
-    listing = _list(directory)
+    listing = _list_part(directory)
     if not (listing.files or listing.partial):
         return None
     report = (url, run, part.name, str(part.rank), part.attempt)
@@ -226,7 +228,7 @@ def send(directory: Path, url: str, part: RankPart) -> Note | None:
     return Note(where, run, part.name, progress.location or part.name)
 
 
-def _list(directory: Path) -> Listing:
+def _list_part(directory: Path) -> Listing:
     """Return a rank's files.
 
     Raises Incomplete if the directory is gone, ConfigError if it holds nothing but links.
@@ -247,6 +249,7 @@ def _list(directory: Path) -> Listing:
 
 
 def _fingerprint(listing: Listing) -> int:
+    """Return a hash of the names, sizes and times of files, for this process only."""
     return hash(tuple((f.path, f.size, f.mtime) for f in listing.files))
 
 
@@ -255,7 +258,7 @@ def _push(offer: Offer, store: Store, part: RankPart, threads: int) -> UploadPro
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
     while True:
-        _list(offer.root)
+        _list_part(offer.root)
         try:
             return push(offer, store, node, threads=threads)[0]
         except Incomplete:
@@ -281,26 +284,26 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
         level = (level or {}).get("level", "")
     note = read_note(checkpoint)
     try:
-        asked = checked_level(level or ("digest" if note is not None else "parse"))
+        checked = checked_level(level or ("digest" if note is not None else "parse"))
     except ValueError as e:
         raise ConfigError(f"level: {e}") from e
-    options = VerifyOptions(asked, time.time())
+    options = VerifyOptions(checked, time.time())
     if note is None:
         with checkpoint.as_directory() as local:
-            found = verify(resolve_target(local, _access()), options)
-            return metrics(checkpoint.path, [one.report for one in found])
-    where, reports = InStore(_open(note, _access()), note.run, note.location), []
-    for one in verify(where, options):
-        reports.append(one.report)
-        if one.news:
+            results = verify(resolve_target(local, _read_access()), options)
+            return summarize_reports(checkpoint.path, [result.report for result in results])
+    where, reports = InStore(_open_store(note, _read_access()), note.run, note.location), []
+    for result in verify(where, options):
+        reports.append(result.report)
+        if result.news:
             try:
-                write_report(where.store, one.news)
+                write_report(where.store, result.news)
             except StoreError as e:  # a training's key may only upload; metrics hold the findings
                 _log.warning("ckptsync: the report is not written to the store: %s", e)
-    return metrics(note.url, reports)
+    return summarize_reports(note.url, reports)
 
 
-def metrics(name: str, reports: list[Report]) -> dict[str, Any]:
+def summarize_reports(name: str, reports: list[Report]) -> dict[str, Any]:
     """Return the metrics of the worst of these reports, and log the damage."""
     worst = max(reports, key=lambda r: _SEVERITY[r.verdict])
     damage = [
@@ -347,9 +350,9 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
 
 
 def _user_directory() -> Path:
-    """Return the directory of this user's ranks on this node.
+    """Return the directory of this user's ranks on this node, made if it is missing.
 
-    Its content will be unpickled: it must belong to nobody else.
+    Its content will be unpickled: raises ConfigError if it belongs to somebody else.
     """
     path = Path(tempfile.gettempdir(), f"ckptsync-ray-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -375,9 +378,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _download_anew(home: Path, note: Note) -> None:
-    for left in home.parent.iterdir():  # by ranks that were killed
-        if left.name != _LOCK:
-            _remove_unused(left)
+    """Remove unused downloads, then download a checkpoint into ``home``; remove it on errors."""
+    for leftover in home.parent.iterdir():  # by ranks that were killed
+        if leftover.name != _LOCK:
+            _remove_unused(leftover)
     home.mkdir(mode=0o700)
     try:
         download(note, home)
@@ -388,6 +392,7 @@ def _download_anew(home: Path, note: Note) -> None:
 
 
 def _remove_unused(home: Path) -> None:
+    """Remove a download unless another rank uses it."""
     with contextlib.suppress(OSError):  # gone, or no directory
         used = _open_directory(home)
         try:
@@ -400,16 +405,17 @@ def _remove_unused(home: Path) -> None:
 
 
 def _open_directory(path: Path) -> int:
+    """Return the descriptor of a directory, never through a link."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def download(note: Note, home: Path) -> Path:
-    """Download all parts into a directory below ``home``, each file checked against its digest.
+    """Download all parts into a directory below ``home``, and return it.
 
-    Return the directory.
+    Each file is checked against its digest.  Raises Incomplete if one cannot be had.
     """
-    access = _access()
-    store = _open(note, access)
+    access = _read_access()
+    store = _open_store(note, access)
     plan = _plan(store, note)
     done = Download(home, plan).run(store, threads=access.limits.threads)
     missing = [*plan.missing, *(f"{path}: {error}" for path, error in sorted(done.failed.items()))]
@@ -422,32 +428,38 @@ def download(note: Note, home: Path) -> Path:
 
 
 def _plan(store: Store, note: Note) -> PullPlan:
-    """Plan the download of this very location: a newer save of its name was not reported."""
-    found = read_location(store, note.run, note.location)
-    for fault in found.faults:
+    """Return the plan of a download of this very location: a newer save was not reported.
+
+    Raises Incomplete without a valid manifest, Corrupt for files of several saves, and the error of
+    records that cannot be read.
+    """
+    catalogue = read_location(store, note.run, note.location)
+    for fault in catalogue.faults:
         if hidden_by([fault]):
             raise fault.error
-    seen = found.of(note.run, note.location)
-    if seen is None:
+    checkpoint = catalogue.of(note.run, note.location)
+    if checkpoint is None:
         hint = "retention may have deleted it: `ckptsync ls` shows what the store holds"
         raise Incomplete(f"{note.url}: no valid manifest of it in the store", hint=hint)
-    if seen.status == "CONFLICT":
+    if checkpoint.status == "CONFLICT":
         raise Corrupt(
-            f"{note.url}: its files are not provably of one save: {'; '.join(seen.evidence[:1])}"
+            f"{note.url}: its files are not provably of one save:"
+            f" {'; '.join(checkpoint.evidence[:1])}"
         )
-    return plan_checkpoint(seen)
+    return plan_checkpoint(checkpoint)
 
 
-def _open(note: Note, access: Access) -> Store:
+def _open_store(note: Note, access: Access) -> Store:
     """Open the store that a note names.  Raises ConfigError, StoreError."""
     return open_store(note.store, _options(access, located(note.store)), access.limits)
 
 
 def _options(access: Access, location: Path | Remote) -> Mapping[str, object]:
+    """Return the options of the store at a location."""
     return access.options_of(location) if isinstance(location, Remote) else {}
 
 
-def _access() -> Access:
+def _read_access() -> Access:
     """Return how stores are reached, by this process's environment.  Raises ConfigError."""
     options, config = from_environment()
     return Access(options, loading.limits_of(config))

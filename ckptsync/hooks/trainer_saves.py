@@ -1,11 +1,9 @@
-"""A rank's saves of Hugging Face's Trainer: remember, mark and pin each.
+"""A rank's saves of Hugging Face's Trainer: remembers, marks and pins each.
 
-The rank marks a save at its next event, and pins it there if it is the last rank.
-
-``on_save`` is too early: other ranks still write, and other callbacks may write again.  The next
-event of this rank comes after all of its own writing, and before it takes part in the next
-gradient, without which no rank saves again or rotates.  So a pin that the last rank makes in that
-event holds all files, whole.
+``on_save`` is too early to pin: other ranks still write, and other callbacks may write again.  The
+next event of this rank comes after all of its own writing, and before it takes part in the next
+gradient, without which no rank saves again or rotates.  So the rank marks the save in that event,
+and a pin that the last rank makes in it holds all files, whole.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Exchange = Callable[[int, int, str], Words]
 
 
 class TrainerSaves(RankSaves):
-    """One rank of one training.
+    """One rank's saves of one training.
 
     ``only_model``: ranks write no states of their own.  Every method may raise OSError, one of
     ckptsync's errors or one of torch's; none waits for a rank.
@@ -46,7 +44,7 @@ class TrainerSaves(RankSaves):
         only_model: bool = False,
         exchange: Exchange = process_group.exchange,
     ) -> None:
-        self._weights = weights(output_dir)  # of another training
+        self._weights = list_weights(output_dir)  # of another training
         super().__init__(output_dir, rank, world, trainer=trainer, facts=facts, log=log)
         self._only_model = only_model
         self.saved: list[str] = []  # names of the saves that this rank has marked or pinned
@@ -61,28 +59,32 @@ class TrainerSaves(RankSaves):
 
     @property
     def added(self) -> Path:
-        """Where rank 0 writes the files that a sharded checkpoint lacks."""
+        """Return where rank 0 writes the files that a sharded checkpoint lacks."""
         return self.spool / "added" / (self.begun.train or self.begun.process)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first rank that writes here; False until ranks know of each other."""
+        """Return whether this is the first rank that writes here.
+
+        False until ranks know each other.
+        """
         return self._writers[:1] == (self.begun.rank,)
 
     def remember(self, step: int) -> None:
-        """Remember the save of an ``on_save``, for the next event.
+        """Remember a save of ``on_save`` until the next event.
 
-        One before that is still pending is marked, and not pinned: it is too late.
+        An earlier one that is still pending is marked, and not pinned: it is too late.
         """
         if self._pending:
             self.commit(-1)
         self._pending.append((step, self.count(f"checkpoint-{step}")))
 
     def commit(self, step: int | None) -> None:
-        """Mark what is pending, and pin it if this rank is the last, at the next event.
+        """Mark the pending saves, and pin each if this rank is the last to mark it.
 
-        That is still at ``step``, before this rank's next gradients are out; later, rotation may
-        have begun.  ``None``: training has ended.
+        ``step``: the training's, None after its end.  Saves of other steps are marked only, since
+        rotation may have begun.  If not all ranks have a hook, the introduction is withdrawn.
+        Raises Incomplete if the checkpoint is not in this output directory.
         """
         if not self._writers and not self._meet():
             if any(step not in (None, of) for of, _ in self._pending):
@@ -115,29 +117,32 @@ class TrainerSaves(RankSaves):
         self.update(ended=time.time())
 
     def leave(self, *, has_failed: bool = False) -> None:
-        """Pin the final model, if the training has ended, and state that it writes nothing more.
+        """Pin the final model, if the training has ended, and note that this process has left.
 
-        The Trainer calls nothing after ``save_model``.  The final model is what lies in the output
-        directory after a training that ended, if it was written since the training began.
+        The final model is what lies in the output directory after a training that ended, if it was
+        written since the training began.  The Trainer has no event after ``save_model``.
         """
         if self.begun.ended and not has_failed:
             self.commit(None)
-            is_new = self.is_first and weights(self.output_dir) != self._weights
-            if is_new and not self.is_pinned(FINAL, final_model(self.output_dir)):
+            is_new = self.is_first and list_weights(self.output_dir) != self._weights
+            if is_new and not self.is_pinned(FINAL, list_final_model(self.output_dir)):
                 self.pin(
                     self.output_dir,
                     FINAL,
                     self.save_id(FINAL, self.count(FINAL)),
                     self._step,
                     (self.begun.rank,),
-                    list_files=final_model,
+                    list_files=list_final_model,
                 )
             if is_new:
                 self.saved.append(FINAL)
         self.update(left=time.time())
 
     def _meet(self) -> bool:
-        """Return whether all ranks have left their words; note once who writes here."""
+        """Return whether all ranks know each other, and note once who writes here.
+
+        Raises Incomplete if somebody has deleted the spool.
+        """
         words = self._words()
         if words is None:
             return False
@@ -148,18 +153,21 @@ class TrainerSaves(RankSaves):
         return True
 
 
-def weights(output_dir: Path) -> frozenset[tuple[str, int, int]]:
-    """Return path, inode and mtime of each weights file of a final model."""
+def list_weights(output_dir: Path) -> frozenset[tuple[str, int, int]]:
+    """Return path, inode and mtime of each weights file of a final model.
+
+    Empty without a directory.
+    """
     with contextlib.suppress(FileNotFoundError):
         return frozenset(
             (f.path, f.inode, f.mtime)
-            for f in final_model(output_dir).files
+            for f in list_final_model(output_dir).files
             if WEIGHTS.fullmatch(f.path.rpartition("/")[2])
         )
     return frozenset()
 
 
-def final_model(output_dir: Path) -> Listing:
+def list_final_model(output_dir: Path) -> Listing:
     """Return the files in an output directory that belong to its final model."""
     with os.scandir(output_dir) as entries:
         return walk(output_dir, final_names(output_dir, list(entries)))

@@ -1,9 +1,10 @@
 """Find a model's tensors in the checkpoint of any framework, without reading their bytes.
 
-A layout is a module of pure functions for one framework. It gets the files of a checkpoint (names,
-sizes, ranged reads) and returns tensors made of extents, so that a merge only copies bytes. The
-entry points are `registry.sources`, `choose`, `tensors` and `demands`. CONTRIBUTING.md, *A new
-layout*, says how to add one.
+Every framework spreads a model over files in a way of its own. So a layout is a module of pure
+functions for one framework. It gets the files of a checkpoint (names, sizes, ranged reads) and
+returns tensors made of extents, so that a merge only copies bytes. The entry points are
+`registry.sources`, `choose`, `tensors` and `demands`. CONTRIBUTING.md, *A new layout*, says how to
+add one.
 
 In reading order:
 

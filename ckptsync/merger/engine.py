@@ -3,11 +3,10 @@
 The bytes written are a pure function of the files, the options and the output's format number.
 
 A file of weights is made as a stream: gathered, cast, digested and counted in one pass, cut into
-units (`read_units.cut_units`).  Threads make several units at once.  Two consumers see every unit
+units (`read_units.cut_units`).  Threads make several units at once.  Two consumers get every unit
 in order, each in a thread of its own: the digest of the file, and the counts of each tensor's
-values.
-Whoever writes the file gets the same units in order.  So memory is bounded, and the bytes are the
-same for any number of threads.
+values.  Whoever writes the file gets the same units in order.  So memory is bounded, and the bytes
+are the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -254,11 +253,9 @@ def write_weights(
 
 @dataclass(slots=True)
 class _OutputUnit:
-    """A unit and where it lies in the output file: ``size`` bytes from ``start``.
+    """A unit of an output file: ``size`` bytes from ``start``.  `WeightsFile._fill` adds the rest.
 
-    Once made, also its bytes.
-
-    ``buffer`` has room for ``lead`` bytes before the unit, back to a multiple of `ALIGN`.
+    ``buffer`` has its bytes, after room for ``lead`` bytes, back to a multiple of `ALIGN`.
     ``shares``: of each tensor in the unit its number, its bytes, its overflows and its statistics.
     ``changes``: of each tensor that adapters change its number and what was changed.
     """
@@ -273,17 +270,22 @@ class _OutputUnit:
 
     @property
     def lead(self) -> int:
+        """Return the bytes between the last multiple of `ALIGN` in the file and the unit."""
         """Bytes of ``buffer`` before the unit: those after the last multiple of `ALIGN`."""
         return self.start % ALIGN
 
     @property
     def data(self) -> memoryview:
+        """Return the unit's bytes in its buffer."""
         """The unit's bytes, a view of ``buffer``."""
         return self.buffer.data[self.lead : self.lead + self.size]
 
     @property
     def weight(self) -> int:
-        """Bytes of memory for the unit, written and stored: no buffer is smaller than a window."""
+        """Return the bytes of memory that it takes, written and stored.
+
+        No buffer is smaller than a window.
+        """
         return max(self.size, read_units.WINDOW) + max(self.planned.stored, read_units.WINDOW)
 
 
@@ -492,6 +494,7 @@ def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> 
 
 
 def _written_size(share: Share, tensor: PlannedTensor) -> int:
+    """Return the bytes of a share of a tensor in the output, after the cast."""
     """Return the bytes that a tensor's share of a unit has after the cast."""
     return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
 

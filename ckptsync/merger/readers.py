@@ -3,11 +3,11 @@
 A merge must notice damaged bytes, of a store, of a container or of a replica, without reading
 anything twice.  So every reader wraps the one below it, and checks the very bytes that it returns:
 
-    read_units.gather        puts each range where the output needs it
-      ComparedFiles     the same bytes in every replica                   } `planned_reader`,
-      CrcCheckedFiles   the CRC32s of torch's containers, once each       }  with the plan
+    read_units.gather   puts each range where the output needs it
+      ComparedFiles     the same bytes in every replica                       } `planned_reader`,
+      CrcCheckedFiles   the CRC32s of torch's containers, once each           }  with the plan
       CheckedFiles      the digests of the manifests; only of a store         } `open_reader`,
-      PrefetchedFiles   few requests, made early; only where sources are far  }  for the plan
+      PrefetchedFiles   few requests, made early; only if sources are far     }  before the plan
     FileTree, StoreFiles, Overlay    bytes of directories and stores, by the checkpoint's names
 """
 

@@ -192,10 +192,8 @@ def _count_plain_halves(bits: Array, dtype: str, scratch: Array) -> Statistics |
     ``scratch``: memory for half as many integers of 32 bits.
     """
     infinity, signed = _HALVES[dtype], bits.view("<i2")
-    greatest_bits, least_bits = (
-        int(signed.max()),
-        int(bits.max()),
-    )  # the greatest and the least, if of that sign
+    # the greatest value if any is positive, the least one if any is negative
+    greatest_bits, least_bits = int(signed.max()), int(bits.max())
     if greatest_bits >= infinity or least_bits >= 0x8000 | infinity:
         return None
     even = len(bits) & ~1

@@ -1,4 +1,9 @@
-"""The record of what an event of a head did with a location, and what it measured there."""
+"""The record of what an event of a head did with a location, and what it measured there.
+
+Heads share no memory, and each can be killed while a command runs. So each try to handle an event
+is a record: any head sees what is done, and how often it failed (`events.due`). Retention reads the
+metrics from it.
+"""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Fault:
 
     @property
     def text(self) -> str:
-        """Return the record's name, once, and what is wrong with it."""
+        """Return ``<name>: <error>``; a name at the beginning of the error is not repeated."""
         return f"{self.name}: {str(self.error).removeprefix(f'{self.name}: ')}"
 
     @property

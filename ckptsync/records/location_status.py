@@ -148,7 +148,7 @@ class LocationState:
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether no file is of a layout that is merged, so that nothing is awaited."""
+        """Return whether no file is of a layout that is merged: then no node has to send more."""
         return not self.demands.model and self.conditions.model.evidence == (_NO_LAYOUT,)
 
     @property
@@ -274,6 +274,7 @@ def group_records(records: Mapping[str, Record]) -> LocationRecords:
 
 
 def _of_type(kind: type[R], records: Mapping[str, Record]) -> dict[str, R]:
+    """Return the records of one kind, by name."""
     return {name: record for name, record in records.items() if isinstance(record, kind)}
 
 
@@ -489,6 +490,7 @@ def _explain_missing(
 
 
 def _stored_size_text(size: int | None) -> str:
+    """Return the end of a sentence that says which size was expected of a file."""
     return "but it is not in the store" if size is None else f"but the store has {size}"
 
 

@@ -1,4 +1,9 @@
-"""A node's manifest, which it writes last: the files that are its part of a save."""
+"""A node's manifest, which it writes last: the files that are its part of a save.
+
+A store does not show whether an upload has ended, nor which bytes were meant. So a node names its
+files with sizes and digests only when all of them are stored: what no manifest names is not a part
+of a checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -349,8 +349,9 @@ def moved_manifest(replaced: Sequence[StoredManifest], location: str, n: int) ->
 def merge_demands(manifests: Iterable[Manifest]) -> Demands:
     """Return what all manifests demand together.
 
-    Of each file's size, and of the world size, the first known value counts; `explain_conflict`
-    finds values that differ.
+    Of each file's size, and of the world size, the first known value counts, by node and number;
+    `explain_conflict` finds values that differ. Of a node's remarks those of its last manifest
+    count.
     """
     model: dict[str, int | None] = {}
     resume: dict[str, int | None] = {}

@@ -1,4 +1,8 @@
-"""What a node does with a checkpoint, or waits to do: an entry of its heartbeat."""
+"""What a node does with a checkpoint, or waits to do: an entry of its heartbeat.
+
+Workers and heads do not talk to each other, and a save that is on its way has no record yet. So
+each node lists its work in its heartbeat, for people and for `status`; nothing is decided by it.
+"""
 
 from __future__ import annotations
 

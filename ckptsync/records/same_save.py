@@ -178,7 +178,10 @@ def two_contents(a: FileDigests, b: FileDigests) -> str:
 
 
 def _rank_in_both(a: Evidence, b: Evidence) -> str:
-    """Return the first rank of which two nodes have different files, as text; empty if none."""
+    """Return, as text, the first rank that proves two saves; empty if there is none.
+
+    Both nodes have the rank, and they share no file of it, or one whose contents differ.
+    """
     for rank in sorted(set(a.manifest.ranks) & set(b.manifest.ranks)):
         shared = [
             path for path in a.files.keys() & b.files.keys() if rank in file_names.ranks([path])

@@ -77,10 +77,10 @@ class _Training:
         """Return whether ``save``, which arrived after this training, belongs to a later training.
 
         It does if its step is not greater than some step of this training, and it was written after
-        that one had arrived. Or if its dates are later than all of this training, and two saves
-        that agree in step, date and arrival show that it is not one date that is wrong: the two
-        before it, or it and ``then``, which arrived next. A save that is ahead never begins a
-        training.
+        that one had arrived. Or if its step is not greater than that of ``_top``, its dates are
+        later than all of this training, and two saves that agree in step, date and arrival show
+        that it is not one date that is wrong: the two before it, or it and ``then``, which arrived
+        next. A save that is ahead never begins a training.
         """
         dates, top = save.dates, self._top
         if dates.is_ahead or not self.saves:

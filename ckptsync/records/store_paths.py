@@ -76,6 +76,7 @@ class RecordName:
     digest: str
 
     def __str__(self) -> str:
+        """Return the record's name in the store."""
         node = f"{self.node}-" if self.kind == "manifest" else ""
         prefix = records_prefix(self.run, self.location)
         return f"{prefix}{self.kind}-{node}{self.n}-{self.digest}.json"

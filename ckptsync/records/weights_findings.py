@@ -29,7 +29,9 @@ from ckptsync.records.weights_record import (
 )
 
 EARLIER = 3
-"""Models of a run that one is compared with: the last one, and what was usual before it."""
+"""How many earlier models of its run a model is compared with.
+
+The last one shows what has changed; those before it show which changes are usual."""
 NORM_JUMP = 2.0
 _TIMES_USUAL = 4.0  # that a norm moves more than it did before
 _AT_FIRST = 5.0  # times the factor, where nothing says what is usual
@@ -107,16 +109,19 @@ def with_values(
 def find_weights(
     own: CountedModel,
     earlier: Sequence[CountedModel],
-    first: Callable[[], CountedModel | None],
+    read_first: Callable[[], CountedModel | None],
     norm_jump: float = NORM_JUMP,
 ) -> tuple[WeightsFinding, ...]:
-    """Return what looks wrong in a model; only `same` if its weights equal the last model's.
+    """Return what looks wrong in a model.
 
-    ``earlier``: at most `EARLIER` models before it in its run, the last one first. ``first``
+    If its weights equal the last model's, it is not compared further: the findings are those about
+    the model alone, then `same`.
+
+    ``earlier``: at most `EARLIER` models before it in its run, the last one first. ``read_first``
     returns the run's first model, or None if ``own`` is it; it is called only if the answer depends
     on it. ``norm_jump``: the factor by which a norm must change to be a finding; 0 for never.
     """
-    findings = [*_find_nonfinite(own, first), *_find_idle_adapter(own)]
+    findings = [*_find_nonfinite(own, read_first), *_find_idle_adapter(own)]
     if earlier:
         last = earlier[0]
         if own.step < inf and _digests(own) == _digests(last):
@@ -131,11 +136,12 @@ def find_weights(
 
 
 def _digests(model: CountedModel) -> dict[str, str]:
+    """Return the digest of each tensor, by its name."""
     return {name: tensor.digest for name, tensor in model.tensors.items()}
 
 
 def _find_nonfinite(
-    own: CountedModel, first: Callable[[], CountedModel | None]
+    own: CountedModel, read_first: Callable[[], CountedModel | None]
 ) -> Iterator[WeightsFinding]:
     """Yield one finding for all tensors with NaN or infinity that may be unwanted.
 
@@ -144,7 +150,7 @@ def _find_nonfinite(
     """
     nonfinite = [n for n, t in own.tensors.items() if t.values and holds_nonfinite(n, t.values)]
     if any(not values[0] for n in nonfinite if (values := own.tensors[n].values)) and (
-        first_model := first()
+        first_model := read_first()
     ):
         nonfinite = [
             n for n in nonfinite if not _is_constant(own.tensors[n], first_model.tensors.get(n))
@@ -234,10 +240,10 @@ def _find_jumps(
     Only matrices, and tensors with a part of the model's norm, count: a bias may be nearly 0 and
     grow by any factor. ``factor``: the least change of a norm that counts.
     """
-    least = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
+    least_norm = sqrt(_SHARE) * hypot(*(tensor.norm for tensor in own.tensors.values()))
     moves: dict[str, float] = {}
     for name, tensor in own.tensors.items():
-        if not (tensor.is_matrix or tensor.norm >= least):
+        if not (tensor.is_matrix or tensor.norm >= least_norm):
             continue
         norms = [(m.step, m.tensors[name].norm) for m in (own, *earlier) if name in m.tensors]
         if len(norms) > 1 and all(norm for _, norm in norms):
@@ -258,14 +264,16 @@ def _find_jumps(
 def _usual_move(name: str, norms: Sequence[tuple[float, float]], factor: float) -> float:
     """Return how far the logarithm of a tensor's norm may move to the first of ``norms``.
 
-    ``norms``: (step, norm) pairs, the last first. A change that takes more steps may be larger.
-    Without earlier changes more than ``factor`` is allowed, and for LoRA's B, which grows from
-    zero, everything.
+    ``norms``: (step, norm) pairs, the last first, at least two. It is the greatest earlier move
+    times `_TIMES_USUAL`, but at least the logarithm of ``factor``. A move over more steps than an
+    earlier one may be larger in proportion. Without earlier moves it is the logarithm of ``factor``
+    times `_AT_FIRST`, and infinite for LoRA's B, which grows from zero.
     """
     steps = norms[0][0] - norms[1][0]
     moves = [
-        abs(log(norm) - log(older)) * (max(1.0, steps / (step - before)) if before < step else 1.0)
-        for (step, norm), (before, older) in pairwise(norms[1:])
+        abs(log(norm) - log(old_norm))
+        * (max(1.0, steps / (step - old_step)) if old_step < step else 1.0)
+        for (step, norm), (old_step, old_norm) in pairwise(norms[1:])
         if step < inf
     ]
     if not moves:

@@ -45,7 +45,7 @@ class WeightsFinding:
 
     @property
     def line(self) -> str:
-        """Return the sentence, with the names in parentheses."""
+        """Return the sentence, with the first names in parentheses if there are any."""
         more = ", …" if self.tensors > len(self.first) else ""
         return f"{self.text} ({', '.join(self.first)}{more})" if self.first else self.text
 

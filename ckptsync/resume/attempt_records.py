@@ -220,9 +220,11 @@ def forget_old_attempts(store: Store, run: str, keep: str) -> None:
 
 
 def _attempt_of(entry: Entry, prefix: str) -> str:
+    """Return the attempt that a file below ``prefix`` belongs to."""
     return entry.name.removeprefix(prefix).partition("/")[0]
 
 
 def _delete(store: Store, names: Iterable[str]) -> None:
+    """Delete files.  Raises StoreError."""
     for name in names:
         store.delete(name)

@@ -113,10 +113,11 @@ class OutputDirSaves:
         self._since: dict[tuple[str, int], tuple[tuple[Stat, ...], float]] = {}
 
     def read(self, now: float) -> tuple[DrainedSave, ...]:
-        """Return each save; none if there is no such directory.  Refresh the store view.
+        """Read the directory, refresh the store view, and return each save; () without a directory.
 
-        ``now``: seconds of a monotonic clock.  Raises CkptsyncError if the directory or the store
-        cannot be read.
+        Those that were moved aside come last.  Remnants of rotation and unfinished copies are left
+        out. Notes since when each save has not changed.  ``now``: seconds of a monotonic clock.
+        Raises CkptsyncError if the directory or the store cannot be read.
         """
         path = self.run.path
         if not path.is_dir():
@@ -274,6 +275,7 @@ def describe(result: DrainResult, run: RunDir, url: str) -> list[str]:
 
 
 def _push(directory: Path, url: str, run: RunDir) -> str:
+    """Return the `ckptsync push` command that uploads a directory into the run."""
     return push_command(directory, "--store", url, "--run", run.name)
 
 

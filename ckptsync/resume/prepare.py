@@ -175,7 +175,12 @@ class _Preparation:
         self._nodes = {attempt.node}
 
     def run_alone(self) -> Start:
-        """Return the checkpoint that the only node begins with, in its place."""
+        """Put the checkpoint that the only node begins with in its place; return the start.
+
+        Downloads it if only the store has it, and moves newer ones aside.  Raises ConfigError if a
+        training writes into the directory, Incomplete without a checkpoint that is required,
+        StoreError.
+        """
         self._judge_output_dir()
         records = {self._attempt.node: self._await_own_record()}
         choice = choose(records)
@@ -248,7 +253,11 @@ class _Preparation:
         return record
 
     def _read_own(self) -> tuple[NodeRecord, str]:
-        """Return this node's record as of now, and a newer checkpoint that is not verified."""
+        """Return this node's record as of now, and a newer checkpoint without verification, or "".
+
+        Reads the store, if there is one; notes the newest checkpoint that lacks what resuming
+        needs. Raises StoreError.
+        """
         store, run = self._options.store, self._options.run
         summaries = read_catalogue(store, run=run).summaries if store is not None else ()
         own = [summary for summary in summaries if summary.run == run]
@@ -279,7 +288,11 @@ class _Preparation:
             )
 
     def _join(self, records: AttemptRecords) -> AttemptState:
-        """Write this node's record, unless it exists; return the state once all have joined."""
+        """Write this node's record if it is missing; wait; return the state once all have joined.
+
+        Raises what `_wait` raises, and ConfigError if the attempt has all its nodes without this
+        one.
+        """
         state = records.read()
         if self._attempt.node not in state.nodes:
             own = self._await_own_record()
@@ -291,9 +304,11 @@ class _Preparation:
         self._options.say(f"waits for {self._attempt.nnodes} nodes in attempt {self._attempt.name}")
 
         def is_complete(state: AttemptState) -> bool:
+            """Return whether every node has joined."""
             return len(state.nodes) == self._attempt.nnodes
 
         def missing(state: AttemptState) -> str:
+            """Return which nodes have joined, for an error."""
             nodes = ", ".join(sorted(state.nodes))
             return f"only {len(state.nodes)} of {self._attempt.nnodes} nodes have come: {nodes}"
 
@@ -318,9 +333,11 @@ class _Preparation:
         nnodes = self._attempt.nnodes
 
         def is_over(state: AttemptState) -> bool:
+            """Return whether the attempt has ended, or all nodes are ready."""
             return state.end is not None or len(state.ready.keys() & state.nodes.keys()) == nnodes
 
         def missing(state: AttemptState) -> str:
+            """Return which nodes are not ready, for an error."""
             nodes = ", ".join(sorted(state.nodes.keys() - state.ready.keys()))
             return f"without a sign for {self._options.wait:.0f} s: {nodes}"
 
@@ -398,7 +415,8 @@ class _Preparation:
     def _get_checkpoint(self, choice: Candidate | None) -> _LocalCopy:
         """Return the chosen checkpoint on this machine; download it if it is in the store.
 
-        What lies in the output directory is not changed.  Pull its best checkpoint, too.
+        What lies in the output directory is not changed.  Downloads its best checkpoint, too.
+        Raises Incomplete if a local checkpoint has changed, ConfigError, StoreError.
         """
         if choice is None:
             return _LocalCopy()
@@ -512,7 +530,10 @@ class _Preparation:
         return _LocalCopy(done.directory, final)
 
     def _pull_best(self, store: Store | None, best: str) -> None:
-        """Pull the best checkpoint, which the Trainer loads at its end; note an error."""
+        """Download the best checkpoint, which the Trainer loads at its end.
+
+        Never raises CkptsyncError: an error, and a path outside the output directory, become notes.
+        """
         path = Path(best).absolute()
         text = f"trainer_state.json names {best} as the best checkpoint, which is not here"
         if store is None or path.parent != self._output_dir:
@@ -530,7 +551,11 @@ class _Preparation:
         self._notes.append(f"{path.name}, the best checkpoint, was pulled, too")
 
     def _list_aside(self, choice: Candidate | None) -> list[tuple[str, str]]:
-        """Return the paths to move aside, each with its save's id; none with ``keep_newer``."""
+        """Return the paths to move aside, each with its save's id.
+
+        With ``keep_newer`` return none, and note their names.  Raises ConfigError or StoreError if
+        the directory cannot be read.
+        """
         newer = list_newer(judge_output_dir(self._output_dir, self._attempt.node), choice)
         if self._options.keep_newer:
             names = ", ".join(checkpoint.save.checkpoint for checkpoint in newer)

@@ -66,10 +66,12 @@ def read_signal_map(texts: Sequence[str]) -> dict[int, int]:
 
 
 def _number(name: str) -> int:
+    """Return the number of a signal from its name without SIG."""
     return int(signal.Signals[f"SIG{name}"])
 
 
 def _listed() -> str:
+    """Return the names of the signals that can be passed on, with commas."""
     return ", ".join(FORWARDED)
 
 

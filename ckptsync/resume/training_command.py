@@ -97,10 +97,12 @@ def environment_for(environment: Mapping[str, str], resumed: Resumed | None) -> 
 
 
 def _has_placeholder(word: str) -> bool:
+    """Return whether a word contains a placeholder for the checkpoint or its step."""
     return CHECKPOINT in word or STEP in word
 
 
 def _shortened(text: str) -> str:
+    """Return a text, cut at 60 characters."""
     return text if len(text) <= 60 else text[:60] + "…"
 
 
@@ -132,6 +134,7 @@ def _for_llamafactory(words: Sequence[str], resumed: Resumed | None) -> list[str
 
 
 def _for_hf(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
+    """Return the Trainer's option; none without a checkpoint."""
     return ["--resume_from_checkpoint", resumed.path] if resumed else []
 
 
@@ -145,7 +148,10 @@ def _for_torchtitan(_words: Sequence[str], resumed: Resumed | None) -> list[str]
 
 
 def _for_verl(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
-    """Return Hydra's overrides; a path with special characters is quoted."""
+    """Return Hydra's overrides, with a path of special characters quoted.
+
+    Without a checkpoint they disable verl's own search for one.
+    """
     if resumed is None:
         return ["trainer.resume_mode=disable"]
     path = resumed.path
@@ -156,6 +162,7 @@ def _for_verl(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
 
 
 def _for_lightning(_words: Sequence[str], resumed: Resumed | None) -> list[str]:
+    """Return LightningCLI's option; none without a checkpoint."""
     return ["--ckpt_path", resumed.path] if resumed else []
 
 

@@ -99,7 +99,10 @@ class Receiver(Protocol):
     target: str
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Send a document, within `RUNS_WITHIN`; raise StoreError, whose text lacks ``name``."""
+        """Send a document, within `RUNS_WITHIN` seconds.
+
+        Raises StoreError if that fails; its text does not repeat ``name``.
+        """
 
 
 class Sender:
@@ -116,6 +119,7 @@ class Sender:
     def __init__(
         self, receiver: Receiver, terms: Terms, source: tuple[str, str], fatal: Fatal
     ) -> None:
+        """Read which alarms were sent, from a file of this machine.  Begin no delivery."""
         self.error = ""
         self.channel = Channel(receiver.name, 0, 0)
         self._receiver, self._terms, self._source, self._fatal = receiver, terms, source, fatal
@@ -211,6 +215,7 @@ class AppriseUrl:
     """
 
     def __init__(self, url: str, number: int) -> None:
+        """Name the URL by its scheme and ``number``, since it may hold a secret."""
         self.name = f"{url.partition('://')[0].lower()}-{number}"
         self.target = digest(url.encode())
         self._url = url

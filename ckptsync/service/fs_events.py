@@ -56,6 +56,7 @@ class Watch:
     def __init__(
         self, paths: Iterable[str], hint: Callable[[str], object], poll_s: int = POLL_S
     ) -> None:
+        """Begin to watch."""
         self._hint, self._poll_s = hint, poll_s
         self._modes: dict[str, Mode] = dict.fromkeys(paths, "none")
         # each with its directory's inode: one that is deleted and made again is another
@@ -122,7 +123,7 @@ class Watch:
             self._stop(path, "none")
 
     def _stop(self, path: str, mode: Mode) -> None:
-        """Set a path's mode, and end its observer if it has one."""
+        """Set a path's mode; end its observer if it has one, and wait for its thread."""
         self._modes[path] = mode
         if path in self._observers:
             _, observer = self._observers.pop(path)

@@ -52,6 +52,11 @@ class HeadRoles:
     """
 
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
+        """Make the tasks of the configured roles; start none.
+
+        Reads the catalogue cache and the sent alarms of this machine.  Raises ConfigError if a URL
+        of `alerts` is not accepted.
+        """
         most: dict[JobKind, int] = {"consolidate": config.head.jobs, "verify": 1, "retain": 1}
         most["event"] = EVENTS_AT_ONCE
         self.jobs = Jobs(config, most, self._ended)
@@ -91,7 +96,11 @@ class HeadRoles:
         return Outcome(lines, (*queue, *events.queue), errors)
 
     def _begin_events(self, catalogue: Catalogue) -> Outcome:
-        """Begin the events that are due, and keep those that were given up.  Raises StoreError."""
+        """Begin the events that are due; return their log lines, those that wait, and errors.
+
+        Events that failed too often are kept for `running`, at most `MOST_GIVEN_UP`.  Raises
+        StoreError.
+        """
         definitions = self._config.events
         if len(self._since) < sum(len(d.on) for d in definitions):
             self._since = register_events(self._store, definitions)
@@ -162,6 +171,7 @@ class Catalogues:
     """The catalogue of a store, shared by all tasks of the head; its cache survives restarts."""
 
     def __init__(self, store: Store) -> None:
+        """Read the cache of this machine; nothing from the store."""
         self._store, self._cache, self._lock = store, Cache.load(store.url), threading.Lock()
         self._last: tuple[float, Catalogue] | None = None
         self._save_at = 0.0
@@ -237,4 +247,5 @@ def catalogue_lines(catalogue: Catalogue) -> Iterator[Line]:
 
 
 def _faults(catalogue: Catalogue) -> Iterator[str]:
+    """Return the texts of the records that cannot be read."""
     return (fault.text for fault in catalogue.faults)

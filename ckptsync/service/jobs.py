@@ -137,6 +137,7 @@ class JobFailed:
     command: str = ""
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
 
@@ -230,7 +231,7 @@ class Jobs:
         self._config, self._most, self._ended, self._command = config, most, ended, command
         self._lock = threading.Lock()
         self._is_ending = False
-        self._running: dict[_Name, _Running] = {}
+        self._running: dict[_Name, _JobProcess] = {}
         self._waits: dict[_Name, Wait] = {}
         # what `begin` was given last, and since when: what is due, or waits after a failure
         self._jobs: dict[_Name, tuple[Job, float]] = {}
@@ -249,22 +250,27 @@ class Jobs:
             for name in [n for n in self._waits if n[0] == kind and n[1] not in subjects]:
                 del self._waits[name]
             waits = [(job, self._waits.get((kind, job.subject))) for job in jobs]
-            due_jobs = [job for job, w in waits if not w or w.key != job.key or now >= w.until]
+            due_jobs = [
+                job for job, wait in waits if not wait or wait.key != job.key or now >= wait.until
+            ]
             since = {name: began for name, (_, began) in self._jobs.items()}
-            offered = [job for job, w in waits if job in due_jobs or (w and w.failed)]
+            due_or_failed = [
+                job for job, wait in waits if job in due_jobs or (wait and wait.failed)
+            ]
             other_kinds = {name: job for name, job in self._jobs.items() if name[0] != kind}
             self._jobs = other_kinds | {
-                (kind, job.subject): (job, since.get((kind, job.subject), now)) for job in offered
+                (kind, job.subject): (job, since.get((kind, job.subject), now))
+                for job in due_or_failed
             }
             self._due[kind] = frozenset(job.subject for job in due_jobs)
             running = sorted(
                 subject for running_kind, subject in self._running if running_kind == kind
             )
             idle = [job for job in due_jobs if job.subject not in running]
-            room = 0 if self._is_ending else max(0, self._most[kind] - len(running))
-            for job in idle[:room]:
+            free_slots = 0 if self._is_ending else max(0, self._most[kind] - len(running))
+            for job in idle[:free_slots]:
                 name = (kind, job.subject)
-                self._running[name] = child = _Running(job, self._config, self._command)
+                self._running[name] = child = _JobProcess(job, self._config, self._command)
                 try:
                     start_thread(partial(self._run, child), f"{kind} {job.subject}")
                 except CkptsyncError as e:
@@ -273,7 +279,7 @@ class Jobs:
                     self._wait(child, JobFailed(str(e), e.hint, passes=True))
         return tuple(dict.fromkeys((*running, *(job.subject for job in due_jobs))))
 
-    def _wait(self, child: _Running, end: JobEnd) -> None:
+    def _wait(self, child: _JobProcess, end: JobEnd) -> None:
         """Store how long a job that has ended waits; the caller holds the lock."""
         name = (child.job.kind, child.job.subject)
         if isinstance(end, JobFailed):
@@ -344,7 +350,7 @@ class Jobs:
             for child in self._running.values():
                 child.must_end = True
 
-    def _run(self, child: _Running) -> None:
+    def _run(self, child: _JobProcess) -> None:
         """Run one child to its end, in its own thread; store and log how it ended.
 
         Calls ``ended`` after that, unless `end` was called.
@@ -378,10 +384,14 @@ class Jobs:
         self._ended(job)
 
 
-class _Running:
-    """One child process."""
+class _JobProcess:
+    """The child process of one job.
+
+    ``progress``: the last that it printed.  ``must_end``: set by another thread to have it killed.
+    """
 
     def __init__(self, job: Job, config: Config, command: Sequence[str]) -> None:
+        """Prepare the command, its limit of memory and its deadlines; start nothing."""
         self.job, self.progress, self.must_end = job, JobProgress(0, 0), False
         self.words = job.command(config.file)
         self.began = time.monotonic()

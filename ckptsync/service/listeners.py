@@ -92,7 +92,7 @@ class Listeners:
         self._servers.clear()
 
     def metrics(self) -> Text:
-        """Return the answer to /metrics."""
+        """Return the answer to /metrics: the last overview, and this process's state."""
         from ckptsync.status.metrics import Loop, Process, exposition  # noqa: PLC0415
 
         roles, now, head = self._roles, time.monotonic(), self._roles.head

@@ -129,16 +129,18 @@ def _joined(values: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
+    """Return a value for JSON or logfmt: a time as ``2026-01-02T03:04:05Z``, others as they are."""
     return _utc(value.timestamp()) if isinstance(value, datetime) else value
 
 
 def _quoted(value: str) -> str:
+    """Return a value of logfmt, in quotes if it is empty or has spaces, quotes or ``=``."""
     plain = value and not any(c.isspace() or c in '"=' for c in value)
     return value if plain else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def shown(path: Path | str) -> str:
-    """Return a path as text that JSON can hold."""
+    """Return a path as text that JSON can hold; bytes that are not UTF-8 become "�"."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -153,12 +155,11 @@ class ForPeople(logging.Formatter):
         self._has_colours = has_colours
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, and its traceback."""
         values, level = _values(record), record.levelname.lower()
         text = sentence(values) if values else record.getMessage()
-        created, padded = (
-            datetime.fromtimestamp(record.created, timezone.utc).astimezone(),
-            f"{level:7}",
-        )
+        created = datetime.fromtimestamp(record.created, timezone.utc).astimezone()
+        padded = f"{level:7}"
         if self._has_colours and level in _COLOURS:
             padded = f"\x1b[{_COLOURS[level]}m{padded}\x1b[0m"
         return "\n".join(
@@ -173,6 +174,7 @@ class Logfmt(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return a record as one line, with its traceback; time, level and logger stand first."""
         values = _values(record) or {"message": record.getMessage()}
         line = _joined({**_origin(record), **values, **_origin(record)})
         return "\n".join([clean(line), *_traceback(record)])
@@ -186,6 +188,7 @@ class Json(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON of a record, on one line."""
         values = _values(record)
         message = _meaning(values) if values else record.getMessage()
         event: dict[str, object] = {**_origin(record), "message": message}
@@ -197,21 +200,25 @@ class Json(logging.Formatter):
 
 
 def _values(record: logging.LogRecord) -> Mapping[str, object] | None:
+    """Return the values of a record that was logged with `pairs`; None for any other."""
     first = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return first.values if isinstance(first, Pairs) else None
 
 
 def _origin(record: logging.LogRecord) -> dict[str, str]:
+    """Return the time, level and logger of a record."""
     level = record.levelname.lower()
     return {"time": _utc(record.created), "level": level, "logger": record.name}
 
 
 def _traceback(record: logging.LogRecord) -> Iterator[str]:
+    """Yield the lines of a record's exception; none without one."""
     if record.exc_info:
         yield from map(clean, logging.Formatter().formatException(record.exc_info).split("\n"))
 
 
 def _meaning(values: Mapping[str, object]) -> str:
+    """Return the sentence of the values' phase; the phase itself if it has none."""
     phase = str(values.get("phase", ""))
     return SENTENCES.get(phase, phase)
 
@@ -269,4 +276,5 @@ def configure(config: LogConfig) -> None:
 
 
 def _utc(seconds: float) -> str:
+    """Return a time since the epoch as ``2026-01-02T03:04:05Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

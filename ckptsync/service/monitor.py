@@ -63,7 +63,7 @@ class OverviewReader:
         self._files = NodeFiles()
 
     def read(self) -> Overview:
-        """Return the present overview.
+        """Read the store, and return the overview of now.
 
         Raises StoreError, or ConfigError if neither the store nor a node knows the run.
         """
@@ -86,7 +86,10 @@ class OverviewReader:
         return live_catalogue, now
 
     def _read(self, *, with_facts: bool) -> tuple[Catalogue, float]:
-        """Read the catalogue and the nodes' files; return it, and the time on the store's clock."""
+        """Read the catalogue and the nodes' files, and keep these for the next call.
+
+        Return the catalogue, and the time on the store's clock.  Raises StoreError.
+        """
         catalogue = self._catalogue()
         with ThreadPool(AT_ONCE, "nodes") as pool:
             self._files = read_nodes(self._store, self._files, pool.map, with_facts=with_facts)
@@ -101,7 +104,10 @@ class OverviewReader:
 
 
 def room(url: str) -> Room | None:
-    """Return the room in a store; None if it is no path of this machine, or cannot be read."""
+    """Return the room in a store; None if it is no path of this machine, or cannot be read.
+
+    Raises ConfigError if the URL is refused.
+    """
     location = located(url)
     if isinstance(location, Remote):
         return None

@@ -63,6 +63,7 @@ class Stopping:
     """
 
     def __init__(self) -> None:
+        """Open the pipe on which `wait` waits; install no handler."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
@@ -202,7 +203,10 @@ def _is_of(descriptor: int, path: Path) -> bool:
 
 
 def _has_changed(directory: Path) -> bool:
-    """Return whether a name has come or gone in a directory within the last `ALONE` seconds."""
+    """Return whether a name has come or gone in a directory within the last `ALONE` seconds.
+
+    False if it cannot be read.  By the wall clock.
+    """
     try:
         return abs(time.time() - directory.stat().st_mtime) < ALONE
     except OSError:
@@ -216,6 +220,10 @@ class Notifier:
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """Read from the environment where systemd listens and how often it expects a sign.
+
+        ``watchdog`` is None unless WATCHDOG_PID is this process.
+        """
         path = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())

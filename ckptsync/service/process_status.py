@@ -129,7 +129,10 @@ class Heart:
             self._beat()
 
     def _beat(self) -> None:
-        """Do what `beat` says, without its priority over uploads."""
+        """Do what `beat` says, without its priority over uploads.  Raises StoreError.
+
+        Notes the time before it writes, also if that fails.
+        """
         self._beaten = now = time.monotonic()
         try:
             self._mine = heartbeat.beat(self._store, self._current(now))
@@ -146,11 +149,12 @@ class Heart:
             heartbeat.write_facts(self._store, replace(facts, at=time.time()), self._mine.roles)
             self._facts = facts
 
-    def is_outdated(self) -> bool:
-        """Return whether a heartbeat must be written now.
+    def compare_states(self) -> bool:
+        """Compare states with the last heartbeat's; return True if a heartbeat must be written now.
 
-        That is so if a state has changed (checked every `SOON` seconds), or if bytes are moving and
-        the last one is `MOVING_EVERY` seconds old.
+        That is so if a state has changed, or if bytes are moving and the last heartbeat is
+        `MOVING_EVERY` seconds old. Notes the time: within `SOON` seconds of a comparison or a
+        heartbeat, return False without comparing.
         """
         now = time.monotonic()
         since = now - self._beaten
@@ -178,7 +182,10 @@ class Heart:
         )
 
     def _rated(self, now: float) -> tuple[Progress, ...]:
-        """Return the entries of `_running` with rates in bytes/s; log moving ones once a minute."""
+        """Return the entries of `_running` with rates in bytes/s; log moving ones once a minute.
+
+        Rates of entries that move no more are dropped.
+        """
         running = self._running()
         moving = {(p.kind, p.subject) for p in running if p.is_moving}
         self._rates = {key: self._rates.get(key) or Rate() for key in moving}
@@ -206,7 +213,7 @@ class Heart:
             log.warning("%s", pairs(phase="stopped", error=failed))
 
     def _current(self, now: float) -> Heartbeat:
-        """Return the heartbeat of this moment; sets ``disks`` of the roles."""
+        """Return the heartbeat of now; set ``disks`` of the roles, and log as `_rated` does."""
         roles, sent_bytes, outcome = self._roles, self._roles.sent_bytes(), self._roles.outcome()
         roles.disks = tuple(
             disks(roles.worker.pinned_bytes() if roles.worker else [], roles.spool_budget)
@@ -269,9 +276,10 @@ class Rate:
 
 
 def disks(pinned_bytes: Iterable[tuple[Path, int]], budget: int) -> Iterator[Disk]:
-    """Yield how full each output directory's file system is; skip one that cannot be asked.
+    """Yield how full each output directory's file system is; skip one that cannot be read.
 
     ``pinned_bytes``: the directories, each with the bytes of files that only pins still have.
+    ``budget``: the configured limit of those bytes, for each `Disk`.
     """
     for path, spool in pinned_bytes:
         with contextlib.suppress(OSError):  # the scan reports what is wrong with it

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from ckptsync.config.loading import shown_url
 from ckptsync.config.output_dirs import list_unmatched, output_directories
 from ckptsync.config.schema import Config
 from ckptsync.errors import CkptsyncError, Transient
@@ -28,6 +27,7 @@ from ckptsync.spool.markers import start_time
 from ckptsync.status.heartbeat import claim
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import Store
+from ckptsync.stores.urls import shown_url
 from ckptsync.worker.node_identity import clock_jump, node_id, wall_minus_monotonic
 
 GRACE = 4.0  # seconds that running tasks have to end after a signal, and then the store to answer
@@ -117,14 +117,16 @@ class UntilGone:
     """
 
     def __init__(self, pid: int | None) -> None:
+        """Note when the process with this PID began, since a PID can be used again."""
         self._pid, self._began = pid, start_time(pid) if pid is not None else ""
         self._runs: dict[str, int] | None = None
         self._left: object = None
         self._since = 0.0
 
-    def is_due(self, roles: Roles) -> bool:
-        """Return whether the service must end now; False while the process lives.
+    def notice_end(self, roles: Roles) -> bool:
+        """Return True if the service must end now; False while the process lives, or without a PID.
 
+        Call it at each check: it notes what is left to upload, and since when that has not changed.
         The first call after the end of the process hints every task: each must begin and end a run
         after it, since the last checkpoint may be younger than the last scan.
         """
@@ -148,6 +150,7 @@ class _Service:
     def __init__(
         self, config: Config, stop: Stopping, load: Callable[[], Config], until_gone: UntilGone
     ) -> None:
+        """Prepare the task that opens the store; open and start nothing."""
         self._config, self._stop, self._load, self._until_gone = config, stop, load, until_gone
         self._node = config.node or node_id()
         self._store = ServiceStore(config.store.url, lambda: stop.is_stopping)
@@ -174,7 +177,7 @@ class _Service:
             next_check = 0.0
             while not self._stop.is_stopping:
                 now = time.monotonic()
-                if self._beating is not None and self._heart and self._heart.is_outdated():
+                if self._beating is not None and self._heart and self._heart.compare_states():
                     self._beating.at(0.0)
                 for task in self._tasks:
                     task.start_if_due(now)
@@ -273,7 +276,7 @@ class _Service:
                 detail = "stopping: the next start reads the new configuration"
                 log.info("%s", pairs(phase="reloading", detail=detail))
                 self._stop.ask()
-        if self._until_gone.is_due(self._roles):
+        if self._until_gone.notice_end(self._roles):
             self._stop.ask()
 
     def _fatal(self, e: BaseException) -> None:

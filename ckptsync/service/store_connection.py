@@ -100,7 +100,7 @@ def _empty_directory(url: str) -> Path | None:
 
 
 def _question(url: str) -> str:
-    """Return the question that a hint asks about a store that is missing."""
+    """Return what to ask the user about a missing store: its URL, or for a path the mount."""
     is_remote = isinstance(located(url), Remote)
     return "is the URL right?" if is_remote else "is the file system mounted?"
 
@@ -125,7 +125,8 @@ def check(config: Config) -> None:
 def _has_worked(config: Config) -> bool:
     """Return whether this machine has worked with the store.
 
-    A worker's spool proves that; for other roles a cache of its records.
+    A worker's spool proves that; for other roles a cache of its records.  Reads the file system;
+    what cannot be read proves nothing.
     """
     if "worker" in config.roles:
         return any(_served_before(config))
@@ -137,7 +138,7 @@ def _has_worked(config: Config) -> bool:
 
 
 def _served_before(config: Config) -> Iterator[str]:
-    """Yield the output directories whose spool records this store."""
+    """Yield the output directories whose spool records this store; skip unreadable spools."""
     url = config.store.url
     for run in output_directories(config.worker.runs, url).runs:
         if remembers(Path(run.path) / SPOOL, url):
@@ -199,9 +200,11 @@ class ServiceStore(StoreWrapper):
         return self._store
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Write a file in the connected store.  Raises Transient also at a stop."""
         self.inner.write(name, self._until_stop(name, chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """Create a file in the connected store.  Raises Transient also at a stop."""
         self.inner.create(name, self._until_stop(name, chunks), about)
 
     def _until_stop(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
@@ -228,4 +231,5 @@ class _Repeated:
         self._begin = begin
 
     def __iter__(self) -> Iterator[Chunk]:
+        """Return a new iterator."""
         return self._begin()

@@ -117,7 +117,7 @@ class Task:
         self._go.release()
 
     def busy(self, now: float) -> float:
-        """Return the seconds for which the present run has lasted; 0 if it is not running."""
+        """Return for how many seconds the present run has lasted; 0 if none is running."""
         return max(0.0, now - self.began) if self.is_running else 0.0
 
     def errors(self) -> tuple[str, ...]:

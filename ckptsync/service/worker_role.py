@@ -87,7 +87,7 @@ class _OutputDirectory:
     state: object = ()
 
     def has_changed(self) -> bool:
-        """Return whether a name has come or gone since the last scan."""
+        """Return whether a name has come or gone in ``folders`` since the last scan; reads them."""
         return directory_states(self.folders) != self.state
 
     def scan(self, now: float) -> None:
@@ -99,7 +99,10 @@ class _OutputDirectory:
         self.folders, self.state = folders, state
 
     def is_outdated(self) -> bool:
-        """Return whether the last scan failed, or a name has come or gone since it."""
+        """Return whether the last scan failed for the whole directory, or `has_changed`.
+
+        Failures of single checkpoints do not count.
+        """
         has_failed = any(not failure.checkpoint for failure in self.last_scan.failures)
         return has_failed or self.has_changed()
 
@@ -108,6 +111,7 @@ class WorkerRole:
     """The tasks of a worker, with one `Worker` for each output directory that exists now."""
 
     def __init__(self, config: Config, node: str, store: Store, fatal: Fatal) -> None:
+        """Make the tasks and upload queues; start none, and touch no directory before `begin`."""
         self._config, self._node, self._store = config, node, store
         self._every = every = config.worker.scan_every
         self._locks = Locks(node)
@@ -364,8 +368,9 @@ class WorkerRole:
     def _plan(self) -> None:
         """Let the worker of every directory plan, also of removed ones that still upload.
 
-        A directory's error is kept in ``_plan_errors``.  Removed directories whose worker is done
-        are dropped.
+        First scans directories that have changed since their last scan and removed ones, and writes
+        into each spool which store it belongs to.  A directory's error is kept in ``_plan_errors``.
+        Removed directories whose worker is done are dropped; their notes are kept.
         """
         self._plan_errors = []
         directories = self._directories

@@ -442,7 +442,7 @@ def clean_abandoned(output_dir: Path, now: float) -> None:
             if now - safe_files.last_change(path) < _ABANDONED_AFTER:  # a copy grows
                 continue
             if claim_match:
-                # if its owner shows no pulse, it is claimed again
+                # if its owner does not renew it, it is claimed again
                 publish(output_dir, claim_match[2], path)
             else:
                 remove(path)

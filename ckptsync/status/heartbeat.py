@@ -213,6 +213,7 @@ def _replace(store: Store, name: str, data: bytes) -> None:
 
 
 def _line(record: Heartbeat | Facts) -> bytes:
+    """Return a record as one line of JSON with sorted keys."""
     return msgspec.json.encode(asdict(record), order="sorted") + b"\n"
 
 

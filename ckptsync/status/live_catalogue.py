@@ -166,7 +166,7 @@ def _describe_begun(s: Summary | None, entries: Sequence[NodeProgress]) -> Summa
             step=series_and_step(first.checkpoint)[1],
             status="WAITING",
             ended=since,
-            first=since,
+            first_arrival=since,
             arrived=since,
         )
     whole = max(s.size, sum(e.total for e in entries))

@@ -67,9 +67,11 @@ def describe_weights(values: ModelValues | None) -> dict[str, Any] | None:
 
 
 def read_details(store: Store, summary: Summary) -> dict[str, Any]:
-    """Read the records of a location, and return its files, damage and reports.
+    """Read the records of a location, and return its files, damage and reports for JSON.
 
-    Raises StoreError.
+    At most `FILES` files (``files_total`` counts all), and `DAMAGED` damaged files and reports.  A
+    location without records has none of them; unreadable records are in ``unreadable``.  Raises
+    StoreError.
     """
     state = read_location(store, summary.run, summary.location)
     location = state.of(summary.run, summary.location)

@@ -30,7 +30,7 @@ def describe_locations(
             "status": summary.status,
             "newer": newer.get((summary.run, summary.location)),
             "evidence": list(summary.evidence),
-            "lost": list(summary.lost),
+            "lost": list(summary.missing_lines),
             "doubts": list(summary.doubts),
             "siblings": [
                 {
@@ -62,7 +62,7 @@ def describe_locations(
                 for f in summary.weights_findings
             ],
             "missing_to_open": list(summary.to_open),
-            "hint": summary.to_give or None,
+            "hint": summary.supply_hint or None,
             "proof": {
                 "holds": summary.proof.holds,
                 "verdict": summary.proof.verdict,

@@ -226,6 +226,7 @@ class _Fixed:
     metrics: Sequence[Metric]
 
     def collect(self) -> Iterable[Metric]:
+        """Return the metrics."""
         return self.metrics
 
 
@@ -249,6 +250,7 @@ def _each(
 
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a gauge with one sample for each of ``values``."""
     return _filled(GaugeMetricFamily(f"{PREFIX}{name}", text, labels=labels), values)
 
 

@@ -141,7 +141,7 @@ def document(overview: Overview) -> dict[str, Any]:
                 "bytes": s.size + (s.model_size if s.retired else 0),
             }
             for s in summaries
-            if s.status == "RETIRED" or (s.shards_retired and not s.done)
+            if s.status == "RETIRED" or (s.shards_retired and not s.shards_deleted)
         ],
         "kept": [
             {"run": s.run, "location": s.location, "reason": s.kept} for s in summaries if s.kept
@@ -197,18 +197,18 @@ def _repair(s: Summary, nodes: Sequence[Node]) -> dict[str, Any]:
 
 def _find_alarms(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield all alarms that hold in an overview whose own ``alarms`` are still empty."""
-    yield from _damage(overview, patience)
-    yield from _stalls(overview, patience)
-    yield from _store(overview)
-    yield from _incomplete(overview, patience)
-    yield from _behind(overview, patience)
+    yield from _find_damage(overview, patience)
+    yield from _find_stalled_runs(overview, patience)
+    yield from _find_full_store(overview)
+    yield from _find_incomplete(overview, patience)
+    yield from _find_late_heads(overview, patience)
     recent = _recent(overview, patience)
-    yield from _unopenable(recent)
-    yield from _doubtful(recent)
-    yield from _weights(recent)
-    yield from _dates(overview, patience)
-    yield from _lost(overview, patience)
-    yield from _headless(overview, patience)
+    yield from _find_missing_configs(recent)
+    yield from _find_doubtful_models(recent)
+    yield from _find_odd_weights(recent)
+    yield from _find_wrong_dates(overview, patience)
+    yield from _find_silent_nodes(overview, patience)
+    yield from _find_missing_head(overview, patience)
     for node in overview.nodes:
         if node.state == "unreadable":
             text = f"heartbeat of {node.name}: {_first(node.errors)}"
@@ -217,8 +217,8 @@ def _find_alarms(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     saves = _save_sizes(overview.catalogue.summaries)
     for node in overview.alive:
         for disk in node.disk:
-            yield from _disk(disk, f"{node.node}:{disk.path}", saves.get(node.node, 0))
-        yield from _node(node, patience)
+            yield from _find_full_disk(disk, f"{node.node}:{disk.path}", saves.get(node.node, 0))
+        yield from _find_node_problems(node, patience)
     events = (p for n in overview.alive for p in n.running if p.kind == "event" and p.until is None)
     for subject, p in {f"{p.subject} {p.name}": p for p in events if p.state == "failed"}.items():
         yield Alarm("event-failed", subject, "warning", None, f"{subject}: {p.reason}", p.hint)
@@ -230,8 +230,12 @@ def _list_lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(n.node for n in nodes if n.node in s.nodes and not requests.isdisjoint(n.lacks))
 
 
-def _lost(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm for each silent node; critical if it has something to upload."""
+def _find_silent_nodes(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm for each silent node; critical if it has something to upload.
+
+    Only nodes that have been silent for longer than ``patience.node`` and less than
+    ``patience.over``.
+    """
     for node in overview.nodes:
         if node.state != "silent" or not patience.node < node.age < patience.over:
             continue
@@ -252,8 +256,8 @@ def _lost(overview: Overview, patience: Patience) -> Iterator[Alarm]:
         yield Alarm("node-lost", node.name, severity, node.beat, text, todo)
 
 
-def _headless(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm if there were heads or verifiers, and none is alive."""
+def _find_missing_head(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm if there were heads or verifiers, and all are silent for ``patience.node``."""
     heads = [n for n in overview.nodes if {"head", "verifier"} & {*n.roles}]
     if not heads or any(n.state == "alive" for n in heads):
         return
@@ -267,8 +271,12 @@ def _headless(overview: Overview, patience: Patience) -> Iterator[Alarm]:
         yield Alarm("no-head", "store", "critical", last.beat, text, todo)
 
 
-def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
-    """Yield the alarms of an output directory's file system; ``save``: bytes of one save there."""
+def _find_full_disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
+    """Yield the alarms of an output directory's file system.
+
+    One if it has no room for one save (``save`` bytes), or is 98 % full; one if the spool uses 90 %
+    of its budget.
+    """
     if disk.free < max(save, disk.total // 50):
         takes = f"; a save needs {show_size(save)}" if save else ""
         text = f"{where}: {_free_of(disk.free, disk.total)}{takes}"
@@ -287,7 +295,7 @@ def _disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
         yield Alarm("spool-full", where, severity, None, text, todo)
 
 
-def _node(node: Node, patience: Patience) -> Iterator[Alarm]:
+def _find_node_problems(node: Node, patience: Patience) -> Iterator[Alarm]:
     """Yield alarms of a live node: no space, blocked saves, a long queue, a wrong clock."""
     full = [error for error in node.errors if any(words in error.lower() for words in FULL)]
     if full:
@@ -325,8 +333,11 @@ def _save_sizes(summaries: Sequence[Summary]) -> dict[str, int]:
     return {node: s.size // len(s.nodes) for node, s in newest.items()}
 
 
-def _damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield alarms of damaged and conflicting locations, unnamed files and unreadable records."""
+def _find_damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield alarms of damaged and conflicting locations, unnamed files and unreadable records.
+
+    A conflict is left out once it is older than ``patience.over``.
+    """
     for s in overview.catalogue.summaries:
         where = f"{s.run}/{s.location}"
         if s.status == "DAMAGED":
@@ -338,10 +349,12 @@ def _damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
             )
             text = f"{where}: {_first(s.evidence)}"
             yield Alarm("conflict", where, "warning", s.arrived, text, todo)
-    yield from _unnamed(overview)
+    yield from _find_unnamed_files(overview)
     for fault in overview.catalogue.faults:
         text = fault.text
-        yield Alarm("unreadable", fault.name, "critical", None, text, _to_read(fault, overview))
+        yield Alarm(
+            "unreadable", fault.name, "critical", None, text, _record_sentence(fault, overview)
+        )
 
 
 def _damaged(s: Summary, overview: Overview) -> Alarm:
@@ -361,7 +374,7 @@ def _damaged(s: Summary, overview: Overview) -> Alarm:
     if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
         owners = sorted({node for file in lost for node in file.nodes})
         verb = "has" if len(owners) == 1 else "have"
-        text += f"; {_those(owners)} no longer {verb} its bytes" if owners else ""
+        text += f"; {_names(owners)} no longer {verb} its bytes" if owners else ""
         todo = (
             f"{_repair_command(overview, where)} copies what other checkpoints of the run hold, and"
             " shows what is lost; else use an earlier checkpoint"
@@ -369,12 +382,12 @@ def _damaged(s: Summary, overview: Overview) -> Alarm:
         return Alarm("damaged", where, "critical", since, text, todo)
     repair = _repair_command(overview, where)
     steps = [
-        _ask(owners, does, overview)
+        _owners_sentence(owners, does, overview)
         for of, does in _NODE_DOES.items()
         if (owners := sorted({n for f in waiting if f.of == of for n in _owners(f, s, nodes)}))
     ]
     if any(file.of == "model" for file in waiting):
-        steps.append(_make_again(overview, repair))
+        steps.append(_merge_sentence(overview, repair))
     todo = "; ".join(steps)
     todo += "" if repair in todo else f"; {repair} shows the details"
     return Alarm("damaged", where, "critical", since, text, todo)
@@ -401,15 +414,15 @@ def _owners(file: DamagedFile, s: Summary, nodes: Sequence[Node]) -> list[str]:
     return [name for name in file.nodes if name not in lacking]
 
 
-def _ask(owners: Sequence[str], does: str, overview: Overview) -> str:
+def _owners_sentence(owners: Sequence[str], does: str, overview: Overview) -> str:
     """Return a sentence: which nodes repair their part, and whose service must be started first."""
     alive = {node.node for node in overview.alive if "worker" in node.roles}
     stopped = [name for name in owners if name not in alive]
-    start = f"start the service on {_those(stopped)}: it" if stopped else _those(owners)
+    start = f"start the service on {_names(stopped)}: it" if stopped else _names(owners)
     return f"{start} {does}"
 
 
-def _make_again(overview: Overview, repair: str) -> str:
+def _merge_sentence(overview: Overview, repair: str) -> str:
     """Return a sentence: who merges a damaged model again."""
     makes = "makes the consolidated model again from the shards"
     if any("head" in node.roles for node in overview.alive):
@@ -422,7 +435,7 @@ def _repair_command(overview: Overview, where: str) -> str:
     return f"`{shlex.join(['ckptsync', 'repair', where, '--store', overview.store])}`"
 
 
-def _to_read(fault: Fault, overview: Overview) -> str:
+def _record_sentence(fault: Fault, overview: Overview) -> str:
     """Return a sentence: what to do about a record that cannot be read."""
     kind, node = fault.record.kind, fault.record.node
     if isinstance(fault.error, Unsupported):
@@ -433,13 +446,14 @@ def _to_read(fault: Fault, overview: Overview) -> str:
     if kind == "manifest":
         if any(fault.name in each.lacks for each in overview.nodes if each.node == node):
             return f"{node} cannot write it again: {repair} shows what is lost"
-        return f"{_ask([node], _NODE_DOES['record'], overview)}; {repair} shows the details"
+        sentence = _owners_sentence([node], _NODE_DOES["record"], overview)
+        return f"{sentence}; {repair} shows the details"
     if kind == "model":
-        return _make_again(overview, repair)
+        return _merge_sentence(overview, repair)
     return f"{repair} keeps the checkpoint, and deletes this record"
 
 
-def _unnamed(overview: Overview) -> Iterator[Alarm]:
+def _find_unnamed_files(overview: Overview) -> Iterator[Alarm]:
     """Yield an alarm for each run with files that no record names and that may be executed."""
     proven = (s for s in overview.catalogue.summaries if s.status in ("VERIFIED", "CONSOLIDATED"))
     for run, locations in _by_run(s for s in proven if s.unnamed_runs).items():
@@ -456,10 +470,11 @@ def _unnamed(overview: Overview) -> Iterator[Alarm]:
         yield Alarm("unnamed", run, "warning", None, text, todo)
 
 
-def _stalls(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+def _find_stalled_runs(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield an alarm for each run whose next checkpoint is late by its own usual interval.
 
-    Runs that ended, are being uploaded, or have no live worker are left out.
+    Runs that ended, have queued uploads, or have no live worker are left out, and runs whose last
+    checkpoint is older than ``patience.over``.
     """
     workers = [n for n in overview.alive if "worker" in n.roles]
     alive = {n.node for n in workers}
@@ -480,15 +495,18 @@ def _stalls(overview: Overview, patience: Patience) -> Iterator[Alarm]:
                 f" {show_duration(run.every)}{ending}"
             )
             todo = (
-                f"look at the training on {_those(run.nodes)}, then at `journalctl -u"
+                f"look at the training on {_names(run.nodes)}, then at `journalctl -u"
                 " 'ckptsync-worker@*'` there"
             )
             severity: Severity = "critical" if ending else "warning"
             yield Alarm("stalled", run.run, severity, run.newest.ended + run.every, text, todo)
 
 
-def _store(overview: Overview) -> Iterator[Alarm]:
-    """Yield an alarm if the store has no room for two of its largest checkpoints."""
+def _find_full_store(overview: Overview) -> Iterator[Alarm]:
+    """Yield an alarm if the store has no room for two of its largest checkpoints, or is 98 % full.
+
+    It is critical if there is no room for one, or 99 % are full.  None for a remote store.
+    """
     room = overview.room
     if room is None:
         return
@@ -506,8 +524,8 @@ def _store(overview: Overview) -> Iterator[Alarm]:
         yield Alarm("store-full", "store", "critical" if is_urgent else "warning", None, text, todo)
 
 
-def _incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
-    """Yield an alarm for each location that has been incomplete for longer than ``slow``."""
+def _find_incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+    """Yield an alarm for each location that is incomplete for ``slow`` to ``over`` seconds."""
     summaries = {(s.run, s.location): s for s in overview.catalogue.summaries}
     for run in overview.runs:
         for save in run.incomplete:
@@ -518,14 +536,14 @@ def _incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
             where = f"{run.run}/{save.location}"
             late = f"still incomplete {show_duration(waited)} after its last part arrived: "
             text = f"{where}: {'' if s.unknown else late}{_first(save.lost)}"
-            todo = _to_complete(s, overview)
+            todo = _completion_sentence(s, overview)
             alive = {n.node for n in overview.alive}
             if dead := [n for n in save.awaited if n not in alive]:
-                text += f"; not running: {_those(dead)}"
+                text += f"; not running: {_names(dead)}"
             yield Alarm("incomplete", where, "warning", save.since, text, todo)
 
 
-def _to_complete(s: Summary, overview: Overview) -> str:
+def _completion_sentence(s: Summary, overview: Overview) -> str:
     """Return a sentence: who can upload the missing parts of an incomplete location."""
     where = f"{s.run}/{s.location}"
     if s.status == "WAITING":
@@ -542,16 +560,16 @@ def _to_complete(s: Summary, overview: Overview) -> str:
         return f"if they are one save: {joins}"
     if any(gap.node for gap in s.gaps):
         return f"{_repair_command(overview, where)} has it uploaded again, and shows what is lost"
-    if s.awaited:
+    if s.awaited_nodes:
         alive = {n.node for n in overview.alive}
-        stopped = [name for name in s.awaited if name not in alive]
+        stopped = [name for name in s.awaited_nodes if name not in alive]
         if not stopped:
             return (
-                f"see the errors and notes of {_those(s.awaited)} in `ckptsync status`: the"
+                f"see the errors and notes of {_names(s.awaited_nodes)} in `ckptsync status`: the"
                 " service uploads the rest there, if the node still has it"
             )
         return (
-            f"start the service on {_those(stopped)}: it uploads the rest; if that node is lost,"
+            f"start the service on {_names(stopped)}: it uploads the rest; if that node is lost,"
             " use an earlier checkpoint"
         )
     return (
@@ -560,7 +578,7 @@ def _to_complete(s: Summary, overview: Overview) -> str:
     )
 
 
-def _behind(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+def _find_late_heads(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield alarms for runs in which the live heads or verifiers are behind.
 
     There is at most one of a kind for a run, about its oldest location.
@@ -569,11 +587,13 @@ def _behind(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     summaries = overview.catalogue.summaries
     if "head" in roles:
         waiting = [s for s in summaries if s.status == "COMPLETE"]
-        yield from _undone(overview, patience, "unconsolidated", waiting)
+        yield from _find_waiting(overview, patience, "unconsolidated", waiting)
     if "verifier" not in roles:
         return
     whole = [s for s in summaries if s.status in ("COMPLETE", "CONSOLIDATED")]
-    yield from _undone(overview, patience, "unverified", [s for s in whole if not s.proof.holds])
+    yield from _find_waiting(
+        overview, patience, "unverified", [s for s in whole if not s.proof.holds]
+    )
     period = min((n.verifies for n in overview.alive if n.verifies), default=patience.period)
     for run in overview.runs:
         if run.proven is not None and overview.at - run.proven > BEHIND * period:
@@ -588,10 +608,13 @@ def _behind(overview: Overview, patience: Patience) -> Iterator[Alarm]:
             yield Alarm("unread", run.run, "warning", run.proven + period, text, todo)
 
 
-def _undone(
+def _find_waiting(
     overview: Overview, patience: Patience, code: str, waiting: Sequence[Summary]
 ) -> Iterator[Alarm]:
-    """Yield an alarm for each run with a location that waits for longer than ``slow``."""
+    """Yield an alarm for each run with a location that waits for more than ``slow``, of the oldest.
+
+    ``code``: the alarm's.  Locations older than ``over`` are left out.
+    """
     slow = [s for s in waiting if patience.slow < overview.at - s.arrived < patience.over]
     oldest: dict[str, Summary] = {}
     for s in sorted(slow, key=lambda s: (s.arrived, s.location)):
@@ -605,16 +628,18 @@ def _undone(
         yield Alarm(code, run, "warning", s.arrived, text, todo)
 
 
-def _unopenable(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield an alarm for each run with models that lack their configuration, of the newest one."""
+def _find_missing_configs(recent: Sequence[Summary]) -> Iterator[Alarm]:
+    """Yield an alarm for each run with models without their configuration, about the newest one."""
     for run, locations in _by_run(s for s in recent if s.consolidated and s.unopenable).items():
         more = f" (and {len(locations) - 1} more models of this run)" if len(locations) > 1 else ""
         text = f"{run}/{locations[0].location}{more}: {locations[0].unopenable}"
-        yield Alarm("no-config", run, "warning", locations[-1].arrived, text, locations[0].to_give)
+        yield Alarm(
+            "no-config", run, "warning", locations[-1].arrived, text, locations[0].supply_hint
+        )
 
 
-def _doubtful(recent: Sequence[Summary]) -> Iterator[Alarm]:
-    """Yield an alarm for each run with models that may lack tensors, of the newest one."""
+def _find_doubtful_models(recent: Sequence[Summary]) -> Iterator[Alarm]:
+    """Yield an alarm for each run that has models that may lack tensors, about the newest one."""
     for run, locations in _by_run(s for s in recent if s.model and s.doubts).items():
         more = f" (and {len(locations) - 1} more of this run)" if len(locations) > 1 else ""
         text = f"{run}/{locations[0].location}{more}: {_first(locations[0].doubts)}"
@@ -624,7 +649,7 @@ def _doubtful(recent: Sequence[Summary]) -> Iterator[Alarm]:
         yield Alarm("doubtful", run, "warning", locations[-1].arrived, text, todo)
 
 
-def _weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
+def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
     """Yield alarms for each run in whose newest model with statistics something looks wrong.
 
     One for values that are not finite, one for all other findings.
@@ -648,10 +673,12 @@ def _weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
             yield Alarm(code, run, "warning", newest.arrived, text, todo[code])
 
 
-def _dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
+def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     """Yield an alarm for each save whose files' times contradict its arrival or another save."""
     summaries = overview.catalogue.summaries
-    recent = (s for s in summaries if not s.retired and overview.at - s.first < patience.over)
+    recent = (
+        s for s in summaries if not s.retired and overview.at - s.first_arrival < patience.over
+    )
     for locations in _by_run(recent).values():
         wrong = [
             (s, f"its files are dated {show_duration(s.ahead)} after their arrival in the store")
@@ -664,11 +691,11 @@ def _dates(overview: Overview, patience: Patience) -> Iterator[Alarm]:
             wrong.append((s, f"{text} {contradicted.location}, which has the {step} step"))
         for s, text in wrong:
             todo = (
-                f"set the clock of {_those(s.nodes)}, or of its file server, by NTP; until then"
+                f"set the clock of {_names(s.nodes)}, or of its file server, by NTP; until then"
                 " steps, and not times, say which checkpoint is newer"
             )
             where = f"{s.run}/{s.location}"
-            yield Alarm("clock", where, "warning", s.first, f"{where}: {text}", todo)
+            yield Alarm("clock", where, "warning", s.first_arrival, f"{where}: {text}", todo)
 
 
 def _recent(overview: Overview, patience: Patience) -> list[Summary]:
@@ -687,15 +714,16 @@ def _by_run(summaries: Iterable[Summary]) -> dict[str, list[Summary]]:
 
 
 def _first(lines: Sequence[str]) -> str:
-    """Return the first line, and how many more there are."""
+    """Return the first line, and how many more there are; "unknown reason" for none."""
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return f"{lines[0]}{more}" if lines else "unknown reason"
 
 
-def _those(nodes: Sequence[str]) -> str:
-    """Return the names of some nodes."""
+def _names(nodes: Sequence[str]) -> str:
+    """Return the names of up to three nodes, with commas; "its node" for none."""
     return f"{', '.join(nodes[:3])}{' and others' if len(nodes) > 3 else ''}" or "its node"
 
 
 def _free_of(free: int, total: int) -> str:
+    """Return a text such as "1.2 GB of 10 GB are free"."""
     return f"{show_size(free)} of {show_size(total)} are free"

@@ -126,7 +126,12 @@ def describe_run(name: str, summaries: Sequence[Summary], training: str = "") ->
         proven=min((s.proof.when for s in verified), default=None),
         incomplete=tuple(
             IncompleteSave(
-                s.location, s.arrived, s.nodes, s.lost or s.evidence, s.awaited, s.siblings
+                s.location,
+                s.arrived,
+                s.nodes,
+                s.missing_lines or s.evidence,
+                s.awaited_nodes,
+                s.siblings,
             )
             for s in live
             if s.status in ("INCOMPLETE", "WAITING")
@@ -148,7 +153,7 @@ def interval(ended: Iterable[float]) -> float | None:
 
 
 def count_statuses(summaries: Iterable[Summary]) -> dict[str, int]:
-    """Return how many locations have each status, in the order of `STATUSES`."""
+    """Return how many locations have each status, in the order of `STATUSES`, without zeros."""
     counts = Counter(s.status for s in summaries)
     return {status: counts[status] for status in STATUSES if counts[status]}
 

@@ -49,9 +49,10 @@ def states_of(summaries: Iterable[Summary]) -> list[Summary]:
 
 
 def read_newest(store: Store, locations: Iterable[Summary]) -> dict[str, Curve]:
-    """Return the curves in the first trainer's state that can be read; none if no one can.
+    """Return the curves in the first trainer's state that can be read; {} if there is none.
 
-    ``locations``: of one run, as `states_of` returns them. Never raises.
+    ``locations``: of one run, as `states_of` returns them.  Reads the store.  A missing or corrupt
+    state is skipped; any other error of the store ends the search.  Never raises CkptsyncError.
     """
     for s in locations:
         name = file_name(s.run, s.location, STATE)
@@ -122,6 +123,7 @@ def thinned(curve: Sequence[Point], buckets: int = BUCKETS) -> Curve:
 
 
 def _step(point: Point) -> int:
+    """Return the step of a point."""
     return point[0]
 
 

@@ -1,8 +1,9 @@
 """Stores: the one place where all nodes and heads meet, and where checkpoints lie.
 
-Every kind of store (a directory, S3, SFTP, what fsspec knows) keeps one small contract: files are
-written once, appear whole or not at all, and are listed by name. All other packages know the
-contract alone; what differs between kinds stays in the module of the kind.
+Kinds of stores (a directory, S3, SFTP, what fsspec knows) differ in what they promise, and any
+write can be killed. So every kind keeps one small contract: files are written once, appear whole or
+not at all, and are listed by name. All other packages know the contract alone; what differs between
+kinds stays in the module of the kind.
 
 Read `contract` first. `urls` and `opening` lead from a URL to a store, `path_or_url` to whatever
 files are there (`checkpoint_files`).

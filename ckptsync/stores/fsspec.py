@@ -138,9 +138,8 @@ class GenericStore:
         except NotFound:
             raise
         except StoreError:
-            self._check_length(
-                name, start, count
-            )  # some answer a range behind the end with an error
+            # some answer a range behind the end with an error
+            self._check_length(name, start, count)
             raise
         if len(data) < count:
             self._check_length(name, start, count)

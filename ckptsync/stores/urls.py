@@ -85,6 +85,15 @@ def located(url: str) -> Path | Remote:
         raise ConfigError(f"{url}: no such user's home directory") from e
 
 
+def shown_url(url: str) -> str:
+    """Return a URL for a message; ``***`` if `located` refuses it: it may hold a password."""
+    try:
+        located(url)
+    except ConfigError:
+        return "***"
+    return url
+
+
 def path_of(url: str) -> str:
     """Return the absolute path that a plain path or a ``file://`` URL means.
 

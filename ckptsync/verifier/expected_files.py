@@ -75,14 +75,10 @@ def expected_files(state: LocationState) -> tuple[ExpectedFile, ...]:
     for tensor in state.model_record.tensors:
         tensors.setdefault(tensor.file, []).append(tensor)
     for model_file in state.model_record.files:
-        name, recorded = (
-            prefix + model_file.path,
-            FileDigest(model_file.size, model_file.digest, 0, ()),
-        )
-        shown, own_tensors = (
-            name.removeprefix(f"{state.run}/"),
-            tuple(tensors.get(model_file.path, ())),
-        )
+        name = prefix + model_file.path
+        recorded = FileDigest(model_file.size, model_file.digest, 0, ())
+        shown = name.removeprefix(f"{state.run}/")
+        own_tensors = tuple(tensors.get(model_file.path, ()))
         files.append(
             ExpectedFile(name, model_file.path, shown, recorded, own_tensors, is_consolidated=True)
         )
@@ -219,4 +215,5 @@ def decode_baseline(data: bytes, name: str) -> tuple[ExpectedFile, ...]:
 
 
 def _digest(entries: list[dict[str, object]]) -> str:
+    """Return the digest of a baseline's entries."""
     return digest(json.dumps(entries, sort_keys=True, separators=(",", ":")).encode())

@@ -79,7 +79,7 @@ class Stretch:
 
     @property
     def size(self) -> int:
-        """Return its bytes."""
+        """Return how many bytes it has."""
         return self.end - self.start
 
     @property
@@ -185,7 +185,10 @@ def _count_local_threads(source: RangeSource, root: str, stretches: Sequence[Str
 
 
 def _is_in_memory(root: str, stretch: Stretch) -> bool:
-    """Return whether its middle byte can be read without waiting for a disk (preadv2(2))."""
+    """Return whether its middle byte can be read without waiting for a disk (preadv2(2)).
+
+    False also if the file cannot be opened, or if the system cannot tell.
+    """
     try:
         fd = safe_open.open_file(root, stretch.file.name)
     except OSError:
@@ -264,7 +267,8 @@ def _locate_damage(source: CountedSource, file: ExpectedFile) -> VerifyFinding:
 def _differing_tensors(source: CountedSource, file: ExpectedFile) -> Ranges:
     """Return the ranges of a model's file that differ: whole tensors, and the header.
 
-    Each tensor has a digest; what differs and lies in no tensor lies in the header.
+    Reads every tensor, and the whole file if all of them match. Each tensor has a digest; what
+    differs and lies in no tensor lies in the header. Raise StoreError.
     """
     spans = [(t, Extent(file.name, t.start, t.size)) for t in file.tensors]
     differing = [e for t, e in spans if digest_of(pieces(source, e)) != t.digest]

@@ -96,11 +96,11 @@ def load_files(
         loader = child.loader
     loaded = [a for a in answers if "tensors" in a]
     tensors = sum(a["tensors"] for a in loaded)
-    summary = f"{tensors} tensors of {len(loaded)} files loaded with {loader}" if loader else ""
+    loaded_text = f"{tensors} tensors of {len(loaded)} files loaded with {loader}" if loader else ""
     no_files = "nothing to load: no file with tensors"
-    findings.append(VerifyFinding("note", checkpoint.title, summary or no_files))
-    size, of_size = sum(a["read"] for a in loaded), sum(file.size for file in loadable)
-    return findings, Reading("load", len(loaded), size, len(loadable), of_size, tensors)
+    findings.append(VerifyFinding("note", checkpoint.title, loaded_text or no_files))
+    size_read, loadable_size = sum(a["read"] for a in loaded), sum(file.size for file in loadable)
+    return findings, Reading("load", len(loaded), size_read, len(loadable), loadable_size, tensors)
 
 
 def load_file(
@@ -189,15 +189,18 @@ class LoaderProcess:
     """
 
     def __init__(self, progress: ReadProgress = no_progress, python: str = sys.executable) -> None:
+        """Start nothing yet. ``python``: the interpreter that runs the child."""
         self._progress, self._python = progress, python
         self._child: Child | None = None
         self._errors: IO[bytes] | None = None
         self.loader = ""
 
     def __enter__(self) -> LoaderProcess:  # noqa: PYI034 - `Self` is younger than Python 3.10
+        """Return itself; the first request starts the process."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the process."""
         self.end()
 
     def start(self) -> Child:

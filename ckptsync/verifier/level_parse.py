@@ -105,7 +105,7 @@ def _check_closed(files: TrackedFiles) -> Iterator[VerifyFinding]:
 
 
 def _check_tensors(files: TrackedFiles, source: WeightsSource) -> None:
-    """Raise Corrupt if a stored copy does not tile its tensor; count the tensors.
+    """Raise Corrupt if a stored copy does not tile its tensor; count tensors in ``files.tensors``.
 
     Formats check that copies lie inside their files.
     """

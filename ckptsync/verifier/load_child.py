@@ -98,9 +98,10 @@ _COMPRESSED = {  # layouts without a storage of their own, and the methods for w
 
 
 def main() -> int:
-    """Answer requests until the parent closes the socket; return the exit status.
+    """Enter the sandbox, then answer requests until the parent closes the socket.
 
-    It is `MISSING` if a library is not installed.
+    Return the exit status: `MISSING` if a library is not installed. A request that takes longer
+    than its ``wall`` seconds ends the process by SIGALRM. What libraries print goes to stderr.
     """
     die_with_parent()
     os.dup2(2, 1)  # what libraries print is no answer
@@ -213,15 +214,17 @@ class Inert:
     """An object of any class: what it was called with, and its state."""
 
     def __init__(self, *args: Any, **_: Any) -> None:
+        """Keep the positional arguments; keyword arguments are dropped."""
         self.inner: list[Any] = list(args)
 
     def __new__(cls, *args: Any, **_: Any) -> Inert:  # noqa: PYI034
-        """As pickle's NEWOBJ calls it, without ``__init__``."""
+        """Return an object with its arguments: pickle's NEWOBJ does not call ``__init__``."""
         instance = super().__new__(cls)
         instance.inner = list(args)
         return instance
 
     def __setstate__(self, state: Any) -> None:
+        """Keep the state beside the arguments, so that tensors in it are found."""
         self.inner.append(state)
 
 
@@ -283,6 +286,7 @@ def _make_class(name: str, torch: Any) -> type[Any]:
         raise Refused("its pickle runs an operation on a DTensor while it is loaded (no damage)")
 
     def setstate(self: Any, state: Any) -> None:
+        """Keep the state, so that tensors in it are found."""
         self.inner = [state]
 
     methods = {"__torch_dispatch__": staticmethod(dispatch), "__setstate__": setstate}

@@ -136,7 +136,10 @@ def _change_nothing() -> str:
 
 
 def _refuse(names: Iterable[str]) -> str:
-    """Have the kernel refuse these system calls from now on; return why it cannot, or ""."""
+    """Have the kernel refuse these system calls from now on; return why it cannot, or "".
+
+    This process and its children cannot undo it, and can gain no rights by set-user-ID programs.
+    """
     machine = platform.machine()
     if machine not in _MACHINES or struct.calcsize("P") != 8:
         return f"not sandboxed: no filter of system calls is known for {machine}"
@@ -162,6 +165,7 @@ def _refuse(names: Iterable[str]) -> str:
 
 
 def _last_error() -> str:
+    """Return what the last call through ctypes failed with, as text."""
     return os.strerror(ctypes.get_errno()).lower()
 
 

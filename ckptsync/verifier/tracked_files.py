@@ -38,6 +38,7 @@ class ReadCounter:
     """
 
     def __init__(self, progress: Callable[[int, int], None]) -> None:
+        """``progress`` gets the bytes read, and the total: see `_report`."""
         self._progress, self._lock = progress, threading.Lock()
         self._read = self._total = 0
 
@@ -72,13 +73,14 @@ class TrackedFiles(FilesWrapper):
         shown: Mapping[str, str] = NONE,
         progress: ReadProgress = no_progress,
     ) -> None:
+        """Wrap ``files``; ``progress`` gets the bytes of each read."""
         super().__init__(files)
         self.title, self._shown, self._progress = title, shown, progress
         self.reads: list[Extent] = []
         self.tensors = 0  # counted by level parse
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Read as `Files` says."""
+        """Read as `Files` says; remember the extent before the read, and report it after."""
         self.reads.append(Extent(name, start, out.nbytes))
         self._files.read_into(name, start, out)
         self._progress(out.nbytes)
@@ -94,7 +96,7 @@ class TrackedFiles(FilesWrapper):
 
     @property
     def read(self) -> int:
-        """Return the bytes that were read; those read twice count twice."""
+        """Return how many bytes were read; those read twice count twice."""
         return sum(extent.size for extent in self.reads)
 
     @property
@@ -112,6 +114,7 @@ class CountedSource:
     """A store or directory that counts the bytes that were read, and reports them.  Thread-safe."""
 
     def __init__(self, source: RangeSource, progress: ReadProgress = no_progress) -> None:
+        """Wrap ``source``; ``progress`` gets the bytes of each read, from one thread at a time."""
         self.source, self.read, self.progress = source, 0, progress
         self._lock = threading.Lock()
 
@@ -124,6 +127,7 @@ class CountedSource:
         """Send the bytes of an extent to ``sink``, through ``buffer``."""
 
         def counted(view: memoryview) -> None:
+            """Count the bytes, then send them on."""
             self._count(view)
             sink(view)
 
@@ -157,7 +161,10 @@ def local_place(source: object, name: str) -> tuple[str, str] | None:
 
 
 def pieces(source: RangeSource, extent: Extent) -> Iterator[memoryview]:
-    """Yield the bytes of an extent; each piece is valid until the next."""
+    """Yield the bytes of an extent, read ahead if the source is far; raise StoreError.
+
+    Each piece is valid until the next.
+    """
     inner = source.source if isinstance(source, CountedSource) else source
     depth = 0 if is_near(inner) else DEPTH
     return read_ahead(source, extent.file, extent.size, WINDOW, depth, first=extent.start)

@@ -174,10 +174,10 @@ def _verify_readable(
     location: str,
     options: VerifyOptions,
 ) -> tuple[Report, bool]:
-    """Return a report, and whether it may be written: only if the location could be judged.
+    """Verify a location; return a report, and whether it may be written: only if it was judged.
 
     Damaged manifests are reported also if no other can be read: other processes remember what they
-    read before, and a report has them read it again.
+    read before, and a report has them read it again. Raise StoreError.
     """
     location_state, faults = state.of(run, location), state.faults_of(run, location)
     empty_report = Report(
@@ -197,7 +197,10 @@ def _verify_readable(
 
 
 def _read_reports(store: Store, state: StoreState, run: str, location: str) -> Mapping[str, Report]:
-    """Return the reports about a location without a readable manifest, by name."""
+    """Read the reports about a location without a readable manifest; return them by name.
+
+    Raise StoreError.
+    """
     names = (
         name
         for name in record_names(state.mtimes).values()
@@ -270,7 +273,7 @@ def _read_location_files(
 ) -> tuple[list[VerifyFinding], tuple[Reading, ...], int]:
     """Check the stored files of a location at every level; return what `_check_levels` does.
 
-    Shards are not parsed if they are deleted, or of two saves.
+    Shards are not parsed if they are deleted, or of two saves. Raise as `_check_levels` does.
     """
     prefix = consolidated_prefix(state.run, state.location)
     model_title = prefix.removeprefix(f"{state.run}/").rstrip("/")
@@ -409,6 +412,7 @@ def record_directory(
     source = CountedSource(files, progress)
 
     def record(item: tuple[str, int]) -> ExpectedFile:
+        """Read one file, given as path and size; return it with its digests."""
         return directory_file(item[0], digest_file(source, *item))
 
     with ThreadPool(_THREADS, thread_name_prefix="ckptsync-record") as pool:

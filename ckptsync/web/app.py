@@ -61,6 +61,7 @@ class Guard:
     """
 
     def __init__(self, listen: str, token: str) -> None:
+        """Derive the cookie's name and value from the token; a server that restarts accepts it."""
         name = listen.rpartition(":")[0].lower()
         has_names = is_local(listen) and not listen.startswith(UNIX)
         self.hosts = frozenset({*_LOCAL, name} if has_names else ())
@@ -102,10 +103,15 @@ class Guard:
 
 
 def make_app(texts: Mapping[str, Callable[[], Text]], page: Page | None = None) -> App:
-    """Return the application of a listener.
+    """Return the ASGI application of a listener.
 
-    ``texts``: functions that make plain answers, by path; ``/healthz`` is answered even while
-    `MANY` others hang. ``page``: the page of a store, if this listener has it.
+    Other paths are answered with 404 and the list of these, other methods than GET with 405.
+
+    Args:
+        texts: for each path, the function that makes its plain answer. At most `MANY` answers of a
+            path are made at once, others get 503; ``/healthz`` is always answered.
+        page: the page of a store, if this listener has it.
+
     """
     routes = [Route(path, _text(path, make)) for path, make in texts.items()]
     if page:
@@ -126,6 +132,7 @@ def _plain(status: int, text: str) -> Any:
     """Return an exception handler that answers with a status and a text."""
 
     async def answer(_: Request, error: Any) -> Response:
+        """Answer with the text, and the headers of the error."""
         headers = {**HEADERS, **(getattr(error, "headers", None) or {})}
         return PlainTextResponse(text, status, headers)
 
@@ -137,6 +144,7 @@ def _text(path: str, make: Callable[[], Text]) -> Endpoint:
     making = [0]
 
     async def answer(_: Request) -> Response:
+        """Make the answer in a thread; that of /healthz at once."""
         if path == "/healthz":
             status, body, content = make()
         elif making[0] >= MANY:
@@ -178,6 +186,7 @@ class Page:
         """Return an endpoint that answers requests that are allowed, with `HEADERS`."""
 
         async def answer(request: Request) -> Response:
+            """Answer with the refusal, or else with the endpoint's answer."""
             response = self._guard.refusal(request) or await endpoint(request)
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
@@ -192,6 +201,7 @@ class Page:
         """
 
         async def answer(request: Request) -> Response:
+            """Answer with HTML, or with JSON that a thread makes; 404 or 503 for an error."""
             if "application/json" not in request.headers.get("accept", ""):
                 return _shell()
             if self._making >= MANY:

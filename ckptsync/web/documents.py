@@ -116,7 +116,10 @@ class Documents:
         }
 
     def _curves_of(self, run: str, summaries: Sequence[Summary]) -> Mapping[str, Curve]:
-        """Return the whole curves of a run; none if no trainer's state can be read."""
+        """Return the whole curves of a run; none if no trainer's state can be read.
+
+        Reads the store once for each set of trainer's states, and caches the result.
+        """
         state_locations = states_of(summaries)
         key = [(s.location, s.state, s.status) for s in state_locations]
         return self._read_once(
@@ -132,7 +135,8 @@ class Documents:
     ) -> T:
         """Return the cached value of a name if it has this key; else load and cache it.
 
-        Drops the entries that were used least recently, beyond `KEPT`. Raises what ``load`` raises.
+        Other threads wait while one loads.  Drops the entries that were used least recently, beyond
+        `KEPT`.  Raises what ``load`` raises, and then drops the old entry.
         """
         with self._lock:
             last = cache.pop(name, None)
@@ -145,7 +149,7 @@ class Documents:
 
 
 def _strip(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return the cells of a run's newest checkpoints, the oldest first."""
+    """Return the cells of a run's newest checkpoints, at most `STRIP`, the oldest first."""
     newest = by_age(summaries)[-STRIP:]
     return [{"location": s.location, "step": s.step, "status": s.status} for s in newest]
 

@@ -75,8 +75,10 @@ def _script(kind: str, text: str, more: str = "") -> str:
 
 
 def _icon(svg: str) -> str:
+    """Return the link element of an icon; empty without one."""
     return f'<link rel="icon" href="{_data_url("image/svg+xml", svg)}">' if svg else ""
 
 
 def _data_url(kind: str, text: str) -> str:
+    """Return a text as a ``data:`` URL of a content type."""
     return f"data:{kind};base64,{base64.b64encode(text.encode()).decode()}"

@@ -53,6 +53,7 @@ class HttpServer:
     """
 
     def __init__(self, where: str, app: App, key: str) -> None:
+        """Listen on the address, and start the thread that serves it."""
         self._path = Path(where.removeprefix(UNIX)) if where.startswith(UNIX) else None
         try:
             self._socket = _bound_path(self._path) if self._path else _bound(where)
@@ -190,6 +191,7 @@ class _Server(uvicorn.Server):
         self.ended = asyncio.Event()
 
     async def main_loop(self) -> None:
+        """Wait for ``ended``, instead of uvicorn's ticks."""
         await self.on_tick(0)  # sets the headers of all answers
         await self.ended.wait()
 
@@ -237,6 +239,7 @@ class _Connection(H11Protocol):
             self.loop.call_later(SOON, self._cut_oldest)
 
     def timeout_keep_alive_handler(self) -> None:
+        """Abort the idle connection."""
         self.transport.abort()  # a close would wait until the rest is taken
 
     def pause_writing(self) -> None:
@@ -269,6 +272,7 @@ class _Connection(H11Protocol):
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    """Cancel a timer; do nothing if there is none."""
     if timer:
         timer.cancel()
 
@@ -282,10 +286,12 @@ async def in_thread(work: Callable[[], Any], name: str) -> Any:
     future: asyncio.Future[Any] = loop.create_future()
 
     def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        """Set the outcome, unless the awaiting task was cancelled."""
         if not future.done():
             set_outcome(outcome)
 
     def run() -> None:
+        """Do the work, and hand its result or error to the loop; drop it if the loop has ended."""
         try:
             outcome, set_outcome = work(), future.set_result
         except BaseException as e:  # noqa: BLE001 - raised where it is awaited

@@ -405,7 +405,10 @@ def _listed_digests(checkpoint: str, files: Sequence[Stat], view: StoreView) -> 
 
 
 def remove_by_rename(output_dir: Path, checkpoint_dir: CheckpointDir, listing: Listing) -> bool:
-    """Remove a checkpoint by one rename; return False if it is not ``listing``, and so stays."""
+    """Remove a checkpoint by one rename; return False if it is not ``listing``, and so stays.
+
+    Raises ConfigError where other users could replace it meanwhile, StoreError or Incomplete.
+    """
     aside = f"{_GONE}{checkpoint_dir.name}"
     with (
         translate_errors(checkpoint_dir.path),

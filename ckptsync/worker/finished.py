@@ -36,17 +36,15 @@ from ckptsync.worker.torn_saves import (
     without_arguments,
 )
 
-SENTINEL = (  # Hugging Face's Trainer, as long as it saves just in time
-    "checkpoint-is-incomplete.txt"
-)
+# Hugging Face's Trainer has this file as long as it saves just in time
+SENTINEL = "checkpoint-is-incomplete.txt"
 V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
 MARKED = 1.0  # seconds without a change, where every rank here has marked the save
 SAVES = 3  # times the Trainer's usual, without another checkpoint, after which training has ended
-DAY = 86400.0  # the same in seconds where nobody knows what is usual
-REST_OF_LAST_FILE = (
-    0.4  # seconds without a change, after which rotation may take a save that has its last file
-)
+DAY = 86400.0  # seconds after which it has ended if its usual interval is unknown
+# seconds without a change, after which rotation may delete a save that has its last file
+REST_OF_LAST_FILE = 0.4
 _HINT = "if your script writes nothing else, push it (ckptsync push), or call ckptsync.mark_saved"
 
 
@@ -140,7 +138,7 @@ def may_be_alone(observed: Observation, rule: Rule) -> bool:
     return bool(_possibly_torn(observed, rule))
 
 
-# What no length of waiting makes good.
+# Reasons that no waiting removes.
 
 
 def _refusal(observed: Observation) -> str:
@@ -289,8 +287,7 @@ def _find_doubt(observed: Observation, rule: Rule) -> str:
     A crash may also leave such files, so they count as finished after `Rule.doubtful` seconds.
     """
     state = observed.state
-    # a partial file that is older than the trainer's last file is of an earlier save, which was
-    # killed
+    # a partial file older than the trainer's last file is of an earlier save that was killed
     ended = state.mtime if state is not None and state.step is not None else 0
     unfinished = next((p.path for p in observed.partial if p.mtime >= ended), "")
     if unfinished:

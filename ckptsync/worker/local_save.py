@@ -99,7 +99,7 @@ class LocalFiles:
         object.__setattr__(
             self,
             "_sizes",
-            {path: h.stat.size for path, h in {**self.withheld, **self.by_path}.items()},
+            {path: file.stat.size for path, file in {**self.withheld, **self.by_path}.items()},
         )
         object.__setattr__(
             self, "_stats", tuple(self.by_path[path].stat for path in sorted(self.by_path))
@@ -118,13 +118,13 @@ class LocalFiles:
     @property
     def unpinned(self) -> tuple[str, ...]:
         """Return the paths without a pin: only the trainer's own directory holds them."""
-        return tuple(sorted(p for p, h in self.by_path.items() if not h.is_pinned))
+        return tuple(sorted(p for p, file in self.by_path.items() if not file.is_pinned))
 
     @property
     def files_around(self) -> tuple[str, ...]:
         """Return the full paths of files from around the checkpoint that are sent with it."""
-        added = (h for h in self.by_path.values() if h.is_added and not h.is_pinned)
-        return tuple(sorted(f"{h.root}/{h.stat.path}" for h in added))
+        added = (file for file in self.by_path.values() if file.is_added and not file.is_pinned)
+        return tuple(sorted(f"{file.root}/{file.stat.path}" for file in added))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -148,20 +148,20 @@ class LocalFiles:
 
     def with_added(self, root: Path, files: Iterable[Stat]) -> LocalFiles:
         """Return a copy with files of ``root`` added, except under the checkpoint's own names."""
-        added = {
+        added_files = {
             f.path: LocalFile(f, root, is_pinned=True, is_added=True)
             for f in files
             if f.path not in self.by_path
         }
-        return replace(self, by_path=added | dict(self.by_path))
+        return replace(self, by_path=added_files | dict(self.by_path))
 
     def only(self, paths: Collection[str]) -> LocalFiles:
         """Return a copy that sends only these paths; the other files are withheld."""
-        chosen = {path: h for path, h in self.by_path.items() if path in paths}
+        chosen = {path: file for path, file in self.by_path.items() if path in paths}
         return replace(
             self,
             by_path=chosen,
-            withheld={path: h for path, h in self.by_path.items() if path not in paths},
+            withheld={path: file for path, file in self.by_path.items() if path not in paths},
         )
 
     def sizes(self) -> Mapping[str, int]:
@@ -200,14 +200,16 @@ class OpenLocalFile:
 
         Raises Corrupt for a file that is too short, StoreError where the disk refuses.
         """
-        what, got = f"{self.files.name}/{name}", 0
+        name_for_errors, got = f"{self.files.name}/{name}", 0
         while got < len(out):
             try:
                 count = os.preadv(self.descriptor, [out[got:]], start + got)
             except OSError as e:
-                raise StoreError(f"{what}: {e.strerror}", hint=_DISK) from e
+                raise StoreError(f"{name_for_errors}: {e.strerror}", hint=_DISK) from e
             if count == 0:
-                raise Corrupt(f"{what}: ends at byte {start + got}, {start + len(out)} expected")
+                raise Corrupt(
+                    f"{name_for_errors}: ends at byte {start + got}, {start + len(out)} expected"
+                )
             got += count
 
 
@@ -278,18 +280,18 @@ def build_local_save(
     Pinned files are read from the pin.  Names of the pin that the source has lost stay: rotation
     deletes files one by one.
     """
-    file = (
+    by_path = (
         {f.path: LocalFile(f, listing.path, is_pinned=False) for f in listing.files}
         if listing
         else {}
     )
     if pin is not None:
         root = pin.root  # a Path costs more than a LocalFile
-        file |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
+        by_path |= {f.path: LocalFile(f, root, is_pinned=True) for f in pin.files}
     files = LocalFiles(
         checkpoint_dir.name,
         checkpoint_dir.family,
-        file,
+        by_path,
         listing.partial if listing else (),
         listing.others if listing else (),
         is_gone=listing is None or not (listing.files or listing.partial),
@@ -413,7 +415,7 @@ def draft_manifest(
     files = local_save.files
     commit = local_save.pin.commit if local_save.pin and local_save.pin.is_committed else None
     # what the hook adds is as old as the training
-    times = [h.stat.mtime for h in files.by_path.values() if not h.is_added]
+    times = [file.stat.mtime for file in files.by_path.values() if not file.is_added]
     if read_files.layout is None:
         layout = _read_layout(files, count_ranks(local_save, spool))
         check_unchanged(files)
@@ -438,9 +440,9 @@ def draft_manifest(
         version=__version__,
         trainer=trainer or local_save.checkpoint_dir.family,
         times={
-            key: at
-            for key, at in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
-            if at
+            key: time_ns
+            for key, time_ns in (("finished", pin_notes.finished), ("sending", pin_notes.sending))
+            if time_ns
         },
     )
     return manifest, notes

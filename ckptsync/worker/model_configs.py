@@ -160,10 +160,8 @@ def send_missing_config(
     so many seconds are not sent yet.
     """
     manifests_there = manifest_groups.manifests_in(location, manifests)
-    own_manifests, named_paths = (
-        [m for m in manifests_there if m.node == context.node],
-        {f.path for m in manifests_there for f in m.files},
-    )
+    own_manifests = [m for m in manifests_there if m.node == context.node]
+    named_paths = {f.path for m in manifests_there for f in m.files}
     configs = (
         drop_young(
             find_model_configs(local_save.files, local_save.checkpoint_dir, named_paths), young
@@ -189,10 +187,10 @@ def send_missing_config(
         ended=max(m.ended for m in own_manifests),
         supersedes=(),
     )
-    sent = upload(
+    result = upload(
         draft, replace(local_save.files, by_path={**local_save.files.by_path, **configs}), context
     )
-    return () if sent.stored_before else tuple(sorted(configs))
+    return () if result.stored_before else tuple(sorted(configs))
 
 
 def drop_young(configs: Mapping[str, LocalFile], young: float = YOUNG) -> Mapping[str, LocalFile]:
@@ -216,9 +214,8 @@ def find_model_configs(
     names = {path.rpartition("/")[2] for path in (*files.by_path, *stored)}
     lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if names.isdisjoint(kind.own)]
     configs: dict[str, LocalFile] = {}
-    around: tuple[
-        Path, ...
-    ] = ()  # the run's directory, nearest first; the final model is what lies there
+    # the run's directory, nearest first; the final model is what lies there
+    around: tuple[Path, ...] = ()
     if checkpoint_dir.name != FINAL:
         home = (
             checkpoint_dir.path if checkpoint_dir.only is not None else checkpoint_dir.path.parent
@@ -241,7 +238,7 @@ def find_model_configs(
 def _add_kinds(
     configs: dict[str, LocalFile], beside: Mapping[str, LocalFile], kinds: Iterable[_Kind]
 ) -> None:
-    """Add to ``configs`` the files of each kind that it has none of and that ``beside`` has whole."""
+    """Add to ``configs`` the files of each kind that only ``beside`` has, if they are whole."""
     for kind in kinds:
         if configs.keys().isdisjoint(kind.names) and _has_mark(beside, kind):
             kind_files = {name: beside[name] for name in kind.names if name in beside}

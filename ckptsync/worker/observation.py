@@ -159,7 +159,7 @@ def find_surroundings(
         (
             save.checkpoint_dir.family,
             save.checkpoint_dir.step,
-            min(h.stat.mtime for h in save.files.by_path.values()),
+            min(file.stat.mtime for file in save.files.by_path.values()),
         )
         for save in saves
         if save.checkpoint_dir.step is not None and save.files.by_path
@@ -240,7 +240,7 @@ def _unended_training(
     files = local_save.files.by_path
     if local_save.files.family != FINAL or not files:
         return None
-    end = max(h.stat.mtime for h in files.values())
+    end = max(file.stat.mtime for file in files.values())
     writers = [b for b in around.processes if b.at <= end / 1e9]
     if writers and all(b.ended for b in writers if b.train == writers[-1].train):
         return None
@@ -254,7 +254,9 @@ def _unended_training(
     )
     if not mtime or (TRAINER_STATE in files and files[TRAINER_STATE].stat.mtime >= mtime):
         return None
-    began = min(mtime_of_file for h in files.values() if (mtime_of_file := h.stat.mtime) >= mtime)
+    began = min(
+        mtime_of_file for file in files.values() if (mtime_of_file := file.stat.mtime) >= mtime
+    )
     if began - mtime > COPIED * 1e9:
         return None
     if before is None or (before.checkpoint, before.mtime) != (last.checkpoint, mtime):
@@ -273,7 +275,7 @@ def is_later(local_save: LocalSave, spans: Iterable[Span]) -> bool:
     step = local_save.checkpoint_dir.step
     if step is None or not local_save.files.by_path:
         return False
-    end = max(h.stat.mtime for h in local_save.files.by_path.values())
+    end = max(file.stat.mtime for file in local_save.files.by_path.values())
     return any(
         family == local_save.checkpoint_dir.family and other_step > step and start >= end
         for family, other_step, start in spans
@@ -441,9 +443,11 @@ def _check_files(files: LocalFiles) -> tuple[tuple[str, ...], tuple[str, ...] | 
     """
     kinds = device_kinds()
     leasable = [
-        h for h in files.by_path.values() if kinds.get(h.stat.device) in _LEASE_FILE_SYSTEMS
+        file
+        for file in files.by_path.values()
+        if kinds.get(file.stat.device) in _LEASE_FILE_SYSTEMS
     ]
-    unleasable = files.by_path.keys() - {h.stat.path for h in leasable}
+    unleasable = files.by_path.keys() - {file.stat.path for file in leasable}
     unclosed = [path for path in unleasable if not registry.closed(path, files)]
     leases: dict[str, bool | None] = dict.fromkeys(unleasable)
     for file, fd in open_each(leasable):

@@ -1,4 +1,4 @@
-"""This node's pins beside the trainer's checkpoints: how they follow what lies there.
+"""Makes this node's pins follow what the trainer's directories hold.
 
 Rotation, another save and a killed trainer look alike for a moment.  `follow_source` decides, of
 names and inodes alone, whether the pin grows, stays, or a new one is created; `Pinner` carries it

@@ -191,17 +191,20 @@ def _find_named(
     return checkpoint_dir
 
 
-def _refuse_several(directory: Path, name: str, inside: Sequence[CheckpointDir], url: str) -> None:
-    """Raise ConfigError if a directory that gets one name contains checkpoints with names of their own.
+def _refuse_several(
+    directory: Path, name: str, inner_dirs: Sequence[CheckpointDir], url: str
+) -> None:
+    """Raise ConfigError if a directory that gets one name contains checkpoints with own names.
 
     One of DeepSpeed's tags counts as one checkpoint with what lies beside it.
     """
-    if len(inside) > 1 or any(s.family != "deepspeed" for s in inside):
-        push_all, push_first = push_command(directory, url), push_command(inside[0].path, url)
+    if len(inner_dirs) > 1 or any(s.family != "deepspeed" for s in inner_dirs):
+        push_all, push_first = push_command(directory, url), push_command(inner_dirs[0].path, url)
         raise ConfigError(
-            f"{directory}: --as names one checkpoint, but this directory contains {inside[0].name}",
-            hint=f"name its directory ({push_first} --as {name}), or upload each under its own name:"
-            f" {push_all}",
+            f"{directory}: --as names one checkpoint, but this directory contains"
+            f" {inner_dirs[0].name}",
+            hint=f"name its directory ({push_first} --as {name}), or upload each under its own"
+            f" name: {push_all}",
         )
 
 
@@ -357,11 +360,11 @@ def _send(local_save: LocalSave, save: str, context: UploadContext) -> UploadPro
     if own_pin is not None and not context.view.find_save(local_save.files.stats, name, EVERYTHING):
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours
             pin_notes = write_pin_notes(own_pin, pin_notes)
-    sent = send_save(local_save, pin_notes, context, ReadFiles())
+    result = send_save(local_save, pin_notes, context, ReadFiles())
     if own_pin is not None:
         with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
             mark_stored(own_pin)
-    progress = sent_progress(local_save, sent)
+    progress = sent_progress(local_save, result)
     is_doubtful = not context.store.is_exclusive and context.read().is_contended
     return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
@@ -406,10 +409,7 @@ def find_surroundings_of(offer: Offer) -> Surroundings:
     # what cannot be read proves nothing of the rest, and pushing it reports why
     with contextlib.suppress(CkptsyncError):
         for checkpoint_dir in checkpoint_dirs.find_checkpoint_dirs(offer.root):
-            saves.append(
-                build_local_save(
-                    offer.run, checkpoint_dir, checkpoint_dirs.list_checkpoint(checkpoint_dir)
-                )
-            )
+            listing = checkpoint_dirs.list_checkpoint(checkpoint_dir)
+            saves.append(build_local_save(offer.run, checkpoint_dir, listing))
     marked = {*(s.name for s in offer.found_dirs), *(p.checkpoint for p in offer.pins)}
     return replace(find_surroundings(offer.root, saves, marked), has_trainer=False)

@@ -113,19 +113,19 @@ def order_saves(
     finished save of its run is newer both by age and by its files: a clock that was set back drops
     nothing.
     """
-    waiting = sorted(pending_saves, key=lambda t: t.age, reverse=order == "newest")
+    by_age = sorted(pending_saves, key=lambda p: p.age, reverse=order == "newest")
     dropped = [
         pending
-        for pending in waiting
+        for pending in by_age
         if superseded == "drop"
         and not pending.is_begun
         and any(
-            o.run == pending.run and o.age > pending.age and o.written > pending.written
-            for o in waiting
+            newer.run == pending.run and newer.age > pending.age and newer.written > pending.written
+            for newer in by_age
         )
     ]
-    going = sorted((t for t in waiting if t not in dropped), key=lambda t: not t.is_begun)
-    return [t.save for t in going], [t.save for t in dropped]
+    to_upload = sorted((p for p in by_age if p not in dropped), key=lambda p: not p.is_begun)
+    return [p.save for p in to_upload], [p.save for p in dropped]
 
 
 class UploadQueue:

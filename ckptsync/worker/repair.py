@@ -152,7 +152,7 @@ def send_again(
         return (
             "the store has exactly what this node uploaded: the file was damaged before the upload"
         )
-    candidates = [h.by_path[entry.path] for h in file_sets if entry.path in h.by_path]
+    candidates = [files.by_path[entry.path] for files in file_sets if entry.path in files.by_path]
     candidates.sort(key=lambda local_file: local_file.stat.mtime != entry.mtime)
     for local_file in chain(candidates, added_files):
         if (local_file.stat.path, local_file.stat.size) != (entry.path, entry.size):
@@ -274,7 +274,7 @@ class FileRepairs:
         self._queues.post(self, [] if local_saves is None else list(self._jobs(local_saves, busy)))
 
     def result(self) -> tuple[list[RepairedFile], list[Failure]]:
-        """Return what has been sent again since the last plan, and the failures, which are tried again."""
+        """Return the repairs since the last plan, and the failures, which are tried again."""
         while self._news:
             self._done.append(self._news.popleft())
         repairs = [result for result in self._done if isinstance(result, RepairedFile)]

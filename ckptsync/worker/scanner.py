@@ -43,7 +43,7 @@ from ckptsync.worker.options import RunDir, push_command
 from ckptsync.worker.pinning import Pinner, step_key
 from ckptsync.worker.results import Failure, describe_failure
 
-# seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken
+# seconds without a renewal, on our clock, after which another node's pin on a shared disk is taken
 # over
 DEAD_AFTER = 600.0
 STORED = "stored, or another's"
@@ -142,7 +142,7 @@ class Scanner:
         self._is_done, self._has_other_part, self._is_planned = is_done, has_other_part, is_planned
         self._saves: dict[Key, ScannedSave] = {}
         self._at = 0.0
-        self._pulses: dict[tuple[Path, int], float] = {}
+        self._renewals: dict[tuple[Path, int], float] = {}
         # weights that no worker knows: since when they have been like this, and why
         self._strays: dict[str, tuple[float, object, str]] = {}
         self._strays_at = float("-inf")
@@ -157,33 +157,34 @@ class Scanner:
         with self.lock:
             # a thread that had to wait for another scan knew the time before that
             now = max(now, self._at)
-            scanned, found = self._scan_run(now)
-            self._saves, self._at = {one.key: one for one in scanned}, now
-            pulses = {
-                (one.local_save.pin.path, one.local_save.pin.renewed)
-                for one in self._saves.values()
-                if one.local_save.pin is not None
+            scanned_saves, result = self._scan_run(now)
+            self._saves, self._at = {scanned.key: scanned for scanned in scanned_saves}, now
+            renewals = {
+                (scanned.local_save.pin.path, scanned.local_save.pin.renewed)
+                for scanned in self._saves.values()
+                if scanned.local_save.pin is not None
             }
-            self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
-        notes = list(found.notes)
-        for one in scanned:
+            self._renewals = {
+                key: since for key, since in self._renewals.items() if key in renewals
+            }
+        notes = list(result.notes)
+        for scanned in scanned_saves:
             # nobody writes to it, and no waiting makes it good, or only hours do: the trainer was
             # killed, or a user has to decide
-            is_held = (
-                one.observation
-                and one.observation.files
-                and (one.verdict.remaining is None or one.observation.unended)
-                and not one.verdict.finished
-                and not one.is_lost
+            is_blocked = (
+                scanned.observation
+                and scanned.observation.files
+                and (scanned.verdict.remaining is None or scanned.observation.unended)
+                and not scanned.verdict.finished
+                and not scanned.is_lost
             )
-            if is_held and now - one.since >= self._rule.unmarked:
-                reason = one.verdict.reason.partition("; finished if")[0]
-                notes.append(
-                    f"{one.local_save.run}/{one.local_save.checkpoint}: not uploaded: {reason}"
-                )
+            if is_blocked and now - scanned.since >= self._rule.unmarked:
+                reason = scanned.verdict.reason.partition("; finished if")[0]
+                name = f"{scanned.local_save.run}/{scanned.local_save.checkpoint}"
+                notes.append(f"{name}: not uploaded: {reason}")
         notes += self._stray_notes(now)
-        local_save = tuple(one.local_save for one in scanned)
-        self.last = Scan(local_save, found.failures, self.due(now), tuple(notes))
+        local_saves = tuple(scanned.local_save for scanned in scanned_saves)
+        self.last = Scan(local_saves, result.failures, self.due(now), tuple(notes))
         return self.last
 
     def _stray_notes(self, now: float) -> Iterator[str]:
@@ -238,15 +239,17 @@ class Scanner:
         None if no save will be finished without a change.
         """
         waits: list[float] = []
-        for one in self.saves():
-            remaining = one.verdict.remaining
-            if one.observation is None or (one.verdict.finished and self._is_planned(one)):
+        for scanned in self.saves():
+            remaining = scanned.verdict.remaining
+            if scanned.observation is None or (
+                scanned.verdict.finished and self._is_planned(scanned)
+            ):
                 continue
-            if one.verdict.finished:
+            if scanned.verdict.finished:
                 return 0.0
             # what is refused now may be whole soon; what a crash has left never is
             if remaining is None:
-                remaining = max(self._rule.quiet, (self._at - one.since) * SELDOM)
+                remaining = max(self._rule.quiet, (self._at - scanned.since) * SELDOM)
             waits.append(max(0.0, remaining - (now - self._at)))
         return min(waits, default=None)
 
@@ -256,38 +259,38 @@ class Scanner:
         Takes over pins of other nodes whose owner shows no sign of life for ten minutes.
         """
         run = self._run
-        directory, last, self._names = _identity(run.path), self._names, None
+        directory, names_before, self._names = _identity(run.path), self._names, None
         try:
-            found = list_and_pin_saves(run, self._pinner)
+            listed = list_and_pin_saves(run, self._pinner)
         except CkptsyncError as e:
             return [], Scan(failures=(describe_failure(run.name, "", e),))
         # another directory may have been mounted, or moved, to its place: then nobody knows which
         # checkpoints were there before
-        known = last[1] if last and last[0] == directory else None
-        failures = list(found.failures)
-        pins = [one.pin for one in found.saves if one.pin is not None]
+        earlier_names = names_before[1] if names_before and names_before[0] == directory else None
+        failures = list(listed.failures)
+        pins = [local_save.pin for local_save in listed.saves if local_save.pin is not None]
         around = find_surroundings(
             run.path,
-            found.saves,
+            listed.saves,
             {p.checkpoint for p in pins if not (p.stored or p.is_committed)},
         )
         scanned: list[ScannedSave] = []
-        for one in found.saves:
+        for local_save in listed.saves:
             try:
-                pin = one.pin
+                pin = local_save.pin
                 # on a shared disk: whose owner may be dead
                 if pin is not None and pin.node not in ("", self._pinner.node):
-                    since = self._pulses.setdefault((pin.path, pin.renewed), now)
-                    mine = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
-                    one = one if mine is None else replace(one, pin=mine)  # noqa: PLW2901
-                is_new = known is not None and one.checkpoint not in known
-                scanned.append(self._scan_save(one, around, now, failures, is_new=is_new))
+                    since = self._renewals.setdefault((pin.path, pin.renewed), now)
+                    claimed = claim(pin, self._pinner.node) if now - since > DEAD_AFTER else None
+                    local_save = local_save if claimed is None else replace(local_save, pin=claimed)  # noqa: PLW2901
+                is_new = earlier_names is not None and local_save.checkpoint not in earlier_names
+                scanned.append(self._scan_save(local_save, around, now, failures, is_new=is_new))
             except CkptsyncError as e:  # noqa: PERF203 - one that cannot be read hides no other
-                failures.append(describe_failure(run.name, one.checkpoint, e))
+                failures.append(describe_failure(run.name, local_save.checkpoint, e))
         if directory:
-            names = {s.checkpoint for s in found.saves} | {f.checkpoint for f in failures}
+            names = {s.checkpoint for s in listed.saves} | {f.checkpoint for f in failures}
             self._names = directory, frozenset(names)
-        return scanned, replace(found, failures=tuple(failures))
+        return scanned, replace(listed, failures=tuple(failures))
 
     def _scan_save(
         self,
@@ -306,15 +309,17 @@ class Scanner:
         before = self._saves.get(local_save.key)
         # a pinned file is ours to replace, by a reflink of it: its inode says nothing
         stats = (
-            Stat(h.stat.path, h.stat.size, h.stat.mtime, 0, 0) if h.is_pinned else h.stat
-            for h in local_save.files.by_path.values()
+            Stat(file.stat.path, file.stat.size, file.stat.mtime, 0, 0)
+            if file.is_pinned
+            else file.stat
+            for file in local_save.files.by_path.values()
         )
         state = tuple(sorted((*stats, *local_save.files.partial)))
         is_same = before is not None and before.state == state
         since = before.since if before is not None and is_same else now
         first = before.first if before is not None else now
-        done = Judgement(finished=False, reason=STORED, remaining=None)
-        scanned = ScannedSave(local_save, first, since, state, done)
+        stored = Judgement(finished=False, reason=STORED, remaining=None)
+        scanned = ScannedSave(local_save, first, since, state, stored)
         if self._is_done(local_save):
             return scanned
         is_new_save = self._is_new_save(local_save, before, since, is_new=is_new)
@@ -328,9 +333,11 @@ class Scanner:
                 is_new_save=is_new_save,
             )
         except Incomplete as e:  # it changes meanwhile
-            return replace(scanned, verdict=replace(done, reason=str(e)))
-        rests = is_stable(observation, now - since, self._rule, verdict)
-        local_save = _note_verdict(local_save, verdict, failures, is_stable=rests)
+            return replace(
+                scanned, verdict=Judgement(finished=False, reason=str(e), remaining=None)
+            )
+        stable = is_stable(observation, now - since, self._rule, verdict)
+        local_save = _note_verdict(local_save, verdict, failures, is_stable=stable)
         return replace(
             scanned,
             local_save=local_save,
@@ -357,7 +364,7 @@ class Scanner:
         other_part = self._has_other_part(local_save)
 
         def judge_now(observation: Observation) -> tuple[Observation, Judgement]:
-            """Return the observation, completed by similar saves if they decide, and its verdict."""
+            """Return the observation, with a look at similar saves if needed, and a verdict."""
             if may_be_alone(observation, self._rule):  # then other checkpoints decide
                 observation = replace(
                     observation, has_similar=is_like_another(local_save, around.saves)

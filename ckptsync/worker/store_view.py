@@ -303,10 +303,8 @@ class StoreView:
 
         Files that are not sent by choice are ignored.
         """
-        manifests, digests = (
-            self.run_records.live(checkpoint),
-            self.known_digests.get(checkpoint, {}),
-        )
+        manifests = self.run_records.live(checkpoint)
+        digests = self.known_digests.get(checkpoint, {})
         if selection.is_everything:
             return find_holder(stats, self.node, manifests, digests)
         holders = (

@@ -250,18 +250,22 @@ def without_arguments(files: Iterable[Stat]) -> str:
 # Two saves in one directory.
 
 
-def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest: float) -> str:
+def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest_time: float) -> str:
     """Return why these files are of two saves, the later of which did not end.
 
     Empty if they are not.  ``last_file_mtime``: of what the trainer writes last (ns), if that is
-    here.  ``rest``: seconds without a write after which a save is over.
+    here.  ``rest_time``: seconds without a write after which a save is over.
     """
     if last_file_mtime is None:
         last_file_mtime = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
     return (
-        (_find_overwritten(files, last_file_mtime, rest) if last_file_mtime is not None else "")
-        or _find_uneven_shards(files, rest)
-        or _find_old_random_state(files, rest)
+        (
+            _find_overwritten(files, last_file_mtime, rest_time)
+            if last_file_mtime is not None
+            else ""
+        )
+        or _find_uneven_shards(files, rest_time)
+        or _find_old_random_state(files, rest_time)
         or _find_late_shard(files)
         or _find_old_metadata(files)
         or _find_old_parts(files)
@@ -305,7 +309,7 @@ def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest: float) -> str:
+def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest_time: float) -> str:
     """Return that a new save has begun after the trainer's last file; empty if none has.
 
     A file that only a trainer writes shows it, or a long time without a write.
@@ -315,7 +319,7 @@ def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest: float) 
         for newer in _written_after(files, last_file_mtime, SAME_MOMENT)
     )
     over = next(filter(None, surely), "")
-    for newer in _written_after(files, last_file_mtime, rest) if not over else ():
+    for newer in _written_after(files, last_file_mtime, rest_time) if not over else ():
         # anybody may write weights, but hardly with their configuration
         is_configured = any(_CONFIGS.fullmatch(f.path) for f in newer)
         random = (f.path for f in newer if is_random_state(f.path))
@@ -384,7 +388,7 @@ def _find_newer_part(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
     return next((f.path for f in newer if model(f.path) in split), "")
 
 
-def _find_uneven_shards(files: Iterable[Stat], rest: float) -> str:
+def _find_uneven_shards(files: Iterable[Stat], rest_time: float) -> str:
     """Return that some shards of a kind are much older than the others; empty if none is.
 
     Ranks write them at the same time.
@@ -395,12 +399,12 @@ def _find_uneven_shards(files: Iterable[Stat], rest: float) -> str:
             kinds[re.sub(r"[0-9]+", "#", file.path)].append(file)
     for shards in kinds.values():
         for older, newer in pairwise(sorted(shards, key=lambda f: f.mtime)):
-            if _is_gap(older.mtime, newer, rest):
+            if _is_gap(older.mtime, newer, rest_time):
                 return f"{older.path} is of an older save than {newer.path}"
     return ""
 
 
-def _find_old_random_state(files: Iterable[Stat], rest: float) -> str:
+def _find_old_random_state(files: Iterable[Stat], rest_time: float) -> str:
     """Return that a random state is much older than all other states and weights; empty if none is.
 
     Its rank has not ended the new save.
@@ -409,7 +413,7 @@ def _find_old_random_state(files: Iterable[Stat], rest: float) -> str:
     states = [f for f in files if _is_of_states(f.path) or _WEIGHTS.fullmatch(f.path)]
     first = min(states, key=lambda f: f.mtime, default=None)
     oldest = min(random, key=lambda f: f.mtime, default=None)
-    if first is None or oldest is None or not _is_gap(oldest.mtime, first, rest):
+    if first is None or oldest is None or not _is_gap(oldest.mtime, first, rest_time):
         return ""
     return f"{oldest.path} is of an older save"
 

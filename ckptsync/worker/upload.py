@@ -74,7 +74,8 @@ from ckptsync.worker.upload_sources import (
     is_stored,
 )
 
-# other nodes write manifests while we send; each may show that the save belongs in another location
+# times that a save is sent: other nodes write manifests meanwhile, and each may show that the save
+# belongs in another location
 ROUNDS = 5
 SMALL_FILE = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
 SMALL_AT_ONCE = 4  # times as many as large ones
@@ -166,12 +167,12 @@ def send_save(
         lost_manifests=lost_manifests,
         spool=spool,
     )
-    sent = upload(draft, local_save.files, context, read_files.entries)
-    location = correct_location(context.node, sent.location, local_save.files, context)
-    return replace(sent, location=location, notes=notes)
+    result = upload(draft, local_save.files, context, read_files.entries)
+    location = correct_location(context.node, result.location, local_save.files, context)
+    return replace(result, location=location, notes=notes)
 
 
-def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
+def sent_progress(local_save: LocalSave, result: Sent) -> UploadProgress:
     """Return the progress, phase ``sent``, of an upload that has ended."""
     files, files_around = local_save.files, local_save.files.files_around
     around_note = (
@@ -179,16 +180,16 @@ def sent_progress(local_save: LocalSave, sent: Sent) -> UploadProgress:
         if files_around
         else ()
     )
-    notes = (*sent.notes, *files.notes, *around_note)
+    notes = (*result.notes, *files.notes, *around_note)
     return UploadProgress(
         local_save.run,
         local_save.checkpoint,
         local_save.k,
         "sent",
         "sent",
-        sent.location,
-        sent.files,
-        sent.size,
+        result.location,
+        result.files,
+        result.size,
         notes,
         files.left_out,
         files_around,
@@ -203,8 +204,8 @@ def upload(
 ) -> Sent:
     """Store the files that ``draft`` names, then the manifest; return what was sent.
 
-    It reads the records, decides, sends, and repeats that until the decision stays the same.  If a
-    manifest has all files already, nothing is written.
+    It reads the records, decides, sends, and repeats that until the decision stays the same, at
+    most `ROUNDS` times.  If a manifest has all files already, nothing is written.
 
     Args:
         draft: of its ``supersedes``, the manifest keeps those of its own location.
@@ -214,14 +215,14 @@ def upload(
             added.
 
     Raises:
-        Incomplete: a file has changed, another node's part may belong to the same save, or other nodes
-            keep moving it.  No manifest was written.
+        Incomplete: a file has changed, another node's part may belong to the same save, or other
+            nodes keep moving it.  No manifest was written.
         Unsupported, StoreError: a manifest cannot say this, or the store refuses.
 
     """
     _check_recordable(draft)
     sender = FileSender(files, context, read_entries)
-    sent: UploadDecision | None = None
+    last_decision: UploadDecision | None = None
     entries: tuple[FileEntry, ...] = ()
     with contextlib.ExitStack() as announcement:
         for round_number in range(ROUNDS + 2):
@@ -229,12 +230,14 @@ def upload(
             draft = sender.digest_named(draft, reading.manifests)
             decision = decide(draft, reading)
             # files may have taken hours, and the manifest must fit what others say by now
-            if sent is not None and decision.is_same(sent):
+            if last_decision is not None and decision.is_same(last_decision):
                 return sender.commit(decision.part, entries, reading.manifests)
             if decision.recorded is not None:
                 return Sent(decision.recorded.location, stored_before=decision.recorded)
+            if round_number > ROUNDS:  # no round is left to commit what would be sent
+                break
             if round_number:
-                sent, entries = decision, sender.send(decision.part, decision.unsent)
+                last_decision, entries = decision, sender.send(decision.part, decision.unsent)
                 continue
             # Before the announcement: what is stored needs none, and two nodes that have announced
             # themselves would wait for each other.
@@ -511,9 +514,8 @@ def correct_location(node: str, location: str, files: LocalFiles, context: Uploa
     ``node``: whose part it is; ``context.node`` moves it, mostly the same.  Nothing moves while
     another node sends files of that checkpoint: a later call does it.
     """
-    manifests = (
-        context.read().manifests
-    )  # of most saves nothing has to move, and nothing is announced for them
+    # of most saves nothing has to move, and nothing is announced for them
+    manifests = context.read().manifests
     home = manifest_groups.better_location(node, location, manifests)
     is_exclusive = context.store.is_exclusive
     if home == location and not list_doubtful_names(
@@ -539,10 +541,8 @@ def _move_save(
     node: str, location: str, home: str, manifests: Sequence[StoredManifest], sender: FileSender
 ) -> None:
     """Store at ``home`` what a node has in another location, and write a manifest there."""
-    own_manifests, manifests_at_home = (
-        _own_manifests(node, location, manifests),
-        manifest_groups.manifests_in(home, manifests),
-    )
+    own_manifests = _own_manifests(node, location, manifests)
+    manifests_at_home = manifest_groups.manifests_in(home, manifests)
     number = next_number((k.name for k in manifests), home, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, home, number)
     sender.elsewhere = [*manifest_groups.manifests_in(location, manifests), *manifests_at_home]
@@ -564,10 +564,8 @@ def _store_beside(
     names = list_doubtful_names(node, location, manifests, is_exclusive=is_exclusive)
     if not names:
         return
-    manifests_here, own_manifests = (
-        manifest_groups.manifests_in(location, manifests),
-        _own_manifests(node, location, manifests),
-    )
+    manifests_here = manifest_groups.manifests_in(location, manifests)
+    own_manifests = _own_manifests(node, location, manifests)
     digests = {
         stored_file.name: stored_file.entry.digest
         for stored_files in manifest_groups.locate_files(manifests_here).values()

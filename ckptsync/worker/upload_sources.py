@@ -54,11 +54,10 @@ class UploadSource:
         self.entry = entry or undigested_entry(local_file.stat)
         origin = _origin(node, local_file.stat.path, local_file.stat.size, local_file.stat.mtime)
         self.about = About(local_file.stat.size, origin, self._share)
-        self._held, self._after_chunk, self._files = local_file, after_chunk, files
+        self._local_file, self._after_chunk, self._files = local_file, after_chunk, files
         self._clone: int | None = None
         self._counted = self.entry.size if self.entry.digest else 0
         self.position = 0
-        """Bytes that the present pass has read."""
 
     def __iter__(self) -> Iterator[memoryview]:
         self.position = 0
@@ -66,11 +65,11 @@ class UploadSource:
             self._count(-self._counted)
         reflink, self._clone = self._clone, None
         try:
-            chunks = read_chunks(self._held, self._count, reflink)
+            chunks = read_chunks(self._local_file, self._count, reflink)
             if self.entry.digest:
-                yield from checked(chunks, self.entry, self._held.stat.path)
+                yield from checked(chunks, self.entry, self._local_file.stat.path)
                 return
-            size = self._held.stat.size
+            size = self._local_file.stat.size
             digester = Digester(size, block_size(size, self._files))
             for chunk in chunks:
                 digester.update(chunk)
@@ -101,7 +100,7 @@ class UploadSource:
         See `About`.  The file is compared with the scan before and after the pass, so the reflink
         is of that state.  Does nothing where reflinks are not possible.
         """
-        source = self._held.open()
+        source = self._local_file.open()
         try:
             clone(source, fd)
             # not a copy of the descriptor: the store reads behind us to compare, and read-ahead is
@@ -263,13 +262,13 @@ class FilePool:
             return [work(item) for item in items]
         results: dict[int, R] = {}
         # one iterator for all: a future for each item would cost more than a small file's digest
-        following, turns = iter(range(len(items))), threading.Lock()
+        numbers, numbers_lock = iter(range(len(items))), threading.Lock()
 
         def run() -> None:
             """Work on the next items until none is left or one has failed."""
             while True:
-                with turns:
-                    n = next(following, None)
+                with numbers_lock:
+                    n = next(numbers, None)
                 if n is None:
                     return
                 try:
@@ -294,8 +293,10 @@ class FilePool:
         return [results[n] for n in range(len(items))]
 
     def _check(self) -> None:
-        # Transient if the error is: then stores keep what was sent of the others
-        """Raise StoreError if another file has failed, Transient if its error was."""
+        """Raise StoreError if another file has failed, Transient if its error was.
+
+        After a Transient error stores keep what was sent of this file.
+        """
         if self._error is not None:
             kind = Transient if isinstance(self._error, Transient) else StoreError
             raise kind("cancelled, since another file failed")

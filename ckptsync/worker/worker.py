@@ -151,8 +151,8 @@ class Worker:
         self.saves = SaveTable()
         self.notes: tuple[str, ...] = ()
         self._sent: deque[UploadProgress] = deque()  # uploads that nobody has taken yet
-        # of the last plan
         self._transfers: dict[Key, Transfer] = {}  # of the saves that are being sent
+        # of the last plan
         self._cleaned: Sequence[UploadProgress] = ()
         self._failures: Sequence[Failure] = ()
         self._failed_since: dict[tuple[str, str, str], float] = {}
@@ -558,23 +558,23 @@ class Worker:
                 local_save = write_save_notes(local_save, pin_notes)
         outgoing, read_files = self._outgoing(local_save)
         context = self._upload_context(local_save, capacity)
-        self._clock.measure()  # so that `view.offset()` is at most an hour old
+        self._clock.measure()  # so that `StoreView.offset` is at most an hour old
         try:
-            sent = send_save(outgoing, pin_notes, context, read_files)
+            result = send_save(outgoing, pin_notes, context, read_files)
         except Changed:
             # the bytes may have changed and the times not: what was read is worth nothing
             read_files.entries.clear()
             raise
-        if sent.stored_before is None:
+        if result.stored_before is None:
             self._uploaded.note(local_save.checkpoint, outgoing.files.stats)
-            progress = sent_progress(outgoing, sent)
+            progress = sent_progress(outgoing, result)
             progress = replace(progress, notes=(*progress.notes, *outgoing.files.unpinned_warning))
         else:
             self._view.remember(
                 local_save.checkpoint,
                 {(f.path, f.size, f.mtime): f.digest for f in read_files.entries.values()},
             )
-            progress = _done_progress(outgoing, self._view.done_by(sent.stored_before))
+            progress = _done_progress(outgoing, self._view.done_by(result.stored_before))
         _mark_stored(local_save, progress)
         return progress
 
@@ -633,7 +633,8 @@ def harden_save(local_save: LocalSave) -> LocalSave:
         for f in walk(local_save.pin.root).files
         if f.path in by_path
     }
-    if _versions(pinned) != _versions({path: h for path, h in by_path.items() if h.is_pinned}):
+    pinned_before = {path: file for path, file in by_path.items() if file.is_pinned}
+    if _versions(pinned) != _versions(pinned_before):
         raise Incomplete(f"{local_save.checkpoint}: its pin changed", hint=AGAIN)
     return replace(local_save, files=replace(local_save.files, by_path=dict(by_path) | pinned))
 
@@ -663,10 +664,12 @@ def _waiting_progress(scanned: ScannedSave) -> UploadProgress | None:
 
 
 def _make_progress(scanned: ScannedSave, phase: Phase, detail: str) -> UploadProgress:
+    """Return the progress of a scanned save."""
     return UploadProgress(*scanned.key, phase, detail)
 
 
 def _done_progress(local_save: LocalSave, done_reason: Done) -> UploadProgress:
+    """Return the progress of a save for which nothing is left to do."""
     notes = (*local_save.files.notes, *local_save.files.unpinned_warning)
     location = done_reason.manifest.location if done_reason.manifest else ""
     return UploadProgress(

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptsync.records import save_groups as records
+from ckptsync.records import manifest_groups
 from tests.campaigns.cluster import (
     NODES,
     RUNS,
@@ -100,7 +100,8 @@ class Campaign:
         seen = snapshots(self._home)
         for save in saves:
             known = seen.get((save.run, save.checkpoint))
-            stored = {k.manifest.node for k in records.live(known.manifests)} if known else set()
+            manifests = known.manifests if known else ()
+            stored = {k.manifest.node for k in manifest_groups.live_manifests(manifests)}
             if (
                 stored == set(NODES)
                 and (self._training.output(NODES[0], save.run) / save.checkpoint).exists()

@@ -509,7 +509,7 @@ def _said(short: Summary) -> Summary:
 
     What is lost depends on other locations.
     """
-    short = replace(short, lost=(), awaited=())
+    short = replace(short, missing_lines=(), awaited_nodes=())
     if short.status not in UNLISTED:
         return short
     proof = replace(short.proof, rewritten_at=0.0)

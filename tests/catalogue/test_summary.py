@@ -60,7 +60,7 @@ def test_times_are_the_stores() -> None:
     store = MemoryStore()  # its clock counts writes
     two_nodes(store)
     first, second = (e.mtime for e in store.names("run/.ckptsync/"))
-    assert (short(store).first, short(store).arrived) == (first, second)
+    assert (short(store).first_arrival, short(store).arrived) == (first, second)
 
 
 def test_a_location_that_is_not_whole_says_why_in_few_lines() -> None:
@@ -126,7 +126,12 @@ def test_of_an_unknown_layout_nothing_is_awaited_of_anybody() -> None:
     store.write("run/mine/weights.npz", [b"x"])
     put(store, Manifest("run", "mine", "mine", "b", 0, files, (), FIRST, FIRST, Demands({}, {})))
     found = seen(store, "mine")
-    assert (found.status, found.unknown, found.lost, found.awaited) == ("INCOMPLETE", True, (), ())
+    assert (found.status, found.unknown, found.missing_lines, found.awaited_nodes) == (
+        "INCOMPLETE",
+        True,
+        (),
+        (),
+    )
     assert "of no layout that ckptsync merges" in found.evidence[0]
 
 
@@ -254,10 +259,10 @@ def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before()
     send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
     found = seen(store, "checkpoint-4")
     assert found.status == "INCOMPLETE"
-    assert found.lost == (
+    assert found.missing_lines == (
         f"node1, which had rank 1 in checkpoint-3: {LOST} and 2 more, which no node has uploaded",
     )
-    assert found.awaited == ("node1",)
+    assert found.awaited_nodes == ("node1",)
 
 
 def test_it_keeps_nobody_from_being_whole() -> None:
@@ -274,7 +279,7 @@ def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> Non
     store = MemoryStore()
     send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
     found = seen(store, "checkpoint-4")
-    assert (found.lost, found.awaited) == (
+    assert (found.missing_lines, found.awaited_nodes) == (
         (f"rank 1: {LOST} and 2 more, which no node has uploaded",),
         (),
     )
@@ -288,7 +293,7 @@ def test_the_checkpoint_nearest_in_time_tells_whose_ranks_they_are() -> None:
         if location == "checkpoint-2":
             incomplete(store, "b", [2, 3], location, 4)
     found = seen(store, "checkpoint-3")
-    assert found.lost == (
+    assert found.missing_lines == (
         (
             "b, which had ranks 2-3 in checkpoint-2: __2_0.distcp and 1 more, which no node has"
             " uploaded"
@@ -299,7 +304,9 @@ def test_the_checkpoint_nearest_in_time_tells_whose_ranks_they_are() -> None:
 def test_a_hooks_world_tells_of_ranks_of_which_nothing_came() -> None:
     store = MemoryStore()
     incomplete(store, "a", [0, 1], "checkpoint-1", 4, whole=False)
-    assert seen(store, "checkpoint-1").lost == ("ranks 2-3: no node has uploaded any of its files",)
+    assert seen(store, "checkpoint-1").missing_lines == (
+        "ranks 2-3: no node has uploaded any of its files",
+    )
 
 
 def test_where_no_metadata_came_those_who_took_part_before_are_awaited() -> None:
@@ -308,7 +315,7 @@ def test_where_no_metadata_came_those_who_took_part_before_are_awaited() -> None
     incomplete(store, "b", [1], "checkpoint-1", 2)
     incomplete(store, "b", [1], "checkpoint-2", whole=False)
     found = seen(store, "checkpoint-2")
-    assert (found.lost, found.awaited) == (
+    assert (found.missing_lines, found.awaited_nodes) == (
         ("a: has uploaded no part of it yet, as it did of checkpoint-1",),
         ("a",),
     )
@@ -319,7 +326,7 @@ def test_what_was_sent_and_is_not_in_the_store_is_asked_of_its_node() -> None:
     two_nodes(store, "zero3", "checkpoint-4")
     store.delete(f"run/checkpoint-4/{LOST}")
     found = seen(store, "checkpoint-4")
-    assert (found.lost, found.awaited) == (
+    assert (found.missing_lines, found.awaited_nodes) == (
         (f"node1: uploaded {LOST}, which is no longer in the store",),
         ("node1",),
     )
@@ -330,8 +337,12 @@ def test_what_is_not_arriving_lacks_nobody() -> None:
     two_nodes(store)
     whole = seen(store, "checkpoint-4")
     assert explain_missing([whole]) == (whole,)
-    assert (whole.gaps, whole.lost, whole.ranks) == ((), (), (("node0", "0"), ("node1", "1")))
-    assert explain_missing([replace(whole, status="INCOMPLETE")])[0].lost == ()
+    assert (whole.gaps, whole.missing_lines, whole.ranks) == (
+        (),
+        (),
+        (("node0", "0"), ("node1", "1")),
+    )
+    assert explain_missing([replace(whole, status="INCOMPLETE")])[0].missing_lines == ()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_checkpoint_is_uploading_while_a_node_says_so_and_incomplete_when_it_h
     now = announce(store)
     (seen,) = read_catalogue(store, cache, now=now).summaries
     assert (seen.status, seen.uploading) == ("UPLOADING", ("n1",))
-    assert seen.lost, "nothing says what is missing"
+    assert seen.missing_lines, "nothing says what is missing"
     (seen,) = read_catalogue(store, cache, now=now + SENDING).summaries
     assert (seen.status, seen.uploading, seen.percent) == ("INCOMPLETE", (), None)
     store.write("run/.ckptsync/checkpoint-4/sending/n1", [b""])

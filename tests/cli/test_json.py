@@ -13,6 +13,7 @@ import pytest
 from ckptsync.cli.commands import COMMANDS
 from ckptsync.cli.main import main
 from ckptsync.records.location_status import STATUSES
+from tests.support.exhaustive import sampled
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.stand_in_programs import ROOT
 
@@ -76,7 +77,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(command: str, printed: dict[str, Any]) -> None:
     """Hold a document against the schema, which names each of its keys."""
     of_command = {"$ref": f"#/$defs/{command}", "$defs": SCHEMA["$defs"]}
-    jsonschema.validate(printed, of_command)
+    jsonschema.Draft202012Validator(of_command).validate(printed)
     entry = SCHEMA["$defs"][command]
     keys = {key for one in [entry, *entry.get("oneOf", ())] for key in one.get("properties", ())}
     assert printed.keys() <= keys | {"format", "exit_code"}, command
@@ -85,7 +86,7 @@ def check(command: str, printed: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("command", "words", "is_damaged"),
     [(*line, False) for line in LINES]
-    + [(*line, True) for line in LINES if any("{store}" in word for word in line[1])],
+    + sampled([(*line, True) for line in LINES if "{store}" in " ".join(line[1])], 3),
     ids=lambda part: str(part)[:40],
 )
 def test_every_result_is_a_document_of_the_schema(
@@ -114,15 +115,14 @@ def test_every_result_is_a_document_of_the_schema(
 
 
 @pytest.mark.parametrize("command", ["consolidate", "gc", "repair", "verify"])
-@pytest.mark.parametrize("words", [("--progress", "json"), ("--progress=json",)])
 def test_the_last_line_of_progress_is_a_document_of_the_schema(
     command: str,
-    words: tuple[str, ...],
     made: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    words = ("--progress=json",) if command == "gc" else ("--progress", "json")
     rules = ("--keep-last", "1", "--dry-run") if command == "gc" else ()
     main([command, *rules, "--store", str(made), *words])
     check(command, json.loads(capsys.readouterr().out.splitlines()[-1]))
@@ -157,5 +157,6 @@ def test_every_error_is_a_document_of_the_schema(
     check("error", json.loads(told.err))
 
 
-def test_the_schema_has_the_statuses_of_the_code() -> None:
+def test_the_schema_is_one_and_has_the_statuses_of_the_code() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$defs"]["location"]["properties"]["status"]["enum"] == list(STATUSES)

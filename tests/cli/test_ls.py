@@ -132,7 +132,11 @@ def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -
     sent = waiting("run/checkpoint-1", state="uploading", total=100, done=50)
     merges = (job("consolidate", "run/checkpoint-2", done=50, total=100),)
     half = location(
-        "run/checkpoint-1", "INCOMPLETE", lost=("rank 1",), awaited=("n0",), nodes=("n9",)
+        "run/checkpoint-1",
+        "INCOMPLETE",
+        missing_lines=("rank 1",),
+        awaited_nodes=("n0",),
+        nodes=("n9",),
     )
     whole = location("run/checkpoint-2", "COMPLETE", evidence=("no head has merged it yet",))
     seen = shown(

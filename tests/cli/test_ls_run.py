@@ -221,7 +221,7 @@ def test_blocks_are_as_high_as_the_values(values: tuple[float | None, ...], bloc
 
 
 def test_many_points_share_cells_and_a_terminal_without_blocks_has_none() -> None:
-    curve: Curve = [(step, float(step)) for step in range(100_000)]
+    curve: Curve = [(step, float(step)) for step in range(10_000)]
     assert sparkline(curve, 8) == BLOCKS
     assert curve_line({"loss": curve}, "ascii") == curve_line({"loss": curve}, None) == []
     assert curve_line({"loss": curve[:1]}, "utf-8") == curve_line({}, "utf-8") == []
@@ -293,14 +293,14 @@ def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
 def test_what_is_missing_is_said_while_another_node_uploads() -> None:
     s = Summary(
         "r", "checkpoint-4", "checkpoint-4", 4, "UPLOADING", manifests=("m",), nodes=("n0",),
-        uploading=("n1",), lost=("rank 2: x.pt, which n2 should have",),
+        uploading=("n1",), missing_lines=("rank 2: x.pt, which n2 should have",),
     )  # fmt: skip
     sends = NodeProgress(
         kind="upload", state="uploading", run="r", checkpoint="checkpoint-4", node="n1",
         done=1, total=4, left=None, at=9.0,
     )  # fmt: skip
-    for awaited, told in ((("n2",), s.lost), ((), s.lost), (("n1",), ())):
-        lines = [*reasons("/s", replace(s, awaited=awaited), [sends], "", now=10.0)]
+    for awaited, told in ((("n2",), s.missing_lines), ((), s.missing_lines), (("n1",), ())):
+        lines = [*reasons("/s", replace(s, awaited_nodes=awaited), [sends], "", now=10.0)]
         assert lines == ["n1 uploads, 25 % of 4 B", *told]
 
 

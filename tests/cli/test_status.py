@@ -3,6 +3,7 @@
 Nothing is wider than the terminal or commands it.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ from ckptsync.status.overview import Overview, Room
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
+from tests.support.exhaustive import sampled
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.reads import names_read
 from tests.support.small_store import DATA, SHARD, flip, make
@@ -258,8 +260,9 @@ def screen(store: Away) -> Screen[Overview]:
     return Screen(OverviewReader(store, catalogue, Patience()).read, overview_lines, store.url)
 
 
-@pytest.mark.parametrize("command", ["ls", "status"])
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    ("command", "width"), sampled(itertools.product(["ls", "status"], [60, 80, 120]), 2)
+)
 def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, width: int) -> None:
     now, name = time.time(), "训练-🚀" * 12
     work = waiting(f"{name}/checkpoint-8", since=now, until=now + 600, reason="第 8 步 " * 20)
@@ -349,7 +352,9 @@ def busy() -> Overview:
         evidence=("model: digest: differs",),
         proof=Proven(damage=("r",), damaged_at=NOW - 60),
     )
-    late = location("new/checkpoint-4", "INCOMPLETE", 2 * HOUR, lost=("__3_0.distcp: n9 has it",))
+    late = location(
+        "new/checkpoint-4", "INCOMPLETE", 2 * HOUR, missing_lines=("__3_0.distcp: n9 has it",)
+    )
     good = location(f"{LONG}/checkpoint-1200", size=3 * 10**12, nodes=("n7",))
     told = (worker, head, heart("gone", ago=2 * HOUR), fact("gone"), heart("done", stopped=True))
     return shown(*told, locations=[hurt, late, good], room=Room(10**13, 10**14))
@@ -428,7 +433,9 @@ def test_what_nodes_do_with_a_location_is_said_once_and_with_the_same_rate() -> 
         total=2 * 10**8,
         rate=5e6,
     )
-    half = location("run/checkpoint-2", "INCOMPLETE", size=2 * 10**8, nodes=("n9",), lost=("a",))
+    half = location(
+        "run/checkpoint-2", "INCOMPLETE", size=2 * 10**8, nodes=("n9",), missing_lines=("a",)
+    )
     said = overview_lines(shown(heart(running=(sent,), rate=1e6), locations=[half]))
     assert "run/checkpoint-2: n0 uploads, 50 % of 200 MB, 5 MB/s, 15s left" in said
     assert len([line for line in said if "%" in line]) == 1

@@ -209,6 +209,15 @@ def test_verify_of_a_sample_says_its_coverage_and_claims_level_stat(
     assert "nothing is known of the others" in capsys.readouterr().out
 
 
+def test_samples_find_damage_wherever_it_is_if_they_are_repeated(tmp_path: Path) -> None:
+    for n, name in enumerate((SHARD, "checkpoint-4/trainer_state.json")):
+        target = make(tmp_path / f"store-{n}") / "fsdp2"
+        flip(target / name)
+        words = ["verify", str(target), "--sample", "1%", "--json"]
+        # each takes a few files: the probability that 500 of them miss it is below 1e-9
+        assert any(main(words) == 10 for _ in range(500))
+
+
 @pytest.mark.parametrize(
     "options", ["--sample 0", "--sample x", "--sample 5% --level load", "--baseline f"]
 )

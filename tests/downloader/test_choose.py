@@ -30,7 +30,7 @@ def save(
         step=step,
         status=word,
         ended=ended or step,
-        first=ended or step,
+        first_arrival=ended or step,
     )
     return replace(found, **more)  # type: ignore[arg-type]
 

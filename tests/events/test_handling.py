@@ -156,6 +156,37 @@ def test_a_live_claim_of_another_head_is_left_to_it(
     assert not (tmp_path / "store" / claim).exists()
 
 
+def test_the_age_of_a_claim_is_on_the_clock_of_the_store(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, past = ".ckptsync/events/eval/verified/fsdp2/checkpoint-4", time.time() - 9e6
+    store.write(claim, [b"other\n"])
+    os.utime(tmp_path / "store" / claim, (past, past))
+    monkeypatch.setattr("ckptsync.events.handling.store_now", lambda _: past + 1.0)
+    with pytest.raises(Elsewhere, match="other does it"):
+        do(store, event("exit 0"))
+
+
+def test_a_claim_is_written_again_while_its_program_runs(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptsync.events.handling.REFRESH", 0.0)
+    claim = tmp_path / "store/.ckptsync/events/eval/verified/fsdp2/checkpoint-4"
+    end, times = tmp_path / "end", list[float]()
+
+    def beat() -> None:
+        times.append(claim.stat().st_mtime)
+        os.utime(claim, (1, 1))
+        if len(times) == 3:
+            end.touch()
+
+    request = Request(
+        event("until [ -e $1 ]; do sleep 0.1; done", str(end)), "fsdp2", "checkpoint-4", node="n"
+    )
+    assert not handle(store, request, lambda s: describe(store, s), beat).was_done
+    assert min(times[:3]) > 1
+
+
 def test_a_head_remembers_since_when_it_has_an_event(store: Store, tmp_path: Path) -> None:
     definition = event("exit 0")
     since = register_events(store, [definition])

@@ -118,7 +118,9 @@ def test_the_last_that_arrived_stays_where_no_name_tells_its_step() -> None:
     assert places == ["second", "first", "third"]
     assert reason(named, Rules(keep_last=1), "third") == "the last that arrived in the store"
     assert reason(named, Rules(keep_last=1), "first") == "not one of the newest 1"
-    copied = [replace(seen(n, at=n), first=DAY + at / 100) for at, n in enumerate((5, 3, 4, 1, 2))]
+    copied = [
+        replace(seen(n, at=n), first_arrival=DAY + at / 100) for at, n in enumerate((5, 3, 4, 1, 2))
+    ]
     assert kept(copied, Rules(keep_last=1)) == [5], "a copied store tells no arrivals"
 
 
@@ -185,7 +187,7 @@ def test_the_newest_that_can_be_resumed_from_stays_beside_newer_models() -> None
     locations = [
         seen(1),
         seen(2),
-        replace(seen(3), shards_retired="old", resume=False, done=True, begun=True),
+        replace(seen(3), shards_retired="old", resume=False, shards_deleted=True, begun=True),
     ]
     assert kept(locations, Rules(keep_last=1)) == [2, 3]
     assert (
@@ -347,8 +349,8 @@ SHARDS = replace(seen(1), shards_retired="old", resume=False, marked_at=NOW - 10
         ("drop-shards", SHARDS, "remove", "shards"),
         ("keep", SHARDS, "withdraw", "shards"),
         ("keep", replace(SHARDS, begun=True), "remove", "shards"),
-        ("keep", replace(SHARDS, begun=True, done=True), "nothing", "shards"),
-        ("drop", replace(SHARDS, begun=True, done=True), "mark", "location"),
+        ("keep", replace(SHARDS, begun=True, shards_deleted=True), "nothing", "shards"),
+        ("drop", replace(SHARDS, begun=True, shards_deleted=True), "mark", "location"),
     ],
 )
 def test_what_is_due(verdict: RetentionVerdict, location: Summary, action: str, scope: str) -> None:

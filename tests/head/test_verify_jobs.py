@@ -115,6 +115,9 @@ def test_a_complete_checkpoint_waits_for_its_model_but_not_for_ever() -> None:
     name = arrive(store, WHOLE)
     assert levels(store, 100 + MERGED_WITHIN - 1, {name: 100.0}) == []
     assert levels(store, 100 + MERGED_WITHIN, {name: 100.0}) == ["digest"]
+    often = VerifyPolicy("digest", 60.0)
+    assert levels(store, 100 + 59, {name: 100.0}, often) == []
+    assert levels(store, 100 + 60, {name: 100.0}, often) == ["digest"]
     model_record(store, MemoryFiles(WHOLE), [name])
     assert levels(store, 101, {name: 100.0}) == ["digest"]
 

@@ -106,12 +106,12 @@ def test_what_cannot_be_written_is_said_and_the_rest_is_written(spool: Path) -> 
 
 def test_any_model_at_all_will_do(spool: Path) -> None:
     assert added_files.write_added(object(), None, spool / "added") == []
-    assert added_files.about_model(object()) == {}
+    assert added_files.describe_model(object()) == {}
 
 
 def test_a_model_tells_of_its_base_its_dtypes_and_what_it_ties() -> None:
     wrapped = SimpleNamespace(module=SimpleNamespace(_orig_mod=FSDPLlama()))
-    told = added_files.about_model(wrapped)
+    told = added_files.describe_model(wrapped)
     assert told == {
         "class": "Llama",
         "base_model": "base/model",
@@ -123,7 +123,7 @@ def test_a_model_tells_of_its_base_its_dtypes_and_what_it_ties() -> None:
 def test_of_the_environment_only_what_is_listed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
-    told = added_files.about_process()
+    told = added_files.describe_process()
     assert told["NCCL_SOCKET_IFNAME"] == "eth0"
     assert "secret" not in told.values()
     assert told["python"]
@@ -138,17 +138,17 @@ def test_the_collator_s_tokenizer_is_the_model_s_where_there_is_no_other() -> No
     collator = SimpleNamespace(tokenizer="collator's")
     for collate in (collator, SimpleNamespace(data_collator=collator)):
         assert (
-            added_files.processing_of({"train_dataloader": SimpleNamespace(collate_fn=collate)})
+            added_files.find_processing({"train_dataloader": SimpleNamespace(collate_fn=collate)})
             == "collator's"
         )
     assert (
-        added_files.processing_of(
+        added_files.find_processing(
             {"processing_class": "own", "train_dataloader": SimpleNamespace(collate_fn=collator)}
         )
         == "own"
     )
-    assert added_files.processing_of({"tokenizer": "older"}) == "older"
-    assert added_files.processing_of({"train_dataloader": None}) is None
+    assert added_files.find_processing({"tokenizer": "older"}) == "older"
+    assert added_files.find_processing({"train_dataloader": None}) is None
 
 
 def test_what_breaks_off_half_way_leaves_nothing_of_it(spool: Path) -> None:

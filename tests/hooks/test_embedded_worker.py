@@ -91,14 +91,14 @@ def test_the_embedded_worker_sends_and_ends_after_the_training(tmp_path: Path) -
     pid = int(training.stdout.readline())
     worker = EmbeddedWorker(pid, markers.start_time(pid), 0.0)
     try:
-        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"))
+        assert until(lambda: not embedded_worker.list_unstored(tmp_path / "out"))
         assert worker.is_running()
         stored = tmp_path / "store" / "out" / "checkpoint-1" / "model.safetensors"
         assert stored.read_text() == "weights 1 "
     finally:
         training.communicate()
         assert until(lambda: not worker.is_running())
-    assert embedded_worker.log_problem(saver.spool) == ""
+    assert embedded_worker.read_log_problem(saver.spool) == ""
 
 
 def test_it_is_of_another_session_and_gives_way(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_it_cannot_do_is_in_its_log(tmp_path: Path) -> None:
     with running(tmp_path / "out", "nothing://such") as worker:
         assert until(lambda: not worker.is_running())
     lines = (spool / "embedded.log").read_text().splitlines()
-    error, _, hint = embedded_worker.log_problem(spool).partition("; hint: ")
+    error, _, hint = embedded_worker.read_log_problem(spool).partition("; hint: ")
     assert "nothing" in error
     assert error in lines[-2]
     assert hint in lines[-1]
@@ -141,15 +141,17 @@ SAID = {
 @pytest.mark.parametrize(("log", "reason"), SAID.items())
 def test_the_reason_is_the_last_thing_it_said(spool: Path, log: str, reason: str) -> None:
     (spool / "embedded.log").write_text("x" * 99999 + "\n" + log if log else "")
-    assert embedded_worker.log_problem(spool) == reason
+    assert embedded_worker.read_log_problem(spool) == reason
 
 
 def sent(output_dir: Path, store: Path | str, run: str = "") -> None:
     """What is kept there."""
     saver = committed(output_dir)
     with running(output_dir, store, run) as worker:
-        assert until(lambda: not embedded_worker.unstored(output_dir) or not worker.is_running())
-        assert embedded_worker.unstored(output_dir) == (), (
+        assert until(
+            lambda: not embedded_worker.list_unstored(output_dir) or not worker.is_running()
+        )
+        assert embedded_worker.list_unstored(output_dir) == (), (
             saver.spool / "embedded.log"
         ).read_text()
 
@@ -225,8 +227,8 @@ def test_another_worker_that_is_still_at_work_is_waited_for(
                     or not worker.is_running()
                 )
             )
-            assert not until(lambda: not worker.is_running(), 2), log.read_text()
-        assert until(lambda: not embedded_worker.unstored(tmp_path / "out"))
+            assert not until(lambda: not worker.is_running(), 0.5), log.read_text()
+        assert until(lambda: not embedded_worker.list_unstored(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("ends_first", ["worker", "training"])
@@ -315,7 +317,7 @@ def test_a_worker_at_work_is_seen_and_not_disturbed(spool: Path) -> None:
 def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
     said, locks = Said(), Locks("n0")
     pin = committed(tmp_path).spool / "pins" / "checkpoint-1.0"
-    assert embedded_worker.unstored(tmp_path) == ("checkpoint-1.0",)
+    assert embedded_worker.list_unstored(tmp_path) == ("checkpoint-1.0",)
     locks.hold(tmp_path / "_ckptsync")
     thread = threading.Thread(
         target=embedded_worker.wait, args=(tmp_path, time.monotonic() + 60, said)
@@ -324,7 +326,7 @@ def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
     (pin / "stored").touch()
     thread.join(60)
     locks.close()
-    assert (thread.is_alive(), embedded_worker.unstored(tmp_path), said) == (False, (), [])
+    assert (thread.is_alive(), embedded_worker.list_unstored(tmp_path), said) == (False, (), [])
 
 
 def test_waiting_has_an_end(tmp_path: Path) -> None:

@@ -266,6 +266,8 @@ BEGIN = (
     " import DEFAULT_CALLBACKS, Trainer\n"
 )
 OWN = "from ckptsync.hooks.hf import CkptSyncCallback\nclass Own(CkptSyncCallback): pass\n"
+# where no worker will start again, nobody need wait for one
+SHORT_RESTART = "from ckptsync.hooks import embedded_worker; embedded_worker.RESTART = 0.1"
 TRAIN = "one.train(); one.save_model()\n"
 ON = "ckptsync: hook active: every save in"
 
@@ -429,7 +431,7 @@ def test_the_last_line_says_what_to_install_and_the_push_that_sends_what_is_left
 ) -> None:
     out = tmp_path / "my out"
     ended = (
-        "import time; from ckptsync.hooks import embedded_worker; until = time.monotonic() + 600\n"
+        f"import time; {SHORT_RESTART}; until = time.monotonic() + 600\n"
         "while embedded_worker.is_worker_running(out) and time.monotonic() < until: time.sleep(0.1)"
     )
     store = f"gs://bucket/{os.getpid()}"  # two workers of one store would have two node ids
@@ -480,6 +482,7 @@ def test_the_environment_can_ask_for_a_worker_and_for_time_to_send(
 def test_why_a_worker_could_not_begin_is_said_where_the_training_speaks(tmp_path: Path) -> None:
     done = trained(
         tmp_path,
+        SHORT_RESTART,
         "one = Trainer(str(out))",
         TRAIN,
         CKPTSYNC_STORE=str(tmp_path / "store"),
@@ -517,17 +520,17 @@ def test_trainings_of_one_process_in_one_directory_share_a_worker(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("at_work", "stored"),
-    [(0.0, True), (3600.0, False)],
+    ("restarts", "stored"),  # a minimum between two starts; without a worker, how long is waited
+    [((0.0, 15.0), True), ((3600.0, 0.1), False)],
     ids=["is begun again", "unless it has only begun"],
 )
 def test_a_worker_that_is_killed_while_the_training_goes_on(
-    tmp_path: Path, at_work: float, *, stored: bool
+    tmp_path: Path, restarts: tuple[float, float], *, stored: bool
 ) -> None:
     killing = """
 import os, signal, time
 from ckptsync.hooks import embedded_worker
-embedded_worker.RESTART_EVERY = %s
+embedded_worker.RESTART_EVERY, embedded_worker.RESTART = %s
 class Killing(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if state.global_step == 1:
@@ -540,6 +543,6 @@ one = Trainer(str(out / 'out'), callbacks=[shared, Killing()])
         "from transformers import TrainerCallback\n"
         f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=600)"
     )
-    done = trained(tmp_path, OWN, shared, killing % at_work, TRAIN)
+    done = trained(tmp_path, OWN, shared, killing % (restarts,), TRAIN)
     assert "the embedded worker ended: see embedded.log in" in done.stderr
     assert (tmp_path / "store" / "out" / "checkpoint-3" / "model.safetensors").exists() == stored

@@ -260,7 +260,7 @@ def kept(
 
 
 def chosen(found: tuple[Pin, ...], wanted: int, newest: str = "none") -> list[int]:
-    return [p.k for p in pinning.choose_to_give_up(found, Path("/pins", newest), wanted)]
+    return [p.k for p in pinning.choose_pins_to_drop(found, Path("/pins", newest), wanted)]
 
 
 def test_what_is_stored_goes_first_and_then_the_oldest() -> None:

@@ -88,7 +88,7 @@ FORKED = """
 import multiprocessing, sys
 from ckptsync.hooks import rank_markers
 def work(how):
-    rank_markers.at_end(lambda: print(how, rank_markers.has_failed(), flush=True))
+    rank_markers.run_at_exit(lambda: print(how, rank_markers.has_failed(), flush=True))
     if how == "raises":
         raise ValueError
     sys.exit(how == "exits with 1")

@@ -414,7 +414,7 @@ def test_of_several_locations_the_worst_is_told() -> None:
         ),
         replace(well, verdict="incomplete"),
     ]
-    told = ray_checkpoints.metrics("sft", reports)
+    told = ray_checkpoints.summarize_reports("sft", reports)
     assert (told["ckptsync_verdict"], told["ckptsync_read"], told["ckptsync_findings"]) == (
         "damaged",
         15,

@@ -296,7 +296,7 @@ def test_the_final_model_is_what_the_worker_takes_it_to_be(tmp_path: Path) -> No
     (final,) = (
         s for s in checkpoint_dirs.find_checkpoint_dirs(tmp_path) if s.name == checkpoint_dirs.FINAL
     )
-    assert [f.path for f in trainer_saves.final_model(tmp_path).files] == [
+    assert [f.path for f in trainer_saves.list_final_model(tmp_path).files] == [
         f.path for f in checkpoint_dirs.list_checkpoint(final).files
     ]
 
@@ -307,17 +307,17 @@ def test_weights_are_what_the_worker_takes_them_to_be(tmp_path: Path, name: str)
     is_final = any(
         s.name == checkpoint_dirs.FINAL for s in checkpoint_dirs.find_checkpoint_dirs(tmp_path)
     )
-    assert bool(trainer_saves.weights(tmp_path)) == is_final
+    assert bool(trainer_saves.list_weights(tmp_path)) == is_final
 
 
 def test_weights_that_are_written_again_are_others(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("1")
-    before = trainer_saves.weights(tmp_path)
-    assert trainer_saves.weights(tmp_path) == before
+    before = trainer_saves.list_weights(tmp_path)
+    assert trainer_saves.list_weights(tmp_path) == before
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    written_in_place = trainer_saves.weights(tmp_path)
+    written_in_place = trainer_saves.list_weights(tmp_path)
     assert written_in_place != before
     write_model(tmp_path, "1")
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    assert trainer_saves.weights(tmp_path) != written_in_place, "another file of the same time"
-    assert trainer_saves.weights(tmp_path / "nowhere") == frozenset()
+    assert trainer_saves.list_weights(tmp_path) != written_in_place, "another file of the same time"
+    assert trainer_saves.list_weights(tmp_path / "nowhere") == frozenset()

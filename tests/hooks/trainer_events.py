@@ -129,7 +129,7 @@ def save(output_dir: Path, step: int) -> None:
 
 def each(action: str, folder: Path, faults: Faults, every: int) -> None:
     """Until the hook makes no n-th call."""
-    added_files.about_process()  # looks through all that is installed, and remembers
+    added_files.describe_process()  # looks through all that is installed, and remembers
     for n in range(1, 10_000, every):
         child = os.fork()
         if not child:

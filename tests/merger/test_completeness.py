@@ -112,6 +112,17 @@ def test_half_a_vocabulary_is_incomplete_and_a_larger_one_is_said() -> None:
     assert "128 rows, config.json implies 71" in check(padded, config)
 
 
+def test_a_tensor_that_is_larger_one_way_and_smaller_the_other_is_no_part_but_another_shape() -> (
+    None
+):
+    config, found = model("LlamaForCausalLM")
+    name = "model.layers.0.mlp.down_proj.weight"
+    height, width = found[name]
+    for shape in ((height * 2, width // 2), (height // 2, width * 2)):
+        said = check({**found, name: shape}, config)
+        assert f"1 tensors have not the shapes that config.json implies, such as {name}" in said
+
+
 def test_experts_in_one_tensor_may_be_too_few() -> None:
     of = next(m for m in MODELS if m["config"]["model_type"] == "qwen3_moe")
     found = {name: tuple(shape) for name, shape in of["shapes"].items()}

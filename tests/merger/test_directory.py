@@ -166,6 +166,21 @@ def test_whatever_stops_a_merge_leaves_nothing(nodes: tuple[Path, ...], out: Pat
     assert not list(out.parent.iterdir())
 
 
+def test_the_name_of_a_model_survives_a_power_cut(
+    nodes: tuple[Path, ...], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, bool]] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{fd}").readlink(), out.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    merge_local(nodes, out, KEEP)
+    assert (out.parent, True) in synced
+
+
 def test_nothing_is_written_elsewhere_where_another_directory_takes_the_name_meanwhile(
     nodes: tuple[Path, ...], out: Path
 ) -> None:

@@ -38,6 +38,9 @@ def ordered(text: str) -> list[str]:
         pytest.param("4@4>10 3@3>11 2@12>12! 1@1>13", "1 2 3 4", id="ahead, the newest sent first"),
         pytest.param("4@-9>10 3@3>11 2@2>12 1@1>13", "1 2 3 4", id="past, the newest sent first"),
         pytest.param("1@1>9 2@2>9 4@3>9 3@-9>9", "1 2 3 4", id="past, copied in one moment"),
+        pytest.param(
+            "1@10>10 2@20>20 5@5>30 3@15>31 4@16>32", "1 2 3 4 5", id="past, the newest sent before"
+        ),
         pytest.param("7@2>2! 8@4>4! 9@6>6!", "7 8 9", id="a clock that is always ahead"),
         pytest.param("1@1>2 2@3>4 3@-9>6 4@-8>7 5@8>9", "1 2 3 4 5", id="past for a while"),
         pytest.param("900@1>2 100@3>4", "900 100", id="begun again"),

@@ -29,7 +29,7 @@ def stored(step: int, status: Status = "VERIFIED", location: str = "", **more: o
     plain = Summary(
         "run", name, location or name, step, status, manifests=(f"m{step}",), resume=True
     )
-    return replace(plain, ended=float(step), first=float(step), **more)  # type: ignore[arg-type]
+    return replace(plain, ended=float(step), first_arrival=float(step), **more)  # type: ignore[arg-type]
 
 
 def record(node: str, *ids: str, nnodes: int = 2) -> NodeRecord:

@@ -453,4 +453,4 @@ def test_a_worker_of_the_configuration_gets_its_keys(place: Place) -> None:
     assert settings["worker"]["quiet"] == "300ms"
     assert settings["store"] == {"url": str(place.store)}
     assert not {"retention", "head"} & settings.keys()
-    assert embedded_worker.log_problem(place.out / "_ckptsync") == ""
+    assert embedded_worker.read_log_problem(place.out / "_ckptsync") == ""

@@ -321,6 +321,8 @@ def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:
     longest_stall, longest = bounds(read(text, "c", {}), large)
     assert deadline > 1000 + least
     assert longest > 10_000
+    many = read(f"{text}head: {{jobs: 10}}\n", "c", {})
+    assert bounds(many, large)[1] > 2 * 10 * large.size / 100e3, "its jobs share the bandwidth"
     assert (stall, longest_stall) == (120, 240)
 
 

@@ -294,29 +294,29 @@ def test_another_state_is_told_within_a_second_and_bytes_that_move_each_five(
     assert isinstance(roles.worker, Serving)
     heart = Heart(store, MINE, roles, stop)
     heart.beat()
-    assert not heart.is_outdated()
+    assert not heart.compare_states()
     roles.worker.progress = waiting(*QUEUED)
-    assert not heart.is_outdated()
+    assert not heart.compare_states()
     now[0] += 1.0
-    assert heart.is_outdated()
+    assert heart.compare_states()
     heart.beat()
     assert seen(store).queue == QUEUED
     now[0] += 20.0
-    assert not heart.is_outdated(), "it waits all the while"
+    assert not heart.compare_states(), "it waits all the while"
     for done in (0, 10**6):
         roles.worker.progress = waiting(*QUEUED, state="uploading", done=done, total=10**7)
         now[0] += 5.0
-        assert heart.is_outdated()
+        assert heart.compare_states()
         heart.beat()
         now[0] += 2.0
-        assert not heart.is_outdated()
+        assert not heart.compare_states()
     [upload] = seen(store).running
     assert (upload.done, upload.total) == (10**6, 10**7)
     assert upload.rate == pytest.approx(10**6 / 7)
     roles.worker.progress = ()
-    assert heart.is_outdated() is False, "it was compared a moment ago"
+    assert heart.compare_states() is False, "it was compared a moment ago"
     now[0] += 1.0
-    assert heart.is_outdated()
+    assert heart.compare_states()
 
 
 def test_what_moves_is_logged_once_a_minute(

@@ -276,9 +276,9 @@ def gone() -> UntilGone:
 
 def test_a_service_ends_by_itself_only_after_a_process_that_it_was_told_of() -> None:
     roles = Roles([], [role("worker", Outcome())])
-    assert not UntilGone(None).is_due(roles)
+    assert not UntilGone(None).notice_end(roles)
     roles.tasks[0]()
-    assert not UntilGone(os.getpid()).is_due(roles)
+    assert not UntilGone(os.getpid()).notice_end(roles)
 
 
 def test_it_ends_after_a_run_that_began_when_the_process_was_gone_and_found_nothing_left(
@@ -287,11 +287,11 @@ def test_it_ends_after_a_run_that_began_when_the_process_was_gone_and_found_noth
     worker = role("worker", Outcome(), Outcome(queue=("run/checkpoint-1",)), Outcome())
     roles = Roles([], [worker])
     worker()
-    assert not gone.is_due(roles), "what it left was not looked for yet"
+    assert not gone.notice_end(roles), "what it left was not looked for yet"
     worker()
-    assert not gone.is_due(roles), "it is on its way"
+    assert not gone.notice_end(roles), "it is on its way"
     worker()
-    assert gone.is_due(roles)
+    assert gone.notice_end(roles)
 
 
 def test_what_never_finishes_is_not_waited_for_for_ever_and_an_upload_under_way_is(
@@ -300,16 +300,16 @@ def test_what_never_finishes_is_not_waited_for_for_ever_and_an_upload_under_way_
     plan = role("worker", Outcome(queue=("run/checkpoint-1",)))
     queue = role("upload-queue-1", Outcome())
     roles = Roles([], [plan, queue])
-    assert not gone.is_due(roles)
+    assert not gone.notice_end(roles)
     for task in roles.all:
         task()
     queue.is_running = True
-    assert not gone.is_due(roles)
+    assert not gone.notice_end(roles)
     monkeypatch.setattr(module, "FINISHES_WITHIN", -1.0)
-    assert gone.is_due(roles)
+    assert gone.notice_end(roles)
     monkeypatch.setattr(module, "FINISHES_WITHIN", 0.2)
     time.sleep(0.3)
-    assert not gone.is_due(roles), "it is being sent"
+    assert not gone.notice_end(roles), "it is being sent"
     plan.outcome = Outcome(queue=("run/checkpoint-1",), errors=("run/checkpoint-1: away",))
     time.sleep(0.3)
-    assert gone.is_due(roles), "the store never comes"
+    assert gone.notice_end(roles), "the store never comes"

@@ -118,6 +118,10 @@ def test_another_process_with_the_same_number_is_another_process() -> None:
     assert markers.is_training(here(began="1")) is False
 
 
+def test_a_process_of_which_nothing_is_known_does_not_train_for_ever() -> None:
+    assert markers.is_training(here(pid=999_999_999, began="")) is False
+
+
 def test_a_process_that_says_it_has_left_writes_no_more() -> None:
     assert markers.is_training(here()) is True
     assert markers.is_training(here(left=2.0)) is False

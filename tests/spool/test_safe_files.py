@@ -278,7 +278,7 @@ def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -
     gc.collect()  # what other tests of this process left
     before = open_descriptors()
     workers = []
-    for n in range(1000):
+    for n in range(100):
         out = tmp_path / f"out-{n}"
         out.mkdir()
         safe_files.make_folders(out / "_ckptsync" / "pins")

@@ -74,7 +74,9 @@ def test_a_disk_and_a_spool_have_a_limit(disk: Disk, alarms: list[str]) -> None:
 
 
 def test_a_lost_node_that_has_what_a_save_lacks_is_critical_and_the_save_says_so() -> None:
-    locations = [location(word="INCOMPLETE", ago=2 * HOUR, lost=("rank 3",), awaited=("n9",))]
+    locations = [
+        location(word="INCOMPLETE", ago=2 * HOUR, missing_lines=("rank 3",), awaited_nodes=("n9",))
+    ]
     found = raised(heart(), heart("n9", ago=2 * HOUR), locations=locations)
     assert found["node-lost n9"].severity == "critical"
     assert found["incomplete run/checkpoint-1"].text.endswith("rank 3; not running: n9")
@@ -241,8 +243,8 @@ def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
         save = location(word="INCOMPLETE", ago=2 * HOUR, **changes)
         return raised(heart(), locations=[save])["incomplete run/checkpoint-1"].todo
 
-    assert todo(awaited=("n0",)).startswith("see the errors and notes of n0")
-    assert todo(awaited=("n9",)).startswith("start the service on n9: it uploads the rest")
+    assert todo(awaited_nodes=("n0",)).startswith("see the errors and notes of n0")
+    assert todo(awaited_nodes=("n9",)).startswith("start the service on n9: it uploads the rest")
     assert todo().startswith("`ckptsync push` it from the node")
     assert "repair run/checkpoint-1 --store /store" in todo(gaps=(Gap(1, "a", -1, "n0"),))
     assert todo(siblings=(Sibling("checkpoint-1~a", ("n1",), ()),)).startswith("if they are one")
@@ -318,7 +320,7 @@ def test_a_store_warns_when_two_checkpoints_with_models_do_not_fit_and_is_critic
 
 def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() -> None:
     def incomplete(ago: float) -> dict[str, Any]:
-        save = location(word="INCOMPLETE", ago=ago, lost=("__3_0.distcp of n1",))
+        save = location(word="INCOMPLETE", ago=ago, missing_lines=("__3_0.distcp of n1",))
         return raised(heart(), locations=[save])
 
     assert not incomplete(HOUR - 1)
@@ -327,7 +329,7 @@ def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() ->
 
 
 def test_a_save_that_waits_on_a_live_node_is_late_all_the_same_and_says_why_it_waits() -> None:
-    save = location(word="INCOMPLETE", ago=2 * HOUR, lost=("rank 1 of n1",), nodes=("n0",))
+    save = location(word="INCOMPLETE", ago=2 * HOUR, missing_lines=("rank 1 of n1",), nodes=("n0",))
     entries = waiting("run/checkpoint-1", reason="a file is still written")
     alarm = raised(heart("n1", running=entries), locations=[save])["incomplete run/checkpoint-1"]
     assert alarm.text.endswith("rank 1 of n1")

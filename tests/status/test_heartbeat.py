@@ -90,6 +90,16 @@ def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store
     assert waited == [2.5 * FIRST.period]
 
 
+def test_another_machines_worker_that_stops_while_we_wait_is_replaced(store: Store) -> None:
+    mine = heartbeat.beat(store, FIRST)
+
+    def stops(_: float) -> None:
+        heartbeat.write(store, replace(mine, beat=2, stopped=True))
+
+    claimed = heartbeat.claim(store, SECOND, lambda _: None, stops)
+    assert heartbeat.read(store, "n0", ("worker",)) == claimed
+
+
 def test_of_two_that_started_at_once_exactly_the_second_stops(store: Store) -> None:
     first, second = heartbeat.beat(store, FIRST), replace(SECOND, beat=7)
     heartbeat.write(store, second)

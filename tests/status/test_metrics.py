@@ -108,6 +108,13 @@ def test_of_very_many_runs_the_newest_are_told() -> None:
     assert f"ckptsync_run_newest_step['r{MOST}']" not in told
 
 
+def test_of_very_many_nodes_those_that_beat_last_are_told() -> None:
+    told = samples(WELL, shown(*(heart(f"n{n}", ago=n) for n in range(MOST + 10))))
+    assert len([k for k in told if k.startswith("ckptsync_node_alive")]) == MOST
+    assert "ckptsync_node_alive['n0']" in told
+    assert f"ckptsync_node_alive['n{MOST}']" not in told
+
+
 def test_names_of_any_kind_are_labels() -> None:
     odd = 'r"\\\nü\udcff'
     told = samples(WELL, shown(locations=[location(f"{odd}/checkpoint-1")]))

@@ -52,7 +52,7 @@ def test_it_has_everything_and_is_plain_json() -> None:
 def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
     gone = [
         location("c/checkpoint-1", shards_retired="old", model_size=7),
-        location("c/checkpoint-2", shards_retired="old", done=True),
+        location("c/checkpoint-2", shards_retired="old", shards_deleted=True),
     ]
     made = document(shown(locations=[*LOCATIONS, *gone]))
     [repair] = made["repairs"]
@@ -86,7 +86,7 @@ def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified
         location("run/checkpoint-1", ago=300),
         location("run/checkpoint-2", ago=200, model_size=7),
         location("run/checkpoint-3", "CONSOLIDATED", ago=100),
-        location("run/checkpoint-4", "INCOMPLETE", ago=50, lost=("rank 3 of n1",)),
+        location("run/checkpoint-4", "INCOMPLETE", ago=50, missing_lines=("rank 3 of n1",)),
         location("run/checkpoint-5", "RETIRED", ago=10),
     ]
     found = describe_run("run", locations)

@@ -123,8 +123,9 @@ def test_an_upload_in_parts_succeeds_whatever_breaks_once(
     put = store.create if how == "create" else store.write
     kinds = requests_of(proxy, lambda: put(next(fresh_names), chunks(BIG), ABOUT))
     assert kinds.count(("UploadPart", 3)) == 1
-    for kind, nth in kinds if how == "create" else [("CompleteMultipartUpload", 1)]:
-        faults = [LOST] if kind == "UploadPart" else QUICK
+    tried = kinds if how == "create" else [("CompleteMultipartUpload", 1)]
+    for number, (kind, nth) in enumerate(tried):
+        faults = [LOST] if kind == "UploadPart" else sampled(QUICK, 2, number)
         for fault in [
             *(sampled(ALL, 3) if (kind, nth) == ("UploadPart", 2) else faults),
             *(IN_200 if kind == "CompleteMultipartUpload" else []),
@@ -240,7 +241,7 @@ def sftp(tmp_path: Path) -> Iterator[Sftp]:
 @pytest.mark.parametrize("side", [UP, DOWN])
 def test_a_connection_cut_anywhere_in_a_small_create_is_made_again(sftp: Sftp, side: str) -> None:
     total = sftp.passed(side, lambda store: store.create("run/first", [b"new"]))
-    cuts = sampled(range(0, total, max(1, total // 16)), 3)
+    cuts = sampled(range(0, total, max(1, total // 16)), 6, 0 if side == UP else 3)
     for after in cuts:
         sftp.proxy.plan, name = once("connection", Break(side, CUT, after)), f"run/{side}/{after}"
         store = sftp.store()
@@ -260,7 +261,7 @@ def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(
         store.create(name, chunks(content), About(len(content), "origin"))
 
     total = sftp.passed(side, lambda store: put(store, "run/first"))
-    for n in sampled(range(6), 2, 0 if side == UP else 1):
+    for n in sampled(range(6), 3, 1 if side == UP else 2):
         sftp.proxy.plan, name = (
             once("connection", Break(side, CUT, total * n // 6 + 5_000), 1 + n % 2),
             f"run/{side}/{n}",

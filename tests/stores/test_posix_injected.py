@@ -37,7 +37,7 @@ def faulty(home: Path, call: str) -> Iterator[tuple[Path, list[Outcome]]]:
     """All changes of an empty store, with a fault in the first system call of this name, then in
     the second, until there are no more of them.
     """
-    for n in itertools.count(1, 1 if ALL or call in (*FEW, "close") else 3):
+    for n in itertools.count(1, 1 if ALL or call == "close" else 2 if call in FEW else 4):
         for error in (
             ERRORS[:4]
             if call in FEW and ALL

@@ -376,14 +376,14 @@ def _filled(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", sampled(range(40), 5))
+@pytest.mark.parametrize("seed", sampled(range(40), 10))
 def test_whatever_a_server_answers_is_an_error_of_the_store(tmp_path: Path, seed: int) -> None:
     _asked_for_everything(
         served(_filled(tmp_path), f"mutate={seed}", limits=Limits(patience=0, stall=20)), seed
     )
 
 
-@pytest.mark.parametrize("lie", sampled(LIES, 3))
+@pytest.mark.parametrize("lie", sampled(LIES, 6))
 def test_a_lie_of_a_server_is_an_error_of_the_store(tmp_path: Path, lie: str) -> None:
     found = _asked_for_everything(served(_filled(tmp_path), f"answer={lie}", limits=AT_ONCE))
     assert any(isinstance(e, StoreError) for e in found)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from io import StringIO
 from pathlib import Path
+from unittest import mock
 
+from ckptsync.cli.main import main
 from tests.campaigns.campaign import CLEAN
 
-ROOTS_RIGHTS = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: capabilities(7)
-_DROP = 24  # PR_CAPBSET_DROP: prctl(2)
+_RIGHTS_OF_ROOT = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: capabilities(7)
+_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3: capget(2)
 
 
 def refused(
@@ -55,20 +58,28 @@ def refused(
 def run(
     arguments: Iterable[str | Path], env: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """The public command as a user has it whom permissions bind, root or not."""
-    return subprocess.run(
-        [sys.executable, "-m", "ckptsync", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**CLEAN, **env},
-        preexec_fn=_as_anybody if os.getuid() == 0 else None,
-    )
+    """Return what the command line did in this process, as a user whom permissions bind."""
+    words, out, err = [*map(str, arguments)], StringIO(), StringIO()
+    with (
+        mock.patch.dict(os.environ, {**CLEAN, **env}, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        _bound_by_permissions(),
+    ):
+        code = main(words)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def _as_anybody() -> None:
-    libc = ctypes.CDLL(None)
-    for right in ROOTS_RIGHTS:
-        libc.prctl(_DROP, right, 0, 0, 0)
+@contextlib.contextmanager
+def _bound_by_permissions() -> Iterator[None]:
+    """Take root's rights over files from this thread, and from threads that it starts."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_VERSION, 0)
+    before, less = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, before) == 0
+    less[:] = before[:]
+    less[0] &= ~_RIGHTS_OF_ROOT  # of the effective ones: the permitted ones can be taken again
+    assert libc.capset(header, less) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, before) == 0

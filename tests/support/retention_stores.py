@@ -40,7 +40,7 @@ def seen(
         manifests=(f"run/.ckptsync/{checkpoint}/manifest-n0-0-0123456789abcdef.json",),
         model_record="s" if is_verified else "",
         model_records=1, reports=1, tombstones=0, files=2, size=size, model_files=1, model_size=5,
-        ended=when, first=when, arrived=when,
+        ended=when, first_arrival=when, arrived=when,
         model=word not in ("INCOMPLETE", "CONFLICT"), resume=is_verified, consolidated=is_verified,
         proof=Proven(holds=is_verified),
         retired="old" if word == "RETIRED" else "",

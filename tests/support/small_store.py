@@ -2,7 +2,9 @@
 
 import shutil
 import time
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import ckptsync
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
@@ -18,13 +20,20 @@ SHARD = "checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
 
 
 def make(path: Path) -> Path:
-    """Make it in ``path``, which is given back."""
-    store = create_store(str(path))
+    """Copy it to ``path``, which is returned.  It is made once in a process."""
+    shutil.copytree(_made().name, path, dirs_exist_ok=True)
+    return path
+
+
+@cache
+def _made() -> TemporaryDirectory[str]:
+    directory = TemporaryDirectory(prefix="small-store-")
+    store = create_store(directory.name)
     for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0")):
         push_now(DATA / run / node, store, node, run)
     consolidate_due(store, HeadOptions(config_from={"*": str(DATA / "base")}))
     verify_next(store, VerifyPolicy(), time.time())
-    return path
+    return directory
 
 
 def make_two(path: Path) -> Path:

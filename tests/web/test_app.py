@@ -292,6 +292,16 @@ def test_a_slow_store_delays_no_viewer_who_can_have_the_last_picture(
         reader.go_on.set()
 
 
+def test_a_viewer_after_a_long_pause_waits_for_a_new_picture(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EVERY", "SHARE", "OLD", "SHORT"):
+        monkeypatch.setattr(overview_cache, name, 0.0)
+    with serving(whole) as (server, _):
+        before = document(server, "/")
+        assert document(server, "/")["at"] > before["at"]
+
+
 def test_a_store_that_is_read_for_long_is_said_at_first(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,11 @@ def test_the_newest_by_time_stays_as_well_as_the_newest_by_step() -> None:
 
 def test_nothing_goes_that_is_younger_than_what_is_still_on_its_way() -> None:
     assert choose_cleanable([local(1), local(2, busy=True), local(3), local(4)], (), 1) == ("c-1",)
+    # younger by its step alone, or by its time alone, where a clock was wrong
+    by_step = [local(1), local(2, busy=True, at=5), local(3, at=4), local(9)]
+    assert choose_cleanable(by_step, (), 1) == ("c-1",)
+    by_time = [local(1, at=5), local(2, busy=True, at=4), local(9)]
+    assert choose_cleanable(by_time, (), 1) == ()
 
 
 def run(

@@ -436,7 +436,7 @@ def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_fa
         "except OSError: pass\n"
         "found = list_and_pin_saves(RunDir('run', out), Pinner('n0', lambda *_: False))\n"
         "print([(s.checkpoint_dir.name, len(s.files.by_path), s.pin and s.pin.node) for s in"
-        " found.seen])\n"
+        " found.saves])\n"
         "print(sorted((f.checkpoint, 'No space left' in f.text) for f in found.failures))\n"
     )
     mounted = f'mount -t tmpfs -o nr_inodes=45 tmpfs "{tmp_path}" && exec "$0" -c "$1" "{tmp_path}"'

@@ -14,10 +14,11 @@ from ckptsync.spool.pins import Pin, clean_own, list_pins
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.scanner import list_and_pin_saves
+from tests.support.exhaustive import ALL
 from tests.support.hook_pins import commit
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = 20
+STEPS = 20 if ALL else 10
 FILES = 8
 
 

@@ -369,7 +369,6 @@ def _claim_draft(directory_fd: int, part: str, draft_status: os.stat_result) -> 
     ):
         return False
     if draft_status.st_nlink > 1:
-        os.unlink(
-            part, dir_fd=directory_fd
-        )  # it has its name: its writer was killed a moment later
+        # it has its name: its writer was killed a moment later
+        os.unlink(part, dir_fd=directory_fd)
     return draft_status.st_nlink == 1

@@ -138,7 +138,7 @@ class DurableDirectories:
     def make_durable(self, parts: Sequence[str], descriptors: Sequence[int]) -> None:
         """Make the names of all directories of a path durable, by descriptors that `opened` yields.
 
-        Another writer may have descriptors them, and be killed before it syncs them.
+        Another writer may have made them, and be killed before it syncs them.
         """
         for n, (parent_fd, directory_fd) in enumerate(itertools.pairwise(descriptors), start=1):
             path = "/".join(parts[:n])

@@ -65,9 +65,8 @@ class S3Store:
     def names(self, prefix: str) -> Iterator[Entry]:
         """Yield the stored files below ``prefix`` (see `Store.names`)."""
         entries = self._list_entries(self._prefix + checked_prefix(prefix))
-        yield from (
-            entries if self._is_aws else sorted(entries)
-        )  # others list directory by directory
+        # servers other than AWS list directory by directory
+        yield from entries if self._is_aws else sorted(entries)
 
     def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
         """Yield the files below ``prefix`` behind ``after``, in the server's order.

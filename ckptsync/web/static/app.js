@@ -12,7 +12,10 @@ import { runPage } from "./run.js";
 import { follow, isFile, load, LoadError } from "./source.js";
 import { chooseLanguage, language, t } from "./strings.js";
 
-/** @param {string} id @returns {HTMLElement} */
+/**
+ * Return the element of an id, which the page must have.
+ * @param {string} id @returns {HTMLElement}
+ */
 function byId(id) {
   return /** @type {HTMLElement} */ (document.getElementById(id));
 }
@@ -87,7 +90,10 @@ function draw() {
   }
 }
 
-/** @param {string} url @returns {string[]} the decoded segments of a URL */
+/**
+ * Return the decoded segments of a URL; none if it cannot be decoded.
+ * @param {string} url @returns {string[]} the decoded segments of a URL
+ */
 function segments(url) {
   try {
     return url.split("/").filter(Boolean).map(decodeURIComponent);
@@ -107,7 +113,10 @@ function titleOf(url) {
   return `${count ? `(${count}) ` : ""}${name} · ckptsync`;
 }
 
-/** @param {string} url @param {any} doc @returns {Node[]} */
+/**
+ * Return the nodes of the page that a URL names, drawn from its document.
+ * @param {string} url @param {any} doc @returns {Node[]}
+ */
 function pageOf(url, doc) {
   const [page, , location] = segments(url);
   const most = isWhole ? Infinity : FIRST_ROWS;
@@ -118,7 +127,10 @@ function pageOf(url, doc) {
   return overviewPage(doc, most);
 }
 
-/** @returns {Node[]} */
+/**
+ * Return the header: links, the store, the connection, and the button for the other language.
+ * @returns {Node[]}
+ */
 function header() {
   const isNodes = shown.url === "/nodes";
   const otherLanguage = language() === "zh" ? "en" : "zh";
@@ -137,7 +149,10 @@ function header() {
   ];
 }
 
-/** @param {LoadError} error @returns {HTMLElement} */
+/**
+ * Return what is shown where there is no document: the error and its hint.
+ * @param {LoadError} error @returns {HTMLElement}
+ */
 function problem(error) {
   const text = error.isAway ? t("never-connected") : error.message;
   const hint = error.isAway ? t("retrying") : error.hint;

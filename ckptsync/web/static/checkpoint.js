@@ -14,7 +14,10 @@ import { findings, groupTable } from "./weights.js";
 
 const MOST_RANGES = 20;
 
-/** @param {CheckpointDocument} doc @returns {Node[]} */
+/**
+ * Return the page of one checkpoint.
+ * @param {CheckpointDocument} doc @returns {Node[]}
+ */
 export function checkpointPage(doc) {
   const running = doc.running ?? [];
   const parts = [
@@ -31,7 +34,10 @@ export function checkpointPage(doc) {
   return parts.flatMap((part) => part ?? []);
 }
 
-/** @param {CheckpointDocument} doc @returns {HTMLElement} */
+/**
+ * Return the list of facts: step, times, size, nodes, loss, metrics and more.
+ * @param {CheckpointDocument} doc @returns {HTMLElement}
+ */
 function summary(doc) {
   const location = /** @type {import("./types.js").Location} */ (/** @type {unknown} */ (doc));
   const last = Math.max(...[doc.uploaded, doc.merged, doc.verified].map(Number)) - Number(doc.saved);
@@ -75,7 +81,10 @@ function reasons(doc) {
   );
 }
 
-/** @param {Damage[]} damage @returns {HTMLElement} */
+/**
+ * Return the table of damaged files, with their ranges and tensors.
+ * @param {Damage[]} damage @returns {HTMLElement}
+ */
 function damageTable(damage) {
   /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [[t("file"), ""], [t("ranges"), ""], [t("tensors"), "wide"]];
@@ -98,19 +107,28 @@ function shortened(texts) {
   return texts.slice(0, MOST_RANGES).join(", ") + (hidden > 0 ? ` (+${hidden})` : "");
 }
 
-/** @param {CheckpointDocument} doc @param {import("./types.js").Weights} values @returns {Node[]} */
+/**
+ * Return the findings about the weights, and the table of their groups.
+ * @param {CheckpointDocument} doc @param {import("./types.js").Weights} values @returns {Node[]}
+ */
 function weights(doc, values) {
   return [...findings(doc).map((line) => h("p", { class: "bad" }, line)), groupTable(values)];
 }
 
-/** @param {CheckpointDocument} doc @returns {Node[]} */
+/**
+ * Return a line for each command; those that this version does not know come first.
+ * @param {CheckpointDocument} doc @returns {Node[]}
+ */
 function commands(doc) {
   const order = ["pull_model", "pull", "open", "verify", "repair", "keep", "ls"];
   const names = Object.keys(doc.commands).sort((a, b) => order.indexOf(a) - order.indexOf(b));
   return names.map((name) => commandLine(order.includes(name) ? t(`command-${name}`) : name, doc.commands[name] ?? ""));
 }
 
-/** @param {CheckpointDocument} doc @returns {Node[]} */
+/**
+ * Return the table of files, below a note if the document has only the first ones.
+ * @param {CheckpointDocument} doc @returns {Node[]}
+ */
 function files(doc) {
   const total = doc.files_total ?? doc.files.length;
   /** @type {[string, import("./parts.js").Kind][]} */

@@ -59,7 +59,10 @@ function least(points) {
   return points.reduce((low, [, y]) => (y !== null && y < low ? y : low), Infinity);
 }
 
-/** @param {Point[]} points @param {Place} place @returns {string} */
+/**
+ * Return the path of a line through the points.
+ * @param {Point[]} points @param {Place} place @returns {string}
+ */
 function pathOf(points, place) {
   return points.map((point, n) => `${n ? "L" : "M"}${place(point).map((v) => v.toFixed(1)).join(" ")}`).join("");
 }

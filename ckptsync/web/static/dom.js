@@ -83,7 +83,10 @@ export function patch(parent, nodes) {
   }
 }
 
-/** @param {Node} node @returns {string|null} */
+/**
+ * Return the key by which `patch` recognizes a node; null without one.
+ * @param {Node} node @returns {string|null}
+ */
 function keyOf(node) {
   return node instanceof Element ? node.getAttribute("data-key") : null;
 }

@@ -2,7 +2,10 @@
 
 import { t, language } from "./strings.js";
 
-/** @param {number} bytes @returns {string} */
+/**
+ * Return a number of bytes with its unit, in three digits.
+ * @param {number} bytes @returns {string}
+ */
 export function showSize(bytes) {
   const units = ["B", "KB", "MB", "GB", "TB", "PB"];
   let [value, unit] = [bytes, 0];
@@ -11,7 +14,10 @@ export function showSize(bytes) {
   return `${value.toFixed(digits)} ${units[unit]}`;
 }
 
-/** @param {number} seconds @returns {string} */
+/**
+ * Return a duration in one unit: seconds, minutes, hours or days.
+ * @param {number} seconds @returns {string}
+ */
 export function showDuration(seconds) {
   const s = Math.max(0, seconds);
   if (s < 0.95) return t("seconds", s.toFixed(1));
@@ -21,13 +27,19 @@ export function showDuration(seconds) {
   return t("days", String(Math.round(s / 86400)));
 }
 
-/** @param {number} seconds since 1970 @returns {string} */
+/**
+ * Return a time as date and time of the viewer's zone and language.
+ * @param {number} seconds since 1970 @returns {string}
+ */
 export function showTime(seconds) {
   const format = { dateStyle: "medium", timeStyle: "medium" };
   return new Date(seconds * 1000).toLocaleString(language(), /** @type {any} */ (format));
 }
 
-/** @param {number|null|undefined} value @returns {string} */
+/**
+ * Return a number in about four digits; a dash for none, NaN and infinity.
+ * @param {number|null|undefined} value @returns {string}
+ */
 export function showNumber(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value === 0) return "0";
@@ -37,7 +49,10 @@ export function showNumber(value) {
   return value.toPrecision(4).replace(/\.?0+$/, "");
 }
 
-/** @param {number} step @returns {string} */
+/**
+ * Return a step with thin spaces between thousands.
+ * @param {number} step @returns {string}
+ */
 export function showStep(step) {
   return step.toLocaleString("en").replaceAll(",", "\u2009");
 }

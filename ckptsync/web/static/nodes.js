@@ -8,7 +8,10 @@ import { textList } from "./overview.js";
 
 /** @typedef {import("./types.js").StoreNode} StoreNode */
 
-/** @param {import("./types.js").NodesDocument} doc @returns {Node[]} */
+/**
+ * Return the page of all nodes.
+ * @param {import("./types.js").NodesDocument} doc @returns {Node[]}
+ */
 export function nodesPage(doc) {
   const running = doc.running ?? [];
   const title = h("h1", null, t("nodes"));
@@ -16,7 +19,10 @@ export function nodesPage(doc) {
   return [title, ...doc.nodes.map((node) => nodeSection(node, running.filter((entry) => entry.node === node.name)))];
 }
 
-/** @param {StoreNode} node @param {import("./types.js").Running[]} running @returns {HTMLElement} */
+/**
+ * Return the section of one node.
+ * @param {StoreNode} node @param {import("./types.js").Running[]} running @returns {HTMLElement}
+ */
 function nodeSection(node, running) {
   const { queue, errors, notes } = node;
   const blocked = Object.entries(node.blocked ?? {}).map(([place, [text, todo]]) => `${place}: ${text}. ${todo}`);
@@ -44,17 +50,26 @@ function nodeSection(node, running) {
   );
 }
 
-/** @param {string} title @param {import("./dom.js").Child} value @returns {HTMLElement} */
+/**
+ * Return one fact: its title and its value.
+ * @param {string} title @param {import("./dom.js").Child} value @returns {HTMLElement}
+ */
 function row(title, value) {
   return h("div", { class: "fact" }, h("dt", null, title), h("dd", null, value));
 }
 
-/** @param {string} title @param {string} kind @param {string[]} texts @returns {HTMLElement|null} */
+/**
+ * Return a titled list of texts; null if there are none.
+ * @param {string} title @param {string} kind @param {string[]} texts @returns {HTMLElement|null}
+ */
 function messages(title, kind, texts) {
   return texts.length ? h("div", { class: `messages ${kind}`, "data-key": title }, h("h3", null, title), textList(texts)) : null;
 }
 
-/** @param {StoreNode} node @returns {HTMLElement} */
+/**
+ * Return the table of a node's disks, with the use of spool and disk.
+ * @param {StoreNode} node @returns {HTMLElement}
+ */
 function diskTable(node) {
   /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [[t("disk"), ""], [t("spool"), "number"], [t("disks"), "wide"], [t("watch"), ""]];

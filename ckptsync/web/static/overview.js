@@ -43,12 +43,18 @@ export function alarmList(alarms) {
   );
 }
 
-/** @param {string[]} texts @returns {HTMLElement} */
+/**
+ * Return a list with one item for each text.
+ * @param {string[]} texts @returns {HTMLElement}
+ */
 export function textList(texts) {
   return h("ul", { class: "texts" }, ...texts.map((text) => h("li", null, text)));
 }
 
-/** @param {OverviewDocument} doc @returns {HTMLElement} */
+/**
+ * Return the numbers of the store: checkpoints, nodes, sizes.
+ * @param {OverviewDocument} doc @returns {HTMLElement}
+ */
 function facts(doc) {
   const counts = { VERIFIED: 0, all: 0 };
   for (const run of doc.runs) {
@@ -76,7 +82,10 @@ function fact(title, value, note, kind) {
   return h("div", { class: `fact ${kind ?? ""}` }, h("dt", null, title), h("dd", null, h("b", null, value), " ", h("span", null, note)));
 }
 
-/** @param {string} store @returns {HTMLElement} */
+/**
+ * Return what to do first with a store without checkpoints.
+ * @param {string} store @returns {HTMLElement}
+ */
 function emptyStore(store) {
   return h(
     "div",
@@ -87,7 +96,10 @@ function emptyStore(store) {
   );
 }
 
-/** @param {OverviewDocument} doc @param {number} most @returns {HTMLElement} */
+/**
+ * Return the table of the first `most` runs.
+ * @param {OverviewDocument} doc @param {number} most @returns {HTMLElement}
+ */
 function runsTable(doc, most) {
   /** @type {[string, import("./parts.js").Kind][]} */
   const columns = [
@@ -117,12 +129,18 @@ function runCells(run, doc) {
   ];
 }
 
-/** @param {string} state @returns {string} */
+/**
+ * Return the state of a training in the viewer's language; an unknown state as it is.
+ * @param {string} state @returns {string}
+ */
 function trainingText(state) {
   return ["runs", "ended", "gone"].includes(state) ? t(`training-${state}`) : state;
 }
 
-/** @param {StoreNode[]} nodes @returns {HTMLElement} */
+/**
+ * Return the list of nodes, each with its state.
+ * @param {StoreNode[]} nodes @returns {HTMLElement}
+ */
 function nodeList(nodes) {
   return h(
     "ul",
@@ -139,7 +157,10 @@ function nodeList(nodes) {
   );
 }
 
-/** @param {StoreNode} node @returns {string} */
+/**
+ * Return a node's roles, state and rate.
+ * @param {StoreNode} node @returns {string}
+ */
 function nodeText(node) {
   const roles = node.roles.map((role) => t(role)).join(", ");
   const since = node.state === "alive" ? t("alive") : `${t(node.state)}, ${t("ago", showDuration(now() - node.beat))}`;

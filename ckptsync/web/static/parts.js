@@ -46,12 +46,18 @@ export function age(time) {
   return h("time", { "data-at": time, datetime: new Date(time * 1000).toISOString(), title: showTime(time) }, text);
 }
 
-/** @param {Status} status @returns {HTMLElement} */
+/**
+ * Return a status as a coloured label.
+ * @param {Status} status @returns {HTMLElement}
+ */
 export function badge(status) {
   return h("span", { class: `badge s-${status}` }, t(status));
 }
 
-/** @param {string} title @param {...(Child|Child[])} children @returns {HTMLElement} */
+/**
+ * Return a section with a heading.
+ * @param {string} title @param {...(Child|Child[])} children @returns {HTMLElement}
+ */
 export function section(title, ...children) {
   return h("section", { "data-key": `section ${title}`, "aria-label": title }, h("h2", null, title), ...children);
 }
@@ -88,7 +94,10 @@ export function runningList(entries, showsRun) {
   return h("ul", { class: "running" }, ...entries.map((entry) => runningEntry(entry, showsRun)));
 }
 
-/** @param {Running} entry @param {boolean} showsRun @returns {HTMLElement} */
+/**
+ * Return one piece of work that a node does, waits for, or failed in.
+ * @param {Running} entry @param {boolean} showsRun @returns {HTMLElement}
+ */
 function runningEntry(entry, showsRun) {
   const { kind, node, run, location, checkpoint, state, reason, done, total, rate, left } = entry;
   const isMoving = !["waiting", "queued", "refused", "failed"].includes(state);

@@ -50,7 +50,11 @@ function orderOf(c) {
   return c.step ?? (c.saved ?? 0) / 1e12 - 1;
 }
 
-/** @param {RunDocument} doc @param {number} width @param {() => void} redraw @returns {Node[]} */
+/**
+ * Return the figures of a run's curves, or a note without curves.
+ * `redraw` is called when the scale is changed.
+ * @param {RunDocument} doc @param {number} width @param {() => void} redraw @returns {Node[]}
+ */
 function curves(doc, width, redraw) {
   const names = Object.keys(doc.curves ?? {}).filter((name) => doc.curves[name]?.length && !DULL.test(name));
   if (!names.length) return [h("p", { class: "quiet" }, t("no-curves"))];
@@ -72,7 +76,10 @@ function marksOf(doc) {
   return doc.checkpoints.flatMap(({ step, status }) => (typeof step === "number" ? [{ step, status }] : []));
 }
 
-/** @param {number} count of figures @param {number} width @returns {number} pixels of each */
+/**
+ * Return the width of each figure, in pixels, if as many as fit stand in a row.
+ * @param {number} count of figures @param {number} width @returns {number} pixels of each
+ */
 function eachOf(count, width) {
   const columns = Math.min(count, Math.max(1, Math.floor((width + GAP) / (NARROWEST + GAP))));
   return Math.floor((width - GAP * (columns - 1)) / columns) - 26;
@@ -89,7 +96,10 @@ function weightsOf(doc, checkpoints, width, most) {
   return [...(figures.length ? [h("div", { class: "curves" }, ...figures)] : []), ...weightsTable(checkpoints, most)];
 }
 
-/** @param {Location[]} checkpoints @param {number} most @returns {HTMLElement} */
+/**
+ * Return the table of the first `most` checkpoints; columns without values are left out.
+ * @param {Location[]} checkpoints @param {number} most @returns {HTMLElement}
+ */
 function checkpointTable(checkpoints, most) {
   const longest = scaleOfTimes(checkpoints);
   const hasLoss = checkpoints.some((c) => typeof c.loss === "number");
@@ -123,7 +133,10 @@ function checkpointTable(checkpoints, most) {
   return table(t("checkpoints"), columns, rows);
 }
 
-/** @param {Location} c @returns {string} */
+/**
+ * Return whether the consolidated model can be opened; a dash if there is none.
+ * @param {Location} c @returns {string}
+ */
 export function modelText(c) {
   if (c.model && c.model_damaged) return t("model-damaged");
   if (c.missing_to_open.length) return t("no-config");
@@ -141,7 +154,11 @@ function reasonOf(c) {
   return rest > 0 ? `${text} (+${rest})` : text;
 }
 
-/** @param {Location} c @returns {number[]} seconds from the save to each later phase; gaps left out */
+/**
+ * Return the seconds from the save to each later phase, NaN for a phase without a time; none while
+ * the checkpoint is not complete.
+ * @param {Location} c @returns {number[]}
+ */
 function phasesOf(c) {
   const saved = c.saved;
   if (!saved || ["WAITING", "REFUSED", "UPLOADING", "INCOMPLETE"].includes(c.status)) return [];

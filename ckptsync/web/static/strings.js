@@ -1,4 +1,5 @@
-// Every text of the page, in English and Chinese. `$1` is the first argument.
+// Every text of the page, in English and Chinese. `t` returns one in the viewer's language,
+// with its arguments in place of `$1` and `$2`.
 
 /** @type {Record<string, [english: string, chinese: string]>} */
 const STRINGS = {
@@ -180,7 +181,10 @@ const STRINGS = {
 
 const CHOSEN = "ckptsync-language";
 
-/** @returns {Language} */
+/**
+ * Return the language that the viewer chose earlier, or else the browser's.
+ * @returns {Language}
+ */
 function preferred() {
   let chosen = null;
   try {
@@ -193,7 +197,10 @@ function preferred() {
 
 let current = preferred();
 
-/** @returns {Language} */
+/**
+ * Return the current language.
+ * @returns {Language}
+ */
 export function language() {
   return current;
 }

@@ -63,13 +63,19 @@ export function weightsTable(checkpoints, most) {
   return [table(t("weights"), columns, rows)];
 }
 
-/** @param {number} number @param {boolean} isBad where it is not 0 @returns {HTMLElement|string} */
+/**
+ * Return a count, marked if it is bad and not 0.
+ * @param {number} number @param {boolean} isBad where it is not 0 @returns {HTMLElement|string}
+ */
 function countText(number, isBad) {
   const text = number.toLocaleString(language());
   return isBad && number ? h("strong", { class: "bad" }, text) : text;
 }
 
-/** @param {Pick<Location, "weights_findings">} location @returns {string[]} a sentence for each finding */
+/**
+ * Return a sentence for each finding, with the first tensors that it is about.
+ * @param {Pick<Location, "weights_findings">} location @returns {string[]}
+ */
 export function findings({ weights_findings: entries }) {
   return entries.map(({ text, tensors, first }) => {
     const more = tensors > first.length ? ", …" : "";

@@ -413,7 +413,7 @@ ENDLESS = (
         *((begun(), PART.format(1, digits)) for digits in [*DIGITS, ""]),
         (begun(), ENDLESS),
         (begun(), PART.format(1, 5) + ENDLESS),
-        (begun(), "".join(PART.format(n, 5) for n in range(1, 9000)) + ENDLESS),
+        (begun(), "".join(PART.format(n, 5) for n in range(1, 900)) + ENDLESS),
         (ENDLESS, ""),
         (begun() + ENDLESS, ""),
         (begun(""), ""),
