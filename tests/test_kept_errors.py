@@ -73,9 +73,7 @@ def kept(work: Callable[[], object]) -> int:
 
 def with_frames() -> list[BaseException]:
     return [
-        e
-        for e in gc.get_objects()
-        if isinstance(e, CkptsyncError) and e.__traceback__ is not None
+        e for e in gc.get_objects() if isinstance(e, CkptsyncError) and e.__traceback__ is not None
     ]
 
 

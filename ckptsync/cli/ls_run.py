@@ -82,7 +82,9 @@ def reasons(
     """
     status_reasons = s.missing_lines or s.evidence
     busy_nodes = {e.node for e in activities}
-    is_rest_on_its_way = bool(s.uploading and s.awaited_nodes) and set(s.awaited_nodes) <= busy_nodes
+    is_rest_on_its_way = (
+        bool(s.uploading and s.awaited_nodes) and set(s.awaited_nodes) <= busy_nodes
+    )
     is_explained = is_rest_on_its_way or s.status == "COMPLETE" or not s.manifests
     if activities and is_explained:  # the activities are the reason
         status_reasons = ()

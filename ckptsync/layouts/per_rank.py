@@ -144,7 +144,8 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     extra_files = [name for parts, name in existing if parts.rank >= world]
     if extra_files or not world:
         raise Corrupt(
-            f"{extra_files[0] if extra_files else root}: its rank does not fit a world size of {world}",
+            f"{extra_files[0] if extra_files else root}: its rank does not fit a world size of"
+            f" {world}",
             hint=_MIXED,
         )
     needed = dict.fromkeys(map(first.of, range(world)))

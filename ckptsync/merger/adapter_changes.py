@@ -422,14 +422,15 @@ class _Plan:
         if not self._shapes:
             return
         new_counts = {shape[0] for shape in self._shapes.values()}
-        base_counts = {self._old[name][0] for name in self._shapes}
-        starts = {(count,) for count in base_counts}
+        old_counts = {self._old[name][0] for name in self._shapes}
+        starts = {(count,) for count in old_counts}
         words = (n for n in self._old if ends_in(n, (*EMBEDDINGS, *HEADS)))
         unresized = sorted(n for n in words if self._old[n][:1] in starts and n not in self._shapes)
         if len(new_counts) > 1 or unresized:
             raise Corrupt(
                 f"a vocabulary of {', '.join(map(str, sorted(new_counts)))} tokens in"
-                f" {first_names(sorted(self._shapes))}, and of {', '.join(map(str, sorted(base_counts)))}"
+                f" {first_names(sorted(self._shapes))}, and of"
+                f" {', '.join(map(str, sorted(old_counts)))}"
                 f" in {first_names(unresized) or 'the base'}",
                 hint="save the adapter with save_embedding_layers=True",
             )
@@ -437,10 +438,11 @@ class _Plan:
         if "vocab_size" in self._config:
             self._settings["vocab_size"] = count
         for key, section in self._config.items():
-            if isinstance(section, dict) and section.get("vocab_size") in base_counts:
+            if isinstance(section, dict) and section.get("vocab_size") in old_counts:
                 self._settings[key] = {**self._settings.get(key, {}), "vocab_size": count}
         self._notes.append(
-            f"the vocabulary has {count} tokens, {', '.join(map(str, sorted(base_counts)))} in the base"
+            f"the vocabulary has {count} tokens,"
+            f" {', '.join(map(str, sorted(old_counts)))} in the base"
         )
 
 
