@@ -1,17 +1,14 @@
 """The benchmarks are run by hand: here it is only seen that each of them can begin."""
 
-import subprocess
-import sys
+from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.exhaustive import ALL
 
 
 def test_every_benchmark_finds_what_it_imports() -> None:
-    modules = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
-    assert len(modules) > 20
-    program = f"import importlib; [importlib.import_module(name) for name in {modules}]"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    files = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.py"))
+    assert len(files) > 20
+    for file in files:
+        if ALL or "import torch" not in file.read_text():  # torch takes two seconds
+            import_module(f"benchmarks.{file.stem}")

@@ -59,37 +59,47 @@ Owner = tuple[str, str]
 class Proven:
     """What the reports of a location prove, and when; see `records.location_status.proof`.
 
-    Times are seconds on the store's clock. ``when``: the mtime of the report that counts.
-    ``holds``: a report at level digest or above found no damage in these very manifests and this
-    very model record. ``passed``: each level at which a report found none, and when the last one
-    did. ``damage``: names of the DAMAGED reports that no later report answers. Then
-    ``damage_level`` is the level that an answer must have, ``damaged_at`` the mtime of the newest
-    of them, and ``rewritten_at`` that of the newest file that they name, as it is in the store now
-    (0 if none is). ``first``: when a report first found no damage at level digest or above.
-    ``answered``: the name of the last DAMAGED report, if later ones answer all, and ``answered_at``
-    the mtime of the first that does.
+    Times are seconds on the store's clock, 0 if there is none.
     """
 
     report: str = ""
+    """The report's name: the last unanswered DAMAGED one, else the last proof, else the newest."""
     verdict: Verdict | None = None
+    """That of ``report``."""
     level: Level | None = None
+    """That of ``report``."""
     when: float = 0.0
+    """The mtime of ``report``."""
     holds: bool = False
+    """A report at level digest or above found no damage in these manifests and this model record.
+
+    And no DAMAGED report is unanswered.
+    """
     passed: tuple[tuple[Level, float], ...] = ()
+    """Each level at which a report found no damage, and when the last one did."""
     damage: tuple[str, ...] = ()
+    """The names of the DAMAGED reports that no later report answers."""
     damage_level: Level | None = None
+    """The level that an answer to all of ``damage`` must have."""
     damaged_at: float = 0.0
+    """The mtime of the newest report of ``damage``."""
     rewritten_at: float = 0.0
+    """The mtime, as it is now, of the newest file that a report of ``damage`` names."""
     first: float = 0.0
+    """When a report first found no damage at level digest or above."""
     answered: str = ""
+    """The name of the last DAMAGED report, if later ones answer all; else empty."""
     answered_at: float = 0.0
+    """When the first report after ``answered`` was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
     """What was done about an event of a location, by one definition; see `EventRecord`.
 
-    ``failures``: how many tries failed; ``error``: of the last try; ``at``: its record's mtime.
+    ``name``, ``event``, ``of`` and ``definition`` are those of its records. ``done``: some try
+    succeeded. ``failures``: how many tries failed. ``error``: why the last try failed; empty if it
+    did not. ``at``: the mtime of the last try's record.
     """
 
     name: str
@@ -120,10 +130,11 @@ class UnnamedFile:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Files that an incomplete location lacks: how many, and the first (empty if none is known).
+    """Files that an incomplete location lacks.
 
-    ``rank``: whose they are by their names, -1 if names do not say. ``node``: the node that sent
-    them, empty if none did.
+    ``files``: how many. ``first``: the path of the first; empty if no path is known. ``rank``: the
+    rank that their names say, -1 if they say none. ``node``: the node that sent them, empty if none
+    did.
     """
 
     files: int
@@ -166,7 +177,7 @@ class Summary:
     lacks: tuple[str, ...] = ()
     """Lines: what a training needs to resume from it, and what is not in the store."""
 
-    # Its records. Manifests "count" if no later manifest of their node replaces them.
+    # Its records. A manifest counts if its node has written none that replaces it.
     nodes: tuple[str, ...] = ()
     """The nodes that wrote the manifests that count."""
     manifests: tuple[str, ...] = ()
@@ -179,16 +190,16 @@ class Summary:
     """How many reports there are."""
     tombstones: int = 0
     """How many tombstones there are."""
+    state: str = ""
+    """Changes whenever a record appears or goes that decides what is due (`_records_key`)."""
 
-    # Its own files, and those of its consolidated model.
+    # Its own files: those of the trainer, without the consolidated model.
     files: int = 0
     """How many paths the checkpoint's own files have."""
     size: int = 0
     """Bytes of its own files that are in the store, each path once."""
-    model_files: int = 0
-    """How many files the consolidated model has."""
-    model_size: int = 0
-    """Bytes of the consolidated model's files."""
+    ranks: tuple[tuple[str, str], ...] = ()
+    """Each node with the ranks whose files it had, as ``0-3,7``; nodes without ranks are absent."""
 
     # When it was written and stored.
     ended: float = 0.0
@@ -203,6 +214,8 @@ class Summary:
     """
     arrived: float = 0.0
     """The mtime of the newest manifest that counts."""
+    ahead: float = 0.0
+    """Seconds by which its files are dated later than their manifests arrived; else 0."""
 
     # What it can be used for, and what reports prove.
     model: bool = False
@@ -212,21 +225,34 @@ class Summary:
     consolidated: bool = False
     """It has a consolidated model with all files of its model record."""
     proof: Proven = Proven()
+    suspects: tuple[str, ...] = ()
+    """Paths of the model's files that are missing, or that an unanswered report calls damaged."""
+    damaged: tuple[DamagedFile, ...] = ()
+    """What unanswered reports call damaged, where it is DAMAGED; at most `MOST_DAMAGED`."""
 
-    # Whether it is, or will be, deleted.
+    # Its consolidated model.
+    model_files: int = 0
+    """How many files the consolidated model has."""
+    model_size: int = 0
+    """Bytes of the consolidated model's files."""
+    merged: float = 0.0
+    """The mtime of the model record; 0 if there is none."""
+    late: bool = False
+    """Manifests count that the model record does not name: they came after the merge."""
+    to_open: tuple[str, ...] = ()
+    """What the model lacks to be opened: its configuration's file name, `TOKENIZER`, or both."""
+    weights: ModelValues | None = None
+    """The values of the model by group of layers; None where no head counted them."""
+    left_out: tuple[str, ...] = ()
+    """Lines: code of the checkpoint that the consolidated model does not have."""
+
+    # Whether it is deleted, or kept.
     retired: str = ""
     """The reason of the tombstone for all of it; empty if there is none in force."""
-    missing_lines: tuple[str, ...] = ()
-    """Lines: the missing files of an incomplete one, and the nodes that should have them.
-
-    `explain_missing` sets it, from ``gaps`` and the run's other checkpoints; otherwise empty.
-    """
-    state: str = ""
-    """A digest of its records' names: changes with each record that is written or deleted."""
     shards_retired: str = ""
     """The reason of the tombstone for its own files alone, where the model stays; else empty."""
-    kept: str = ""
-    """Why a person keeps it; empty if nobody does."""
+    mark: str = ""
+    """The name of the first tombstone in force for all of it; empty if there is none."""
     marked_at: float = 0.0
     """The mtime of the newest tombstone in force; 0 if there is none."""
     withdrawn_at: float = 0.0
@@ -235,42 +261,35 @@ class Summary:
     """A head has begun to delete: files may be gone already."""
     shards_deleted: bool = False
     """A head has deleted all of its own files."""
+    kept: str = ""
+    """Why a person keeps it; empty if nobody does."""
 
-    # Of its consolidated model.
-    late: bool = False
-    """Manifests count that the model record does not name: they came after the merge."""
-    to_open: tuple[str, ...] = ()
-    """What the model lacks to be opened: its configuration's file name, `TOKENIZER`, or both."""
-
-    # What is missing of an incomplete location.
-    ranks: tuple[tuple[str, str], ...] = ()
-    """Each node with the ranks whose files it had, as ``0-3,7``; nodes without ranks are absent."""
+    # What is missing of an incomplete location, or on its way.
     gaps: tuple[Gap, ...] = ()
     """The missing files, counted by rank or by node; empty where it is not incomplete."""
+    missing_lines: tuple[str, ...] = ()
+    """Lines: the missing files of an incomplete one, and the nodes that should have them.
+
+    `explain_missing` sets it, from ``gaps`` and the run's other checkpoints; otherwise empty.
+    """
     awaited_nodes: tuple[str, ...] = ()
     """The nodes that should have the missing files, sorted; set with ``missing_lines``."""
-    left_out: tuple[str, ...] = ()
-    """Lines: code of the checkpoint that the consolidated model does not have."""
     siblings: tuple[Sibling, ...] = ()
     """Other locations that have, or may have, parts of the same save."""
-    suspects: tuple[str, ...] = ()
-    """Paths of the model's files that are missing, or that an unanswered report calls damaged."""
-    damaged: tuple[DamagedFile, ...] = ()
-    """What unanswered reports call damaged, where it is DAMAGED; at most `MOST_DAMAGED`."""
     unknown: bool = False
     """It is incomplete, and no file is of a layout that is merged: so no node has to send more."""
+    doubts: tuple[str, ...] = ()
+    """Lines: why its model lacks, or may lack, tensors although no file is known to be missing."""
     uploading: tuple[str, ...] = ()
     """The nodes that are sending its files now, where it is UPLOADING."""
     demanded: int = 0
-    """Bytes of the files that its model needs, while it is incomplete; 0 if a size is unknown."""
+    """Bytes of the files that its model needs, until it is complete; 0 if a size is unknown."""
     present: int = 0
     """Those of the ``demanded`` bytes that are in the store."""
     whole: int = 0
     """Bytes that it will have when all is uploaded; 0 if no node says so."""
-    doubts: tuple[str, ...] = ()
-    """Lines: why its model lacks, or may lack, tensors although no file is known to be missing."""
-    ahead: float = 0.0
-    """Seconds by which its files are dated later than their manifests arrived; else 0."""
+
+    # Files that no record names.
     unnamed: tuple[str, ...] = ()
     """The first files beside its own that no record names, as people are shown them."""
     unnamed_files: int = 0
@@ -279,12 +298,8 @@ class Summary:
     """One of the files that no record names may run code."""
     named: str = ""
     """`names_key` of all files that its records name."""
-    merged: float = 0.0
-    """The mtime of the model record; 0 if there is none."""
-    weights: ModelValues | None = None
-    """The values of the model by group of layers; None where no head counted them."""
-    mark: str = ""
-    """The name of the first tombstone in force for all of it; empty if there is none."""
+
+    # Events.
     handled: tuple[Handled, ...] = ()
     """What was done about its events."""
     metrics: tuple[tuple[str, float], ...] = ()
@@ -371,7 +386,7 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     manifest_names = {k.name for k in state.manifests}
     arrivals = _find_arrivals(state, mtimes)
     written_at = [(k.manifest.ended - k.manifest.clock_offset) / 1e9 for k in state.manifests]
-    seconds_ahead = [
+    seconds_ahead = [  # by which files are dated later than their manifest arrived
         time - arrivals[k.name] if arrivals[k.name] else 0.0
         for k, time in zip(state.manifests, written_at, strict=True)
     ]
@@ -380,16 +395,6 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
     ranks: dict[str, set[int]] = {}
     for stored in state.manifests:
         ranks.setdefault(stored.manifest.node, set()).update(stored.manifest.ranks)
-    kinds = (
-        records.model_records,
-        records.reports,
-        records.tombstones,
-        records.keeps,
-        records.weights,
-    )
-    all_names = "\n".join(
-        sorted([*manifest_names, *(name for kind_records in kinds for name in kind_records)])
-    )
     reported_names = {
         f"{state.run}/{finding.name}"
         for name in conditions.proof.damage
@@ -413,58 +418,78 @@ def summarize(state: LocationState, mtimes: Mapping[str, float]) -> Summary:
         status=state.status,
         evidence=cut(tuple(damage) if state.status == "DAMAGED" else state.evidence),
         lacks=cut(conditions.resume.evidence),
+        # its records
         nodes=tuple(sorted(ranks)),
         manifests=tuple(k.name for k in state.manifests),
         model_record=state.model_record_name,
         model_records=len(records.model_records),
         reports=len(records.reports),
         tombstones=len(records.tombstones),
+        state=_records_key(state),
+        # its own files
         files=len(state.files),
         size=sum(size for _, size in state.present().values()),
-        model_files=len(model_files),
-        model_size=sum(f.size for f in model_files.values()),
+        ranks=tuple(
+            (node, show_ranks(own_ranks)) for node, own_ranks in sorted(ranks.items()) if own_ranks
+        ),
+        # when it was written and stored
         ended=max(
             time - max(0.0, seconds)
             for time, seconds in zip(written_at, seconds_ahead, strict=True)
         ),
-        ahead=max(0.0, *seconds_ahead),
         first_arrival=min(arrivals.values()),
         arrived=max(mtimes.get(name, 0.0) for name in manifest_names),
+        ahead=max(0.0, *seconds_ahead),
+        # what it can be used for, and what reports prove
         model=conditions.model.holds,
         resume=conditions.resume.holds,
         consolidated=conditions.consolidated.holds,
         proof=_summarize_proof(state, mtimes, reported_names),
+        suspects=tuple(sorted(suspects)),
+        damaged=tuple(dict.fromkeys(damage.values()))[:MOST_DAMAGED],
+        # its consolidated model
+        model_files=len(model_files),
+        model_size=sum(f.size for f in model_files.values()),
+        merged=mtimes.get(state.model_record_name, 0.0) if model else 0.0,
+        late=bool(model) and not manifest_names.issubset(model.manifests if model else ()),
+        to_open=_lacks_to_open(model) if model else (),
+        weights=find_values(model.tensors, records.weights) if model else None,
+        left_out=cut(model.left_out) if model else (),
+        # whether it is deleted, or kept
         retired=conditions.retired,
-        state=digest(all_names.encode())[:16],
         shards_retired=decision.shards,
-        kept=keep_reason(records.keeps),
+        mark=_lowest_numbered(records.tombstones, decision.stones) if decision.retired else "",
         marked_at=max((mtimes.get(name, 0.0) for name in decision.stones), default=0.0),
         withdrawn_at=max((mtimes.get(name, 0.0) for name in withdrawn), default=0.0),
         begun=decision.is_begun,
         shards_deleted=decision.is_done,
-        late=bool(model) and not manifest_names.issubset(model.manifests if model else ()),
-        to_open=_lacks_to_open(model) if model else (),
-        ranks=tuple(
-            (node, show_ranks(kind_records))
-            for node, kind_records in sorted(ranks.items())
-            if kind_records
-        ),
+        kept=keep_reason(records.keeps),
+        # what is missing of an incomplete location, or on its way
         gaps=find_gaps(state) if state.status == "INCOMPLETE" else (),
-        left_out=cut(model.left_out) if model else (),
         siblings=tuple(replace(s, against=cut(s.against)) for s in state.siblings),
-        suspects=tuple(sorted(suspects)),
-        damaged=tuple(dict.fromkeys(damage.values()))[:MOST_DAMAGED],
         unknown=state.status == "INCOMPLETE" and state.is_unknown,
+        doubts=() if conditions.shards else cut(state.demands.remarks),
         demanded=demanded,
         present=present,
-        doubts=() if conditions.shards else cut(state.demands.remarks),
+        # files that no record names
         named=names_key(state.named_files()),
-        merged=mtimes.get(state.model_record_name, 0.0) if model else 0.0,
-        weights=find_values(model.tensors, records.weights) if model else None,
-        mark=_lowest_numbered(records.tombstones, decision.stones) if decision.retired else "",
+        # events
         handled=_collect_handled(records.events, mtimes),
         metrics=_collect_metrics(records.events),
     )
+
+
+def _records_key(state: LocationState) -> str:
+    """Return a digest of the names of the records that decide what is due.
+
+    They are the manifests that count, model records, reports, tombstones, keeps and weights
+    records; events and joins are not among them.
+    """
+    records = state.records
+    names = [stored.name for stored in state.manifests]
+    names += [*records.model_records, *records.reports, *records.tombstones]
+    names += [*records.keeps, *records.weights]
+    return names_key(names)
 
 
 def _lowest_numbered(records: Mapping[str, Tombstone], names: Iterable[str]) -> str:
@@ -768,8 +793,10 @@ def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
 def _explain_lost(summary: Summary, run: Sequence[Summary]) -> Summary:
     """Return an incomplete location's summary with ``missing_lines`` and ``awaited_nodes``.
 
-    It is unchanged if no file is missing, or no layout is known. ``run``: the run's summaries by
-    arrival.
+    Missing files of a rank are awaited from the node that had the rank in the nearest checkpoint.
+    If no node is known so, all nodes of the nearest checkpoint that have sent nothing are awaited.
+    The summary is unchanged if no file is missing, or no layout is known. ``run``: the run's
+    summaries by arrival.
     """
     if summary.doubts and summary.doubts == summary.evidence:
         return summary  # no node lacks a file

@@ -46,8 +46,8 @@ class Result:
     """What a download did, or would do.
 
     ``directory``: the checkpoint, or the hidden directory if a file ``failed`` (path → error).
-    ``files`` and ``size`` (bytes) count the plan; ``there`` and ``there_size`` what did not need to
-    be downloaded. ``pointers``: names of the pointer files that were written.
+    ``files`` and ``size`` (bytes) count the plan; ``there`` and ``there_size`` what was on this
+    machine already. ``pointers``: names of the pointer files that were written.
     """
 
     directory: Path
@@ -312,15 +312,15 @@ def write_pointers(directory: Path, pointers: Mapping[str, bytes]) -> tuple[str,
 
 def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
     """Return a function that adds up bytes and reports them; any thread may call it."""
-    done, lock = 0, threading.Lock()
+    counted, lock = 0, threading.Lock()
 
     def count(size: int) -> None:
         """Add bytes, and report at most the total."""
-        nonlocal done
+        nonlocal counted
         with lock:
-            done += size
+            counted += size
             if progress:
-                progress(min(done, total), total)
+                progress(min(counted, total), total)
 
     return count
 

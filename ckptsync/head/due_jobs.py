@@ -245,7 +245,7 @@ def _last_proof(summary: Summary, level: Level) -> float | None:
     """
     least = min(LEVELS.index(level), LEVELS.index("digest"))
     times = (
-        when for passed_level, when in summary.proof.passed if LEVELS.index(passed_level) >= least
+        time for passed_level, time in summary.proof.passed if LEVELS.index(passed_level) >= least
     )
     return max(times, default=None)
 

@@ -366,6 +366,7 @@ def _judge_shards(
 ) -> tuple[Condition, Condition]:
     """Return whether all files are stored that a model needs, and all that resuming needs.
 
+    Resuming needs the model's files too. A location without known demands fulfils neither.
     ``no_demands``: the evidence if no metadata says what is needed, with braces for its use.
     """
     missing = (

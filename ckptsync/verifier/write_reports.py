@@ -64,7 +64,11 @@ def write_report(store: Store, report: Report) -> str:
 
 
 def fit(report: Report) -> Report:
-    """Return the report, without its last findings if a record cannot hold all of them."""
+    """Return the report, shortened if a record cannot hold it.
+
+    Then each finding has at most `_MOST` ranges and tensors, the last findings are left out, and a
+    note counts those.
+    """
     if sum(map(_length, report.findings)) <= _ROOM:
         return report
     cut_findings = ((f, f.ranges[:_MOST], f.tensors[:_MOST]) for f in report.findings)
@@ -100,9 +104,9 @@ def is_news(report: Report, reports: Mapping[str, Report], mtimes: Mapping[str, 
         newest = reports[unanswered[-1]]
         if _claim(newest) != _claim(fit(report)):
             return True
-        since = mtimes.get(unanswered[-1], 0.0)
+        reported_at = mtimes.get(unanswered[-1], 0.0)
         files = (f.name for f in report.findings if f.kind in DAMAGE)
-        return any(mtimes.get(f"{report.run}/{name}", 0.0) > since for name in files)
+        return any(mtimes.get(f"{report.run}/{name}", 0.0) > reported_at for name in files)
     level = LEVELS.index(report.level)
     if any(LEVELS.index(reports[name].level) <= level for name in unanswered):
         return True

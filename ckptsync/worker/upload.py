@@ -272,10 +272,10 @@ def _check_recordable(draft: Manifest) -> None:
 class FileSender:
     """Sends the files of one upload.
 
-    ``files``: the files here.  ``read``: entries of files that have been read.  ``done``: entries
-    of what it has stored, by name in the store.  ``overwrote_orphan``: it has replaced other bytes,
-    under a name that no manifest bound.  ``elsewhere``: manifests of stored files that may have the
-    bytes of a file that this node no longer holds.
+    ``files``: the files here.  ``read_entries``: entries of files that have been read, by path;
+    shared with the caller, for a later try.  ``stored_entries``: entries of what it has stored, by
+    name in the store.  ``overwrote_orphan``: it has replaced a file that no manifest names.
+    ``source_manifests``: manifests of stored files from which it reads what is not here any more.
     """
 
     def __init__(
@@ -284,11 +284,11 @@ class FileSender:
         context: UploadContext,
         read_entries: dict[str, FileEntry] | None = None,
     ) -> None:
-        self.files, self.read = files, {} if read_entries is None else read_entries
+        self.files, self.read_entries = files, {} if read_entries is None else read_entries
         self.pool = FilePool(context.threads, context.after_chunk)
         self.context = replace(context, after_chunk=self.pool.end_chunk)
-        self.elsewhere: Sequence[Manifest] = ()
-        self.done: dict[str, FileEntry] = {}
+        self.source_manifests: Sequence[Manifest] = ()
+        self.stored_entries: dict[str, FileEntry] = {}
         self.overwrote_orphan = False
 
     def digest_named(self, draft: Manifest, manifests: Sequence[StoredManifest]) -> Manifest:
@@ -296,7 +296,7 @@ class FileSender:
         named_paths = {f.path for k in manifests for f in k.manifest.files}
         unread_files = [f for f in draft.files if f.path in named_paths and not f.digest]
         self.pool.each(lambda file: self._record_digest(self._source(file)), unread_files)
-        return replace(draft, files=tuple(self.read.get(f.path, f) for f in draft.files))
+        return replace(draft, files=tuple(self.read_entries.get(f.path, f) for f in draft.files))
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
@@ -357,11 +357,11 @@ class FileSender:
             plain = file_name(draft.run, draft.location, file.entry.path)
             name = checked_own(plain, own_prefixes(draft.run, draft.location))
             has_plain_name = file.plain != "other" and (
-                name in self.done
+                name in self.stored_entries
                 or (file.plain == "same" and listed.get(name) == file.entry.size)
                 or self._put_plain(draft, file.entry, name)
             )
-            entry = self.read.get(file.entry.path, file.entry)
+            entry = self.read_entries.get(file.entry.path, file.entry)
             return replace(entry, stored_as="") if has_plain_name else self.put_beside(draft, entry)
 
         small = [u for u in unsent if u.entry.size <= SMALL_FILE]
@@ -386,7 +386,7 @@ class FileSender:
         self.context.commit(
             replace(part_of(part, entries), n=n, supersedes=tuple(sorted(supersedes)))
         )
-        sizes = [f.size for f in self.done.values()]
+        sizes = [f.size for f in self.stored_entries.values()]
         return Sent(part.location, len(sizes), sum(sizes))
 
     def _put_plain(self, draft: Manifest, file: FileEntry, name: str) -> bool:
@@ -402,7 +402,7 @@ class FileSender:
             ):
                 return True
             return self._overwrite_orphan(draft, name, source)
-        self.done[name] = self._record_digest(source)
+        self.stored_entries[name] = self._record_digest(source)
         return True
 
     def _overwrite_orphan(
@@ -431,21 +431,21 @@ class FileSender:
         except _NameClaimed:
             return False
         self.overwrote_orphan = True
-        self.done[name] = self._record_digest(source)
+        self.stored_entries[name] = self._record_digest(source)
         return True
 
     def put_beside(self, draft: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under this node's own name; return its entry."""
         beside = node_file_name(draft.run, draft.location, draft.node, file.path)
         name = checked_own(beside, own_prefixes(draft.run, draft.location))
-        if name not in self.done and not (
+        if name not in self.stored_entries and not (
             file.digest and is_stored(self.context.store, name, file, self.context.after_chunk)
         ):
             source = self._source(file)
             with self.context.transfer.of(source):
                 self.context.store.write(name, source, source.about)
-            self.done[name] = self._record_digest(source)
-        return replace(self.read.get(file.path, file), stored_as=name)
+            self.stored_entries[name] = self._record_digest(source)
+        return replace(self.read_entries.get(file.path, file), stored_as=name)
 
     def _record_digest(self, source: UploadSource | StoreSource) -> FileEntry:
         """Return a source's entry with its digest, and remember it.
@@ -453,7 +453,7 @@ class FileSender:
         Reads the file if nobody has.
         """
         entry = source.digested()
-        self.read[entry.path] = entry
+        self.read_entries[entry.path] = entry
         return entry
 
     def _source(self, file: FileEntry) -> UploadSource | StoreSource:
@@ -461,7 +461,7 @@ class FileSender:
 
         Raises Incomplete if neither has them any more.
         """
-        file = self.read.get(file.path, file)
+        file = self.read_entries.get(file.path, file)
         local_file = self.files.by_path.get(file.path)
         if local_file is not None and self._has(local_file, file):
             return UploadSource(
@@ -472,7 +472,7 @@ class FileSender:
                 len(self.files.by_path),
             )
         for name in dict.fromkeys(
-            m.stored_name(f) for m in self.elsewhere for f in m.files if f.path == file.path
+            m.stored_name(f) for m in self.source_manifests for f in m.files if f.path == file.path
         ):
             if is_stored(self.context.store, name, file, self.context.after_chunk):
                 return StoreSource(
@@ -545,7 +545,10 @@ def _move_save(
     manifests_at_home = manifest_groups.manifests_in(home, manifests)
     number = next_number((k.name for k in manifests), home, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, home, number)
-    sender.elsewhere = [*manifest_groups.manifests_in(location, manifests), *manifests_at_home]
+    sender.source_manifests = [
+        *manifest_groups.manifests_in(location, manifests),
+        *manifests_at_home,
+    ]
     entries = {f.path: f for m in manifests_at_home if m.node == node for f in m.files}
     entries |= {f.path: f for f in sender.send(manifest, list_unsent(manifest, manifests_at_home))}
     files = tuple(replace(f, stored_as=entries[f.path].stored_as) for f in manifest.files)
@@ -573,7 +576,7 @@ def _store_beside(
     }
     number = next_number((k.name for k in manifests), location, "manifest", node)
     manifest = manifest_groups.moved_manifest(own_manifests, location, number)
-    sender.elsewhere = manifests_here
+    sender.source_manifests = manifests_here
 
     def is_well(file: FileEntry) -> bool:
         """Return whether a file's name is not doubtful, or holds the file's bytes."""
@@ -592,9 +595,8 @@ def _own_manifests(
     node: str, location: str, manifests: Iterable[StoredManifest]
 ) -> list[StoredManifest]:
     """Return a node's manifests of a location that are not superseded."""
-    place = (node, location)
     return [
         k
         for k in manifest_groups.live_manifests(manifests)
-        if (k.manifest.node, k.manifest.location) == place
+        if (k.manifest.node, k.manifest.location) == (node, location)
     ]

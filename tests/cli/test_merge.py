@@ -16,9 +16,10 @@ from ckptsync.errors import Incomplete
 from ckptsync.merger.destination import fingerprint, merge
 from ckptsync.merger.inputs import MergeRequest, open_sources
 from ckptsync.merger.plan import MergeOptions
+from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
-from ckptsync.stores.urls import located
 from tests.support.adapters import Q, delta, pair, read_model, write_adapter, write_base
+from tests.support.remote_stores import OUT, content, reaching
 from tests.support.vector import vector
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -267,14 +268,15 @@ def test_a_merge_does_not_continue_with_another_model_to_fill_from(tmp_path: Pat
 def test_a_model_that_is_replaced_while_it_fills_is_an_error(tmp_path: Path, place: str) -> None:
     base = model(tmp_path / "base", "a.w", "b.w", value=1)
     own = model(tmp_path / "own", "a.w", value=2)
-    target = located(f"file://{tmp_path / place}" if place == "store" else f"{tmp_path / place}")
-    access = Access()
+    store = MemoryStore(OUT.url)
+    target, access = OUT if place == "store" else tmp_path / place, reaching({OUT: store})
     prepared = open_sources(MergeRequest([own], target, MergeOptions(), fill_from=base), access)
     model(tmp_path / "other", "a.w", "b.w", value=3)
     (tmp_path / "other/model.safetensors").rename(base / "model.safetensors")
     with pytest.raises(Incomplete, match=r"base/model.safetensors: changed while it was read"):
         merge(prepared, access)
     assert not (tmp_path / "out").exists()
+    assert not [name for name in content(store) if "model" in name]
 
 
 def test_an_adapter_into_its_base_ends_with_what_was_changed(

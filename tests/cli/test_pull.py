@@ -25,6 +25,7 @@ from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.worker import Worker
+from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import safetensors_file, write_files
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.seaweedfs import weed
@@ -151,7 +152,7 @@ def test_a_best_checkpoint_that_is_not_here_is_said(
     assert told(capsys, *words)[1]["notes"] == []
 
 
-@pytest.mark.parametrize("kind", ["s3", "sftp"])
+@pytest.mark.parametrize("kind", sampled(["s3", "sftp"], 2))
 def test_it_comes_from_stores_elsewhere_too(
     kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

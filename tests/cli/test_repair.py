@@ -118,6 +118,20 @@ def test_what_a_node_has_sent_again_is_read_by_the_next_repair(
     assert word(store) == "VERIFIED"
 
 
+def test_nothing_is_read_again_until_all_that_was_asked_for_has_been_sent(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = SHARD.replace("__0_0", "__1_0")
+    whole = (store / f"fsdp2/{SHARD}").read_bytes()
+    flip(store / f"fsdp2/{other}")
+    damaged(store, f"fsdp2/{SHARD}")
+    (store / f"fsdp2/{SHARD}").write_bytes(whole)
+    assert main(["repair", "fsdp2/checkpoint-4", "--store", str(store)]) == 3
+    said = capsys.readouterr().out
+    assert f"waits for a node: {other}" in said
+    assert "every byte in the store was read" not in said
+
+
 def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

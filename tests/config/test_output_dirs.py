@@ -101,6 +101,15 @@ def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_p
         assert "inside the store" in found.problems[0]
 
 
+def test_an_output_directory_whose_name_begins_with_the_stores_is_not_inside_it(
+    tmp_path: Path,
+) -> None:
+    for name in ("store-out", "stor"):
+        (tmp_path / name).mkdir()
+        found = output_directories([RunConfig(f"{tmp_path}/{name}")], f"{tmp_path}/store")
+        assert [run.path for run in found.runs] == [f"{tmp_path}/{name}"], found.problems
+
+
 def test_a_store_inside_an_output_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     found = output_directories([RunConfig(f"{tmp_path}/out")], f"{tmp_path}/out/store")

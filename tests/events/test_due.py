@@ -29,7 +29,7 @@ def location(step: int, run: str = "sft", **more: Any) -> Summary:
         "model": True,
         "consolidated": True,
         "ended": at,
-        "first": at,
+        "first_arrival": at,
         "arrived": at,
         "merged": at + 1,
     }

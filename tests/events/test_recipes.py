@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ckptsync.config.yaml_lines import parse
+from tests.support.exhaustive import in_exhaustive
 from tests.support.run_documents import ROOT, TRAINERS, has
 from tests.support.small_store import make
 from tests.support.webhook_server import hook
@@ -105,6 +106,7 @@ def test_lm_eval_gives_a_metric(recipe: Recipe) -> None:
     assert not Path(line.split()[-1]).exists()
 
 
+@in_exhaustive
 def test_transformers_opens_the_model(recipe: Recipe) -> None:
     if lacking := has("transformers torch"):
         pytest.skip(f"{TRAINERS} has no {lacking}")

@@ -260,6 +260,22 @@ def test_a_script_that_fails_has_left_and_has_not_ended(tmp_path: Path) -> None:
     assert begun.ended == 0 < begun.left
 
 
+def test_a_process_that_the_script_has_forked_does_not_end_the_training(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, ckptsync\n"
+        "from ckptsync.spool.markers import list_training_processes\n"
+        f"assert ckptsync.mark_saved({str(saved(tmp_path))!r}, strict=True)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    raise SystemExit\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        f"(begun,) = list_training_processes(pathlib.Path({str(tmp_path / '_ckptsync')!r}))\n"
+        "print(begun.left, begun.ended)"
+    )
+    done = program("-c", script)
+    assert done.stdout == "0.0 0.0\n", done.stderr
+
+
 @in_exhaustive
 def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:

@@ -21,6 +21,8 @@ from ckptsync.hooks import embedded_worker
 from ckptsync.spool import markers
 from ckptsync.spool.markers import read_log
 from tests.resume.trainer import save, source
+from tests.support.exhaustive import sampled
+from tests.support.refused_commands import run
 from tests.support.stand_in_programs import CLEAN, ROOT
 from tests.support.terminal import on_terminal, read_until
 from tests.support.waiting import until
@@ -69,7 +71,7 @@ class Place:
         return {path.parent.name for path in records.glob("*/manifest*")}
 
     def drain(self, *options: str) -> tuple[int, dict[str, Any]]:
-        done = ran(self.command("drain", str(self.out), "-c", str(self.config), "--json", *options))
+        done = run(("drain", self.out, "-c", self.config, "--json", *options), CLEAN)
         return done.returncode, json.loads(done.stdout)
 
 
@@ -179,13 +181,12 @@ def test_without_a_store_it_judges_this_machine_alone(place: Place) -> None:
     assert place.starts()[1]["from"] == str(place.out / "checkpoint-2")
 
 
+REPLACED = ("--signal-map", "USR1=TERM", "--signal-map", "USR2=NONE")
+
+
 @pytest.mark.parametrize(
     ("options", "sent", "noted"),
-    [
-        ((), ["TERM"], ["SIGTERM"]),
-        ((), ["USR1", "INT"], ["SIGUSR1", "SIGINT"]),
-        (("--signal-map", "USR1=TERM", "--signal-map", "USR2=NONE"), ["USR2", "USR1"], ["SIGTERM"]),
-    ],
+    [((), ["USR1", "INT"], ["SIGUSR1", "SIGINT"]), (REPLACED, ["USR2", "USR1"], ["SIGTERM"])],
 )
 def test_signals_go_to_the_training(
     place: Place, options: tuple[str, ...], sent: list[str], noted: list[str]
@@ -316,7 +317,7 @@ def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_e
     code, document = place.drain()
     assert (code, document["may_shut_down"]) == (3, False)
     assert statuses(document) == {"checkpoint-1": "stored", "final": "refused"}
-    done = ran(place.command("drain", str(place.out), "-c", str(place.config), "--wait", "0"))
+    done = run(("drain", place.out, "-c", place.config, "--wait", "0"), CLEAN)
     assert "not stored: final: perhaps not the final model" in done.stdout
     assert f"ckptsync push {place.out} --store" in done.stdout
 
@@ -336,7 +337,7 @@ def test_the_final_model_of_a_training_of_a_moment_is_stored_with_it(place: Plac
     assert place.stored() == {"final"}, done.stderr
 
 
-@pytest.mark.parametrize("has_logs", [True, False])
+@pytest.mark.parametrize("has_logs", sampled([True, False], 2))
 def test_the_last_logs_are_in_the_store_when_the_wait_ends(place: Place, *, has_logs: bool) -> None:
     settings = place.config.read_text().replace("200ms", f"30s, logs: {str(has_logs).lower()}")
     place.config.write_text(settings)
@@ -366,7 +367,7 @@ def test_a_save_that_is_damaged_in_the_store_keeps_the_machine_on(place: Place) 
     content = bytearray(stored.read_bytes())
     content[-1] ^= 1
     stored.write_bytes(content)
-    assert ran(place.command("verify", "--store", str(place.store))).returncode == 10
+    assert run(("verify", "--store", place.store), CLEAN).returncode == 10
     code, document = place.drain()
     assert (code, document["may_shut_down"]) == (3, False)
     assert statuses(document)["checkpoint-1"] == "refused"
@@ -405,7 +406,7 @@ def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
     code, document = place.drain()
     assert (code, document["may_shut_down"]) == (3, False)
     assert statuses(document)["_ckptsync-aside/checkpoint-2"] == "refused"
-    done = ran(place.command("drain", str(place.out), "-c", str(place.config), "--wait", "0"))
+    done = run(("drain", place.out, "-c", place.config, "--wait", "0"), CLEAN)
     assert f"ckptsync push {place.out}/_ckptsync-aside/checkpoint-2 " in done.stdout + done.stderr
     shutil.move(place.out / "_ckptsync-aside", place.out.parent)
     shutil.copytree(place.out / "checkpoint-1", place.out / "_ckptsync-aside" / "checkpoint-1.2")

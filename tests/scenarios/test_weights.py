@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.world import World
+from tests.support.exhaustive import in_exhaustive
 
 Weights = dict[str, list[float]]
 """Tensor by name, as float32; one of four values or more is a matrix."""
@@ -71,7 +72,9 @@ def sick(kind: str) -> Iterator[Weights]:
 
 
 @pytest.mark.stores("path")
-@pytest.mark.parametrize("is_late", [False, True], ids=["in-order", "newest-first"])
+@pytest.mark.parametrize(
+    "is_late", [False, pytest.param(True, marks=in_exhaustive)], ids=["in-order", "newest-first"]
+)
 def test_weights_that_look_wrong_are_in_ls_status_and_json_and_healthy_ones_are_not(
     world: World, *, is_late: bool
 ) -> None:

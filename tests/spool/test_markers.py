@@ -211,3 +211,13 @@ def test_what_is_no_small_file_is_no_file_and_nobody_waits_for_it(spool: Path, k
 def test_a_key_of_a_later_version_is_ignored(spool: Path) -> None:
     (spool / "commit.json").write_text(json.dumps(dataclasses.asdict(COMMIT) | {"later": [1]}))
     assert read_marker(spool / "commit.json", Commit) == COMMIT
+
+
+def test_the_ranks_at_a_time_are_those_of_the_last_training_that_had_begun_and_not_left(
+    spool: Path,
+) -> None:
+    for name, world, at, left in (("long", 8, 10.0, 0.0), ("short", 4, 12.0, 14.0)):
+        process = here(world=world, at=at, left=left)
+        markers.write_mark(markers.process_path(spool, name), process)
+    found = {at: markers.count_ranks_at(spool, at) for at in (9.0, 11.0, 13.0, 14.0, 15.0)}
+    assert found == {9.0: None, 11.0: 8, 13.0: 4, 14.0: 4, 15.0: 8}

@@ -24,7 +24,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_any
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.sftp import protocol
-from tests.support.exhaustive import sampled
+from tests.support.exhaustive import in_exhaustive, sampled
 from tests.support.fault_proxy import HttpProxy, TcpProxy
 from tests.support.network_faults import (
     CUT,
@@ -341,6 +341,7 @@ class TestS3BehindFaults(StoreContract):
         return store
 
 
+@in_exhaustive
 class TestSftpBehindFaults(StoreContract):
     @pytest.fixture
     def proxy(

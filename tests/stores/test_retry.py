@@ -132,6 +132,10 @@ def test_a_server_that_says_later_than_patience_lasts_is_not_waited_for() -> Non
         clock.persistence(120).call(busy(1, after=121))
     assert not clock.slept
     assert caught.value.hint == "look"
+    # later than what is left of it
+    with pytest.raises(Transient, match="busy 1"):
+        clock.persistence(120).call(busy(2, after=70))
+    assert clock.slept == [70]
 
 
 def test_without_patience_there_is_one_try_and_no_line_in_the_log(

@@ -25,7 +25,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.store import SftpStore
-from tests.support.exhaustive import sampled
+from tests.support.exhaustive import in_exhaustive, sampled
 from tests.support.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
 from tests.support.sshd import another_sshd, sshd
 from tests.support.store_contract import StoreContract, names
@@ -45,6 +45,7 @@ class TestSftp(StoreContract):
         return over_ssh(tmp_path)
 
 
+@in_exhaustive
 class TestOnAnotherServer(StoreContract):
     """With answers that are short and in another order, and no fsync of directories.
 

@@ -74,9 +74,9 @@ def run(
 def _bound_by_permissions() -> Iterator[None]:
     """Take root's rights over files from this thread, and from threads that it starts."""
     libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_VERSION, 0)
-    before, less = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    before = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, before) == 0
-    less[:] = before[:]
+    less = (ctypes.c_uint32 * 6)(*before)
     less[0] &= ~_RIGHTS_OF_ROOT  # of the effective ones: the permitted ones can be taken again
     assert libc.capset(header, less) == 0
     try:

@@ -28,9 +28,10 @@ def location(
     step = checkpoint.rpartition("-")[2]
     there = NOW - ago
     made = Summary(
-        run, checkpoint, where, int(step) if step.isdigit() else None, word, (), (), ("n0",), ("m",
-        ), "", 0, 0, 0, 3, 1000, 0, 0,
-        there, there, there, model=True, resume=True, consolidated=word == "VERIFIED",
+        run, checkpoint, where, int(step) if step.isdigit() else None, word,
+        nodes=("n0",), manifests=("m",), files=3, size=1000,
+        ended=there, first_arrival=there, arrived=there,
+        model=True, resume=True, consolidated=word == "VERIFIED",
         proof=Proven("r", "ok", "digest", there, word == "VERIFIED"),
     )  # fmt: skip
     return replace(made, **changes)
