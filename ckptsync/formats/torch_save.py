@@ -164,7 +164,8 @@ def _load_legacy(
 ) -> tuple[Any, Mapping[str, Extent]]:
     """Return the value of a legacy file, and where its storages and views lie.
 
-    Raise Corrupt unless the storages end where ``where`` does.
+    Raise Corrupt unless the storages have their recorded sizes and end where ``where`` does, or if
+    a view reaches out of its storage; else as `_LegacyPickles`.
     """
     pickles = _legacy_pickles(files, where, allowed)
     storages, position = {}, pickles.end

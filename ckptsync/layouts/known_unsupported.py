@@ -38,7 +38,7 @@ _KNOWN = (
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Return the directories that hold such files."""
+    """Return the directories that hold files of formats that are not read, sorted."""
     return tuple(
         sorted(
             {

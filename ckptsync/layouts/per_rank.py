@@ -141,10 +141,11 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     )
     if world > MOST_RANKS:
         raise Corrupt(f"{root}: files of {world} ranks: no training has so many ranks", hint=_MIXED)
-    beyond = [name for parts, name in existing if parts.rank >= world]
-    if beyond or not world:
+    extra_files = [name for parts, name in existing if parts.rank >= world]
+    if extra_files or not world:
         raise Corrupt(
-            f"{beyond[0] if beyond else root}: its rank does not fit a world size of {world}",
+            f"{extra_files[0] if extra_files else root}: its rank does not fit a world size of"
+            f" {world}",
             hint=_MIXED,
         )
     needed = dict.fromkeys(map(first.of, range(world)))

@@ -270,13 +270,15 @@ def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Blocks:
         whole = _natural(blocks["logical_shape"])
         pieces: list[ShardBlock] = []
         for rank, shape in enumerate(shapes):
-            mine = blocks["ranks"].get(rank, blocks["ranks"].get(str(rank)))
-            if _natural(mine["shard_shape"]) != shape:
+            rank_blocks = blocks["ranks"].get(rank, blocks["ranks"].get(str(rank)))
+            if _natural(rank_blocks["shard_shape"]) != shape:
                 raise Corrupt(
                     f"{name}: rank {rank} has {shape}, its affine map tells of another shape"
                 )
             pieces += [
-                p for piece in mine["pieces"] for p in _piece(name, rank, piece, whole, shape)
+                p
+                for piece in rank_blocks["pieces"]
+                for p in _piece(name, rank, piece, whole, shape)
             ]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
         raise Corrupt(f"{name}: an affine map that is none: {type(e).__name__}") from e

@@ -136,13 +136,13 @@ class _Plan:
         Called once: each step below adds to what this plan has gathered.  Raises Unsupported,
         Incomplete or Corrupt.
         """
-        new = self._add_replacements()
-        removed = self._add_classifier(new)
+        new_tensors = self._add_replacements()
+        removed = self._add_classifier(new_tensors)
         if self._shapes:  # the factors are of the new vocabulary
-            old = self._base.tensors.values()
+            base_tensors = self._base.tensors.values()
             sizes = self._shapes
             self._base = Base(
-                (replace(t, shape=sizes.get(t.name, t.shape)) for t in old), self._config
+                (replace(t, shape=sizes.get(t.name, t.shape)) for t in base_tensors), self._config
             )
         self._add_factors()
         self._add_tokens()
@@ -179,7 +179,7 @@ class _Plan:
         Raises Unsupported or Corrupt where a replacement does not fit.
         """
         trains_biases = self._own_config.get("bias", "none") != "none"
-        new: dict[str, Tensor] = {}
+        new_tensors: dict[str, Tensor] = {}
         candidates = [(n, t, True) for n, t in self._parts.base.items()]
         candidates += [(n, t, False) for n, t in self._parts.plain.items()]
         for name, tensor, is_inner in candidates:
@@ -193,7 +193,7 @@ class _Plan:
                 continue
             slots = self._base.find(name)
             if not slots:
-                new[name] = tensor
+                new_tensors[name] = tensor
             for slot in slots:
                 self._replace(module, slot, tensor, is_base=is_base)
         if self._tie:
@@ -208,7 +208,7 @@ class _Plan:
                 for item in side.all:
                     if isinstance(item, Replacement):
                         self._check_shape(tied_tensor, item.tensor)
-        return new
+        return new_tensors
 
     def _replace(self, module: str, slot: Slot, tensor: Tensor, *, is_base: bool) -> None:
         """Record that ``tensor`` replaces the base's tensor in ``slot``.
@@ -421,26 +421,28 @@ class _Plan:
         """Record ``vocab_size``; raise Corrupt if only one of embedding and head was resized."""
         if not self._shapes:
             return
-        new = {shape[0] for shape in self._shapes.values()}
-        old = {self._old[name][0] for name in self._shapes}
-        starts = {(count,) for count in old}
+        new_counts = {shape[0] for shape in self._shapes.values()}
+        old_counts = {self._old[name][0] for name in self._shapes}
+        starts = {(count,) for count in old_counts}
         words = (n for n in self._old if ends_in(n, (*EMBEDDINGS, *HEADS)))
         unresized = sorted(n for n in words if self._old[n][:1] in starts and n not in self._shapes)
-        if len(new) > 1 or unresized:
+        if len(new_counts) > 1 or unresized:
             raise Corrupt(
-                f"a vocabulary of {', '.join(map(str, sorted(new)))} tokens in"
-                f" {first_names(sorted(self._shapes))}, and of {', '.join(map(str, sorted(old)))}"
+                f"a vocabulary of {', '.join(map(str, sorted(new_counts)))} tokens in"
+                f" {first_names(sorted(self._shapes))}, and of"
+                f" {', '.join(map(str, sorted(old_counts)))}"
                 f" in {first_names(unresized) or 'the base'}",
                 hint="save the adapter with save_embedding_layers=True",
             )
-        (count,) = new
+        (count,) = new_counts
         if "vocab_size" in self._config:
             self._settings["vocab_size"] = count
         for key, section in self._config.items():
-            if isinstance(section, dict) and section.get("vocab_size") in old:
+            if isinstance(section, dict) and section.get("vocab_size") in old_counts:
                 self._settings[key] = {**self._settings.get(key, {}), "vocab_size": count}
         self._notes.append(
-            f"the vocabulary has {count} tokens, {', '.join(map(str, sorted(old)))} in the base"
+            f"the vocabulary has {count} tokens,"
+            f" {', '.join(map(str, sorted(old_counts)))} in the base"
         )
 
 

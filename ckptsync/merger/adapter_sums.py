@@ -582,14 +582,14 @@ def _scale_in_place(sums: Array, delta: Array, scales: Array | None, module: str
     """Add ``delta`` and multiply by ``scales`` in place, and return what that changes."""
     if scales is None:
         return _add_in_place(sums, delta, module)
-    new = (sums + delta) * scales
-    change_values = (new - sums).reshape(-1)
+    new_values = (sums + delta) * scales
+    change_values = (new_values - sums).reshape(-1)
     base, change_squares = (
         _dot(sums.reshape(-1), sums.reshape(-1)),
         _dot(change_values, change_values),
     )
     modules = (module,) if delta.any() else ()
-    np.copyto(sums, new)
+    np.copyto(sums, new_values)
     return ChangeTotals(base, change_squares, modules=modules)
 
 

@@ -264,8 +264,8 @@ def _find_resized(differ: Iterable[str], own: Model, base: Model) -> list[str]:
     is_same_width = all(own[n].shape and own[n].shape[1:] == base[n].shape[1:] for n in changed)
     if len(rows) != 1 or not is_same_width:
         return []
-    ((_, old),) = rows
-    return changed if changed == [n for n in common if base[n].shape[:1] == old] else []
+    ((_, base_rows),) = rows
+    return changed if changed == [n for n in common if base[n].shape[:1] == base_rows] else []
 
 
 def _adapted_module(name: str) -> str:

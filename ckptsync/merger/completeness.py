@@ -100,7 +100,7 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def _as_doubts(doubts: Iterable[str]) -> tuple[str, ...]:
-    """Return the first doubts as messages."""
+    """Return the first `MOST_DOUBTS` doubts as messages, which begin with `DOUBT`."""
     return tuple(f"{DOUBT}{doubt}" for doubt in list(doubts)[:MOST_DOUBTS])
 
 

@@ -79,12 +79,14 @@ def strip_code(name: str, config: bytes, allowed: Mapping[str, Any]) -> bytes:
     if not (keys := find_code(name, config)):
         return config
     content = _drop_code(_parse_with_code(name, config)[0])
-    kept = {
+    kept_entries = {
         key: allowed[key]
         for key in keys
         if allowed.get(key) is not None and isinstance(content, dict)
     }
-    return (json.dumps(content | kept if kept else content, indent=2) + "\n").encode()
+    return (
+        json.dumps(content | kept_entries if kept_entries else content, indent=2) + "\n"
+    ).encode()
 
 
 def parse_file(

@@ -704,7 +704,9 @@ def _fill(
 ) -> tuple[Tensor, ...]:
     """Return a checkpoint's tensors, and after them those that only the model's files have.
 
-    ``stored``: all names that the checkpoint has.  Raises Incomplete where they may be lost.
+    ``stored``: all names that the checkpoint has. Raises Unsupported if the names are neither the
+    files' nor those in memory, or if the configurations differ in structure; Incomplete if
+    something is filled and ``is_silent``: then the missing tensors may have been saved, and lost.
     """
     relation = model.relation(own)
     in_memory = relation.in_memory(own)

@@ -426,10 +426,12 @@ def _class_of(remote: Remote) -> Any:
             if similar
             else ""
         )
-        ours = ", ".join(f"{name}://" for name in SCHEME_NAMES)
+        own_schemes = ", ".join(f"{name}://" for name in SCHEME_NAMES)
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
-            hint=(f"{guess}a store is a path, {ours}, or what fsspec knows (gs://, az:// …)"),
+            hint=(
+                f"{guess}a store is a path, {own_schemes}, or what fsspec knows (gs://, az:// …)"
+            ),
         ) from e
     except ImportError as e:
         package = str(info.get("class", "")).partition(".")[0]

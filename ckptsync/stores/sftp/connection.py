@@ -320,7 +320,8 @@ def connection_error(
 def last_lines(text: str) -> str:
     """Return the last two lines of a text as one line, without control characters.
 
-    A server may have written the text, and a terminal obeys such characters.
+    At most its last `_SHOWN` characters. A server may have written the text, and a terminal obeys
+    control characters.
     """
     lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
     return "; ".join([line for line in lines if line][-2:])[-_SHOWN:]
