@@ -137,10 +137,15 @@ def delete_unbound(store: Store, state: LocationState, own: Agreement, name: str
 
 def _check_unfinished(store: Store, state: LocationState, names: Iterable[str]) -> None:
     """Raise Incomplete if ``names`` has an undamaged model record that is not in ``state``."""
-    listed, read_before = record_names(names), state.records.model_records
-    new_models = [r for n, r in listed.items() if r.kind == "model" and n not in read_before]
-    _, faults = read_records(store, new_models)
-    if len(new_models) > sum(isinstance(fault.error, Corrupt) for fault in faults):
+    read_before = state.records.model_records
+    new_models = {
+        name: record
+        for name, record in record_names(names).items()
+        if record.kind == "model" and name not in read_before
+    }
+    _, faults = read_records(store, new_models.values())
+    damaged = {fault.name for fault in faults if isinstance(fault.error, Corrupt)}
+    if new_models.keys() - damaged:
         where = f"{state.run}/{state.location}"
         raise Incomplete(f"{where}: consolidated by another head meanwhile", hint=_AGAIN)
 
