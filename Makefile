@@ -145,7 +145,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 # Tests start programs a thousand times, so Python must keep what it compiled.
 # Tests of one file run in one process and share its servers; an idle process steals tests.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal --durations 10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm clean
