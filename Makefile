@@ -157,7 +157,7 @@ demo: $(VENV)/.installed
 # Lint needs one core, so it runs beside the tests; its output comes last.
 test: $(VENV)/.installed-test
 	@mkdir -p build
-	@$(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
+	@make --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
 	$(PYTEST) $(TESTS); tests=$$?; \
 	wait $$lint; linted=$$?; cat build/lint.log; \
 	test $$tests = 0 && test $$linted = 0
