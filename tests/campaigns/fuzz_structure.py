@@ -371,7 +371,8 @@ def _read_zero(root: Path, ours: Tensors) -> Tensors:
         torch.load(p, weights_only=True)["optimizer_state_dict"]
         for p in sorted(folder.glob("*optim_states.pt"))
     ]
-    count, stage = states[0]["partition_count"], states[0]["zero_stage"]
+    # `BF16_Optimizer` writes no stage, and its states are as those of stage 1
+    count, stage = states[0]["partition_count"], states[0].get("zero_stage", 1)
     world = max(count) if isinstance(count, list | tuple) else count
     if world != len(states):
         raise ValueError("as many files as ranks are expected")
