@@ -411,7 +411,7 @@ def _read_zero(root: Path, ours: Tensors) -> Tensors:
         found |= {
             name: fragments[name]
             for name in first["frozen_param_shapes"] or ()
-            if name in fragments
+            if isinstance(fragments.get(name), torch.Tensor)  # else the model file's copy
         }
         for n, group in enumerate(shapes):
             flat_group = torch.cat([s["single_partition_of_fp32_groups"][n] for s in states], 0)
