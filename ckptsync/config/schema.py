@@ -247,7 +247,7 @@ class HeadConfig:
     jobs: int = _key(
         value_parsers.positive_count,
         1,
-        "Merges and verifications at once, each in a process of its own.",
+        "Merges at once, each in a process of its own; one verification runs beside them.",
     )
     threads: int = _key(
         value_parsers.positive_count,
