@@ -54,6 +54,15 @@ def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, 
     return _contents(read(files, Extent(name, 8, base - 8)), name, files.sizes()[name])
 
 
+def _is_utf_8(data: bytes) -> bool:
+    """Return whether all bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=32)  # a source is read once to choose it, and once to merge it
 def _contents(
     data: bytes, name: str, file_size: int
@@ -67,6 +76,8 @@ def _contents(
     expected = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
     if data.count(_OFFSETS) != expected or data.count(b'"__metadata__"') > 1:
         raise Corrupt(f"{name}: header: duplicate name")  # msgspec would take the last one
+    if not _is_utf_8(data):  # msgspec does not decode the fields that it skips
+        raise Corrupt(f"{name}: header: not UTF-8")
     free = _FREE.decode(header.pop("__metadata__", b"null"), f"{name}: __metadata__") or {}
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
     end_before = 0

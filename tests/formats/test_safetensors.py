@@ -264,3 +264,11 @@ def test_a_header_is_the_json_that_python_writes() -> None:
         written[8:].rstrip(b" ")
         == json.dumps(expected, separators=(",", ":"), ensure_ascii=False).encode()
     )
+
+
+def test_bytes_that_are_no_utf_8_are_refused_in_a_field_that_nobody_reads_too() -> None:
+    header = b'{"a": {"a\xff": [4], "data_offsets": [0, 4], "dtype": "U8", "shape": [4]}}'
+    with pytest.raises(Corrupt, match="UTF-8"):
+        read_all(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.numpy.load(len(header).to_bytes(8, "little") + header + bytes(4))
