@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
+from ckptsync.install_commands import install_extra
 from ckptsync.mounts import Unmounted, unmounted_on_way
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.contract import Rooted, Store, has_root, read_all, unwrapped
@@ -233,6 +234,9 @@ def _fsspec_defaults(protocols: tuple[str, ...], known: frozenset[str]) -> Mappi
         return {}
     try:
         from fsspec.config import conf  # noqa: PLC0415
+    except ImportError:
+        log.warning("fsspec's configuration is not read: %s", install_extra("fsspec"))
+        return {}
     except (OSError, ValueError, TypeError, configparser.Error) as e:
         raise ConfigError(
             f"{directory}: the configuration of fsspec cannot be read: {e}",

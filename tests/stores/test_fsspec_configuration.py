@@ -61,3 +61,14 @@ def test_a_file_that_fsspec_cannot_read_is_named(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert f"{tmp_path}: the configuration of fsspec cannot be read" in ended.stderr
+
+
+def test_without_fsspec_its_configuration_is_said_not_to_be_read(
+    options: list[Mapping[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.config", None)
+    open_any("sftp://host/srv", {"config": "mine"})
+    assert options == [{"config": "mine"}]
+    assert "fsspec's configuration is not read" in caplog.text
