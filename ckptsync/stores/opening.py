@@ -7,10 +7,8 @@ checks the parent directory and the mount table first.
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import errno
-import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -18,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
-from ckptsync.install_commands import install_extra
 from ckptsync.mounts import Unmounted, unmounted_on_way
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores.contract import Rooted, Store, has_root, read_all, unwrapped
@@ -154,20 +151,20 @@ def open_any(
             )
         return _local_store(target, "", limits)
     # imported where used: each kind brings a library of its own
+    from ckptsync.stores.fsspec import GenericStore, configured_options  # noqa: PLC0415
+
     if target.scheme == "s3":
         from ckptsync.stores.s3.client import OPTIONS as S3_OPTIONS  # noqa: PLC0415
         from ckptsync.stores.s3.store import S3Store  # noqa: PLC0415
 
-        defaults = _fsspec_defaults(("s3", "s3a"), S3_OPTIONS)
+        defaults = configured_options(("s3", "s3a"), S3_OPTIONS)
         return S3Store(target, {**defaults, **options}, limits)
     if target.scheme == "sftp":
         from ckptsync.stores.sftp.connection import OPTIONS as SFTP_OPTIONS  # noqa: PLC0415
         from ckptsync.stores.sftp.store import SftpStore  # noqa: PLC0415
 
-        defaults = _fsspec_defaults(("sftp", "ssh"), frozenset(SFTP_OPTIONS))
+        defaults = configured_options(("sftp", "ssh"), frozenset(SFTP_OPTIONS))
         return SftpStore(target, {**defaults, **options}, limits)
-    from ckptsync.stores.fsspec import GenericStore  # noqa: PLC0415
-
     return Retrying(GenericStore(target, options, limits), Persistence(limits.patience))
 
 
@@ -215,43 +212,6 @@ class Access:
         return replace(
             self, limits=replace(self.limits, memory=min(memory, self.limits.memory)), _opened={}
         )
-
-
-@functools.cache
-def _fsspec_defaults(protocols: tuple[str, ...], known: frozenset[str]) -> Mapping[str, object]:
-    """Return the options that fsspec's own configuration has for these protocols.
-
-    fsspec reads ``*.json`` and ``*.ini`` in ~/.config/fsspec (or FSSPEC_CONFIG_DIR), and variables
-    such as FSSPEC_S3_ENDPOINT_URL. Options that are not ``known`` are left out, and their names
-    logged, once for each process. fsspec is imported only if it has a configuration, because that
-    takes time. Raise ConfigError if a file cannot be read.
-    """
-    directory = os.environ.get("FSSPEC_CONFIG_DIR", "~/.config/fsspec")
-    has_variables = any(name.startswith("FSSPEC_") for name in os.environ)
-    # pathlib raises where there is no home, or no access
-    has_files = os.path.isdir(os.path.expanduser(directory))  # noqa: PTH111, PTH112
-    if not has_variables and not has_files:
-        return {}
-    try:
-        from fsspec.config import conf  # noqa: PLC0415
-    except ImportError:
-        log.warning("fsspec's configuration is not read: %s", install_extra("fsspec"))
-        return {}
-    except (OSError, ValueError, TypeError, configparser.Error) as e:
-        raise ConfigError(
-            f"{directory}: the configuration of fsspec cannot be read: {e}",
-            hint="correct that file; fsspec takes JSON objects: {protocol: {option: value}}",
-        ) from e
-    options = {
-        name: value for protocol in protocols for name, value in conf.get(protocol, {}).items()
-    }
-    if unknown := sorted(options.keys() - known):
-        log.warning(
-            "%s://: fsspec's configuration has options that are not used here: %s",
-            protocols[0],
-            ", ".join(unknown),
-        )
-    return {name: value for name, value in options.items() if name in known}
 
 
 def _local_store(target: Path, witness: str, limits: Limits | None) -> Store:

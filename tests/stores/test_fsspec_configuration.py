@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.stores import opening
+from ckptsync.stores.fsspec import configured_options
 from ckptsync.stores.opening import open_any
 
 CONFIGURATION = {
@@ -30,9 +30,9 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mapping[str, Any]]
         )
     monkeypatch.setattr("fsspec.config.conf", CONFIGURATION)
     monkeypatch.setenv("FSSPEC_S3_KEY", "theirs")  # as if `CONFIGURATION` came from there
-    opening._fsspec_defaults.cache_clear()
+    configured_options.cache_clear()
     yield received
-    opening._fsspec_defaults.cache_clear()
+    configured_options.cache_clear()
 
 
 def test_fsspecs_configuration_completes_the_options(
