@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -49,30 +50,18 @@ def test_a_directory_is_its_regular_files_with_sizes(tmp_path: Path) -> None:
     assert read_whole(files, "shards/one") == b"111"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".tmpAb3_x9",
-        "model.safetensors.part",
-        ".ckptsync-0.part",
-        "_ckptsync",
-        ".ckptsync",
-        ".metadata.tmp",
-    ],
-)
-def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path, name: str) -> None:
-    assert is_no_content(name)
-    (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "dir" / name).mkdir(parents=True)
-    (tmp_path / "dir" / name / "file").write_bytes(b"x")
-    assert DirectoryFiles(str(tmp_path)).sizes() == {}
+UNFINISHED = (".tmpAb3_x9", "model.safetensors.part", ".ckptsync-0.part", ".metadata.tmp")
+CONTENT = (".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync")
 
 
-@pytest.mark.parametrize(
-    "name", [".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync"]
-)
-def test_content_that_looks_like_it_is_content(name: str) -> None:
-    assert not is_no_content(name)
+def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path) -> None:
+    for name in (*UNFINISHED, *CONTENT, "_ckptsync", ".ckptsync"):
+        assert is_no_content(name) == (name not in CONTENT)
+        plant(tmp_path / "at the top", **{name: b"x"})
+        plant(tmp_path / "below", **{f"dir/{name}/file": b"x"})
+    assert [*DirectoryFiles(str(tmp_path / "at the top")).sizes()] == sorted(CONTENT)
+    below = DirectoryFiles(str(tmp_path / "below")).sizes()
+    assert [*below] == sorted(f"dir/{name}/file" for name in CONTENT)
 
 
 def test_links_are_not_there(tmp_path: Path) -> None:
@@ -152,16 +141,6 @@ def test_what_is_read_is_what_was_there_even_if_rotation_deletes_it_meanwhile(
     files.read_into("a", 0, memoryview(bytearray(1)))
     (tmp_path / "a").unlink()
     assert read_whole(files, "a") == b"0123456789"
-
-
-def test_a_path_that_is_no_directory_is_said_plainly(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="nowhere: no such directory") as caught:
-        DirectoryFiles(str(tmp_path / "nowhere"))
-    assert caught.value.hint
-    with pytest.raises(ConfigError, match="file: not a directory") as of_file:
-        DirectoryFiles(str(tmp_path / "file"))
-    assert "--source" in of_file.value.hint
 
 
 def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None:
@@ -327,19 +306,18 @@ def test_a_place_with_nothing_in_it_is_said_plainly() -> None:
     assert found.value.hint
 
 
-def test_what_is_not_there_or_no_longer_is_incomplete_and_what_is_short_is_corrupt() -> None:
-    store = holding(a=b"12345", b=b"1")
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [("short", Corrupt, "short"), ("gone", Incomplete, "gone: "), ("never", Incomplete, "never: ")],
+)
+def test_what_is_not_there_or_no_longer_is_incomplete_and_what_is_short_is_corrupt(
+    name: str, error: type[Exception], words: str
+) -> None:
+    store = holding(short=b"12345", gone=b"1")
     files = ListedFiles(store)
-    store.delete("b")
-    for name in "bc":
-        with pytest.raises(Incomplete, match=f"{name}: "):
-            (
-                read_whole(files, "b")
-                if name == "b"
-                else files.read_into("c", 0, memoryview(bytearray(1)))
-            )
-    with pytest.raises(Corrupt):
-        files.read_into("a", 3, memoryview(bytearray(3)))
+    store.delete("gone")
+    with pytest.raises(error, match=words):
+        files.read_into(name, 3, memoryview(bytearray(3)))
 
 
 def test_changed_names_what_was_written_again_or_deleted_and_nothing_else() -> None:
@@ -385,17 +363,14 @@ def snapshot(tmp_path: Path) -> Path:
     return place
 
 
-def test_links_in_a_directory_that_was_named_are_followed(snapshot: Path) -> None:
-    files = TopFiles(str(snapshot), follows_links=True)
-    assert files.sizes() == {"config.json": 2, "tokenizer.json": 4}
-    assert read_whole(files, "config.json") == b"{}"
-
-
-def test_links_in_a_directory_that_was_found_are_not(snapshot: Path) -> None:
-    files = TopFiles(str(snapshot), follows_links=False)
-    assert files.sizes() == {"tokenizer.json": 4}
+def test_links_in_a_directory_are_followed_only_where_it_was_named(snapshot: Path) -> None:
+    named = TopFiles(str(snapshot), follows_links=True)
+    assert named.sizes() == {"config.json": 2, "tokenizer.json": 4}
+    assert read_whole(named, "config.json") == b"{}"
+    found = TopFiles(str(snapshot), follows_links=False)
+    assert found.sizes() == {"tokenizer.json": 4}
     with pytest.raises(Incomplete):
-        read_whole(files, "config.json")
+        read_whole(found, "config.json")
 
 
 def test_a_file_that_becomes_shorter_is_noticed(snapshot: Path) -> None:
@@ -405,11 +380,20 @@ def test_a_file_that_becomes_shorter_is_noticed(snapshot: Path) -> None:
         read_whole(files, "tokenizer.json")
 
 
-@pytest.mark.parametrize("follows_links", [False, True])
+@pytest.mark.parametrize(
+    ("tree", "hint"),
+    [
+        (DirectoryFiles, "--source"),
+        (partial(TopFiles, follows_links=False), "config.json"),
+        (partial(TopFiles, follows_links=True), "config.json"),
+    ],
+)
 def test_what_is_no_directory_is_said_with_what_is_expected(
-    tmp_path: Path, *, follows_links: bool
+    tmp_path: Path, tree: Callable[[str], object], hint: str
 ) -> None:
-    for bad in (tmp_path / "absent", Path(__file__)):
-        with pytest.raises(ConfigError) as found:
-            TopFiles(str(bad), follows_links=follows_links)
-        assert "config.json" in found.value.hint
+    with pytest.raises(ConfigError, match="absent: no such directory") as caught:
+        tree(str(tmp_path / "absent"))
+    assert caught.value.hint
+    with pytest.raises(ConfigError, match="not a directory") as caught:
+        tree(__file__)
+    assert hint in caught.value.hint

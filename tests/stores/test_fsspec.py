@@ -25,7 +25,7 @@ from ckptsync.errors import (
 from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.fsspec import NOTE, GenericStore, error_for, mtime_of
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import create_store, open_store
+from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from tests.support.rate_limits import Counted
 from tests.support.store_contract import StoreContract, dies_after, names
@@ -104,13 +104,6 @@ def test_it_says_once_that_nothing_is_continued(url: str, caplog: pytest.LogCapt
         made,
     ], "and not to who reads"
     assert not store.is_exclusive
-
-
-def test_a_store_is_made_and_found_by_url(url: str) -> None:
-    create_store(url).write("run/a", [b"x"])
-    assert names(open_store(url), "run/") == ["run/a"]
-    with pytest.raises(ConfigError, match="not a store"):
-        open_store(url + "/elsewhere")
 
 
 @pytest.mark.parametrize("chunks", [[b"x" * 10], dies_after(b"x" * 5)], ids=["announced", "dead"])

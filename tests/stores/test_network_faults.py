@@ -204,18 +204,6 @@ def test_a_small_operation_succeeds_whatever_breaks_once(
             assert what not in ("create", "write") or read_all(store, name) == b"new"
 
 
-def test_a_create_whose_answer_was_lost_is_ours_and_never_somebody_elses(
-    store: S3Store, proxy: HttpProxy
-) -> None:
-    for fault in (LOST, Break(DOWN, STALL, HEADLESS), Answer(500, "InternalError", is_done=True)):
-        proxy.plan = once("PutObject", fault)
-        store.delete("run/raced")
-        store.create("run/raced", [b"first"])
-        with pytest.raises(Exists):
-            store.create("run/raced", [b"other"])
-        assert read_all(store, "run/raced") == b"first"
-
-
 class Sftp:
     """A store behind a proxy, each time a new one, with connections of its own."""
 
@@ -316,6 +304,7 @@ def as_s3_fails(seed: int) -> Plan:
     return plan
 
 
+@in_exhaustive
 class TestS3BehindFaults(StoreContract):
     @pytest.fixture
     def url(self) -> str:

@@ -217,10 +217,7 @@ def test_a_directory_is_known_through_whatever_is_around_it(tmp_path: Path) -> N
 )
 def test_a_url_is_a_place_elsewhere_and_a_path_is_here(url: str, wanted: Path | Remote) -> None:
     assert located(url) == wanted
-
-
-def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
-    assert located(Remote("s3", "bucket/runs").url) == Remote("s3", "bucket/runs")
+    assert not isinstance(wanted, Remote) or located(wanted.url) == wanted
 
 
 @pytest.mark.parametrize(
@@ -239,22 +236,6 @@ def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
 def test_what_names_no_place_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         located(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "s3://AKIA:hunter2@bucket/x",
-        "s3://AKIA:hunter2/more@bucket/x",
-        "sftp://me:hunter2@host/srv",
-        "webdav://me:hunter2@host/srv",
-        "webdav://me:hunter2/more@host/srv",
-    ],
-)
-def test_a_password_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ConfigError, match="a password in it") as caught:
-        located(url)
-    assert "hunter2" not in f"{caught.value}{caught.value.hint}"
 
 
 def test_where_a_path_is_needed_another_scheme_is_refused() -> None:

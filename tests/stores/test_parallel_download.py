@@ -164,13 +164,6 @@ def test_a_file_is_there_after_its_last_range(tmp_path: Path, file: StoredFile) 
     assert read_all(target, "a") == CONTENT
 
 
-def test_other_bytes_than_recorded_are_not_there(tmp_path: Path) -> None:
-    target = PosixStore(str(tmp_path))
-    failed = download(Source(CONTENT[:-1] + b"!"), target, [FILE])
-    assert str(failed["a"]).startswith("run/a: bytes 0 to")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("killed", [Transient("cut"), KeyboardInterrupt()])
 def test_blocks_that_an_earlier_try_left_are_not_asked_for_again(
     tmp_path: Path, killed: BaseException

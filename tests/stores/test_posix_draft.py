@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
@@ -140,13 +139,6 @@ def test_what_is_not_a_file_of_ours_is_not_continued(at: int, tmp_path: Path) ->
     assert finish(draft, CONTENT) == CONTENT
 
 
-def test_removing_makes_room(at: int, tmp_path: Path) -> None:
-    draft = begin(at)
-    draft.end(keep=False)
-    draft.end(keep=False)
-    assert list(tmp_path.iterdir()) == []
-
-
 def shared(store: PosixStore, there: bytes, content: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes that were written for ``content`` where the file system has given the new file the
     bytes ``there``.
@@ -231,16 +223,6 @@ def view(data: bytes) -> memoryview:
 
 def hidden(store: PosixStore) -> list[str]:
     return [path.name for path in Path(store.root).iterdir() if path.name.startswith(".")]
-
-
-def test_bytes_in_any_order_are_one_file_once_it_is_committed(store: PosixStore) -> None:
-    draft = store.open_draft("a", len(PLACED))
-    for start in (1 << 19, 0, 1 << 20):
-        draft.write_at(start, view(PLACED[start : start + (1 << 19) if start < 1 << 20 else None]))
-    assert list(store.names("")) == []
-    draft.commit()
-    assert read_all(store, "a") == PLACED
-    assert not hidden(store)
 
 
 def test_what_was_there_is_replaced_and_only_then(store: PosixStore) -> None:
@@ -455,9 +437,9 @@ SIZES = [
 
 
 def aligned(size: int) -> memoryview:
-    held = np.random.default_rng(size).integers(0, 256, size + BLOCK, "u1")
-    at = -held.ctypes.data % BLOCK
-    return held[at : at + size].data
+    room = chunk_room(size)
+    room[:] = random.Random(size).randbytes(size)
+    return room
 
 
 def askew(size: int) -> memoryview:
@@ -526,10 +508,3 @@ def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
     monkeypatch.setattr(draft, "is_on_disk", lambda _: True)
     write_whole(at, [aligned(LEAST_DIRECT), aligned(LEAST_DIRECT + 5), aligned(LEAST_DIRECT)])
     assert calls == [(True, LEAST_DIRECT), (True, LEAST_DIRECT), (False, 5), (False, LEAST_DIRECT)]
-
-
-@pytest.mark.parametrize("size", [0, 1, BLOCK + 1, LEAST_DIRECT])
-def test_room_for_a_chunk_is_as_large_as_asked_and_begins_with_a_block(size: int) -> None:
-    room = chunk_room(size)
-    assert len(room) == size
-    assert not size or np.frombuffer(room, "u1").ctypes.data % BLOCK == 0

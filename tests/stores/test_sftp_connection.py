@@ -220,23 +220,8 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
         Connection(replace(address_of(tmp_path), command=("/no/such",)), 1.0)
 
 
-def test_an_unknown_host_key_fails_closed_and_says_how_to_learn_it(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_bytes(b"")
-    with pytest.raises(
-        ConfigError,
-        match=(
-            f"{sshd().port}.*: no connection: .*host key is known for .*Host key verification"
-            " failed"
-        ),
-    ) as caught:
-        over_ssh(tmp_path, options=sshd().options_with(known_hosts=hosts)).size("a")
-    assert f"ssh-keyscan -p {sshd().port} 127.0.0.1 >> ~/.ssh/known_hosts" in caught.value.hint
-    assert caught.value.exit_code == 2
-    assert hosts.read_bytes() == b""
-
-
 def test_a_host_key_that_changed_fails_closed_and_is_not_learnt(tmp_path: Path) -> None:
+    """`tests/cli/test_far_errors.py` has an unknown one, and a key that lets nobody in."""
     hosts, other = tmp_path / "hosts", tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     line = f"[127.0.0.1]:{sshd().port} {other.with_suffix('.pub').read_text()}"
@@ -245,16 +230,6 @@ def test_a_host_key_that_changed_fails_closed_and_is_not_learnt(tmp_path: Path) 
         over_ssh(tmp_path, options=sshd().options_with(known_hosts=hosts)).size("a")
     assert f"ssh-keygen -R '[127.0.0.1]:{sshd().port}'" in caught.value.hint
     assert hosts.read_text() == line
-
-
-def test_a_key_that_lets_nobody_in_is_a_configuration_error(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
-    with pytest.raises(
-        ConfigError, match=r"no connection: .*Permission denied \(publickey\)"
-    ) as caught:
-        over_ssh(tmp_path, options=sshd().options_with(key=other)).size("a")
-    assert "authorized_keys" in caught.value.hint
 
 
 def test_a_key_that_was_let_in_before_is_tried_again(tmp_path: Path) -> None:

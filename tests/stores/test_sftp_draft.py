@@ -80,25 +80,6 @@ def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_p
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_a_new_file_in_the_place_of_the_one_that_was_begun_is_seen(
-    tmp_path: Path, *, replaces: bool
-) -> None:
-    """Else it would be published with a hole where the first part was."""
-    first = target(files_of(tmp_path), replaces=replaces).begin()
-    first.put(part(1, 0, b"good"))
-    target(files_of(tmp_path)).begin().abandon()  # whose source failed
-    third = target(files_of(tmp_path), replaces=replaces).begin()
-    with pytest.raises(Transient, match="published or removed"):
-        first.put(part(2, 4, b"more"))
-    with pytest.raises(Transient):
-        first.commit(8)
-    third.put(part(1, 0, b"good"))
-    third.put(part(2, 4, b"more"))
-    third.commit(8)
-    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
-
-
-@pytest.mark.parametrize("replaces", [False, True])
 def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
     tmp_path: Path, *, replaces: bool
 ) -> None:
@@ -233,16 +214,6 @@ def test_bytes_are_durable_before_the_name_and_names_before_it_is_acknowledged(
         rename,
         "fsync deep",
     ]
-
-
-def test_a_source_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
-    def dying() -> Iterator[bytes]:
-        yield bytes(40 << 20)
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        over_ssh(tmp_path).write("run/a", dying(), About(50 << 20, "here"))
-    assert unfinished(tmp_path) == []
 
 
 def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None:
@@ -457,11 +428,6 @@ def test_many_are_there_whole_whatever_the_server_is_like(
     assert {*created(store)} == {None}
     assert contents(tmp_path) == FILES
     assert {type(e) for e in created(store)} == {Exists}
-    assert contents(tmp_path) == FILES
-
-
-def test_many_are_there_whole_over_ssh(tmp_path: Path) -> None:
-    assert {*created(over_ssh(tmp_path))} == {None}
     assert contents(tmp_path) == FILES
 
 

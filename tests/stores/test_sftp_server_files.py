@@ -23,20 +23,6 @@ from ckptsync.stores.sftp.store import walk
 from tests.support.sftp_stores import AT_ONCE, SOON, address_of, files_of, over_ssh, served
 
 
-def test_openssh_brings_names_to_the_disk_by_opening_the_directory(tmp_path: Path) -> None:
-    files = over_ssh(tmp_path)._files
-    files.sync_directory("")
-    assert files._syncs_directories
-
-
-@pytest.mark.parametrize("fault", ["plain", "unsynced"])
-def test_where_directories_cannot_be_synced_that_is_tried_once(tmp_path: Path, fault: str) -> None:
-    files = files_of(tmp_path, fault)
-    files.sync_directory("")
-    assert files._syncs_directories is False
-    files.sync_directory("not/there")
-
-
 def test_a_server_that_has_lost_its_disks_says_nothing_of_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,20 +108,6 @@ def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> 
         files.read_into("link/b", 0, out)
 
 
-def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:
-    files = files_of(tmp_path)
-    for _ in range(2):
-        files.in_directory("a", lambda _: None)
-    (tmp_path / "a" / "b").write_bytes(b"")
-    assert not files.remove_empty("a")
-    for _ in range(2):
-        files.remove("a/b")
-    assert files.remove_empty("a")
-    (tmp_path / "a").symlink_to("/tmp")
-    with pytest.raises(StoreError, match="a: not a directory"):
-        files.in_directory("a", lambda _: None)
-
-
 def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path: Path) -> None:
     sessions, seen, at_once = (
         Sessions(address_of(tmp_path), Limits(threads=2)),
@@ -210,13 +182,6 @@ def test_where_something_is_deleted_again_and_again_the_patience_ends(tmp_path: 
     with pytest.raises(StoreError, match="others deleted it 8 times"):
         files_of(tmp_path).in_directory("a", step)
     assert len(tries) == 8
-
-
-def test_nothing_is_made_where_there_is_no_root(tmp_path: Path) -> None:
-    for directory in ("", "a"):
-        with pytest.raises(StoreError, match="no such directory"):
-            files_of(tmp_path / "nowhere").in_directory(directory, lambda _: None)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_says_where_to_look_for_a_full_disk(tmp_path: Path) -> None:
@@ -304,14 +269,3 @@ def test_a_server_that_has_lost_its_disks_for_a_moment_is_asked_again(
         return session.stat_paths([files.path("a")])
 
     assert files.sessions.on(look)
-
-
-def test_refusals_name_host_path_and_reason(tmp_path: Path) -> None:
-    files = files_of(tmp_path)
-    error = files.refusal("a", StatusError(Code.PERMISSION_DENIED, "Permission denied"))
-    assert str(error) == f"head:{tmp_path}/a: permission denied"
-    assert error.hint.startswith("this user needs to read, write and search")
-    assert (
-        str(files.refusal("a", StatusError(14, "No space left")))
-        == f"head:{tmp_path}/a: the server refused: No space left"
-    )

@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,13 +18,13 @@ from ckptsync.errors import (
     Transient,
 )
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.exhaustive import in_exhaustive, sampled
-from tests.support.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
+from tests.support.sftp_stores import AT_ONCE, over_ssh, remote, served
 from tests.support.sshd import another_sshd, sshd
 from tests.support.store_contract import StoreContract, names
 
@@ -147,76 +145,6 @@ def test_where_the_user_may_not_write_the_path_and_the_remedy_are_told(tmp_path:
         served(tmp_path, "denied").write("dir/a", [b"x"])
     assert "read, write and search" in caught.value.hint
     assert caught.value.exit_code == 4
-
-
-def test_of_links_that_break_all_the_time_nothing_is_seen_but_whole_files(tmp_path: Path) -> None:
-    """Every connection ends after a few megabytes.
-
-    What has arrived is sent no more than once again.
-    """
-    content = random.Random(1).randbytes(40 << 20)
-    server = sshd()
-    good = SftpStore(remote(server.url(tmp_path)), server.options, SOON)
-    store = SftpStore(
-        remote(server.url(tmp_path)),
-        server.options,
-        SOON,
-        cut_after(25 << 20, good._files.sessions.address.command),
-    )
-    store.create("big", [content], About(len(content), "here"))
-    assert read_all(good, "big") == content
-    assert inside(tmp_path) == ["big"]
-
-
-def test_a_killed_writer_is_continued_and_sends_again_no_more_than_was_in_flight(
-    tmp_path: Path,
-) -> None:
-    server, size = sshd(), 112 << 20
-    writing = f"""
-import time
-from ckptsync.stores.contract import About
-from tests.support.sftp_stores import remote
-from ckptsync.stores.sftp.store import SftpStore
-def chunks():
-    for n in range(112):
-        if n == 92:
-            time.sleep(600)  # it must not end before it is killed
-        yield b"%08d" % n * 131072
-SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", chunks(), \
-About({size}, "origin"))
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", writing], cwd=Path(__file__).parent.parent.parent
-    )
-    deadline = time.monotonic() + 60
-    while (
-        sum(p.stat().st_blocks * 512 for p in tmp_path.rglob("*.part")) < 80 << 20
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert names(over_ssh(tmp_path)) == []
-    left = sum(p.stat().st_blocks * 512 for p in tmp_path.rglob("*.part"))
-    sent = _sent(
-        tmp_path,
-        lambda store: store.create(
-            "run/a", (b"%08d" % n * 131072 for n in range(112)), About(size, "origin")
-        ),
-    )
-    assert (tmp_path / "run/a").read_bytes() == b"".join(b"%08d" % n * 131072 for n in range(112))
-    assert inside(tmp_path / "run") == ["a"]
-    assert sent <= size - left + (64 << 20) + (1 << 20)
-    assert sent < size
-
-
-def _sent(path: Path, deed: object) -> int:
-    """Bytes that went to the server, all in all."""
-    server, log = sshd(), path.parent / "sent"
-    good = SftpStore(remote(server.url(path)), server.options)
-    tee = ("sh", "-c", 'tee -a "$0" | exec "$@"', str(log), *good._files.sessions.address.command)
-    deed(SftpStore(remote(server.url(path)), server.options, SOON, tee))  # type: ignore[operator]
-    return log.stat().st_size
 
 
 def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
