@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores import progress_signs
-from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import (
     DAYS,
     GATHER,
@@ -33,7 +33,6 @@ from ckptsync.stores.limits import (
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence
 from tests.support.rate_limits import Counted
-from tests.support.store_contract import StoreContract
 
 
 @pytest.fixture(autouse=True)
@@ -65,16 +64,6 @@ class Clock:
         return TokenBucket(
             parse_schedule(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall
         )
-
-
-class TestPacedPosix(StoreContract):
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Store:
-        return PosixStore(str(tmp_path), pace=Counted())
-
-    @pytest.fixture
-    def again(self, tmp_path: Path) -> Store:
-        return PosixStore(str(tmp_path), pace=Counted())
 
 
 @pytest.mark.parametrize("rate", [100_000, 1_000_000, 50_000_000])

@@ -50,16 +50,6 @@ def busy(times: int, **more: float) -> Failing:
     return Failing(*(Transient(f"busy {n}", hint="look", **more) for n in range(times)))
 
 
-class TestRetryingMemory(StoreContract):
-    @pytest.fixture
-    def store(self) -> Store:
-        return Retrying(MemoryStore(), Clock().persistence())
-
-    @pytest.fixture
-    def again(self, store: Store) -> Store:
-        return store
-
-
 class TestRetryingFlaky(StoreContract):
     """Every seventh moment fails.
 

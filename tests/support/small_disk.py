@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.stores.contract import About, Chunk, Store, read_all
+from ckptsync.stores.contract import About, Chunk, read_all
 from ckptsync.stores.posix.store import PosixStore
-from tests.support.store_contract import StoreContract, names
+from tests.support.store_contract import names
 
 SIZE = 64 << 20
 MOUNTED = os.environ.get("CKPTSYNC_TEST_MOUNTED", "")
@@ -61,35 +61,6 @@ def store() -> Iterator[PosixStore]:
     for name in names(made):
         made.delete(name)  # and lets go of it: what is still open still takes up room
     shutil.rmtree(root)
-
-
-def test_a_read_only_store_is_readable_and_says_so_when_written(store: PosixStore) -> None:
-    """It comes first, since deleted files that are still open would keep the disk busy."""
-    store.write("run/a", [b"x"])
-    subprocess.run(["mount", "-o", "remount,ro", MOUNTED], check=True)
-    try:
-        assert read_all(store, "run/a") == b"x"
-        changes: list[Callable[[], object]] = [
-            lambda: store.write("run/b", [b"x"]),
-            lambda: store.create("new/b", [b"x"]),
-            lambda: store.delete("run/a"),
-        ]
-        for change in changes:
-            with pytest.raises(StoreError) as caught:
-                change()
-            assert "mounted read-only" in caught.value.hint
-    finally:
-        subprocess.run(["mount", "-o", "remount,rw", MOUNTED], check=True)
-
-
-class TestOnASmallDisk(StoreContract):
-    @pytest.fixture
-    def store(self, store: PosixStore) -> Store:
-        return store
-
-    @pytest.fixture
-    def again(self, store: PosixStore) -> Store:
-        return PosixStore(store.root)
 
 
 def megabytes(count: int) -> Iterator[bytes]:
