@@ -111,10 +111,6 @@ def requests_of(proxy: HttpProxy, step: Callable[[], object]) -> list[tuple[str,
     return [(kind, kinds[: n + 1].count(kind)) for n, kind in enumerate(kinds)]
 
 
-def fresh() -> Iterator[str]:
-    return (f"run/{n}/file" for n in itertools.count())
-
-
 @pytest.mark.parametrize("how", ["create", "write"])
 def test_an_upload_in_parts_succeeds_whatever_breaks_once(
     store: S3Store, proxy: HttpProxy, how: str

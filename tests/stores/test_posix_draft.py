@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import random
 import resource
@@ -130,46 +129,32 @@ def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) 
     assert (tmp_path / "named").read_bytes() == CONTENT
 
 
-def test_what_is_not_a_file_of_ours_is_not_continued(at: int, tmp_path: Path) -> None:
-    path = left(at, b"x")
-    path.unlink()
-    os.mkfifo(path)
-    draft = begin(at)
-    assert draft.part != path.name
-    assert finish(draft, CONTENT) == CONTENT
+TAIL = len(CONTENT) % BLOCK
 
 
-def shared(store: PosixStore, there: bytes, content: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes that were written for ``content`` where the file system has given the new file the
-    bytes ``there``.
-    """
-    written: list[int] = []
-    write = os.pwrite
-
-    def counted(fd: int, data: memoryview, start: int) -> int:
-        written.append(write(fd, data, start))
-        return written[-1]
+@pytest.mark.parametrize(
+    ("shared", "missing"),
+    [
+        (CONTENT, TAIL),
+        (CONTENT + b"what has come since", TAIL),
+        (CONTENT[:8192], len(CONTENT) - 8192),
+        (b"", len(CONTENT)),
+        (bytes(len(CONTENT)), len(CONTENT)),
+    ],
+    ids=["same", "longer", "shorter", "empty", "other bytes"],
+)
+def test_what_is_shared_is_compared_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bytes, missing: int
+) -> None:
+    store, written = PosixStore(str(tmp_path)), list[list[int]]()
 
     def share(fd: int) -> None:
-        os.pwrite(fd, there, 0)
-        monkeypatch.setattr(os, "pwrite", counted)
+        os.pwrite(fd, shared, 0)
+        written.append(writes(monkeypatch))
 
-    store.write("a", [content[:70_000], content[70_000:]], About(len(content), share=share))
-    monkeypatch.undo()
-    assert read_all(store, "a") == content
-    return sum(written)
-
-
-def test_what_is_shared_is_compared_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = PosixStore(str(tmp_path))
-    tail = len(CONTENT) % 4096
-    assert shared(store, CONTENT, CONTENT, monkeypatch) == tail
-    assert shared(store, CONTENT + b"what has come since", CONTENT, monkeypatch) == tail
-    assert shared(store, CONTENT[:8192], CONTENT, monkeypatch) == len(CONTENT) - 8192
-    assert shared(store, b"", CONTENT, monkeypatch) == len(CONTENT)
-    assert shared(store, bytes(len(CONTENT)), CONTENT, monkeypatch) == len(CONTENT), "other bytes"
+    store.write("a", [CONTENT[:70_000], CONTENT[70_000:]], About(len(CONTENT), share=share))
+    assert read_all(store, "a") == CONTENT
+    assert sum(written[0]) == missing
 
 
 def test_a_share_that_fails_is_no_write(tmp_path: Path) -> None:
@@ -202,7 +187,6 @@ def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_a
     assert read_all(store, "a") == CONTENT
 
 
-PLACED = os.urandom((1 << 20) + 5000)
 PLACES = [Path("/dev/shm"), Path("/var/tmp")]  # a tmpfs, and most often a disk
 
 
@@ -214,24 +198,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[PosixStore]:
         yield PosixStore(place)
 
 
-def view(data: bytes) -> memoryview:
-    """In memory that begins where a disk wants it."""
-    memory = memoryview(mmap.mmap(-1, max(1, len(data))))[: len(data)]
-    memory[:] = data
-    return memory
-
-
 def hidden(store: PosixStore) -> list[str]:
     return [path.name for path in Path(store.root).iterdir() if path.name.startswith(".")]
-
-
-def test_what_was_there_is_replaced_and_only_then(store: PosixStore) -> None:
-    store.write("d/a", [b"old"])
-    draft = store.open_draft("d/a", 3)
-    draft.write_at(0, memoryview(b"new"))
-    assert read_all(store, "d/a") == b"old"
-    draft.commit()
-    assert read_all(store, "d/a") == b"new"
 
 
 def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixStore) -> None:
@@ -258,16 +226,6 @@ def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixSto
     assert not hidden(store)
 
 
-def test_what_another_try_left_beyond_the_end_is_cut_off(store: PosixStore) -> None:
-    draft = store.open_draft("a", 10, "origin")
-    draft.write_at(0, memoryview(b"0123456789"))
-    draft.give_up(Transient("busy"))
-    draft = store.open_draft("a", 4, "origin")
-    assert draft.initial_size == 4
-    draft.commit()
-    assert read_all(store, "a") == b"0123"
-
-
 def test_a_file_that_cannot_be_so_large_is_named_and_not_begun(store: PosixStore) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -284,22 +242,22 @@ def made(path: Path, content: bytes) -> os.stat_result:
     return path.stat()
 
 
-def losing_the_answer(call: Callable[..., None], code: int) -> Callable[..., None]:
+@pytest.mark.parametrize(
+    ("call", "code"), [("rename", errno.ENOENT), ("link", errno.EEXIST)], ids=["replace", "claim"]
+)
+def test_a_name_was_given_though_the_answer_was_lost(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    real = getattr(os, call)
+
     def lost(*args: Any, **kwargs: Any) -> None:
-        call(*args, **kwargs)
+        real(*args, **kwargs)
         raise OSError(code, "sent again by the NFS client")
 
-    return lost
-
-
-def test_a_rename_whose_answer_was_lost_is_a_success(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     part = made(tmp_path / "part", b"new")
-    made(tmp_path / "a", b"old")
-    monkeypatch.setattr(os, "rename", losing_the_answer(os.rename, errno.ENOENT))
-    publish.replace(at, "part", "a", part)
-    assert (tmp_path / "a").read_bytes() == b"new"
+    monkeypatch.setattr(os, call, lost)
+    (publish.replace if call == "rename" else publish.claim)(at, "part", "a", part)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"new")]
 
 
 def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
@@ -311,15 +269,6 @@ def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
     made(tmp_path / "a", b"somebody else's")
     with pytest.raises(FileNotFoundError):
         publish.replace(at, "part", "a", part)
-
-
-def test_a_link_whose_answer_was_lost_is_a_success(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = made(tmp_path / "part", b"x")
-    monkeypatch.setattr(os, "link", losing_the_answer(os.link, errno.EEXIST))
-    publish.claim(at, "part", "a", part)
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"x")]
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
@@ -339,12 +288,13 @@ def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
 def test_directories_that_cannot_be_synced_need_not_be(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: int, code: list[int]) -> None:
-        raise OSError(code[0], os.strerror(code[0]))
+    codes = [errno.EINVAL, errno.EIO]
 
-    monkeypatch.setattr(os, "fsync", lambda fd: refused(fd, [errno.EINVAL]))
+    def refused(_: int) -> None:
+        raise OSError(codes[0], os.strerror(codes.pop(0)))
+
+    monkeypatch.setattr(os, "fsync", refused)
     publish.sync_directory(at)
-    monkeypatch.setattr(os, "fsync", lambda fd: refused(fd, [errno.EIO]))
     with pytest.raises(OSError, match="Input/output"):
         publish.sync_directory(at)
 
@@ -465,12 +415,8 @@ def test_the_file_is_the_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(draft, "is_on_disk", is_on_disk)
+    monkeypatch.setattr(draft, "DROP_EVERY", LEAST)  # what was written leaves the page cache
     write_whole(at, [memory(size) for size in sizes])
-
-
-def test_what_was_written_is_let_go_of_and_stays(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "DROP_EVERY", 1000)
-    write_whole(at, [askew(700) for _ in range(9)])
 
 
 @pytest.mark.parametrize("most", [BLOCK, 3 * BLOCK])

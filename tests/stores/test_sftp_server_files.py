@@ -38,9 +38,12 @@ def test_a_server_that_has_lost_its_disks_says_nothing_of_directories(
     assert files._syncs_directories
 
 
-def test_a_directory_that_should_be_synced_and_cannot_be_is_an_error(tmp_path: Path) -> None:
-    files = files_of(tmp_path)
+def test_openssh_brings_names_to_the_disk_and_a_directory_that_is_gone_is_an_error(
+    tmp_path: Path,
+) -> None:
+    files = over_ssh(tmp_path)._files
     files.sync_directory("")
+    assert files._syncs_directories
     with pytest.raises(StoreError, match="not/there: no such file"):
         files.sync_directory("not/there")
 
@@ -78,14 +81,8 @@ def test_a_little_is_read_as_much_is_also_where_answers_are_short(
     content = random.Random(2).randbytes(90_000)
     (tmp_path / "a").write_bytes(content)
     files = files_of(tmp_path, *faults)
-    for start, size in (
-        (0, 90_000),
-        (0, 30_000),
-        (70_000, 30_000),
-        (90_000, 10),
-        (80_000, 1),
-        (5, 0),
-    ):
+    ranges = ((0, 90_000), (0, 30_000), (70_000, 30_000), (90_000, 10), (80_000, 1), (5, 0))
+    for start, size in ranges:
         out = bytearray(size)
         wanted = content[start : start + size]
         assert files.read_into("a", start, memoryview(out)) == len(wanted)
@@ -109,11 +106,8 @@ def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> 
 
 
 def test_threads_share_a_few_connections_one_more_than_those_of_uploads(tmp_path: Path) -> None:
-    sessions, seen, at_once = (
-        Sessions(address_of(tmp_path), Limits(threads=2)),
-        set(),
-        threading.Semaphore(3),
-    )
+    sessions, at_once = Sessions(address_of(tmp_path), Limits(threads=2)), threading.Semaphore(3)
+    seen: set[int] = set()
 
     def step(session: Session) -> None:
         assert at_once.acquire(blocking=False)
@@ -216,22 +210,20 @@ def test_a_large_directory_comes_in_several_answers(tmp_path: Path) -> None:
     assert [e.name for e in over_ssh(tmp_path).names("")] == [f"{n:04}" for n in range(950)]
 
 
-def test_names_that_reach_elsewhere_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "good").write_bytes(b"x")
-    assert [e.name for e in walk(files_of(tmp_path, "names"), "")] == ["good"]
-    Path(os.fsdecode(bytes(tmp_path) + b"/\xff")).write_bytes(b"x")
-    assert [e.name for e in walk(files_of(tmp_path), "")] == ["good"]
-
-
-def test_names_that_reach_elsewhere_are_told_of_and_a_directory_s_own_are_not(
+def test_names_that_reach_elsewhere_are_left_out_and_told_of_but_a_directory_s_own(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "good").write_bytes(b"x")
     told: list[tuple[str, str]] = []
-    list(walk(files_of(tmp_path, "names"), "", passed=lambda name, odd: told.append((name, odd))))
+    entries = walk(
+        files_of(tmp_path, "names"), "", passed=lambda name, odd: told.append((name, odd))
+    )
+    assert [e.name for e in entries] == ["good"]
     assert {odd for _, odd in told} == {"name"}
     assert {name for name, _ in told} >= {"../x", "/etc/passwd", "a\nb", "nul\0"}
     assert not {name for name, _ in told} & {".", "..", ""}
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff")).write_bytes(b"x")
+    assert [e.name for e in walk(files_of(tmp_path), "")] == ["good"]
 
 
 def test_a_directory_without_end_is_not_waited_for(

@@ -30,6 +30,7 @@ from tests.support.fault_proxy import HttpProxy
 from tests.support.network_faults import Answer, once
 from tests.support.scripted_s3 import Asked, Say, error, scripted
 from tests.support.seaweedfs import weed
+from tests.support.waiting import until
 
 PART = 5 << 20
 CHUNK = PART // 5
@@ -69,23 +70,18 @@ def chunks(content: bytes = CONTENT) -> Iterator[memoryview]:
 
 def dying(bucket: str, parts: int, content: bytes) -> Iterator[memoryview]:
     """As many parts are given out, and no more; it dies once they are stored."""
-    before, end = stored_parts(bucket), time.monotonic() + 60
+    before = stored_parts(bucket)
     yield from chunks(content[: parts * PART + 1])
-    while stored_parts(bucket) < before + parts:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    assert until(lambda: stored_parts(bucket) == before + parts)
     raise Killed
 
 
 def stored_parts(bucket: str) -> int:
     """Of all unfinished uploads together."""
     client = weed().client()
-    found = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
-    counts = [
-        len(client.list_parts(Bucket=bucket, Key=u["Key"], UploadId=u["UploadId"]).get("Parts", []))
-        for u in found
-    ]
-    return sum(counts)
+    uploads = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    ids = [{"Bucket": bucket, "Key": u["Key"], "UploadId": u["UploadId"]} for u in uploads]
+    return sum(len(client.list_parts(**upload).get("Parts", [])) for upload in ids)
 
 
 def killed(bucket: str, parts: int, content: bytes = CONTENT, name: str = "model") -> None:
@@ -160,8 +156,7 @@ def test_an_upload_that_another_removes_fails_the_write_and_the_next_one_begins_
     def stolen() -> Iterator[memoryview]:
         for n, chunk in enumerate(chunks()):
             if n == 12:
-                while not uploads(bucket):
-                    time.sleep(0.01)
+                assert until(lambda: uploads(bucket))
                 found = weed().client().list_multipart_uploads(Bucket=bucket)["Uploads"][0]
                 weed().client().abort_multipart_upload(
                     Bucket=bucket, Key=found["Key"], UploadId=found["UploadId"]
@@ -210,14 +205,11 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced(bucket: str) -> None:
     assert uploads(bucket) == 0
 
 
-def test_a_source_that_changes_leaves_no_upload(bucket: str) -> None:
+def test_a_source_that_changes_leaves_no_upload_but_that_of_another_process(bucket: str) -> None:
     for content in (CONTENT + b"!", CONTENT[:-1]):
         with pytest.raises(Incomplete):
             opened(bucket).create("model", chunks(content), ABOUT)
     assert uploads(bucket) == 0
-
-
-def test_an_upload_that_another_process_began_is_not_taken_from_it(bucket: str) -> None:
     killed(bucket, 1)
     with pytest.raises(Incomplete):
         opened(bucket).create("model", chunks(CONTENT[: 2 * PART]), ABOUT)
@@ -245,96 +237,70 @@ def completed(store: S3Store) -> None:
     store.write("model", [b"0123456789", b"abc"], About(13))
 
 
-def test_a_server_that_gives_opaque_tags_is_told_them_and_the_sum_of_the_whole() -> None:
-    with scripted(
-        begun,
-        stored,
-        stored,
-        Say(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"),
-    ) as script:
-        completed(script.store())
-        last = script.asked[-1]
-        assert last.body.count(b'<ETag>"opaque"</ETag>') == 2
-        assert last.headers["x-amz-mp-object-size"] == "13"
-        assert last.headers["x-amz-checksum-crc32"] == "zmitJg==", "of 0123456789abc"
+LOST = (error(500, "InternalError"), error(404, "NoSuchUpload"))
+THEIRS = [
+    Say(200, b"", {"ETag": '"other-2"', "Content-Length": "13"}),
+    Say(200, b"x", {"ETag": '"0-1"'}),
+]
+OURS = {"ETag": '"kms-2"', "Content-Length": "13", "x-amz-checksum-crc32": "zmitJg=="}
+WRONG = "<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumType>FULL_OBJECT</ChecksumType>"
+
+
+def result(inner: str) -> Say:
+    return Say(
+        200, f"<CompleteMultipartUploadResult>{inner}</CompleteMultipartUploadResult>".encode()
+    )
 
 
 @pytest.mark.parametrize(
-    "theirs",
+    "answers",
     [
-        Say(200, b"", {"ETag": '"other-2"', "Content-Length": "13"}),
-        Say(200, b"x", {"ETag": '"0-1"'}),
+        [result("<ETag>x</ETag>")],
+        [*LOST, Say(200, b"", {**OURS, "x-amz-checksum-type": "FULL_OBJECT"})],
+    ],
+    ids=["answered", "answer lost, and ours by its checksum"],
+)
+def test_a_completion_tells_opaque_tags_and_the_sum_of_the_whole(answers: list[Say]) -> None:
+    with scripted(begun, stored, stored, *answers) as script:
+        completed(script.store())
+        assert len(script.asked) == 3 + len(answers)
+        completion = script.asked[3]
+        assert completion.body.count(b'<ETag>"opaque"</ETag>') == 2
+        assert completion.headers["x-amz-mp-object-size"] == "13"
+        assert completion.headers["x-amz-checksum-crc32"] == "zmitJg==", "of 0123456789abc"
+
+
+ABSENT = (Say(404), error(404, "NoSuchKey"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "words"),
+    [
+        *([[*LOST, theirs], Transient, "NoSuchUpload"] for theirs in THEIRS),
+        ([error(400, "InvalidPart")], Transient, "another writer"),
+        *(
+            ([Say(200, page), error(404, "NoSuchUpload"), *ABSENT], Transient, "")
+            for page in (b"", b"  ", b"<html><body>please log in</body></html>")
+        ),
+        ([result(WRONG)], StoreError, "different bytes"),
     ],
 )
-def test_somebody_elses_file_is_not_taken_for_ours_when_an_answer_was_lost(theirs: Say) -> None:
-    lost = error(500, "InternalError"), error(404, "NoSuchUpload")
-    with (
-        scripted(begun, stored, stored, *lost, theirs) as script,
-        pytest.raises(Transient, match="NoSuchUpload"),
-    ):
+def test_a_completion_that_is_not_proven_to_be_ours_is_an_error(
+    answers: list[Say], kind: type[StoreError], words: str
+) -> None:
+    with scripted(begun, stored, stored, *answers) as script, pytest.raises(kind) as caught:
         completed(script.store())
-    with scripted(
-        Say(404), error(404, "NoSuchKey"), begun, stored, stored, *lost, theirs
-    ) as script:
+    assert words in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("theirs", THEIRS)
+def test_somebody_elses_file_is_not_taken_for_ours_when_an_answer_was_lost(theirs: Say) -> None:
+    with scripted(*ABSENT, begun, stored, stored, *LOST, theirs) as script:
         store = script.store()
         store.least = 10
         with pytest.raises(Exists) as caught:
             store.create("model", [b"0123456789", b"abc"], About(13))
     assert not caught.value.is_same
-
-
-def test_a_file_with_our_checksum_is_ours_when_an_answer_was_lost() -> None:
-    ours = Say(
-        200,
-        b"",
-        {
-            "ETag": '"kms-2"',
-            "Content-Length": "13",
-            "x-amz-checksum-crc32": "zmitJg==",
-            "x-amz-checksum-type": "FULL_OBJECT",
-        },
-    )
-    with scripted(
-        begun, stored, stored, error(500, "InternalError"), error(404, "NoSuchUpload"), ours
-    ) as script:
-        completed(script.store())
-        assert len(script.asked) == 6
-
-
-def test_parts_that_are_no_longer_ours_fail_the_write_for_now() -> None:
-    with (
-        scripted(begun, stored, stored, error(400, "InvalidPart")) as script,
-        pytest.raises(Transient) as caught,
-    ):
-        completed(script.store())
-    assert "another writer" in caught.value.hint
-
-
-@pytest.mark.parametrize("page", [b"", b"  ", b"<html><body>please log in</body></html>"])
-def test_a_completion_that_nobody_has_confirmed_is_looked_into(page: bytes) -> None:
-    says = (
-        begun,
-        stored,
-        stored,
-        Say(200, page),
-        error(404, "NoSuchUpload"),
-        Say(404),
-        error(404, "NoSuchKey"),
-    )
-    with scripted(*says) as script, pytest.raises(Transient):
-        completed(script.store())
-
-
-def test_a_server_that_puts_other_bytes_together_is_not_believed() -> None:
-    say = Say(
-        200,
-        b"<CompleteMultipartUploadResult><ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumType>FULL_OBJECT</ChecksumType></CompleteMultipartUploadResult>",
-    )
-    with (
-        scripted(begun, stored, stored, say) as script,
-        pytest.raises(StoreError, match="different bytes"),
-    ):
-        completed(script.store())
 
 
 NOW = time.time()
