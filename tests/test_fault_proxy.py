@@ -16,19 +16,12 @@ from tests.support.network_faults import (
     END,
     HEADLESS,
     STALL,
-    TRICKLE,
     UP,
     Answer,
     Break,
-    Delay,
-    Fault,
-    Request,
-    always,
-    often,
     once,
 )
 from tests.support.scripted_s3 import Asked, Say, Script, scripted
-from tests.support.seaweedfs import weed
 from tests.support.waiting import until
 
 BODY = b"0123456789" * 20_000
@@ -121,15 +114,10 @@ def test_a_break_is_what_it_says_and_tells_whether_the_server_has_it(
     ("how", "seen"),
     [(CUT, ConnectionResetError), (END, http.client.IncompleteRead), (STALL, TimeoutError)],
 )
-@pytest.mark.parametrize("after", [0, 99_999])
 def test_a_response_is_broken_after_so_many_bytes_under_its_full_length(
-    client: http.client.HTTPConnection,
-    proxy: HttpProxy,
-    how: str,
-    seen: type[Exception],
-    after: int,
+    client: http.client.HTTPConnection, proxy: HttpProxy, how: str, seen: type[Exception]
 ) -> None:
-    proxy.plan = once("GetObject", Break(DOWN, how, after))
+    proxy.plan = once("GetObject", Break(DOWN, how, 99_999))
     client.request("GET", "/bucket/k")
     response = client.getresponse()
     assert response.length == len(BODY)
@@ -137,13 +125,10 @@ def test_a_response_is_broken_after_so_many_bytes_under_its_full_length(
     client.sock.settimeout(1 if how == STALL else 60)
     with pytest.raises(seen):
         response.read()
-    assert proxy.bytes["GetObject down"] == after
+    assert proxy.bytes["GetObject down"] == 99_999
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [Answer(s, "SlowDown", is_done=done) for s in (200, 500, 503) for done in (False, True)],
-)
+@pytest.mark.parametrize("answer", [Answer(200, "SlowDown"), Answer(503, "SlowDown", is_done=True)])
 def test_an_answer_is_an_error_of_s3_and_the_connection_goes_on(
     client: http.client.HTTPConnection, proxy: HttpProxy, script: Script, answer: Answer
 ) -> None:
@@ -153,18 +138,6 @@ def test_an_answer_is_an_error_of_s3_and_the_connection_goes_on(
     assert (got, b"<Code>SlowDown</Code>" in body) == (answer.status, True)
     assert asked(client, "PUT", body=b"3") == (200, b"ok")
     assert received(script) == ([b"1", b"2", b"3"] if answer.is_done else [b"1", b"3"])
-
-
-@pytest.mark.parametrize(
-    "fault", [Break(UP, TRICKLE, 5000), Break(DOWN, TRICKLE, 5000), Delay(0.1)]
-)
-def test_what_is_slow_comes_whole(
-    client: http.client.HTTPConnection, proxy: HttpProxy, script: Script, fault: Fault
-) -> None:
-    proxy.plan = always("", fault)
-    assert asked(client, "PUT", body=BODY[:9000]) == (200, b"ok")
-    assert received(script) == [BODY[:9000]]
-    assert asked(client, "GET") == (200, BODY)
 
 
 @pytest.mark.parametrize(
@@ -193,37 +166,3 @@ def test_a_connection_is_broken_after_so_many_bytes(
         assert proxy.bytes[side] == 10
         for end in ends:
             end.close()
-
-
-def test_chance_is_the_same_for_the_same_seed_and_leaves_gaps() -> None:
-    requests = [Request(n, "GetObject") for n in range(200)]
-    faults = [Delay(1), Delay(2)]
-    drawn, again, other = ([*map(often(seed, 0.6, faults), requests)] for seed in (1, 1, 2))
-    assert drawn == again != other
-    runs = "".join(" x"[fault is not None] for fault in drawn).split()
-    assert {len(run) for run in runs} == {1, 2}
-
-
-def test_signatures_hold_and_requests_have_s3s_names() -> None:
-    real = weed()
-    with closing(HttpProxy(("127.0.0.1", real.port))) as proxy:
-        bucket = real.bucket()
-        client = real.client(endpoint=f"http://127.0.0.1:{proxy.port}")
-        client.put_object(Bucket=bucket, Key="a", Body=BODY)
-        assert client.get_object(Bucket=bucket, Key="a")["Body"].read() == BODY
-        assert client.head_object(Bucket=bucket, Key="a")["ContentLength"] == len(BODY)
-        client.copy_object(Bucket=bucket, Key="b", CopySource={"Bucket": bucket, "Key": "a"})
-        upload = {"Bucket": bucket, "Key": "c"}
-        upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
-        etag = client.upload_part(**upload, PartNumber=1, Body=BODY)["ETag"]
-        client.list_parts(**upload)
-        client.list_multipart_uploads(Bucket=bucket)
-        client.complete_multipart_upload(
-            **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}
-        )
-        client.list_objects_v2(Bucket=bucket)
-        client.delete_object(Bucket=bucket, Key="a")
-    of_objects = {f"{verb}Object" for verb in ("Put", "Get", "Head", "Copy", "Delete")}
-    of_parts = {f"{verb}MultipartUpload" for verb in ("Create", "Complete")}
-    lists = {"ListParts", "ListMultipartUploads", "ListObjectsV2"}
-    assert proxy.requests == dict.fromkeys(of_objects | of_parts | lists | {"UploadPart"}, 1)
