@@ -27,6 +27,7 @@ from ckptsync.cli.main import main
 from tests.campaigns.nodes import below
 from tests.support.exhaustive import sampled
 from tests.support.fault_proxy import HttpProxy
+from tests.support.files_in_memory import contents as contents_of
 from tests.support.network_faults import Answer, Fault, Request
 from tests.support.refused_commands import run
 from tests.support.seaweedfs import weed
@@ -152,13 +153,8 @@ def test_of_credentials_that_are_refused_nothing_is_shown(
     tmp_path: Path, checkpoint: Path, command: str, way: int
 ) -> None:
     url = f"s3://{weed().bucket()}/store"
-    arguments = {
-        "push": [str(checkpoint), "--store", url],
-        "merge": [url, str(tmp_path / "model")],
-        "ls": ["--store", url],
-    }.get(command, [url])
     environment = list(ways(tmp_path, "AKIAPLANTED", WRONG, TOKEN, weed().endpoint))[way]
-    done = run([command, *arguments], QUICK | environment)
+    done = run(words(command, url, checkpoint), QUICK | environment)
     assert done.returncode in (2, 4), done.stderr
     assert "s3://" in done.stderr
     assert reveals(done.stdout + done.stderr, WRONG, TOKEN) == []
@@ -197,11 +193,8 @@ def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(
 def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(
     tmp_path: Path, checkpoint: Path
 ) -> None:
-    good, bucket, failing = (
-        weed().identity({"Action": "s3:*", "Resource": "*"}),
-        weed().bucket(),
-        Failing(),
-    )
+    good = weed().identity({"Action": "s3:*", "Resource": "*"})
+    bucket, failing = weed().bucket(), Failing()
     with closing(HttpProxy(("127.0.0.1", weed().port), failing)) as proxy:
         config = tmp_path / "worker.yaml"
         options = json.dumps({**good, "endpoint_url": f"http://127.0.0.1:{proxy.port}"})
@@ -220,11 +213,8 @@ def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(
     assert (ill.code, "503" in ill.printed) == (0, True), ill.printed
     assert reveals(well.all() + ill.all(), good["secret"]) == []
     assert reveals("\n".join(contents(bucket)), good["secret"], good["key"]) == []
-    left = "".join(
-        p.read_bytes().decode("latin-1")
-        for p in (checkpoint.parent / "_ckptsync").rglob("*")
-        if p.is_file()
-    )
+    spool = contents_of(checkpoint.parent / "_ckptsync").values()
+    left = "".join(content.decode("latin-1") for content in spool)
     assert reveals(left, good["secret"], good["key"]) == []
 
 
@@ -236,25 +226,33 @@ def contents(bucket: str) -> Iterator[str]:
         yield f"{entry['Key']} {found['Metadata']} {found['Body'].read().decode('latin-1')}"
 
 
+def words(command: str, url: str, checkpoint: Path) -> list[str]:
+    """A command that asks for a store."""
+    if command == "merge":
+        return ["merge", url, str(checkpoint.with_name("model"))]
+    of_save = [str(checkpoint)] if command == "push" else []
+    return [command, *of_save, *(["--store"] if command in ("push", "ls") else []), url]
+
+
+PASSWORDS = (
+    f"s3://AKIA:{WRONG}@bucket/x",
+    f"s3://AKIA:{WRONG}/more@bucket/x",
+    "sftp://me:planted/Word@127.0.0.1/srv",
+    "webdav://me:planted/Word@127.0.0.1/x",
+)
+
+
 @pytest.mark.parametrize(
-    "url",
+    ("command", "url"),
     [
-        f"s3://AKIA:{WRONG}@bucket/x",
-        f"s3://AKIA:{WRONG}/more@bucket/x",
-        "sftp://me:planted/Word@127.0.0.1/srv",
-        "webdav://me:planted/Word@127.0.0.1/x",
+        *(("ls", url) for url in PASSWORDS),
+        *((command, PASSWORDS[0]) for command in ("push", "merge", "verify", "status", "inspect")),
     ],
 )
-@pytest.mark.parametrize("command", ["push", "merge", "verify", "ls", "status", "inspect"])
 def test_a_password_in_a_url_is_not_repeated(
-    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], url: str, command: str
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], command: str, url: str
 ) -> None:
-    arguments = {
-        "push": [str(checkpoint), "--store", url],
-        "merge": [url, str(tmp_path / "model")],
-        "ls": ["--store", url],
-    }.get(command, [url])
-    assert main([command, *arguments]) == 2
+    assert main(words(command, url, checkpoint)) == 2
     assert reveals("".join(capsys.readouterr()), WRONG, "planted/Word") == []
 
 

@@ -42,15 +42,6 @@ def plant(root: Path, **files: bytes) -> Path:
     return root
 
 
-def test_a_directory_is_its_regular_files_with_sizes(tmp_path: Path) -> None:
-    files = DirectoryFiles(
-        str(plant(tmp_path, config=b"{}", shards__one=b"111", shards__deep__two=b""))
-    )
-    assert files.sizes() == {"config": 2, "shards/one": 3, "shards/deep/two": 0}
-    assert list(files.sizes()) == sorted(files.sizes())
-    assert read_whole(files, "shards/one") == b"111"
-
-
 UNFINISHED = (".tmpAb3_x9", "model.safetensors.part", ".ckptsync-0.part", ".metadata.tmp")
 CONTENT = (".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync")
 
@@ -117,7 +108,7 @@ def test_any_range_is_what_was_asked_for_from_many_threads(tmp_path: Path) -> No
         return out == content[name][start : start + len(out)]
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(is_right, range(4000)))
+        assert all(pool.map(is_right, range(1000)))
 
 
 def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
@@ -187,10 +178,9 @@ def test_files_of_a_store_are_read_from_where_they_lie() -> None:
 
 
 def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/model.bin").write_bytes(b"x")
+    plant(tmp_path, sub__model=b"x")
     assert DirectoryFiles(str(tmp_path)).ignored_entries() == ()
-    (tmp_path / "sub/link").symlink_to("model.bin")
+    (tmp_path / "sub/link").symlink_to("model")
     (tmp_path / "away").symlink_to(tmp_path / "sub")
     os.mkfifo(tmp_path / "pipe")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
@@ -198,14 +188,12 @@ def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: 
     (tmp_path / ".tmp123456").symlink_to("unfinished")
     (tmp_path / "_ckptsync").mkdir()
     (tmp_path / "_ckptsync/spool").symlink_to("elsewhere")
+    odd = "no checkpoint has such names (control characters, or not UTF-8)"
     for tree in (DirectoryFiles(str(tmp_path)), ListedFiles(over_ssh(tmp_path))):
-        assert [*tree.sizes()] == ["sub/model.bin"]
+        assert [*tree.sizes()] == ["sub/model"]
         assert tree.ignored_entries() == (
             "away and 1 more: ignored: links are not followed",
-            (
-                "no\\udcfftf8 and 1 more: ignored: no checkpoint has such names (control"
-                " characters, or not UTF-8)"
-            ),
+            f"no\\udcfftf8 and 1 more: ignored: {odd}",
             "pipe: ignored: pipes, sockets and devices are no files",
         )
 
@@ -302,12 +290,6 @@ def test_they_are_what_the_store_lists_but_for_what_is_no_content() -> None:
     ]
 
 
-def test_a_place_with_nothing_in_it_is_said_plainly() -> None:
-    with pytest.raises(ConfigError, match="mem://x: nothing found") as found:
-        ListedFiles(MemoryStore("mem://x"))
-    assert found.value.hint
-
-
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [("short", Corrupt, "short"), ("gone", Incomplete, "gone: "), ("never", Incomplete, "never: ")],
@@ -393,7 +375,7 @@ def test_a_file_that_becomes_shorter_is_noticed(snapshot: Path) -> None:
 def test_what_is_no_directory_is_said_with_what_is_expected(
     tmp_path: Path, tree: Callable[[str], object], hint: str
 ) -> None:
-    with pytest.raises(ConfigError, match="absent: no such (file or )?directory") as caught:
+    with pytest.raises(ConfigError, match=r"absent: no such (file or )?directory") as caught:
         tree(str(tmp_path / "absent"))
     assert caught.value.hint
     with pytest.raises(ConfigError, match="not a directory") as caught:

@@ -7,7 +7,6 @@ import gc
 import logging
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from tests.support.rate_limits import Counted
-from tests.support.store_contract import StoreContract, dies_after, names
+from tests.support.store_contract import StoreContract, content_of, dies_after, names, race
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -49,17 +48,8 @@ class NotExclusive(StoreContract):
     """
 
     def test_of_many_creators_exactly_one_wins(self, store: Store, again: Store) -> None:
-        def race(n: int) -> bool:
-            try:
-                (store, again)[n % 2].create("deep/er/a", [b"%d" % n, b"!" * 1000])
-            except Exists:
-                return False
-            return True
-
-        with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(race, range(8)))
-        assert any(won)
-        assert read_all(store, "deep/er/a") in [b"%d" % n + b"!" * 1000 for n in range(8)]
+        assert any(race(lambda n: (store, again)[n % 2].create("deep/er/a", content_of(n))))
+        assert read_all(store, "deep/er/a") in [b"".join(content_of(n)) for n in range(8)]
         assert names(store) == ["deep/er/a"]
 
 

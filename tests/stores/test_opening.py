@@ -20,7 +20,6 @@ from ckptsync.errors import (
 )
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores import opening, path_or_url
-from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
@@ -245,13 +244,6 @@ def bucket(*names: str) -> Store:
     for name in names:
         store.write(name, [name.encode()])
     return store
-
-
-def test_a_path_is_a_directory_and_a_url_what_its_store_lists(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    store = bucket("b")
-    assert isinstance(path_or_url.list_tree(tmp_path, Access()), DirectoryFiles)
-    assert path_or_url.list_tree(BUCKET, reaching({BUCKET: store})).sizes() == {"b": 1}
 
 
 def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:

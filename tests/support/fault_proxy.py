@@ -238,16 +238,10 @@ def _limited(pieces: Iterable[bytes], fault: Break) -> Iterator[bytes]:
 def _answer(client: socket.socket, method: str, fault: Answer, unread: Iterable[bytes]) -> None:
     for _ in unread:
         pass
-    body = (
-        f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>by the"
-        " proxy</Message></Error>".encode()
-    )
-    head = (
-        f"HTTP/1.1 {fault.status} {fault.code}\r\n"
-        "Content-Type: application/xml\r\n"
-        f"Content-Length: {len(body)}\r\n"
-        "\r\n"
-    )
+    error = f"<Error><Code>{fault.code}</Code><Message>by the proxy</Message></Error>"
+    body = f"<?xml version='1.0'?>{error}".encode()
+    fields = f"Content-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+    head = f"HTTP/1.1 {fault.status} {fault.code}\r\n{fields}\r\n"
     client.sendall(head.encode() + (b"" if method == "HEAD" else body))
 
 
@@ -265,14 +259,8 @@ def _head(stream: BinaryIO) -> list[bytes]:
 
 
 def _header(head: list[bytes], name: bytes) -> bytes:
-    return next(
-        (
-            line.partition(b":")[2].strip()
-            for line in head[1:]
-            if line.partition(b":")[0].lower() == name
-        ),
-        b"",
-    )
+    fields = (line.partition(b":") for line in head[1:])
+    return next((value.strip() for key, _, value in fields if key.lower() == name), b"")
 
 
 def _body(stream: BinaryIO, head: list[bytes], otherwise: bytes) -> Iterator[bytes]:

@@ -315,41 +315,24 @@ def moment(ago: float) -> str:
 
 
 def page(*uploads: tuple[str, str, float], following: str = "") -> Say:
-    body = "".join(
-        (
-            f"<Upload><Key>{k}</Key><UploadId>{u}</UploadId><Initiated>{moment(ago)}</Initiated>"
-            "</Upload>"
-        )
-        for k, u, ago in uploads
-    )
-    more = (
-        f"<IsTruncated>true</IsTruncated><NextKeyMarker>{following}</NextKeyMarker>"
-        "<NextUploadIdMarker>m</NextUploadIdMarker>"
-    )
-    return Say(
-        200,
-        (
-            f"<ListMultipartUploadsResult>{more if following else ''}{body}"
-            "</ListMultipartUploadsResult>"
-        ).encode(),
-        DATE,
-    )
+    row = "<Upload><Key>{}</Key><UploadId>{}</UploadId><Initiated>{}</Initiated></Upload>"
+    body = "".join(row.format(key, upload, moment(ago)) for key, upload, ago in uploads)
+    marker = f"<NextKeyMarker>{following}</NextKeyMarker><NextUploadIdMarker>m</NextUploadIdMarker>"
+    return listing("ListMultipartUploads", body, marker if following else "")
 
 
 def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
-    body = "".join(
-        (
-            f"<Part><PartNumber>{n}</PartNumber><Size>3</Size><ETag>{TAG}</ETag><LastModified>"
-            f"{moment(ago)}</LastModified></Part>"
-        )
-        for n in numbers
-    )
-    more = (
-        f"<IsTruncated>true</IsTruncated><NextPartNumberMarker>{following}</NextPartNumberMarker>"
-        if following
-        else ""
-    )
-    return Say(200, f"<ListPartsResult>{more}{body}</ListPartsResult>".encode(), DATE)
+    row = "<Part><PartNumber>{}</PartNumber><Size>3</Size><ETag>{}</ETag>{}</Part>"
+    modified = f"<LastModified>{moment(ago)}</LastModified>"
+    body = "".join(row.format(number, TAG, modified) for number in numbers)
+    marker = f"<NextPartNumberMarker>{following}</NextPartNumberMarker>"
+    return listing("ListParts", body, marker if following else "")
+
+
+def listing(name: str, body: str, marker: str) -> Say:
+    """A page of a listing; ``marker`` where another one follows."""
+    more = f"<IsTruncated>true</IsTruncated>{marker}" if marker else ""
+    return Say(200, f"<{name}Result>{more}{body}</{name}Result>".encode(), DATE)
 
 
 def test_pages_of_uploads_and_of_parts_are_followed() -> None:
@@ -362,10 +345,9 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
     ]
     with scripted(*pages) as script:
         found = list_unfinished(script.store().bucket, "pre/k")
-        assert [(o.id, [part.number for part in o.parts]) for o in found] == [
-            ("u1", [1, 2]),
-            ("u2", []),
-        ]
+        parts = {upload.id: [part.number for part in upload.parts] for upload in found}
+        assert parts == {"u1": [1, 2], "u2": []}
+        assert len(script.asked) == len(pages), "nothing is asked of pre/k2"
         assert script.asked[1].query["upload-id-marker"] == "m"
         assert script.asked[3].query["part-number-marker"] == "1"
 

@@ -15,7 +15,7 @@ from ckptsync.errors import CkptsyncError, ConfigError, NotFound, StoreError, Tr
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import About
 from ckptsync.stores.s3.store import S3Store
-from tests.support.scripted_s3 import Asked, Say, error, scripted
+from tests.support.scripted_s3 import Asked, Say, Script, error, scripted
 
 FOUND = Say(200, b"x" * 3)
 
@@ -71,22 +71,43 @@ def test_no_other_host_is_asked_whatever_location_says(status: int) -> None:
         assert not there.asked
 
 
-def test_credentials_that_ended_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = tmp_path / "credentials"
-    text = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s\naws_session_token = t\n"
-    shared.write_text(text.format("OLD"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+class Credentials:
+    """The file of credentials that stores here read; `replaced` is an answer that comes when
+    another key was written there.
+    """
 
-    def expired(_: Asked) -> Say:
-        shared.write_text(text.format("NEW"))
-        return error(400, "ExpiredToken")
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._path = path
+        self._write("OLD")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
 
-    with scripted(expired, STORED, error(400, "ExpiredToken")) as script:
+    def _write(self, key: str) -> None:
+        more = "aws_secret_access_key = s\naws_session_token = t\n"
+        self._path.write_text(f"[default]\naws_access_key_id = {key}\n{more}")
+
+    def replaced(self, answer: Say) -> Callable[[Asked], Say]:
+        def say(_: Asked) -> Say:
+            self._write("NEW")
+            return answer
+
+        return say
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
+    return Credentials(tmp_path / "credentials", monkeypatch)
+
+
+def with_new_key(script: Script) -> list[bool]:
+    return ["NEW" in request.headers["authorization"] for request in script.asked]
+
+
+def test_credentials_that_ended_are_read_again(credentials: Credentials) -> None:
+    expired = error(400, "ExpiredToken")
+    with scripted(credentials.replaced(expired), STORED, expired) as script:
         store = script.store(key=None, secret=None)
         store.write("a", [b"x"])
-        assert ["NEW" in a.headers["authorization"] for a in script.asked] == [False, True]
+        assert with_new_key(script) == [False, True]
         with pytest.raises(StoreError, match="ExpiredToken") as caught:
             store.write("a", [b"x"])
     assert not isinstance(caught.value, Transient)
@@ -94,38 +115,24 @@ def test_credentials_that_ended_are_read_again(
 
 
 def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path / "credentials"
-    text = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s\n"
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
     monkeypatch.setattr("ckptsync.stores.s3.client.SEARCH_EVERY", 0.0)
     refusal = error(403, "SignatureDoesNotMatch")
-
-    def changed(_: Asked) -> Say:
-        shared.write_text(text.format("NEW"))
-        return refusal
 
     def ending(_: Asked) -> Say:
         progress_signs.announce_shutdown()
         return refusal
 
-    shared.write_text(text.format("OLD"))
-    with scripted(STORED, refusal, changed, STORED, refusal, ending) as script:
+    answers = [STORED, refusal, credentials.replaced(refusal), STORED, refusal, ending]
+    with scripted(*answers) as script:
         store = script.store(patience=60, key=None, secret=None)
         for _ in range(2):
             store.write("a", [b"x"])
-        assert ["NEW" in a.headers["authorization"] for a in script.asked] == [
-            False,
-            False,
-            False,
-            True,
-        ]
-        try:
-            with pytest.raises(Transient, match="SignatureDoesNotMatch"):
-                store.write("a", [b"x"])
-        finally:
-            progress_signs.clear_shutdown()
+        assert with_new_key(script) == [False, False, False, True]
+        with pytest.raises(Transient, match="SignatureDoesNotMatch"):
+            store.write("a", [b"x"])
+    progress_signs.clear_shutdown()
     with scripted(refusal) as script, pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
         script.store().write("a", [b"x"])
 
@@ -138,9 +145,8 @@ def test_no_secret_is_ever_told() -> None:
     with scripted(Say(403, leaky.encode())) as script, pytest.raises(ConfigError) as caught:
         script.store(token="sessiontoken").write("a", [b"x"])
     told = f"{caught.value!r} {caught.value.hint} {caught.value.__cause__!r}"
-    assert not any(
-        word in told for word in ("AKIDEXAMPLE", "verysecret", "sessiontoken", "Signature=")
-    )
+    for secret in ("AKIDEXAMPLE", "verysecret", "sessiontoken", "Signature="):
+        assert secret not in told
 
 
 LOGIN = Say(200, b"<html><body>please log in</body></html>")
@@ -197,10 +203,9 @@ def test_an_answer_is_an_error_of_one_class_with_a_remedy_after_no_further_reque
 
 
 def test_a_page_of_a_proxy_has_stored_nothing_also_where_payloads_are_not_signed() -> None:
+    unsigned = {"s3": {"payload_signing_enabled": False}}
     with scripted(LOGIN) as script, pytest.raises(Transient, match="no ETag"):
-        script.store(patience=0, config_kwargs={"s3": {"payload_signing_enabled": False}}).write(
-            "a", [b"x"]
-        )
+        script.store(patience=0, config_kwargs=unsigned).write("a", [b"x"])
 
 
 def test_a_region_that_sends_to_another_and_that_one_back_is_an_error() -> None:
@@ -234,12 +239,8 @@ DIGITS = ["-1", "9" * 400, "9" * 5000, "\u00b2", "0x10", "1.5", "many"]
 
 
 def listing(inner: str, declared: str = "", encoding: str = "utf-8") -> Say:
-    return Say(
-        200,
-        f"{declared}<ListBucketResult><Name>bucket</Name>{inner}</ListBucketResult>".encode(
-            encoding
-        ),
-    )
+    text = f"{declared}<ListBucketResult><Name>bucket</Name>{inner}</ListBucketResult>"
+    return Say(200, text.encode(encoding))
 
 
 @pytest.mark.parametrize(
