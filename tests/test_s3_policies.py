@@ -97,11 +97,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         out = tmp_path_factory.mktemp("fsdp2")
         work(worker, out, by_worker)
         head = store_of(bucket, "policy-head", by_head, open_store)
-        weed().client().put_object(
-            Bucket=bucket, Key=f"store/{MODEL}", Body=b"of a head that died, with other options"
-        )
+        anybody = open_any(f"s3://{bucket}/store", weed().options())
+        anybody.write(MODEL, [b"of a head that died, with other options"])
         reports = [lead(head, 0.0, by_head)]
-        flip(open_any(f"s3://{bucket}/store", weed().options()), SHARD, 40_000)
+        flip(anybody, SHARD, 40_000)
         reports.append(lead(head, WEEK, by_head))
         repair(worker, out)
         reports.append(lead(head, 2 * WEEK, by_head))
@@ -110,9 +109,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 def store_of(bucket: str, name: str, recorder: Recorder, opened: Callable[..., Store]) -> Store:
     options = weed().identity(*policy(name, bucket, "store"))
-    return opened(
-        f"s3://{bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{recorder.port}"}
-    )
+    options["endpoint_url"] = f"http://127.0.0.1:{recorder.port}"
+    return opened(f"s3://{bucket}/store", options)
 
 
 def work(store: Store, out: Path, recorder: Recorder) -> None:
@@ -138,12 +136,9 @@ def large(store: Store, name: str, recorder: Recorder) -> None:
     with pytest.raises(NotFound):
         store.size(name)
     store.write(name, [PIECE] * 20, About(20 << 20, "n0:large"))
+    changing = dying(17, lambda: ValueError("changed"), recorder)
     with pytest.raises(ValueError, match="changed"):
-        store.write(
-            f"{name}2",
-            dying(17, lambda: ValueError("changed"), recorder),
-            About(20 << 20, "n0:large2"),
-        )
+        store.write(f"{name}2", changing, About(20 << 20, "n0:large2"))
 
 
 def dying(
@@ -225,8 +220,9 @@ def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
 def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: Story) -> None:
     rules = [EVERYTHING, *policy("bucket-policy", story.bucket, "store")]
     assert {a.resource for a in refused([*story.worker, *story.head], rules)} == set()
+    insecure = {"aws:SecureTransport": "false"}
     plain = [
-        Asked(a.action, a.resource, {**a.facts, "aws:SecureTransport": "false"})
+        Asked(a.action, a.resource, {**a.facts, **insecure})
         for a in story.worker
         if "s3:" in a.action
     ]
@@ -428,10 +424,8 @@ def test_what_is_not_there_is_told_from_what_may_not_be_read(story: Story) -> No
 
     options = weed().identity(*policy("policy-worker", story.bucket, "store"))
     with closing(HttpProxy(("127.0.0.1", weed().port), forbid)) as proxy:
-        store = open_any(
-            f"s3://{story.bucket}/store",
-            {**options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"},
-        )
+        options["endpoint_url"] = f"http://127.0.0.1:{proxy.port}"
+        store = open_any(f"s3://{story.bucket}/store", options)
         for name, kind, words in ((SHARD[:-1], NotFound, "not in"), (SHARD, StoreError, "denied")):
             with pytest.raises(kind, match=words):
                 store.size(name)

@@ -90,10 +90,8 @@ def test_it_says_once_that_nothing_is_continued(url: str, caplog: pytest.LogCapt
         store.write("a", [b"x"])
         read_all(GenericStore(remote(url)), "a")
     made = f"{url}: created a new store"
-    assert [record.message for record in caplog.records] == [
-        f"{url}: {NOTE}",
-        made,
-    ], "and not to who reads"
+    messages = [record.message for record in caplog.records]
+    assert messages == [f"{url}: {NOTE}", made], "and not to who reads"
     assert not store.is_exclusive
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -175,17 +176,10 @@ def test_no_more_than_the_budget_is_in_flight() -> None:
 
     shelves = [Slow(), Slow()]
     parts = UploadPool(8, 400)
-    threads = [
-        threading.Thread(
-            target=parts.send, args=(s, chunks(content(3000)[:3000], 70), About(3000), 100)
-        )
-        for s in shelves
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [s.file for s in shelves] == [content(3000)[:3000]] * 2
+    data = content(3000)[:3000]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda s: parts.send(s, chunks(data, 70), About(3000), 100), shelves))
+    assert [s.file for s in shelves] == [data] * 2
     assert 100 < sum(s.most for s in shelves) <= 800
     assert max(s.most for s in shelves) <= 400
 

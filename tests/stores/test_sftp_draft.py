@@ -391,7 +391,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "faults", [(), ("plain",), ("reorder",), ("unsynced",), ("replaces",), ("limits=1",)]
+    "faults", [(), ("plain", "replaces"), ("reorder",), ("unsynced", "limits=1")]
 )
 def test_many_are_there_whole_whatever_the_server_is_like(
     tmp_path: Path, faults: tuple[str, ...]

@@ -384,7 +384,7 @@ GOOD, CRC = SentPart(2, 3, TAG, 0, ""), base64_of(crc32(b"abc"))
 def test_an_upload_agrees_by_what_it_has(
     parts: list[SentPart], kind: str, *, agrees: bool | None
 ) -> None:
-    upload = Unfinished("k", "u", 0.0, "CRC32" if kind else "", kind, parts)
+    upload = Unfinished("k", "u", 0.0, "CRC32" if kind else "", kind, tuple(parts))
     assert upload.agrees(SECOND, 9) is agrees
 
 

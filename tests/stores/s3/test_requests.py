@@ -62,10 +62,8 @@ def test_no_other_host_is_asked_whatever_location_says(status: int) -> None:
             f"http://u:p@127.0.0.1:{port}/",
             f"//127.0.0.1:{port}/",
         ):
-            with (
-                scripted(*[error(status, "", Location=location)] * 9) as here,
-                pytest.raises(StoreError) as caught,
-            ):
+            answer = error(status, "", Location=location)
+            with scripted(*[answer] * 9) as here, pytest.raises(StoreError) as caught:
                 here.store(patience=0).write("a", [b"x"])
             assert "no other host" in caught.value.hint
         assert not there.asked
@@ -124,8 +122,8 @@ def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(
         progress_signs.announce_shutdown()
         return refusal
 
-    answers = [STORED, refusal, credentials.replaced(refusal), STORED, refusal, ending]
-    with scripted(*answers) as script:
+    changed = credentials.replaced(refusal)
+    with scripted(STORED, refusal, changed, STORED, refusal, ending) as script:
         store = script.store(patience=60, key=None, secret=None)
         for _ in range(2):
             store.write("a", [b"x"])
@@ -209,10 +207,8 @@ def test_a_page_of_a_proxy_has_stored_nothing_also_where_payloads_are_not_signed
 
 
 def test_a_region_that_sends_to_another_and_that_one_back_is_an_error() -> None:
-    answers = [
-        error(301, "PermanentRedirect", x_amz_bucket_region=f"eu-west-{n % 2 + 1}")
-        for n in range(200)
-    ]
+    regions = [f"eu-west-{n % 2 + 1}" for n in range(200)]
+    answers = [error(301, "PermanentRedirect", x_amz_bucket_region=region) for region in regions]
     with scripted(*answers) as script, pytest.raises(ConfigError, match="PermanentRedirect"):
         script.store(patience=0.5).write("a", [b"x"])
 
