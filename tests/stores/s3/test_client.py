@@ -80,16 +80,10 @@ def test_a_bucket_is_where_botocore_says(options: dict[str, Any], root: str, reg
 def test_the_environment_and_profiles_are_obeyed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "config").write_text(
-        "[profile lab]\n"
-        "region = lab-1\n"
-        "services = ours\n"
-        "aws_access_key_id = FROMPROFILE\n"
-        "aws_secret_access_key = s\n"
-        "[services ours]\n"
-        "s3 =\n"
-        "  endpoint_url = http://lab.example:1234\n"
-    )
+    profile = "region = lab-1\nservices = ours\naws_access_key_id = FROMPROFILE\n"
+    profile += "aws_secret_access_key = s\n"
+    services = "[services ours]\ns3 =\n  endpoint_url = http://lab.example:1234\n"
+    (tmp_path / "config").write_text(f"[profile lab]\n{profile}{services}")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://env.example")
     assert endpoint(access()) == "https://env.example/bucket/K"
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")

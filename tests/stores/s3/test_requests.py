@@ -52,20 +52,22 @@ def test_a_bucket_of_another_region_is_asked_there() -> None:
         assert regions == ["us-east-1", "eu-west-1", "eu-west-1"]
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_no_other_host_is_asked_whatever_location_says(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "location"),
+    [
+        (301, "http://127.0.0.1:{}/bucket/pre/a"),
+        (302, "http://localhost:{}/"),
+        (307, "http://u:p@127.0.0.1:{}/"),
+        (308, "//127.0.0.1:{}/"),
+    ],
+)
+def test_no_other_host_is_asked_whatever_location_says(status: int, location: str) -> None:
     with scripted(*[STORED] * 9) as there:
-        port = there.endpoint.rpartition(":")[2]
-        for location in (
-            f"{there.endpoint}/bucket/pre/a",
-            f"http://localhost:{port}/",
-            f"http://u:p@127.0.0.1:{port}/",
-            f"//127.0.0.1:{port}/",
-        ):
-            answer = error(status, "", Location=location)
-            with scripted(*[answer] * 9) as here, pytest.raises(StoreError) as caught:
-                here.store(patience=0).write("a", [b"x"])
-            assert "no other host" in caught.value.hint
+        elsewhere = location.format(there.endpoint.rpartition(":")[2])
+        answers = [error(status, "", Location=elsewhere)] * 9
+        with scripted(*answers) as here, pytest.raises(StoreError) as caught:
+            here.store(patience=0).write("a", [b"x"])
+        assert "no other host" in caught.value.hint
         assert not there.asked
 
 
@@ -231,7 +233,7 @@ LAUGHS = (
     + "".join(f"<!ENTITY {c} '{f'&{chr(ord(c) - 1)};' * 10}'>" for c in "bcdefghij")
     + "]>"
 )
-DIGITS = ["-1", "9" * 400, "9" * 5000, "\u00b2", "0x10", "1.5", "many"]
+DIGITS = ["-1", "9" * 400, "9" * 5000, "\u00b2", "1.5"]
 
 
 def listing(inner: str, declared: str = "", encoding: str = "utf-8") -> Say:

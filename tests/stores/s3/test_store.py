@@ -41,39 +41,28 @@ def test_of_little_memory_parts_are_smaller(place: Remote, memory: int, part: in
     assert S3Store(place, weed().options(), Limits(memory=memory << 20)).least == part << 20
 
 
-def test_a_listing_of_many_pages_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_of_many_pages_are_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sorted(f"{a}/{b}{c}" for a in "ab" for b in ("", "x/") for c in range(5))
+    wanted += [f"run/checkpoint-{n}/a" for n in range(7)]
     for name in wanted:
         store.write(name, [b"x"])
     monkeypatch.setattr("ckptsync.stores.s3.store.PAGE", 3)
-    assert [e.name for e in store.names("")] == wanted
-    assert [e.name for e in store.names("a/")] == [n for n in wanted if n.startswith("a/")]
-
-
-def test_directories_of_many_pages_are_all_told(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(7):
-        store.write(f"run/checkpoint-{n}/a", [b"x"])
-    monkeypatch.setattr("ckptsync.stores.s3.store.PAGE", 3)
+    for prefix in ("", "a/"):
+        assert [e.name for e in store.names(prefix)] == [n for n in wanted if n.startswith(prefix)]
     assert store.dirs("run/") == [f"checkpoint-{n}" for n in range(7)]
     assert store.dirs("run/", "checkpoint-5") == ["checkpoint-5"]
-
-
-def test_what_stands_where_a_directory_would_and_is_no_name_is_none() -> None:
-    page = "".join(
-        f"<CommonPrefixes><Prefix>pre/{found}/</Prefix></CommonPrefixes>"
-        for found in ("a", "..", "b%5Cc", "d e")
-    )
-    with scripted(Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())) as script:
-        assert script.store().dirs("") == ["a", "b%5Cc", "d e"]
 
 
 def test_keys_that_no_file_could_have_and_those_of_others_are_no_names() -> None:
     keys = ["pre/dir/", "pre/a/../../b", "pre/ba\\ck", "pre//x", "elsewhere/y", "pre", "pre/good"]
     page = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
-    with scripted(Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())) as script:
-        assert [e.name for e in script.store().names("")] == ["good"]
+    prefixes = (f"<Prefix>pre/{name}/</Prefix>" for name in ("a", "..", "b%5Cc", "d e"))
+    page += "".join(f"<CommonPrefixes>{prefix}</CommonPrefixes>" for prefix in prefixes)
+    answer = Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())
+    with scripted(answer, answer) as script:
+        store = script.store()
+        assert [e.name for e in store.names("")] == ["good"]
+        assert store.dirs("") == ["a", "b%5Cc", "d e"]
 
 
 def test_a_key_that_is_too_long_for_s3_is_refused_by_name(store: Store) -> None:
