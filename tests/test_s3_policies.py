@@ -240,7 +240,7 @@ def test_the_bucket_refuses_to_write_a_record_twice() -> None:
         assert not is_allowed(Asked("s3:PutObject", record, anew), rules), name
 
 
-WRITERS = {
+RECORDS_OF = {
     "manifest": "worker",
     "model": "head",
     "weights": "head",
@@ -249,15 +249,18 @@ WRITERS = {
     "tombstone": "gc",
     "keep": "gc",
     "join": "repair",
-    "agreement": "head",
-    "file": "worker",
-    "node's file": "worker",
-    "sending": "worker",
-    "consolidated": "head",
-    "clock": "worker head",
-    "node": "worker head",
-    "store": "worker head",
 }
+FILES_OF: dict[str, tuple[str, Callable[[str, str], str]]] = {
+    "agreement": ("head", lambda run, at: Agreement(run, at, 3, b"").name),
+    "file": ("worker", lambda run, at: file_name(run, at, "sub/model-0.json")),
+    "node's file": ("worker", lambda run, at: node_file_name(run, at, "n0", "x/agreement-0.bin")),
+    "sending": ("worker", lambda run, at: sending_prefix(run, checkpoint_of(at)) + "n0"),
+    "consolidated": ("head", lambda run, at: consolidated_prefix(run, at) + "model.safetensors"),
+    "clock": ("worker head", lambda *_: clock_name("n0")),
+    "node": ("worker head", lambda *_: node_facts_name("n0")),
+    "store": ("worker head", lambda *_: STORE_FILE),
+}
+WRITERS = RECORDS_OF | {kind: writers for kind, (writers, _) in FILES_OF.items()}
 """What of a store which policy lets be written; `repair` may write everything."""
 PLACES = [
     (run, location)
@@ -268,23 +271,14 @@ PLACES = [
 
 def names_of(kind: str) -> list[str]:
     """Names of that kind in a store, built by the code that writes them."""
-    build: dict[str, Callable[[str, str], str]] = {
-        "agreement": lambda run, at: Agreement(run, at, 3, b"").name,
-        "file": lambda run, at: file_name(run, at, "sub/model-0.json"),
-        "node's file": lambda run, at: node_file_name(run, at, "n0", "x/agreement-0.bin"),
-        "sending": lambda run, at: sending_prefix(run, checkpoint_of(at)) + "n0",
-        "consolidated": lambda run, at: consolidated_prefix(run, at) + "model.safetensors",
-        "clock": lambda *_: clock_name("n0"),
-        "node": lambda *_: node_facts_name("n0"),
-        "store": lambda *_: STORE_FILE,
-    }
-    for record in get_args(RecordKind):
-        node = "n0" if record == "manifest" else ""
-        build[record] = lambda run, at, r=record, n=node: str(  # type: ignore[misc]
-            RecordName(run, at, r, n, 7, DIGEST)
-        )
-    assert build.keys() == WRITERS.keys(), "a new kind of record needs a policy"
-    return [build[kind](run, location) for run, location in PLACES]
+    if kind in FILES_OF:
+        return [FILES_OF[kind][1](run, location) for run, location in PLACES]
+    node = "n0" if kind == "manifest" else ""
+    return [str(RecordName(run, at, kind, node, 7, DIGEST)) for run, at in PLACES]  # type: ignore[arg-type]
+
+
+def test_every_kind_of_record_has_a_writer() -> None:
+    assert RECORDS_OF.keys() == set(get_args(RecordKind))
 
 
 def policies() -> dict[str, list[Statement]]:

@@ -128,7 +128,12 @@ def test_a_store_whose_disk_is_unmounted_is_no_empty_store(tmp_path: Path) -> No
     assert names(store) == [STORE_FILE, "run/a"]
     root.rename(tmp_path / "elsewhere")
     root.mkdir()  # the directory that it was mounted on
-    for use in (lambda: names(store), lambda: store.size("run/a"), lambda: store.write("b", [])):
+    for use in (
+        lambda: names(store),
+        lambda: store.size("run/a"),
+        lambda: store.write("run/b", [b"y"]),
+        lambda: store.write("another run/b", [b"y"]),
+    ):
         with pytest.raises(StoreError, match="not the store that was opened"):
             use()
     assert inside(root) == []

@@ -55,11 +55,11 @@ def test_listings_of_many_pages_are_whole(store: Store, monkeypatch: pytest.Monk
 
 def test_keys_that_no_file_could_have_and_those_of_others_are_no_names() -> None:
     keys = ["pre/dir/", "pre/a/../../b", "pre/ba\\ck", "pre//x", "elsewhere/y", "pre", "pre/good"]
-    page = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
+    contents = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
     prefixes = (f"<Prefix>pre/{name}/</Prefix>" for name in ("a", "..", "b%5Cc", "d e"))
-    page += "".join(f"<CommonPrefixes>{prefix}</CommonPrefixes>" for prefix in prefixes)
-    answer = Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())
-    with scripted(answer, answer) as script:
+    directories = "".join(f"<CommonPrefixes>{prefix}</CommonPrefixes>" for prefix in prefixes)
+    pages = (f"<ListBucketResult>{page}</ListBucketResult>" for page in (contents, directories))
+    with scripted(*(Say(200, page.encode()) for page in pages)) as script:
         store = script.store()
         assert [e.name for e in store.names("")] == ["good"]
         assert store.dirs("") == ["a", "b%5Cc", "d e"]
