@@ -20,6 +20,10 @@ from ckptsync.walk import SAME_MOMENT, SLOW, Stat
 
 TRAINER_STATE = "trainer_state.json"
 FIRST_OF_ACCELERATE = "random_states_0.pkl"
+STABLE = "STABLE"  # prime-rl's, in a directory of weights
+# what rank 0 of Megatron writes first in a distributed checkpoint
+# (megatron/core/dist_checkpointing/serialization.py, save)
+MEGATRON_COMMON = "common.pt"
 _S = 10**9
 _ARGUMENTS = "training_args.bin"
 # Every rank writes its random state after everything else that it writes: HF Trainer, accelerate,
@@ -49,6 +53,7 @@ _OF_A_RANK = re.compile(
 # LLaMA-Factory v1's rank 0
 _OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")
 _BY_ACCELERATE = re.compile(r"random_states_[0-9]+\.pkl")
+_BY_MEGATRON = re.compile(r"iter_[0-9]{7,}/.+", re.DOTALL)
 # only its main process writes these; every rank writes a scaler.pt
 _OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_[0-9]+)?\.bin")
 _SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_[0-9]+)?/.+")
@@ -80,11 +85,11 @@ def is_of_a_rank(path: str) -> bool:
 def is_of_rank_0(names: Collection[str]) -> bool:
     """Return whether rank 0 of Hugging Face's Trainer, or of LLaMA-Factory's, writes here.
 
-    False for accelerate's scripts, which use the same directory names.
+    False for accelerate's scripts and Megatron-SWIFT (swift/megatron/trainers/base.py), which use
+    the same directory names.
     """
-    return (TRAINER_STATE in names or not any(map(_BY_ACCELERATE.fullmatch, names))) and not all(
-        map(is_of_a_rank, names)
-    )
+    is_anothers = any(_BY_ACCELERATE.fullmatch(n) or _BY_MEGATRON.fullmatch(n) for n in names)
+    return (TRAINER_STATE in names or not is_anothers) and not all(map(is_of_a_rank, names))
 
 
 def current_names(files: Iterable[Stat]) -> list[str]:
@@ -108,10 +113,15 @@ def current_names(files: Iterable[Stat]) -> list[str]:
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    A rank that has left its random state is done.  Where no rank left one, each rank must have
+    Rank 0 of Megatron writes ``.metadata`` where it wrote ``common.pt``, in the background perhaps
+    long after the trainer said that the step is saved.  A rank that has left its random state is
+    done.  Where no rank left one, each rank must have
     every kind of file that another one has.  Ranks without any file here are on other nodes.
     """
     paths = list(names)
+    begun = {_folder(path) for path in paths if path.rpartition("/")[2] == MEGATRON_COMMON}
+    if unended := sorted(begun - {_folder(path) for path in paths if is_metadata(path)}):
+        return f"{unended[0]}/.metadata".lstrip("/")
     ranks = _kinds_by_rank(paths)
     if any(map(_has_random_state, ranks.values())):
         late = next(
@@ -201,7 +211,8 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
     first save is what ``save_pretrained`` leaves at its end, so only a similar second checkpoint
     can tell. Accelerate's ranks write their random states last, and the main process nothing
     afterwards but what scripts add.  On another node the first random state has another number
-    (``save_on_each_node``).
+    (``save_on_each_node``).  prime-rl's orchestrator and data loaders may be long before the
+    trainer's shards; each node that trains writes shards.
     """
     names = [f.path for f in files]
     if (
@@ -210,6 +221,10 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
         and (any(map(_is_of_first, names)) or not any(map(is_of_a_rank, names)))
     ):
         return TRAINER_STATE
+    if family == "prime-rl":
+        is_ended = STABLE in names or any(n.endswith(file_names.DCP_SHARD) for n in names)
+        is_of_weights = any(map(_WEIGHTS.fullmatch, names))
+        return "" if is_ended else STABLE if is_of_weights else "trainer/.metadata"
     if family not in ("trainer", "accelerate"):
         return ""
     has_random_state = any(map(_BY_ACCELERATE.fullmatch, names))
@@ -261,7 +276,9 @@ def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest_time: flo
     here.  ``rest_time``: seconds without a write after which a save is over.
     """
     if last_file_mtime is None:
-        last_file_mtime = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
+        last_file_mtime = next(
+            (f.mtime for f in files if f.path in (FIRST_OF_ACCELERATE, STABLE)), None
+        )
     return (
         (
             _find_overwritten(files, last_file_mtime, rest_time)
