@@ -43,6 +43,7 @@ from ckptsync.worker.torn_saves import (
 SENTINEL = "checkpoint-is-incomplete.txt"
 V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
+_PRIME_RL_LAST = "trainer/.metadata"
 # what comes after the file of `observation.TRACKERS`: verl's states of data loaders, SkyRL's of its
 # asynchronous trainer; Megatron-Bridge's configuration and tokenizer, and its model for others,
 # which it writes while shards are saved in the background
@@ -304,21 +305,22 @@ def _find_doubt(observed: Observation, rule: Rule) -> str:
         return f"{unfinished} is unfinished"
     if not observed.is_new and (stale := stale_metadata(observed.files, rule.unmarked)):
         return f"{stale} is older than its shards: written over?"
-    if state is None:
-        return ""
-    if state.step is None:
+    if state is not None and state.step is None:
         return f"{TRAINER_STATE} is not whole"
-    if observed.step is not None and state.step != observed.step:
+    if state is not None and observed.step is not None and state.step != observed.step:
         return f"{TRAINER_STATE} says step {state.step}, the directory says {observed.step}"
+    last_name = TRAINER_STATE if state is not None else _PRIME_RL_LAST
+    last = next((f for f in observed.files if f.path == last_name), None)
     newest = max(observed.files, key=lambda f: f.mtime, default=None)
     if (
         newest is not None
+        and last is not None
         and not observed.is_new
-        and newest.mtime - state.mtime > rule.unmarked * 1e9
+        and newest.mtime - last.mtime > rule.unmarked * 1e9
     ):
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run
         # begins to write over it much later
-        return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
+        return f"{newest.path} is much newer than {last_name}: written over?"
     return ""
 
 
@@ -408,11 +410,11 @@ def _last_of_dcp(observed: Observation) -> str:
 def _last_of_prime_rl(observed: Observation) -> str:
     """Return why a checkpoint of prime-rl is finished: its trainer's, or its weights; else empty.
 
-    The trainer writes ``.metadata`` last; the process that writes whole weights, ``STABLE``.
+    The trainer writes ``.metadata`` last, and later than its orchestrator as a rule; the process
+    that writes whole weights, ``STABLE``.
     """
-    if _is_newest(STABLE, observed):
-        return f"{STABLE} is the newest of its files"
-    return _last_of_dcp(observed)
+    last = next((name for name in (STABLE, _PRIME_RL_LAST) if _is_newest(name, observed)), "")
+    return f"{last} is the newest of its files" if last else ""
 
 
 _LAST: Mapping[Family, Callable[[Observation], str]] = {

@@ -24,6 +24,10 @@ STABLE = "STABLE"  # prime-rl's, in a directory of weights
 # what rank 0 of Megatron writes first in a distributed checkpoint
 # (megatron/core/dist_checkpointing/serialization.py, save)
 MEGATRON_COMMON = "common.pt"
+# Which file the same process writes later in the same directory, perhaps long after a trainer has
+# said that the step is saved: Megatron when its shards are saved in the background,
+# Megatron-Bridge.
+_FOLLOWED_BY = {MEGATRON_COMMON: ".metadata", "train_state.pt": "run_config.yaml"}
 _S = 10**9
 _ARGUMENTS = "training_args.bin"
 # Every rank writes its random state after everything else that it writes: HF Trainer, accelerate,
@@ -113,15 +117,18 @@ def current_names(files: Iterable[Stat]) -> list[str]:
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    Rank 0 of Megatron writes ``.metadata`` where it wrote ``common.pt``, in the background perhaps
-    long after the trainer said that the step is saved.  A rank that has left its random state is
+    A file of `_FOLLOWED_BY` without the one that follows lacks that one.  A rank that has left its random state is
     done.  Where no rank left one, each rank must have
     every kind of file that another one has.  Ranks without any file here are on other nodes.
     """
     paths = list(names)
-    begun = {_folder(path) for path in paths if path.rpartition("/")[2] == MEGATRON_COMMON}
-    if unended := sorted(begun - {_folder(path) for path in paths if is_metadata(path)}):
-        return f"{unended[0]}/.metadata".lstrip("/")
+    following = (
+        file_names.join(_folder(path), last)
+        for path in paths
+        if (last := _FOLLOWED_BY.get(path.rpartition("/")[2]))
+    )
+    if absent := next((path for path in following if path not in paths), ""):
+        return absent
     ranks = _kinds_by_rank(paths)
     if any(map(_has_random_state, ranks.values())):
         late = next(
