@@ -384,7 +384,7 @@ def checkpoint_name(home: Path, path: Path) -> str:
         return _lightning(f"{above[1]}.{name}" if len(above) == 3 else name)
     is_numbered = any(pattern.fullmatch(name) for pattern, _, _ in _NUMBERED)
     prefix = _prefix(above[0]) if above and _searched_family(above[0]) else ""
-    return prefix + name if is_numbered else _plain(prefix + name)
+    return prefix + name if is_numbered else _tag_name(prefix, name)
 
 
 def family_of(name: str) -> Family:
@@ -444,7 +444,7 @@ def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir |
             return CheckpointDir(above + name, family, path)
     if name.endswith(_LIGHTNING) and _holds(path, _ANYTHING):
         return CheckpointDir(_lightning(above + name), "lightning", path)
-    return CheckpointDir(_plain(above + name), "deepspeed", path) if _holds(path, _STATES) else None
+    return CheckpointDir(_tag_name(above, name), "deepspeed", path) if _holds(path, _STATES) else None
 
 
 def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> CheckpointDir | None:
@@ -488,6 +488,14 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
     """Return whether a directory has an entry with such a name."""
     return any(pattern.fullmatch(entry.name) for entry in _entries(path))
+
+
+def _tag_name(above: str, tag: str) -> str:
+    """Return the name of a DeepSpeed tag in a directory whose names get ``above`` before them.
+
+    A tag that was downloaded has it already.
+    """
+    return _plain(tag if tag.startswith(above) else above + tag)
 
 
 def _plain(tag: str) -> str:

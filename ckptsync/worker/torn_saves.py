@@ -21,6 +21,10 @@ from ckptsync.walk import SAME_MOMENT, SLOW, Stat
 TRAINER_STATE = "trainer_state.json"
 FIRST_OF_ACCELERATE = "random_states_0.pkl"
 STABLE = "STABLE"  # prime-rl's, in a directory of weights
+# what rank 0 of SkyRL writes for its first model, by FSDP or Megatron, and its driver after the
+# last: without that file SkyRL resumes nothing
+_FIRST_OF_SKYRL = frozenset({"policy/fsdp_config.json", "policy/common.pt"})
+_STATE_OF_SKYRL = "trainer_state.pt"
 # what rank 0 of Megatron writes first in a distributed checkpoint
 # (megatron/core/dist_checkpointing/serialization.py, save)
 MEGATRON_COMMON = "common.pt"
@@ -218,8 +222,8 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
     first save is what ``save_pretrained`` leaves at its end, so only a similar second checkpoint
     can tell. Accelerate's ranks write their random states last, and the main process nothing
     afterwards but what scripts add.  On another node the first random state has another number
-    (``save_on_each_node``).  prime-rl's orchestrator and data loaders may be long before the
-    trainer's shards; each node that trains writes shards.
+    (``save_on_each_node``).  SkyRL may take long between its two models.  prime-rl's orchestrator
+    and data loaders may be long before the trainer's shards; each node that trains writes shards.
     """
     names = [f.path for f in files]
     if (
@@ -228,6 +232,9 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
         and (any(map(_is_of_first, names)) or not any(map(is_of_a_rank, names)))
     ):
         return TRAINER_STATE
+    if family == "verl":
+        is_begun = not _FIRST_OF_SKYRL.isdisjoint(names)
+        return _STATE_OF_SKYRL if is_begun and _STATE_OF_SKYRL not in names else ""
     if family == "prime-rl":
         is_ended = STABLE in names or any(n.endswith(file_names.DCP_SHARD) for n in names)
         is_of_weights = any(map(_WEIGHTS.fullmatch, names))

@@ -106,6 +106,23 @@ def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(
         assert rests(told[-1]), jump
 
 
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("skyrl, megatron", "trainer_state.pt"),
+        ("prime-rl, weights", "STABLE"),
+        ("prime-rl", "__0_0.distcp"),
+    ],
+)
+def test_a_save_that_was_killed_before_what_its_trainer_needs_is_never_finished(
+    tmp_path: Path, name: str, last: str
+) -> None:
+    for done, observation in played(tmp_path, others()[name]):
+        if done.startswith(last):
+            break
+        assert not is_finished(observation, 1e6), done
+
+
 @pytest.mark.parametrize("name", unproven())
 def test_where_nothing_tells_only_time_does(tmp_path: Path, name: str) -> None:
     told = played(tmp_path, unproven()[name])
