@@ -444,7 +444,9 @@ def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir |
             return CheckpointDir(above + name, family, path)
     if name.endswith(_LIGHTNING) and _holds(path, _ANYTHING):
         return CheckpointDir(_lightning(above + name), "lightning", path)
-    return CheckpointDir(_tag_name(above, name), "deepspeed", path) if _holds(path, _STATES) else None
+    return (
+        CheckpointDir(_tag_name(above, name), "deepspeed", path) if _holds(path, _STATES) else None
+    )
 
 
 def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> CheckpointDir | None:
@@ -470,11 +472,7 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
         e.name
         for e in entries
         if _is_own_folder(e)
-        and not (
-            holds_checkpoints(e.name)
-            or is_ours(e.name)
-            or is_named_like_one(e.name)
-        )
+        and not (holds_checkpoints(e.name) or is_ours(e.name) or is_named_like_one(e.name))
         and _holds(output_dir / e.name, _ADAPTER)
     ]
     weights = (e for e in files if e.name.endswith((".safetensors", ".bin")))

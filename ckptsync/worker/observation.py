@@ -90,10 +90,10 @@ class Observation:
     """All facts about a save that decide whether it is finished.
 
     ``step``: its number by its name.  ``unclosed``: files that do not end as their format does.
-    ``writing``: files that are open for writing (None: cannot be told).  ``marker``: what
-    the file of `TRACKERS` beside the checkpoint says.  ``is_gone``: the trainer has removed the directory, and
-    only the pin is left.  ``hook``: see `HookStatus`.  ``save``: the id that the ranks' markers
-    give it. ``stable``: these very files were stable before (`fingerprint`).
+    ``writing``: files that are open for writing (None: cannot be told).  ``marker``: what the
+    file of `TRACKERS` beside the checkpoint says.  ``is_gone``: the trainer has removed the
+    directory, and only the pin is left.  ``hook``: see `HookStatus`.  ``save``: the id that the
+    ranks' markers give it. ``stable``: these very files were stable before (`fingerprint`).
 
     ``later``: a checkpoint of a later step lies beside it, all of it newer.  ``other_part``:
     another node's manifest of the same save is in the store.  ``has_trainer``: Hugging Face's

@@ -25,8 +25,8 @@ STABLE = "STABLE"  # prime-rl's, in a directory of weights
 # last: without that file SkyRL resumes nothing
 _FIRST_OF_SKYRL = frozenset({"policy/fsdp_config.json", "policy/common.pt"})
 _STATE_OF_SKYRL = "trainer_state.pt"
-# what rank 0 of Megatron writes first in a distributed checkpoint
-# (megatron/core/dist_checkpointing/serialization.py, save)
+# what rank 0 of Megatron writes first in a distributed checkpoint: the function ``save`` of
+# megatron/core/dist_checkpointing/serialization.py
 MEGATRON_COMMON = "common.pt"
 # Which file the same process writes later in the same directory, perhaps long after a trainer has
 # said that the step is saved: Megatron when its shards are saved in the background,
@@ -121,9 +121,9 @@ def current_names(files: Iterable[Stat]) -> list[str]:
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    A file of `_FOLLOWED_BY` without the one that follows lacks that one.  A rank that has left its random state is
-    done.  Where no rank left one, each rank must have
-    every kind of file that another one has.  Ranks without any file here are on other nodes.
+    A file of `_FOLLOWED_BY` without the one that follows lacks that one.  A rank that has left its
+    random state is done.  Where no rank left one, each rank must have every kind of file that
+    another one has.  Ranks without any file here are on other nodes.
     """
     paths = list(names)
     following = (
