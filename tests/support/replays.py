@@ -352,6 +352,8 @@ def unproven() -> dict[str, Script]:
     swift |= {n: data for n, data in of("hf-ddp").items() if not n.endswith((".pt", ".pth"))}
     swift |= {"latest_checkpointed_iteration.txt": b"4", "args.json": b"{}"}
     rlhf = tagged | {"metric.json": b"{}"}
+    background = {f"policy/{name}": data for name, data in of("megatron").items()}
+    background |= {"trainer_state.pt": fsdp["rng_state_2.pth"]}
     shards = ("write pytorch_model.*_0.distcp", "write optimizer.*_0.distcp")
     states = ("write global_step4/.*", "write global_step4/.*")
     return {
@@ -374,6 +376,16 @@ def unproven() -> dict[str, Script]:
             "write bf16_zero_pp_rank_1.*",
             "write metric.json",
             checkpoint="_actor/global_step2",
+        ),
+        "skyrl, megatron in the background": save(
+            background,
+            "write policy/common.pt",
+            "write trainer_state.pt",
+            "beside latest_ckpt_global_step.txt=4",
+            r"write policy/__\d_\d.distcp",
+            "metadata policy/.metadata",
+            "write policy/metadata.json",
+            checkpoint="global_step_4",
         ),
         "torch_checkpointing": save(
             parallel,
