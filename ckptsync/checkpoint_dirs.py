@@ -6,7 +6,11 @@ the same name. `list_checkpoint` lists the files of one.
 
 The names and places were read in the trainers' sources and seen in real runs: transformers 5.23,
 accelerate 1.15, DeepSpeed 0.19.8, torchtitan 0.3, verl 0.9.1, Lightning 2.6.6, LLaMA-Factory 0.9.5,
-Ray Train 2.60.
+Ray Train 2.60; and, as of August 2026, in those of SkyRL (skyrl/train/trainer.py,
+skyrl/backends/skyrl_train/distributed/), prime-rl (src/prime_rl/trainer/ckpt.py), ms-swift
+(swift/utils/utils.py, swift/megatron/trainers/base.py), slime (slime/backends/megatron_utils/),
+OpenRLHF (openrlhf/trainer/ray/ppo_actor.py, openrlhf/utils/deepspeed/deepspeed.py) and
+Megatron-Bridge (src/megatron/bridge/training/checkpointing.py).
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from ckptsync.errors import ConfigError, StoreError
 from ckptsync.safe_names import LOGS, RECORDS, is_ours
 from ckptsync.walk import SPOOL, Stat, walk
 
-Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
+Family = Literal[
+    "trainer", "accelerate", "deepspeed", "dcp", "verl", "prime-rl", "lightning", "final"
+]
 FINAL = "final"  # the model that a trainer leaves beside its checkpoints when it is done
 ASIDE = "_ckptsync-aside"
 """The directory of an output directory into which `ckptsync resume` moves checkpoints aside."""
@@ -39,11 +45,14 @@ _DCP = re.compile(
     r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?"
     r"|metadata\.pkl|(model|optimizer)_[0-9]+\.pt"  # torch_checkpointing's
 )
-# of verl's PPO trainer; of its SFT trainer, which has no directory for its one model
+# of verl's PPO trainer; of its SFT trainer, which has no directory for its one model; of SkyRL
 _VERL = re.compile(
-    r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"
+    r"actor|critic|policy|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"
     r"|(model|optim|extra_state)_world_size_[0-9]+_rank_[0-9]+\.pt|.+\.safetensors"
 )
+# of prime-rl: what its trainer saves to resume from, and its weights for others to read, which it
+# wrote until August 2026; its orchestrator writes beside the trainer, and may be early
+_PRIME_RL = re.compile(r"trainer|STABLE|.+\.safetensors|pytorch_model.*\.bin")
 _ANYTHING = re.compile(r".*", re.DOTALL)
 # Ray Train's names are dates
 _RAY = re.compile(
@@ -57,15 +66,26 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = 
     (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
     (_RAY, "accelerate", None),  # whatever is in it
     (re.compile(r"step-[0-9]{1,18}"), "dcp", _DCP),
-    (re.compile(r"iter_[0-9]{7,18}"), "dcp", _DCP),  # Megatron-Core
-    (re.compile(r"global_step_[0-9]{1,18}"), "verl", _VERL),
+    (re.compile(r"step_[0-9]{1,18}"), "prime-rl", _PRIME_RL),
+    # Megatron-Core, slime, Megatron-Bridge
+    (re.compile(r"iter_[0-9]{7,18}"), "dcp", _DCP),
+    (re.compile(r"global_step_[0-9]{1,18}"), "verl", _VERL),  # and SkyRL
 )
 _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
 _STEP_OF_LIGHTNING = re.compile(r"step-([0-9]{1,18})")
 _SECOND = re.compile(r"\.\d+$")  # ends the names of further checkpoints of one name, aside
-_SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
+# The name of a directory whose checkpoints get its name before theirs, without ``_``, and their
+# family.
+_SEARCHED: tuple[tuple[re.Pattern[str], Family], ...] = (
+    (re.compile(r"run-[A-Za-z0-9_-]{1,60}"), "trainer"),  # Trainer.hyperparameter_search's trial
+    # one start of a training with ms-swift
+    (re.compile(r"v[0-9]{1,6}-[0-9]{8}-[0-9]{6}", re.ASCII), "trainer"),
+    (re.compile(r"weights"), "prime-rl"),
+    # OpenRLHF: of a PPO training, its two models; of the others, the default directories
+    (re.compile(r"_actor|_critic|checkpoints_(sft|rm|dpo)"), "deepspeed"),
+)
 # a spool, and the records of a store that somebody copied by hand
 _NO_CHECKPOINT = (SPOOL, RECORDS)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -198,16 +218,32 @@ def _searched_folders(
     """
     everything = get_args(Family)
     yield output_dir, "", everything
-    inside = {e.name for e in entries if _is_own_folder(e)}
+    inside = {e.name for e in entries if e.is_dir(follow_symlinks=False)}
     for name in (name for name in NESTED if name in inside):
         yield output_dir / name, "", [family for family in everything if family != "deepspeed"]
-    for name in sorted(filter(_SEARCHED.fullmatch, inside)):
-        yield output_dir / name, f"{name}.", ["trainer"]
+    for name in sorted(inside):
+        if family := _searched_family(name):
+            yield output_dir / name, _prefix(name), [family]
     logs = output_dir / "lightning_logs"
     for entry in _candidates(_entries(logs)) if logs.name in inside else ():
         saved = logs / entry.name / "checkpoints"
         if _VERSION.fullmatch(entry.name) and _is_own_folder(entry) and not saved.is_symlink():
             yield saved, f"{entry.name}.", ["lightning"]
+
+
+def holds_checkpoints(name: str) -> bool:
+    """Return whether a directory of this name in an output directory holds checkpoints."""
+    return name in NESTED or _searched_family(name) is not None
+
+
+def _searched_family(name: str) -> Family | None:
+    """Return the family of `_SEARCHED` for a directory's name; None if it is not searched."""
+    return next((family for pattern, family in _SEARCHED if pattern.fullmatch(name)), None)
+
+
+def _prefix(name: str) -> str:
+    """Return what comes before the names of checkpoints in a directory of `_SEARCHED`."""
+    return f"{name.lstrip('_')}."
 
 
 def _second_name(checkpoint_dir: CheckpointDir, output_dir: Path) -> str:
@@ -316,7 +352,7 @@ def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
     """
     parent = path.parent
     above = [parent]
-    if parent.name in NESTED or _SEARCHED.fullmatch(parent.name):
+    if holds_checkpoints(parent.name):
         above.append(parent.parent)
     if (
         parent.name == "checkpoints"
@@ -347,8 +383,8 @@ def checkpoint_name(home: Path, path: Path) -> str:
     if name.endswith(_LIGHTNING):
         return _lightning(f"{above[1]}.{name}" if len(above) == 3 else name)
     is_numbered = any(pattern.fullmatch(name) for pattern, _, _ in _NUMBERED)
-    trial = f"{above[0]}." if above and _SEARCHED.fullmatch(above[0]) else ""
-    return trial + (name if is_numbered else _plain(name))
+    prefix = _prefix(above[0]) if above and _searched_family(above[0]) else ""
+    return prefix + name if is_numbered else _tag_name(prefix, name)
 
 
 def family_of(name: str) -> Family:
@@ -408,7 +444,9 @@ def _checkpoint_dir(parent: Path, name: str, above: str = "") -> CheckpointDir |
             return CheckpointDir(above + name, family, path)
     if name.endswith(_LIGHTNING) and _holds(path, _ANYTHING):
         return CheckpointDir(_lightning(above + name), "lightning", path)
-    return CheckpointDir(_plain(name), "deepspeed", path) if _holds(path, _STATES) else None
+    return (
+        CheckpointDir(_tag_name(above, name), "deepspeed", path) if _holds(path, _STATES) else None
+    )
 
 
 def _final(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> CheckpointDir | None:
@@ -434,12 +472,7 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
         e.name
         for e in entries
         if _is_own_folder(e)
-        and not (
-            e.name in NESTED
-            or is_ours(e.name)
-            or _SEARCHED.fullmatch(e.name)
-            or is_named_like_one(e.name)
-        )
+        and not (holds_checkpoints(e.name) or is_ours(e.name) or is_named_like_one(e.name))
         and _holds(output_dir / e.name, _ADAPTER)
     ]
     weights = (e for e in files if e.name.endswith((".safetensors", ".bin")))
@@ -453,6 +486,14 @@ def final_names(output_dir: Path, entries: Collection[os.DirEntry[str]]) -> tupl
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
     """Return whether a directory has an entry with such a name."""
     return any(pattern.fullmatch(entry.name) for entry in _entries(path))
+
+
+def _tag_name(above: str, tag: str) -> str:
+    """Return the name of a DeepSpeed tag in a directory whose names get ``above`` before them.
+
+    A tag that was downloaded has it already.
+    """
+    return _plain(tag if tag.startswith(above) else above + tag)
 
 
 def _plain(tag: str) -> str:

@@ -190,11 +190,13 @@ def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:
 
     Trainers write them anew with every save, so no store keeps them.  DeepSpeed reads ``latest`` if
     it is given no tag (`deepspeed.runtime.engine`, load_checkpoint); verl and Megatron read
-    ``latest_checkpointed_iteration.txt``; the Hugging Face Trainer looks at names and times of
-    directories.
+    ``latest_checkpointed_iteration.txt``, SkyRL ``latest_ckpt_global_step.txt``; the Hugging Face
+    Trainer looks at names and times of directories.
     """
     if match := _ITERATION.fullmatch(checkpoint):
-        return {"latest_checkpointed_iteration.txt": match[1].encode()}
+        is_skyrl = any(path.startswith("policy/") for path in paths)
+        name = "latest_ckpt_global_step.txt" if is_skyrl else "latest_checkpointed_iteration.txt"
+        return {name: match[1].encode()}
     is_tag = family_of(checkpoint) == "deepspeed" and any(map(_DEEPSPEED_STATES.fullmatch, paths))
     return {"latest": checkpoint.encode()} if is_tag else {}
 

@@ -34,7 +34,10 @@ MOST_NAMES = 20  # of saves in one line of the log
 _log = logging.getLogger("ckptsync.hook")
 _callbacks: list[CkptSyncCallback] = []  # those that a training of this process has begun with
 _trainings: dict[Path, list[TrainerSaves]] = {}  # of this process, by output directory
-_announced: set[int] = set()  # processes that have logged that the hook is on
+# what is logged once: by process that the hook is on, by process and directory that no worker is
+_announced: set[tuple[int, Path | None]] = set()
+WORKER_DUE = 60.0
+"""Seconds after which a worker of a new output directory has begun."""
 
 
 class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
@@ -60,6 +63,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._saves: TrainerSaves | None = None
         self._folders: set[Path] = set()  # where this is the first rank that writes
         self._problem = ""
+        self._began = 0.0  # monotonic
         self._log = HookLog()
         self.state: Any = None  # one object for all callbacks of a training
         self._pid = 0
@@ -115,7 +119,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         Makes the output directory and its spool, and registers `finish` for the end of the process.
         In a hyperparameter search it logs that the hook does nothing, and returns.
         """
-        self.state, self._pid = state, os.getpid()
+        self.state, self._pid, self._began = state, os.getpid(), time.monotonic()
         output_dir, rank = Path(args.output_dir).absolute(), args.process_index
         if getattr(state, "is_hyper_param_search", False):
             self._log(
@@ -144,11 +148,43 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             _callbacks.append(self)
             run_at_exit(partial(finish, os.getpid()))
         if rank == 0:
+            self._announce(output_dir)
             with _quiet_transformers():
                 processing = added_files.find_processing(event)
                 errors = added_files.write_added(model, processing, self._saves.added)
             for error in errors:
                 self._log(error)
+
+    def _announce(self, output_dir: Path) -> None:
+        """Log, once in a process, that the hook is on, and who uploads."""
+        if not _claim_line(None):
+            return
+        destination = f" to {self._store}" if self._store else " by this node's worker"
+        name = f", as the run {self._run.replace('{dir}', output_dir.name)}" if self._run else ""
+        _log.warning(
+            "ckptsync: hook active: every save in %s is kept until it is uploaded%s%s",
+            output_dir,
+            destination,
+            name,
+        )
+
+    def _warn_of_no_worker(self, output_dir: Path) -> None:
+        """Log that nobody uploads a directory's saves, if nobody does, and ``store`` is empty.
+
+        Asks once in a process, `WORKER_DUE` seconds after the training began or later.
+        """
+        is_early = time.monotonic() - self._began < WORKER_DUE
+        if self._store or is_early or not _claim_line(output_dir):
+            return
+        if not embedded_worker.who_uploads(output_dir):
+            command = embedded_worker.push_command(output_dir, "", self._run)
+            _log.warning(
+                "ckptsync: no worker watches %s: its saves stay in %s until one runs (worker.runs),"
+                " or until: %s",
+                output_dir,
+                output_dir / SPOOL,
+                command,
+            )
 
     @contextlib.contextmanager
     def _following(self, args: Any, state: Any, action: str) -> Iterator[TrainerSaves | None]:  # noqa: ARG002
@@ -170,6 +206,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._problem = problem
         if self._store:
             embedded_worker.keep_running(saves.output_dir, self._store, self._run)
+        self._warn_of_no_worker(saves.output_dir)
 
     # --- the end
 
@@ -236,6 +273,15 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             self._log(f"could not {action}: {type(e).__name__}: {e}")
 
 
+def _claim_line(output_dir: Path | None) -> bool:
+    """Return whether this process has not logged this yet, and remember that it does now."""
+    key = os.getpid(), output_dir
+    if key in _announced:
+        return False
+    _announced.add(key)
+    return True
+
+
 def count_saves(names: Sequence[str], folder: Path) -> str:
     """Return, in words, how many saves these are and whether the final model is among them."""
     count = sum(name != FINAL for name in names)
@@ -275,13 +321,6 @@ class DefaultCallback(CkptSyncCallback):
             callback.state is state for callback in other_callbacks
         ):
             super().on_train_begin(args, state, None, **begin_event)
-            pid, saves_begun = os.getpid(), self._saves
-            if saves_begun is not None and args.process_index == 0 and pid not in _announced:
-                _announced.add(pid)
-                _log.warning(
-                    "ckptsync: hook active: every save in %s is kept until it is uploaded",
-                    saves_begun.output_dir,
-                )
         with super()._following(args, state, action) as saves:
             yield saves
 

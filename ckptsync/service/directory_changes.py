@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from ckptsync.checkpoint_dirs import NESTED
+from ckptsync.checkpoint_dirs import holds_checkpoints
 from ckptsync.walk import SPOOL, open_directory, split
 
-_CONTAINERS = (*NESTED, "lightning_logs")  # new checkpoints appear in them, however old they are
 _NEWEST = 3  # folders at each depth
 _DEEPEST = 4  # such as lightning_logs/version_0/checkpoints/last.ckpt
 _MOST_CHECKED = 64  # directories of an output directory
@@ -63,13 +62,14 @@ def _below(folder: Path, depth: int) -> Iterator[str]:
     # gone, or not ours to read: a scan says so
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(("_", ".")):
+            if entry.name.startswith(("_", ".")) and not holds_checkpoints(entry.name):
                 continue
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     dated_names.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
     names = [name for _, name in sorted(dated_names, reverse=True)]
-    containers = [name for name in names if name in _CONTAINERS or name.startswith("run-")][
+    # new checkpoints appear in them, however old they are
+    containers = [name for name in names if holds_checkpoints(name) or name == "lightning_logs"][
         :_NEWEST
     ]
     containers = containers if depth == 1 else []

@@ -13,6 +13,7 @@ was stable while it was still there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from ckptsync.checkpoint_dirs import Family
 from ckptsync.worker.observation import Observation, UnendedTraining
 from ckptsync.worker.torn_saves import (
     FIRST_OF_ACCELERATE,
+    MEGATRON_COMMON,
+    STABLE,
     TRAINER_STATE,
     are_all_ranks_done,
     awaits_trainer_state,
@@ -40,6 +43,13 @@ from ckptsync.worker.torn_saves import (
 SENTINEL = "checkpoint-is-incomplete.txt"
 V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
+_PRIME_RL_LAST = "trainer/.metadata"
+# what comes after the file of `observation.TRACKERS`: verl's states of data loaders, SkyRL's of its
+# asynchronous trainer; Megatron-Bridge's configuration and tokenizer, and its model for others,
+# which it writes while shards are saved in the background
+_AFTER_TRACKER = re.compile(
+    r"data_[^/]*\.pt|fully_async_state\.pt|run_config\.yaml|(tokenizer|hf)/.+", re.DOTALL
+)
 MARKED = 1.0  # seconds without a change, where every rank here has marked the save
 SAVES = 3  # times the Trainer's usual, without another checkpoint, after which training has ended
 DAY = 86400.0  # seconds after which it has ended if its usual interval is unknown
@@ -295,21 +305,22 @@ def _find_doubt(observed: Observation, rule: Rule) -> str:
         return f"{unfinished} is unfinished"
     if not observed.is_new and (stale := stale_metadata(observed.files, rule.unmarked)):
         return f"{stale} is older than its shards: written over?"
-    if state is None:
-        return ""
-    if state.step is None:
+    if state is not None and state.step is None:
         return f"{TRAINER_STATE} is not whole"
-    if observed.step is not None and state.step != observed.step:
+    if state is not None and observed.step is not None and state.step != observed.step:
         return f"{TRAINER_STATE} says step {state.step}, the directory says {observed.step}"
+    last_name = TRAINER_STATE if state is not None else _PRIME_RL_LAST
+    last = next((f for f in observed.files if f.path == last_name), None)
     newest = max(observed.files, key=lambda f: f.mtime, default=None)
     if (
         newest is not None
+        and last is not None
         and not observed.is_new
-        and newest.mtime - state.mtime > rule.unmarked * 1e9
+        and newest.mtime - last.mtime > rule.unmarked * 1e9
     ):
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run
         # begins to write over it much later
-        return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
+        return f"{newest.path} is much newer than {last_name}: written over?"
     return ""
 
 
@@ -362,11 +373,10 @@ def _last_of_lightning(observed: Observation) -> str:
     )
 
 
-def _last_of_verl(observed: Observation) -> str:
-    """Return why a checkpoint of verl is finished; else empty.
+def _last_of_tracked(observed: Observation) -> str:
+    """Return why a checkpoint is finished whose trainer writes the step beside it; else empty.
 
-    verl's driver writes the step beside the checkpoints when all but the states of data loaders is
-    written.
+    It writes the step when all but `_AFTER_TRACKER` is written.
     """
     marker = observed.marker
     if (
@@ -376,11 +386,7 @@ def _last_of_verl(observed: Observation) -> str:
         or marker.step < observed.step
     ):
         return ""
-    written = (
-        f.mtime
-        for f in observed.files
-        if not (f.path.startswith("data_") and f.path.endswith(".pt"))
-    )
+    written = (f.mtime for f in observed.files if not _AFTER_TRACKER.fullmatch(f.path))
     return (
         f"the trainer says that step {marker.step} is written"
         if all(mtime <= marker.mtime for mtime in written)
@@ -388,15 +394,35 @@ def _last_of_verl(observed: Observation) -> str:
     )
 
 
+def _last_of_dcp(observed: Observation) -> str:
+    """Return why a distributed checkpoint of torch is finished; else empty.
+
+    Megatron (its rank 0 writes ``common.pt``) adds files after ``.metadata``.
+    """
+    names = [f.path for f in observed.files]
+    if not any(map(is_metadata, names)):
+        return ""
+    if observed.marker is not None or MEGATRON_COMMON in names:
+        return _last_of_tracked(observed)
+    return ".metadata is newer than its shards"
+
+
+def _last_of_prime_rl(observed: Observation) -> str:
+    """Return why a checkpoint of prime-rl is finished: its trainer's, or its weights; else empty.
+
+    The trainer writes ``.metadata`` last, and later than its orchestrator as a rule; the process
+    that writes whole weights, ``STABLE``.
+    """
+    last = next((name for name in (STABLE, _PRIME_RL_LAST) if _is_newest(name, observed)), "")
+    return f"{last} is the newest of its files" if last else ""
+
+
 _LAST: Mapping[Family, Callable[[Observation], str]] = {
     "trainer": _last_of_trainer,  # trainer_state.json, or CHECKPOINT_COMPLETE
-    "dcp": lambda observed: (
-        ".metadata is newer than its shards"
-        if any(is_metadata(f.path) for f in observed.files)
-        else ""
-    ),
+    "dcp": _last_of_dcp,  # .metadata, or as verl's
     "lightning": _last_of_lightning,  # the one file, or meta.pt
-    "verl": _last_of_verl,  # latest_checkpointed_iteration.txt, beside the checkpoints
+    "verl": _last_of_tracked,  # a file of `TRACKERS`, beside the checkpoints
+    "prime-rl": _last_of_prime_rl,  # .metadata, or STABLE
 }
 
 

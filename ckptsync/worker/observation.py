@@ -8,6 +8,7 @@ differ, or one was set, a marker proves less, and the files are judged as they a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -32,7 +33,10 @@ from ckptsync.walk import SPOOL, Stat, open_checkpoint_file
 from ckptsync.worker.local_save import LocalFiles, LocalSave, OpenLocalFile, open_each
 from ckptsync.worker.torn_saves import TRAINER_STATE
 
-VERL_MARKER = "latest_checkpointed_iteration.txt"
+# the file beside the checkpoints into which the process that leads a training writes the last
+# step that is saved: verl's, Megatron's, slime's and Megatron-Bridge's; SkyRL's
+TRACKERS = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt")
+_TRACKED: Collection[Family] = ("verl", "dcp")
 COPIED = 60.0  # seconds after a save within which the Trainer begins to copy it for the hub
 # Where a refused lease means that somebody writes.  NFS and FUSE refuse leases for reasons of their
 # own.
@@ -53,7 +57,7 @@ Span = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What ``trainer_state.json``, or verl's marker file, says.
+    """What ``trainer_state.json``, or a file of `TRACKERS`, says.
 
     ``step``: None if the file cannot be parsed.  ``last``: the step at which the training ends, 0
     if the file does not say.
@@ -86,10 +90,10 @@ class Observation:
     """All facts about a save that decide whether it is finished.
 
     ``step``: its number by its name.  ``unclosed``: files that do not end as their format does.
-    ``writing``: files that are open for writing (None: cannot be told).  ``marker``: verl's
-    ``latest_checkpointed_iteration.txt``.  ``is_gone``: the trainer has removed the directory, and
-    only the pin is left.  ``hook``: see `HookStatus`.  ``save``: the id that the ranks' markers
-    give it. ``stable``: these very files were stable before (`fingerprint`).
+    ``writing``: files that are open for writing (None: cannot be told).  ``marker``: what the
+    file of `TRACKERS` beside the checkpoint says.  ``is_gone``: the trainer has removed the
+    directory, and only the pin is left.  ``hook``: see `HookStatus`.  ``save``: the id that the
+    ranks' markers give it. ``stable``: these very files were stable before (`fingerprint`).
 
     ``later``: a checkpoint of a later step lies beside it, all of it newer.  ``other_part``:
     another node's manifest of the same save is in the store.  ``has_trainer``: Hugging Face's
@@ -195,7 +199,7 @@ def observe(
         state=trainer_state(files),
         unclosed=unclosed,
         writing=writing,
-        marker=_verl_marker(local_save.checkpoint_dir) if files.family == "verl" else None,
+        marker=_read_tracker(local_save.checkpoint_dir) if files.family in _TRACKED else None,
         is_new=is_new,
         was_emptied=not files.is_gone
         and local_save.checkpoint_dir.only is None
@@ -404,20 +408,21 @@ def trainer_state(files: LocalFiles) -> TrainerState | None:
     )
 
 
-def _verl_marker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
-    """Return the step that verl's driver says is written; None without a readable file.
+def _read_tracker(checkpoint_dir: CheckpointDir) -> TrainerState | None:
+    """Return the step that a file of `TRACKERS` says is saved; None without a readable file.
 
-    The file lies beside the checkpoints, and only on the driver's node.
+    The file lies beside the checkpoints, and only on the node of the process that writes it.
     """
-    try:
-        fd = open_checkpoint_file(checkpoint_dir.path.parent, VERL_MARKER)
-        try:
-            text, mtime = os.read(fd, 64), os.fstat(fd).st_mtime_ns
-        finally:
-            os.close(fd)
-    except (CkptsyncError, OSError):  # not there, or not readable: then the files decide
-        return None
-    return TrainerState(int(text) if text.strip().isdigit() else None, mtime)
+    for name in TRACKERS:
+        # not there, or not readable: then the files decide
+        with contextlib.suppress(CkptsyncError, OSError):
+            fd = open_checkpoint_file(checkpoint_dir.path.parent, name)
+            try:
+                text, mtime = os.read(fd, 64), os.fstat(fd).st_mtime_ns
+            finally:
+                os.close(fd)
+            return TrainerState(int(text) if text.strip().isdigit() else None, mtime)
+    return None
 
 
 def _was_emptied(root: Path, files: Sequence[Stat]) -> bool:

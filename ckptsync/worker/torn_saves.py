@@ -20,6 +20,18 @@ from ckptsync.walk import SAME_MOMENT, SLOW, Stat
 
 TRAINER_STATE = "trainer_state.json"
 FIRST_OF_ACCELERATE = "random_states_0.pkl"
+STABLE = "STABLE"  # prime-rl's, in a directory of weights
+# what rank 0 of SkyRL writes for its first model, by FSDP or Megatron, and its driver after the
+# last: without that file SkyRL resumes nothing
+_FIRST_OF_SKYRL = frozenset({"policy/fsdp_config.json", "policy/common.pt"})
+_STATE_OF_SKYRL = "trainer_state.pt"
+# what rank 0 of Megatron writes first in a distributed checkpoint: the function ``save`` of
+# megatron/core/dist_checkpointing/serialization.py
+MEGATRON_COMMON = "common.pt"
+# Which file the same process writes later in the same directory, perhaps long after a trainer has
+# said that the step is saved: Megatron when its shards are saved in the background,
+# Megatron-Bridge.
+_FOLLOWED_BY = {MEGATRON_COMMON: ".metadata", "train_state.pt": "run_config.yaml"}
 _S = 10**9
 _ARGUMENTS = "training_args.bin"
 # Every rank writes its random state after everything else that it writes: HF Trainer, accelerate,
@@ -49,6 +61,7 @@ _OF_A_RANK = re.compile(
 # LLaMA-Factory v1's rank 0
 _OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")
 _BY_ACCELERATE = re.compile(r"random_states_[0-9]+\.pkl")
+_BY_MEGATRON = re.compile(r"iter_[0-9]{7,}/.+", re.DOTALL)
 # only its main process writes these; every rank writes a scaler.pt
 _OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_[0-9]+)?\.bin")
 _SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_[0-9]+)?/.+")
@@ -80,11 +93,11 @@ def is_of_a_rank(path: str) -> bool:
 def is_of_rank_0(names: Collection[str]) -> bool:
     """Return whether rank 0 of Hugging Face's Trainer, or of LLaMA-Factory's, writes here.
 
-    False for accelerate's scripts, which use the same directory names.
+    False for accelerate's scripts and Megatron-SWIFT (swift/megatron/trainers/base.py), which use
+    the same directory names.
     """
-    return (TRAINER_STATE in names or not any(map(_BY_ACCELERATE.fullmatch, names))) and not all(
-        map(is_of_a_rank, names)
-    )
+    is_anothers = any(_BY_ACCELERATE.fullmatch(n) or _BY_MEGATRON.fullmatch(n) for n in names)
+    return (TRAINER_STATE in names or not is_anothers) and not all(map(is_of_a_rank, names))
 
 
 def current_names(files: Iterable[Stat]) -> list[str]:
@@ -108,10 +121,18 @@ def current_names(files: Iterable[Stat]) -> list[str]:
 def lacking_file(names: Iterable[str]) -> str:
     """Return in words a file that a rank should have written by now; empty if there is none.
 
-    A rank that has left its random state is done.  Where no rank left one, each rank must have
-    every kind of file that another one has.  Ranks without any file here are on other nodes.
+    A file of `_FOLLOWED_BY` without the one that follows lacks that one.  A rank that has left its
+    random state is done.  Where no rank left one, each rank must have every kind of file that
+    another one has.  Ranks without any file here are on other nodes.
     """
     paths = list(names)
+    following = (
+        file_names.join(_folder(path), last)
+        for path in paths
+        if (last := _FOLLOWED_BY.get(path.rpartition("/")[2]))
+    )
+    if absent := next((path for path in following if path not in paths), ""):
+        return absent
     ranks = _kinds_by_rank(paths)
     if any(map(_has_random_state, ranks.values())):
         late = next(
@@ -201,7 +222,8 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
     first save is what ``save_pretrained`` leaves at its end, so only a similar second checkpoint
     can tell. Accelerate's ranks write their random states last, and the main process nothing
     afterwards but what scripts add.  On another node the first random state has another number
-    (``save_on_each_node``).
+    (``save_on_each_node``).  SkyRL may take long between its two models.  prime-rl's orchestrator
+    and data loaders may be long before the trainer's shards; each node that trains writes shards.
     """
     names = [f.path for f in files]
     if (
@@ -210,6 +232,13 @@ def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
         and (any(map(_is_of_first, names)) or not any(map(is_of_a_rank, names)))
     ):
         return TRAINER_STATE
+    if family == "verl":
+        is_begun = not _FIRST_OF_SKYRL.isdisjoint(names)
+        return _STATE_OF_SKYRL if is_begun and _STATE_OF_SKYRL not in names else ""
+    if family == "prime-rl":
+        is_ended = STABLE in names or any(n.endswith(file_names.DCP_SHARD) for n in names)
+        is_of_weights = any(map(_WEIGHTS.fullmatch, names))
+        return "" if is_ended else STABLE if is_of_weights else "trainer/.metadata"
     if family not in ("trainer", "accelerate"):
         return ""
     has_random_state = any(map(_BY_ACCELERATE.fullmatch, names))
@@ -261,7 +290,9 @@ def two_saves(files: Sequence[Stat], last_file_mtime: int | None, rest_time: flo
     here.  ``rest_time``: seconds without a write after which a save is over.
     """
     if last_file_mtime is None:
-        last_file_mtime = next((f.mtime for f in files if f.path == FIRST_OF_ACCELERATE), None)
+        last_file_mtime = next(
+            (f.mtime for f in files if f.path in (FIRST_OF_ACCELERATE, STABLE)), None
+        )
     return (
         (
             _find_overwritten(files, last_file_mtime, rest_time)

@@ -305,6 +305,47 @@ def test_trials_of_a_search_keep_their_numbers_apart(tmp_path: Path) -> None:
     }
 
 
+def test_the_directories_of_trainers_with_several_models_and_starts_are_searched(
+    tmp_path: Path,
+) -> None:
+    state = "mp_rank_00_model_states.pt"
+    lay(
+        tmp_path,
+        "global_step_4/policy/model_world_size_2_rank_0.pt",
+        "checkpoints/step_4/trainer/.metadata",
+        "weights/step_4/STABLE",
+        "v0-20260801-093000/checkpoint-4/a",
+        "v1-20260801-103000/checkpoint-4/a",
+    )
+    lay(
+        tmp_path,
+        f"_actor/global_step4/{state}",
+        f"_actor/actor.global_step2/{state}",
+        f"_critic/best_global_step4/{state}",
+        f"checkpoints_sft/global_step4/{state}",
+    )
+    # nothing of the trainer yet; another's directory; what only looks like one
+    lay(tmp_path, "checkpoints/step_6/orchestrator/progress.pt", "_others/global_step4/" + state)
+    lay(tmp_path, "broadcasts/step_6/STABLE", "step_8/log.txt", "v1/checkpoint-4/a")
+    lay(tmp_path, "tmp_step-6/model_0.pt", "tmp_step-6/metadata.pkl")
+    assert {name: family for name, (family, _) in names(tmp_path).items()} == {
+        "actor.global_step2": "deepspeed",
+        "actor.global_step4": "deepspeed",
+        "critic.best_global_step4": "deepspeed",
+        "global_step_4": "verl",
+        "checkpoints_sft.global_step4": "deepspeed",
+        "step_4": "prime-rl",
+        "v0-20260801-093000.checkpoint-4": "trainer",
+        "v1-20260801-103000.checkpoint-4": "trainer",
+        "weights.step_4": "prime-rl",
+    }
+    for found in find_checkpoint_dirs(tmp_path):
+        assert checkpoint_name(tmp_path, found.path) == found.name
+        assert family_of(found.name) == found.family
+        assert (tmp_path, found) in output_dirs_of(found.path)
+        assert found.step in (2, 4)
+
+
 def test_whose_it_is_follows_from_its_name_alone(tmp_path: Path) -> None:
     lay(
         tmp_path,

@@ -178,6 +178,12 @@ ZERO = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_stat
             ("actor/model_world_size_2_rank_0.pt",),
             {"latest_checkpointed_iteration.txt": b"40"},
         ),
+        (
+            "global_step_40",
+            ("policy/model_world_size_2_rank_0.pt",),
+            {"latest_ckpt_global_step.txt": b"40"},
+        ),
+        ("actor.global_step40", ZERO, {"latest": b"actor.global_step40"}),
         ("iter_0000500", (".metadata",), {"latest_checkpointed_iteration.txt": b"500"}),
         ("checkpoint-40", (f"global_step40/{ZERO[0]}", "latest"), {}),
         ("global_step40", ("model.safetensors",), {}),

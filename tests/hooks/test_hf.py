@@ -43,6 +43,12 @@ def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
         assert (path.stat().st_size, path.stat().st_mtime_ns) == commit.files[path.name]
 
 
+def on(out: Path) -> str:
+    """What the hook says when the first training of a process begins."""
+    kept = f"every save in {out} is kept until it is uploaded by this node's worker"
+    return f"ckptsync: hook active: {kept}\n"
+
+
 def unserved(out: Path, names: str) -> str:
     """What the hook says at the end where no worker is at work."""
     command = shlex.join(["ckptsync", "push", str(out), "--store", "STORE"])
@@ -66,7 +72,7 @@ def test_every_step_and_the_final_model_are_pinned_though_rotation_leaves_one(
 ) -> None:
     done = program("-m", "tests.hooks.trainer_events", "run", str(tmp_path / "out"))
     left = unserved(tmp_path / "out", "checkpoint-1, checkpoint-2, final")
-    assert (done.returncode, done.stderr) == (0, left)
+    assert (done.returncode, done.stderr) == (0, on(tmp_path / "out") + left)
     pin_commits = commits(tmp_path / "out")
     assert set(pin_commits) == {*CHECKPOINTS, "final.0"}
     for name, commit in pin_commits.items():
@@ -81,7 +87,7 @@ def test_a_second_training_with_one_callback_ends_the_first_and_a_fork_says_noth
 ) -> None:
     done = program("-m", "tests.hooks.trainer_events", "twice", str(tmp_path))
     left = [unserved(tmp_path / name, "checkpoint-1, checkpoint-2, final") for name in "ab"]
-    assert (done.returncode, done.stderr) == (0, "".join(left))
+    assert (done.returncode, done.stderr) == (0, on(tmp_path / "a") + "".join(left))
     (first,), (second,) = (
         markers.list_training_processes(tmp_path / name / "_ckptsync") for name in ("a", "b")
     )
@@ -100,7 +106,7 @@ def test_each_training_of_a_script_has_its_own_final_model_though_they_share_a_d
     left = unserved(
         tmp_path, "checkpoint-1, checkpoint-1, checkpoint-2, checkpoint-2, final, final"
     )
-    assert (done.returncode, done.stderr) == (0, left)
+    assert (done.returncode, done.stderr) == (0, on(tmp_path) + left)
     assert done.stdout.splitlines() == ["", "final.0"]
     pin_commits = commits(tmp_path)
     assert pin_commits["final.0"].train != pin_commits["final.1"].train
@@ -347,7 +353,23 @@ def test_a_callback_of_the_scripts_own_wins(tmp_path: Path, passed: str) -> None
     )
     assert set(commits(tmp_path)) == PINS
     left = unserved(tmp_path, "checkpoint-1, checkpoint-2, checkpoint-3, final")
-    assert (begun(tmp_path), done.stderr) == (1, left)
+    assert (begun(tmp_path), done.stderr) == (1, on(tmp_path) + left)
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_training_without_a_worker_is_told_so_once(tmp_path: Path, *, is_served: bool) -> None:
+    lock = "import fcntl; lock = (out / '_ckptsync' / 'worker-n0.lock').open('w')"
+    lines = [
+        OWN,
+        "from ckptsync.hooks import hf; hf.WORKER_DUE = 0.0",
+        "(out / '_ckptsync').mkdir(0o700)",
+        f"{lock}; fcntl.flock(lock, fcntl.LOCK_EX)" if is_served else "",
+        "one = Trainer(str(out), callbacks=[Own(run='mine-{dir}')])",
+    ]
+    done = trained(tmp_path, *lines, TRAIN)
+    assert f"uploaded by this node's worker, as the run mine-{tmp_path.name}\n" in done.stderr
+    said = f"ckptsync: no worker watches {tmp_path}: its saves stay in {tmp_path / '_ckptsync'} "
+    assert done.stderr.count(said) == (not is_served)
 
 
 @pytest.mark.parametrize("own", "ab")

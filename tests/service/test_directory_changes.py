@@ -50,6 +50,16 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+def test_a_glance_sees_a_tag_of_openrlhf_s_in_a_directory_with_an_underscore(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "_actor/global_step4").mkdir(parents=True)
+    directories = directories_to_check(tmp_path)
+    before = directory_states(directories)
+    (tmp_path / "_actor/global_step8").mkdir()
+    assert directory_states(directories) != before
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_glance_sees(tmp_path: Path, change: str) -> None:
     root = tmp_path / "out"

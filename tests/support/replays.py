@@ -2,14 +2,17 @@
 to write.
 
 Seen in system-call traces of transformers 5.23, accelerate 1.15, DeepSpeed 0.19.8, safetensors 0.8
-and torch 2.13; of Lightning 2.6.6, torchtitan 0.3, verl 0.9.1 and LLaMA-Factory 0.9.5 (v1) the
-order was read in their sources.  The bytes are real: those of the vectors.
+and torch 2.13; of Lightning 2.6.6, torchtitan 0.3, verl 0.9.1, LLaMA-Factory 0.9.5 (v1),
+torch_checkpointing 0.1.1 (checkpoint_writer.py), and of the trainers of August 2026 that
+`ckptsync.checkpoint_dirs` names the order was read in their sources.  The bytes are real: those of
+the vectors.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +29,20 @@ class Script:
 
     ``write``: in place, first half of it, then all.  ``swap``: under a name of ``.tmp`` and six
     letters, then renamed (safetensors 0.8). ``metadata``: beside it with ``.tmp``, then renamed
-    (DCP).  ``touch``, ``remove``, ``beside`` (in the directory above).
+    (DCP).  ``touch``, ``remove``, ``beside`` (in the directory above).  ``rename``: all was written
+    in a directory of that name, which now gets the checkpoint's.  ``late``: what `Stage.play`
+    yields after the proof that the rest is whole.
     """
 
     checkpoint: str
     files: Mapping[str, bytes]
     orders: tuple[str, ...]
+    late: tuple[str, ...] = ()
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether its end is the step in a file beside it."""
+        return any(order.startswith("beside latest_c") for order in self.orders)
 
     def steps(self) -> list[tuple[str, str]]:
         """Each pattern as the files that it matches, in order of names."""
@@ -56,10 +67,17 @@ class Stage:
 
     def play(self, script: Script) -> Iterator[str]:
         """What was done, after each call that changes something."""
+        renamed = next((o.split()[1] for o in script.orders if o.startswith("rename")), "")
+        home = self.out / script.checkpoint
         for verb, name in script.steps():
-            path = self.out / script.checkpoint / name
-            if verb == "beside":
-                path = self.out / name.split("=")[0]
+            path = (home.with_name(renamed) if renamed else home) / name
+            if verb == "rename":
+                shutil.rmtree(home, ignore_errors=True)  # torch_checkpointing removes what is there
+                path.parent.rename(home)
+                self._passed(home.parent)
+                yield f"{name} renamed"
+            elif verb == "beside":
+                path = home.with_name(name.split("=")[0])
                 yield from self._write(path, name.split("=")[1].encode())
             elif verb == "touch":
                 yield from self._write(path, b"")
@@ -120,9 +138,25 @@ _STATE = "write trainer_state.json"
 _ZERO_0 = ("write global_step4/.*_0_.*", "write global_step4/.*_1_.*", "write latest")
 
 
-def save(files: Mapping[str, bytes], *orders: str, checkpoint: str = "checkpoint-4") -> Script:
+def save(
+    files: Mapping[str, bytes],
+    *orders: str,
+    checkpoint: str = "checkpoint-4",
+    late: tuple[str, ...] = (),
+) -> Script:
     """A save in the order of its writes."""
-    return Script(checkpoint, files, orders)
+    return Script(checkpoint, files, orders, late)
+
+
+_SHARDED = tuple(
+    order
+    for folder in ("pytorch_model_fsdp_0", "optimizer_0")
+    for order in (
+        f"write {folder}/__1_0.distcp",
+        f"write {folder}/__0_0.distcp",
+        f"metadata {folder}/.metadata",
+    )
+)
 
 
 def trainers() -> dict[str, Script]:
@@ -140,22 +174,13 @@ def trainers() -> dict[str, Script]:
         "write latest",
         "write global_step4/zero.*_1_.*",
     )
-    shards = tuple(
-        order
-        for folder in ("pytorch_model_fsdp_0", "optimizer_0")
-        for order in (
-            f"write {folder}/__1_0.distcp",
-            f"write {folder}/__0_0.distcp",
-            f"metadata {folder}/.metadata",
-        )
-    )
     sharded = (*_ONCE, *_TOKENS, *_ZERO_0, *_ZERO_0, *_END)
     return {
         "ddp": save(ddp, *whole),
         "just in time": save(ddp, _SENTINEL, *whole, _SENTINEL.replace("touch", "remove")),
         "only the model": save(only, *model, _STATE),
-        "fsdp2": save(fsdp, *shards, *_END, _OTHER, _STATE),
-        "fsdp2, rank 1 late": save(fsdp, *shards, *_END, _STATE, _OTHER),
+        "fsdp2": save(fsdp, *_SHARDED, *_END, _OTHER, _STATE),
+        "fsdp2, rank 1 late": save(fsdp, *_SHARDED, *_END, _STATE, _OTHER),
         "zero2": save(zero2, *model, *states, *_END, _OTHER, _STATE),
         "zero2, rank 1 late": save(zero2, *model, *states, *_END, _STATE, _OTHER),
         "zero3": save(zero3, *sharded, _OTHER, _STATE),
@@ -191,7 +216,97 @@ def others() -> dict[str, Script]:
         for order in (rf"write {folder}/__\d_0.distcp", f"metadata {folder}/.metadata")
     )
     rest = ("write dataloader/.*", "write rng_state/.*", "write metadata.json")
+    skyrl = {name.replace("actor/", "policy/"): verl[name] for name in verl}
+    skyrl |= {name.replace("actor/", "critic/"): verl[name] for name in verl}
+    skyrl |= dict.fromkeys(("trainer_state.pt", "fully_async_state.pt"), fsdp["scheduler.pt"])
+    skyrl_rank = tuple(
+        order
+        for model in ("policy", "critic")
+        for order in (
+            *(f"write {model}/{kind}_world.*" for kind in ("model", "optim", "extra_state")),
+            f"write {model}/(hugging|fsdp).*",
+        )
+    )
+    skyrl_end = (
+        "write data.pt",
+        "write trainer_state.pt",
+        "beside latest_ckpt_global_step.txt=4",
+    )
+    megatron = of("megatron") | {
+        "train_state.pt": fsdp["scheduler.pt"],
+        "run_config.yaml": b"model: {}\n",
+    }
+    megatron |= {f"policy/{name}": data for name, data in of("megatron").items()}
+    megatron |= skyrl
+    mcore = (r"write common.pt", r"write __\d_\d.distcp", "metadata .metadata")
+    prime = {f"trainer/{name}": data for name, data in titan.items()}
+    prime |= {f"trainer/dataloader/rank_{r}.pt": fsdp["rng_state_0.pth"] for r in (0, 1, 2)}
+    prime |= {"orchestrator/progress.pt": fsdp["scheduler.pt"]}
+    weights = {n: data for n, data in of("hf-ddp").items() if not n.endswith((".pt", ".pth"))}
     return {
+        "skyrl": save(skyrl, *skyrl_rank, *skyrl_end, checkpoint="global_step_4"),
+        "skyrl, asynchronous": save(
+            skyrl,
+            *skyrl_rank,
+            *skyrl_end,
+            "write fully_async_state.pt",
+            checkpoint="global_step_4",
+            late=("latest_ckpt_global_step.txt written",),
+        ),
+        "skyrl, megatron": save(
+            megatron,
+            *(order.replace(" ", " policy/") for order in mcore),
+            "write policy/metadata.json",
+            "write policy/hugging.*",
+            *skyrl_end,
+            checkpoint="global_step_4",
+        ),
+        "slime": save(
+            megatron,
+            *mcore,
+            "write metadata.json",
+            "beside latest_checkpointed_iteration.txt=4",
+            checkpoint="iter_0000004",
+        ),
+        "megatron-bridge": save(
+            megatron,
+            *mcore,
+            "write metadata.json",
+            "write train_state.pt",
+            "beside latest_train_state.pt=4",
+            "beside latest_checkpointed_iteration.txt=4",
+            "write run_config.yaml",
+            checkpoint="iter_0000004",
+            late=(
+                "latest_checkpointed_iteration.txt written",  # with the old run_config.yaml
+                "run_config.yaml opened",
+                "run_config.yaml half",
+            ),
+        ),
+        "prime-rl": save(
+            prime,
+            "write orchestrator/.*",
+            "write trainer/dataloader/.*",
+            r"write trainer/__\d_0.distcp",
+            "metadata trainer/.metadata",
+            checkpoint="checkpoints/step_4",
+        ),
+        "prime-rl, weights": save(
+            weights,
+            "swap model.safetensors",
+            *_ONCE,
+            *_TOKENS,
+            "touch STABLE",
+            checkpoint="weights/step_4",
+        ),
+        "ms-swift": save(
+            fsdp,
+            *_SHARDED,
+            *_END,
+            _OTHER,
+            _STATE,
+            checkpoint="v0-20260801-093000/checkpoint-4",
+        ),
         "torchtitan": save(titan, *dcp, checkpoint="step-2"),
         "lightning, sharded": save(
             sharded, *dcp, "write meta.pt", checkpoint="epoch=0-step=4.ckpt"
@@ -218,6 +333,13 @@ def unproven() -> dict[str, Script]:
     }
     zero1 = of("raw-ds-zero1-bf16").items()
     tagged = {n.removeprefix("global_step2/"): data for n, data in zero1 if "/" in n}
+    parallel = of("torch-checkpointing")
+    swift = {f"iter_0000004/{name}": data for name, data in of("megatron").items()}
+    swift |= {n: data for n, data in of("hf-ddp").items() if not n.endswith((".pt", ".pth"))}
+    swift |= {"latest_checkpointed_iteration.txt": b"4", "args.json": b"{}"}
+    rlhf = tagged | {"metric.json": b"{}"}
+    background = {f"policy/{name}": data for name, data in of("megatron").items()}
+    background |= {"trainer_state.pt": fsdp["rng_state_2.pth"]}
     shards = ("write pytorch_model.*_0.distcp", "write optimizer.*_0.distcp")
     states = ("write global_step4/.*", "write global_step4/.*")
     return {
@@ -231,6 +353,51 @@ def unproven() -> dict[str, Script]:
             "beside latest=global_step2",
             "write bf16_zero_pp_rank_1.*",
             checkpoint="global_step2",
+        ),
+        "openrlhf": save(
+            rlhf,
+            "write mp.*",
+            "write bf16_zero_pp_rank_0.*",
+            "beside latest=global_step2",
+            "write bf16_zero_pp_rank_1.*",
+            "write metric.json",
+            checkpoint="_actor/global_step2",
+        ),
+        "skyrl, megatron in the background": save(
+            background,
+            "write policy/common.pt",
+            "write trainer_state.pt",
+            "beside latest_ckpt_global_step.txt=4",
+            r"write policy/__\d_\d.distcp",
+            "metadata policy/.metadata",
+            "write policy/metadata.json",
+            checkpoint="global_step_4",
+        ),
+        "torch_checkpointing": save(
+            parallel,
+            *(rf"write (model|optimizer|train_state)_{rank}.pt" for rank in (1, 0)),
+            "write metadata.pkl",
+            "rename tmp_step-4",
+            checkpoint="step-4",
+        ),
+        "torch_checkpointing, in place": save(
+            parallel,
+            *(rf"write (model|optimizer|train_state)_{rank}.pt" for rank in (1, 0)),
+            "write metadata.pkl",
+            checkpoint="step-4",
+        ),
+        "megatron-swift": save(
+            swift,
+            "write args.json",
+            "write iter_0000004/common.pt",
+            r"write iter_0000004/__\d_\d.distcp",
+            "metadata iter_0000004/.metadata",
+            "write iter_0000004/metadata.json",
+            "write latest_checkpointed_iteration.txt",
+            "swap model.safetensors",
+            *_ONCE,
+            *_TOKENS,
+            checkpoint="v0-20260801-093000/checkpoint-4",
         ),
         "accelerate": save(
             accelerate,
