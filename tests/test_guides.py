@@ -1,5 +1,5 @@
-"""The guides and both READMEs: every command is one, every configuration loads, every link leads
-somewhere, and what can be run is run.
+"""The guides, the tutorial and both READMEs: every command is one, every configuration loads, every
+link leads somewhere, and what can be run is run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.support.run_documents import (
     GUIDES,
     READMES,
     ROOT,
+    TUTORIAL,
     Block,
     blocks,
     commands,
@@ -28,9 +29,10 @@ from tests.support.run_documents import (
 )
 
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
-DOCUMENTS = [*READMES, *GUIDES]
-TRAIN = ("accelerate.md", "hf-trainer.md", "torch.md")  # their trainings take 10 s and more
-RUN = [path for path in GUIDES if any(b.mark == "run" for b in blocks(path.read_text()))]
+PAGES = [*GUIDES, TUTORIAL]
+DOCUMENTS = [*READMES, *PAGES]
+TRAIN = ("accelerate.md", "hf-trainer.md", "torch.md", "tutorial.md")  # their trainings take 10 s and more
+RUN = [path for path in PAGES if any(b.mark == "run" for b in blocks(path.read_text()))]
 
 
 def name(value: object) -> str:
@@ -66,13 +68,13 @@ def ours(block: Block) -> bool:
     return isinstance(told, dict) and bool({*SECTIONS, "roles"} & told.keys())
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_every_configuration_of_ours_loads(path: Path) -> None:
     for block in filter(ours, blocks(path.read_text())):
         read(block.text, f"{path}:{block.line}", {})
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_a_file_says_its_name_where_it_is_read(path: Path) -> None:
     """The comment before it is not seen."""
     assert [
