@@ -51,6 +51,8 @@ def commands_page() -> str:
         lines += [f"## {purpose[0].upper()}{purpose[1:]}\n"]
         for name in commands:
             lines += _command(parser(name), "###")
+            notes = getattr(sys.modules[f"ckptsync.cli.{name}"], "NOTES", "").split("\n\n")
+            lines += [*(f"- {' '.join(note.split())}" for note in notes if note), ""]
     return "\n".join([*lines, f"## Exit codes\n\n```\n{EXIT_CODES}```\n"])
 
 
@@ -64,7 +66,7 @@ def _command(command: argparse.ArgumentParser, mark: str) -> Iterator[str]:
     rows = [_argument(command, a) for a in actions if a not in groups and a.help != "==SUPPRESS=="]
     yield from ["| argument | |\n|---|---|", *rows, ""] if rows else []
     if command.epilog:
-        examples = command.epilog.removeprefix("examples:\n").replace("  ckptsync", "ckptsync")
+        examples = command.epilog.rpartition("examples:\n")[2].replace("  ckptsync", "ckptsync")
         yield f"```\n{examples}\n```\n"
     for group in groups:
         for action in group.choices.values():
