@@ -4,6 +4,7 @@ link leads somewhere, and what can be run is run.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -31,7 +32,12 @@ from tests.support.run_documents import (
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
 PAGES = [*GUIDES, TUTORIAL]
 DOCUMENTS = [*READMES, *PAGES]
-TRAIN = ("accelerate.md", "hf-trainer.md", "torch.md", "tutorial.md")  # their trainings take 10 s and more
+TRAIN = (
+    "accelerate.md",
+    "hf-trainer.md",
+    "torch.md",
+    "tutorial.md",
+)  # their trainings take 10 s and more
 RUN = [path for path in PAGES if any(b.mark == "run" for b in blocks(path.read_text()))]
 
 
@@ -200,3 +206,18 @@ def test_every_status_and_alarm_has_a_row_of_what_to_do() -> None:
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE))
     named = set(re.findall(r"[A-Z]{2,}", first_cells)) | set(re.findall(r"`([\w-]+)`", first_cells))
     assert {*get_args(Status), *CODES} <= named
+
+
+def test_every_message_of_the_page_is_one_of_the_program() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Messages")[2]
+    shown = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    constants = [
+        node.value
+        for path in (ROOT / "ckptsync").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    parts = {part.strip() for message in shown for part in message.split("…")}
+    lost = [p for p in parts if not any(p in constant for constant in constants)]
+    assert len(shown) > 40
+    assert lost == []
