@@ -83,7 +83,7 @@ def _argument(command: argparse.ArgumentParser, action: argparse.Action) -> str:
         value = "" if action.nargs == 0 else f" {name}"
         name = ", ".join(action.option_strings) + value
     text = formatter._expand_help(action) if action.help else ""
-    return f"| `{_cell(str(name))}` | {_cell(text)} |"
+    return f"| `{_cell(str(name).replace(' | ', ' or '))}` | {_cell(text)} |"
 
 
 def json_page() -> str:
@@ -172,7 +172,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def _cell(text: str) -> str:
     """Return a text as Markdown within a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
