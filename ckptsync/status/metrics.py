@@ -71,7 +71,11 @@ class Process:
 
 
 _LOOPS: Table[Loop] = (
-    ("loop_runs", "Finished runs of a task (scan, worker, heartbeat, head, verifier, overview, …).", lambda x: x.runs),
+    (
+        "loop_runs",
+        "Finished runs of a task (scan, worker, heartbeat, head, verifier, overview, …).",
+        lambda x: x.runs,
+    ),
     ("loop_failures", "Failed runs of a task.", lambda x: x.failed),
 )
 _DISKS: Table[Disk] = (
@@ -89,7 +93,11 @@ _DISKS: Table[Disk] = (
     ),
 )
 _CHANNELS: Table[Channel] = (
-    ("alerts_delivered", "Messages that a channel (`slack-1`, `command`) accepted.", lambda t: t.delivered),
+    (
+        "alerts_delivered",
+        "Messages that a channel (`slack-1`, `command`) accepted.",
+        lambda t: t.delivered,
+    ),
     ("alerts_failed", "Failed tries to deliver a message.", lambda t: t.failed),
 )
 _NODES: Table[Node] = (
@@ -167,7 +175,11 @@ def _of_process(p: Process) -> Iterator[Metric]:
         "loop",
     )
     yield _gauge("errors", "Errors in the last run of every task.", [((), p.errors)])
-    yield _count("sent_bytes", "Bytes uploaded since the start, failed attempts included.", [((), p.sent_bytes)])
+    yield _count(
+        "sent_bytes",
+        "Bytes uploaded since the start, failed attempts included.",
+        [((), p.sent_bytes)],
+    )
     yield _gauge(
         "queue_checkpoints", "Checkpoints that upload or wait for upload.", [((), p.queue)]
     )
@@ -182,7 +194,12 @@ def _of_process(p: Process) -> Iterator[Metric]:
     running = [((e.kind, e.run, e.location or e.checkpoint), e) for e in p.running]
     labels = ("kind", "run", "checkpoint")
     done = [(about, e.done) for about, e in running]
-    yield _gauge("running_done_bytes", "Bytes done of an upload, repair or job of this process.", done, *labels)
+    yield _gauge(
+        "running_done_bytes",
+        "Bytes done of an upload, repair or job of this process.",
+        done,
+        *labels,
+    )
     totals = [(about, e.total) for about, e in running if e.total]
     yield _gauge("running_total_bytes", "Bytes in all of it, if known.", totals, *labels)
     yield from _each(_count, _CHANNELS, [(t.channel, t) for t in p.channels], "channel")
@@ -215,7 +232,9 @@ def _of_store(overview: Overview) -> Iterator[Metric]:
     statuses = [
         ((r.run, status.lower()), r.checkpoints.get(status, 0)) for r in runs for status in STATUSES
     ]
-    yield _gauge("run_checkpoints", "Locations of a run by status, in lower case.", statuses, "run", "state")
+    yield _gauge(
+        "run_checkpoints", "Locations of a run by status, in lower case.", statuses, "run", "state"
+    )
     yield from _each(_gauge, _RUNS, [(r.run, r) for r in runs], "run")
 
 
