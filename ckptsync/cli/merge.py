@@ -233,8 +233,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--statistics",
         action="store_true",
-        help="print of each tensor: minimum, maximum, norm, NaNs, infinities, zeros; note those that"
-        " are all zeros, or have long runs of zeros (a bias may, a projection should not)",
+        help="print of each tensor: minimum, maximum, norm, NaNs, infinities, zeros; note those"
+        " that are all zeros, or have long runs of zeros (a bias may, a projection should not)",
     )
     add_ignore_times(command)
     add_bandwidth(command)

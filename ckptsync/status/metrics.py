@@ -1,7 +1,7 @@
 """The metrics of a process, and of a head for the whole store, in the format of Prometheus.
 
 Metrics are tables of a name, a help text and a function, so that each kind of thing (node, run,
-disk) is one loop. Names, labels and help are an interface: docs/metrics.md is made of them. Labels are
+disk) is one loop. Names and labels are an interface; docs/metrics.md is made of them. Labels are
 bounded: a run, a node, a directory, and a checkpoint only while this process works on it; at most
 `MOST` runs and nodes, the newest first.
 """
