@@ -79,6 +79,8 @@ def _argument(command: argparse.ArgumentParser, action: argparse.Action) -> str:
     name = action.metavar or action.dest.upper()
     if action.choices and not action.metavar:
         name = ", ".join(map(str, action.choices))
+    if action.nargs in ("*", "+"):
+        name = f"{name}…"
     if action.option_strings:
         value = "" if action.nargs == 0 else f" {name}"
         name = ", ".join(action.option_strings) + value
@@ -148,7 +150,8 @@ def metrics_page() -> str:
     own, store = (_metrics(overview) for overview in (None, seen()))
     head = "| metric and labels | |\n|---|---|"
     of_store = [row for row in store if row not in own]
-    limits = "No label names a checkpoint. The newest 500 runs and 500 nodes are exported."
+    most = metrics.MOST
+    limits = f"No label names a checkpoint. The newest {most} runs and {most} nodes are exported."
     return "\n".join(
         [METRICS, head, *own, "", "## Of a head or verifier\n", limits, "", head, *of_store, ""]
     )
