@@ -12,6 +12,8 @@
 # make format       format the code
 # make docs         the documents as a site, in build/site: open build/site/index.html
 # make man          the man page of all commands, in build/ckptsync.1
+# make release      wheel, sdist and a single-file zipapp in build/release, each installed and tried
+#                   as users do: pip, uv, pipx
 # make clean        delete the environments
 #
 # PYTHON=python3.12 takes another Python, VENV=... another place for the environment,
@@ -109,6 +111,7 @@ TRANSFER_VENV ?= .venv-transfer
 DOCS_VENV ?= .venv-docs
 LLAMAFACTORY_VENV ?= .venv-llamafactory
 TRL_VENV ?= .venv-trl
+RELEASE_VENV ?= .venv-release
 LLAMAFACTORY ?=
 TRL ?=
 ONE ?= 4
@@ -150,7 +153,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal --durations 10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -193,6 +196,14 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	@if command -v tsc >/dev/null; then echo tsc --project .; tsc --project .; \
 	else echo "tsc: left out, it is not installed (Debian: node-typescript)"; fi
+
+release: $(RELEASE_VENV)/.installed
+	rm -rf build/release
+	$(RELEASE_VENV)/bin/python -m build --outdir build/release
+	$(RELEASE_VENV)/bin/twine check --strict build/release/*
+	$(RELEASE_VENV)/bin/shiv --quiet --extend-pythonpath --console-script ckptsync --python '/usr/bin/env python3' \
+	  --output-file build/release/ckptsync.pyz "$$(ls $(CURDIR)/build/release/*.whl)[s3,alerts,fsspec]"
+	CKPTSYNC_TEST_RELEASE=build/release $(RELEASE_VENV)/bin/python -m pytest -q --noconftest tests/release
 
 man: $(VENV)/.installed-test
 	mkdir -p build
@@ -325,7 +336,7 @@ slurm: $(VENV)/.installed-test
 	CKPTSYNC_TEST_SLURM=1 $(BIN)/python -m tests.support.run_again -rs tests/slurm
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) build/bench
+	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) $(RELEASE_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -382,6 +393,11 @@ $(TRL_VENV)/.installed: pyproject.toml tests/campaigns/trl.txt
 $(DOCS_VENV)/.installed: docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/requirements.txt
+	@touch $@
+
+$(RELEASE_VENV)/.installed: tests/release/requirements.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/release/requirements.txt
 	@touch $@
 
 # rclone, sftp and rsync are the system's: the report names those that are missing.

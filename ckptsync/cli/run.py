@@ -17,7 +17,7 @@ NO_COLOR is set or TERM is `dumb`. Elsewhere it is a JSON object with `time`, `l
 `message`, `phase` and more keys; with `log: {format: text}` logfmt. Failures: `| json |
 phase="failed"` in Loki, `jq 'select(.phase == "failed")'` in a file.
 
-`phase` of the service: `starting`, `started`, `stopped`; `off` (not configured); `no-match` (a
+`phase` of the service: `starting`, `started`, `stopped`; `off` (not configured); `no-directory` (a
 directory or pattern of worker.runs matches nothing yet); `waiting` (for the store);
 `reloading`, `not-reloaded` (SIGHUP, and a wrong configuration); `refused` (another live process
 has this node's id); `clock-jumped` (by more than two seconds); `hung` (no progress for ten
@@ -34,7 +34,7 @@ spool, weights in no known checkpoint).
 
 `phase` of a head or verifier: a status in lower case (a location has it now), `consolidated`,
 `unreadable` (a record), `marked`, `marked-again`, `withdrawn`, `removed`, `waits`, `gone`
-(retention, with `reason`), `event`, `given-up` (an event), `proved` (verified at the level
+(retention, with `reason`), `event`, `given-up` (an event), `verified` (verified at the level
 `check`), `found` (damage), `alarm`, `alarm-over`, `left` (the process `child` cannot be killed,
 since its file server does not answer).
 
