@@ -10,6 +10,7 @@
 # make pictures     the demo as a recording, and the page from a store that services fill, in docs/pictures
 # make lint         format, lint, import rules, types, of the page too where tsc is installed
 # make format       format the code
+# make docs         the documents as a site, in build/site: open build/site/index.html
 # make man          the man page of all commands, in build/ckptsync.1
 # make release      wheel, sdist and a single-file zipapp in build/release, each installed and tried
 #                   as users do: pip, uv, pipx
@@ -107,6 +108,7 @@ MEMORY_GIB ?= 1
 PLAN_COUNTS ?= 10000 100000
 BENCH_VENV ?= .venv-bench
 TRANSFER_VENV ?= .venv-transfer
+DOCS_VENV ?= .venv-docs
 LLAMAFACTORY_VENV ?= .venv-llamafactory
 TRL_VENV ?= .venv-trl
 RELEASE_VENV ?= .venv-release
@@ -151,7 +153,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal --durations 10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm release clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -207,6 +209,15 @@ man: $(VENV)/.installed-test
 	mkdir -p build
 	$(BIN)/argparse-manpage --module ckptsync.cli.main --function whole_parser --prog ckptsync \
 	  --project-name ckptsync --format single-commands-section --output build/ckptsync.1
+
+# A copy of the documents and of the files that they link to: MkDocs takes no page from outside its
+# directory. It takes README.md as the first page.
+docs: $(DOCS_VENV)/.installed
+	rm -rf build/site-source build/site
+	mkdir -p build/site-source
+	cp -R README.md README.zh.md CONTRIBUTING.md CHANGELOG.md LICENSE configs docs systemd build/site-source
+	rm build/site-source/docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
@@ -325,7 +336,7 @@ slurm: $(VENV)/.installed-test
 	CKPTSYNC_TEST_SLURM=1 $(BIN)/python -m tests.support.run_again -rs tests/slurm
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) $(RELEASE_VENV) build/bench
+	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) $(RELEASE_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -379,12 +390,17 @@ $(TRL_VENV)/.installed: pyproject.toml tests/campaigns/trl.txt
 	$(TRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/campaigns/trl.txt --editable .
 	@touch $@
 
-# rclone, sftp and rsync are the system's: the report names those that are missing.
+$(DOCS_VENV)/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/requirements.txt
+	@touch $@
+
 $(RELEASE_VENV)/.installed: tests/release/requirements.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)
 	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/release/requirements.txt
 	@touch $@
 
+# rclone, sftp and rsync are the system's: the report names those that are missing.
 $(TRANSFER_VENV)/.installed: pyproject.toml benchmarks/requirements-transfer.txt
 	$(PYTHON) -m venv $(TRANSFER_VENV)
 	$(TRANSFER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements-transfer.txt --editable '.[s3]'

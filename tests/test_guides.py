@@ -1,9 +1,10 @@
-"""The guides and both READMEs: every command is one, every configuration loads, every link leads
-somewhere, and what can be run is run.
+"""The guides, the tutorial and both READMEs: every command is one, every configuration loads, every
+link leads somewhere, and what can be run is run.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.run_documents import (
     GUIDES,
     READMES,
     ROOT,
+    TUTORIAL,
     Block,
     blocks,
     commands,
@@ -28,9 +30,15 @@ from tests.support.run_documents import (
 )
 
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
-DOCUMENTS = [*READMES, *GUIDES]
-TRAIN = ("accelerate.md", "hf-trainer.md", "torch.md")  # their trainings take 10 s and more
-RUN = [path for path in GUIDES if any(b.mark == "run" for b in blocks(path.read_text()))]
+PAGES = [*GUIDES, TUTORIAL]
+DOCUMENTS = [*READMES, *PAGES]
+TRAIN = (
+    "accelerate.md",
+    "hf-trainer.md",
+    "torch.md",
+    "tutorial.md",
+)  # their trainings take 10 s and more
+RUN = [path for path in PAGES if any(b.mark == "run" for b in blocks(path.read_text()))]
 
 
 def name(value: object) -> str:
@@ -66,13 +74,13 @@ def ours(block: Block) -> bool:
     return isinstance(told, dict) and bool({*SECTIONS, "roles"} & told.keys())
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_every_configuration_of_ours_loads(path: Path) -> None:
     for block in filter(ours, blocks(path.read_text())):
         read(block.text, f"{path}:{block.line}", {})
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_a_file_says_its_name_where_it_is_read(path: Path) -> None:
     """The comment before it is not seen."""
     assert [
@@ -198,3 +206,18 @@ def test_every_status_and_alarm_has_a_row_of_what_to_do() -> None:
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE))
     named = set(re.findall(r"[A-Z]{2,}", first_cells)) | set(re.findall(r"`([\w-]+)`", first_cells))
     assert {*get_args(Status), *CODES} <= named
+
+
+def test_every_message_of_the_page_is_one_of_the_program() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Messages")[2]
+    shown = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    constants = [
+        node.value
+        for path in (ROOT / "ckptsync").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    parts = {part.strip() for message in shown for part in message.split("…")}
+    lost = [p for p in parts if not any(p in constant for constant in constants)]
+    assert len(shown) > 40
+    assert lost == []

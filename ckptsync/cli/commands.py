@@ -1,7 +1,7 @@
 """The table of commands: by purpose, what each does, and two examples.
 
-``ckptsync --help``, ``help``, completion, man pages and ``docs/cli.md`` are made from it, without
-an import of the commands' modules.
+``ckptsync --help``, ``help``, completion, man pages and ``docs/commands.md`` are made from it,
+without an import of the commands' modules.
 """
 
 from __future__ import annotations

@@ -42,6 +42,10 @@ DETAILS = (
     "Options that are not given are those of the configuration's head."
     " A model that is there keeps the options that it was made with."
 )
+NOTES = """\
+A damaged model is written again, and configuration that came later is added. A head may run
+meanwhile. A checkpoint that cannot be consolidated yet is an error that says why (exit code 3).
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -35,6 +35,25 @@ DETAILS = (
     " what load_checkpoint takes, or the Trainer's resume_from_checkpoint, with load_universal in"
     " DeepSpeed's configuration."
 )
+NOTES = """\
+Set `"checkpoint": {"load_universal": true}` in DeepSpeed's configuration to load DST, at stage
+1, 2 or 3 as before.
+
+DST holds what DeepSpeed's `ds_to_universal` writes, without integer buffers, and of a Trainer's
+checkpoint `trainer_state.json`, random states, scheduler, configuration and tokenizer. Frozen
+parameters and buffers are those of the model that the training starts with.
+
+At stage 3 DeepSpeed loads only Adam's states. It also gives every parameter group the options
+of the first: set weight decay again after loading. torch's Adam counts the step up once for
+each group. The result says where this matters.
+
+Refused (exit code 5): experts, pipelines, tensor parallelism, `universal_checkpoint_info` with
+patterns, `round_robin_gradients`, `elastic_checkpoint`, optimizers whose states are not one
+value for each element.
+
+SIGKILL leaves `.DST.ckptsync-…` beside DST: delete it. FSDP's distributed checkpoints need no
+conversion (`ckptsync help formats`).
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -72,6 +72,17 @@ DETAILS = (
     " What recorded digests show to be equal is not read. The relative change of a tensor is the"
     " norm of B - A by the norm of A."
 )
+NOTES = """\
+A checkpoint of a store is its consolidated model, else its shards.
+
+Two elements are equal if their bits are: NaN equals the same NaN, 0 does not equal -0. Tensors
+of another dtype are compared by value, those of another shape not.
+
+RELATIVE is the L2 norm of B - A divided by that of A, LARGEST the largest difference of two
+elements. Both leave out elements that are NaN or infinite on one side; those are counted.
+
+The exit codes of errors are those of `merge`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

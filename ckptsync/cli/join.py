@@ -18,6 +18,15 @@ DETAILS = (
     " Locations with files of the same rank are refused. Files are copied within the store, so"
     " that one directory holds the whole checkpoint. If the command is killed, run it again."
 )
+NOTES = """\
+It refuses locations that contradict each other, or that are not in the store (exit code 2).
+While a node is uploading there, it ends with 3. This machine reads and writes each byte once.
+It cannot be undone. `ckptsync gc --orphans` deletes what the old location holds, a day later.
+
+Parts of one save without the hook's save id get one location by themselves if their files were
+written at one time; or within five minutes, if they are of other nodes and ranks, complete the
+save, and no other part would complete it.
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -62,6 +62,26 @@ FEW = 5  # alarms, and activities of nodes, above a table
 SPARE = ("KEPT", "NODES", "RESUME", "EVAL", "SIZE", "AGE")
 """Columns that are left out on a narrow terminal, in this order."""
 
+NOTES = """\
+STEP is the step of `checkpoint-STEP`, or the location's name. LOSS and EVAL are the last `loss`
+and `eval_loss` up to it, from the newest `trainer_state.json` in the store. RESUME: whether a
+training can resume from it. KEPT: whether `keep` keeps it. REASON: why it is no better, and how
+many more reasons there are.
+
+MODEL is `opens`; `no config`: its configuration is missing; `damaged`: files are damaged or
+missing; `none`: nothing is merged yet.
+
+`ls RUN/CHECKPOINT` shows times, every reason, damaged bytes and tensors, files, and the next
+command. An incomplete checkpoint names the ranks whose files are missing, and the node that had
+those ranks in the checkpoint nearest in time.
+
+Unknown values are sorted last; `loss` and `eval` need a run. With alarms the exit code is 0; it
+is that of the error if a record cannot be read.
+
+`ls` and `status` cache what they read in `$XDG_CACHE_HOME/ckptsync/catalogue-…` (`~/.cache`; a
+service in its `CacheDirectory`), about 1.2 KB a checkpoint. You may delete it at any time.
+"""
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the command's arguments."""

@@ -39,7 +39,8 @@ _ALGEBRA = "OPENBLAS_NUM_THREADS"
 class Command(Protocol):
     """The module of a command.
 
-    A module may have a string ``DETAILS``, which follows the summary in its help.
+    A module may have a string ``DETAILS``, which follows the summary in its help, and one
+    ``NOTES``, whose paragraphs follow the options.
     """
 
     def add_arguments(self, command: argparse.ArgumentParser) -> None:
@@ -122,8 +123,14 @@ def parser(command: str) -> Parser:
         why = f"{command}: no such command" if command else "no command is given"
         raise ConfigError(why, hint=hint)
     entry, module = COMMANDS[command], _imported(f"ckptsync.cli.{command}")
-    examples = "\n".join(["examples:", *(f"  ckptsync {line}" for line in entry.examples)])
-    parser_kwargs = parser_options(entry.summary, getattr(module, "DETAILS", ""), examples)
+    notes = [
+        textwrap.fill(note, 80, initial_indent="  - ", subsequent_indent="    ")
+        for note in getattr(module, "NOTES", "").split("\n\n")
+        if note
+    ]
+    lines = ["notes:", *notes, ""] if notes else []
+    lines += ["examples:", *(f"  ckptsync {line}" for line in entry.examples)]
+    parser_kwargs = parser_options(entry.summary, getattr(module, "DETAILS", ""), "\n".join(lines))
     command_parser = Parser(f"ckptsync {command}", **parser_kwargs)
     add_json(command_parser)
     command_parser.set_defaults(json=False, command=module.run)

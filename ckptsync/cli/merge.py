@@ -54,6 +54,88 @@ DETAILS = (
     "With several SRC, each holds the shards of the same checkpoint that one node wrote."
     " `merge ADAPTER… --into BASE DST` sums LoRA adapters into their base, one after the other."
 )
+NOTES = """\
+Names are the model's own. Wrappers are removed: `_orig_mod`, `_fsdp_wrapped_module`,
+`_checkpoint_wrapped_module`, `_forward_module`, and a `module` before every name. Two names
+that would become one are refused.
+
+Of a head and its embedding one copy is written where `config.json` (else the model type's
+default) ties them and their bytes agree; else all that is stored.
+
+`--dtype auto` gives each tensor its dtype in training; with `--base`, as in that model; with
+`--into`, as in the base. Shards of mixed precision are float32, and stay so without `--base`.
+Integers, bools, fp8 and complex numbers are never cast. Finite values that become infinite in a
+cast are counted.
+
+LoRA and its kin become one `adapter_model.safetensors` with peft's names. `adapter_config.json`
+is looked for in the checkpoint, its run and `--config-from`. VeRA, VB-LoRA, AdaLoRA and prompt
+encoders are refused in shards: save them with `save_pretrained`.
+
+TRL's `v_head.summary` becomes `value_head.safetensors`, which LLaMA-Factory loads.
+`value_head.safetensors` or `value_head.bin` beside the weights is copied.
+
+`--source` takes `dcp:pytorch_model_fsdp_0@base` (the base, where base and adapter are in the
+same shards; else the adapter is written), `…@adapter=NAME`, `policy` or `'peft:*'` (adapters in
+directories of their names: one, all), `…@module=actor`, `…@module=actor@base`, `…@module=.`
+(all names as they are), `dcp:.#generator` (a section of a distributed checkpoint; `dcp:.#`: the
+tensors in none), `…#world=N` (the number of ranks, where a layout does not record it). With one
+set of weights, leave out what stands before `@`.
+
+A model inside another module (`policy`, `actor.model`, Lightning's `model.`) is found; the rest
+is left out and named. Of two models (actor and critic) none is taken without `@module`. Names
+that do not fit the class in `config.json` are refused (exit code 5); `--base` can help to find
+where the model's names begin.
+
+With `--base`, a tensor of another shape is corrupt (10), a missing one incomplete (3), an
+additional one a note. All modules of an adapter must be in the base. Its configuration and
+tokenizer are used where there are no others.
+
+`--fill-from` is for frozen parameters (DeepSpeed's `exclude_frozen_parameters`), towers and
+experts that were not trained. They keep that model's dtype, unless `--dtype` casts them.
+Nothing is taken where the metadata does not say which tensors were saved (3): DCP in
+safetensors, a rank's own `.metadata` without `#world=N`, a pipeline's layers.
+
+`--names-of` is for vLLM and other versions of `from_pretrained`: names in memory differ for
+Qwen2-VL, Gemma 3, LLaVA and others (`ckptsync help formats`). A tensor without a place in that
+model is refused (5).
+
+The models of `--fill-from` and `--names-of` must be whole and unquantised, with a `config.json`
+that says their family; dtypes are not compared with them. Both are refused for an adapter.
+
+`--into` writes `W + scale·B·A` in float32, rounded once: the values of peft's
+`merge_and_unload`, or nearer to the exact sum. It takes LoRA, rsLoRA, DoRA, patterns of ranks
+and alphas, embeddings and heads, `modules_to_save`, biases, Conv1D, convolutions, fused and
+per-expert experts, trainable tokens. BASE may be a snapshot in Hugging Face's cache.
+
+With `--into`, names, tensors and order of files are the base's. So are `config.json` and
+`generation_config.json`, with a resized vocabulary and the written dtype. Tokenizer and chat
+template are the last adapter's that has them. The result has the norm of the change relative to
+the base's, by group of layers.
+
+`--into` refuses quantised bases, IA3, VeRA, AdaLoRA, prompts and PEFT's other kinds, and PiSSA,
+OLoRA, CorDA, LoRA-GA and LoftQ without `--changed-base` (5); `--engine ray`, `--base`,
+`--fill-from`, `--names-of` (2); names that match nothing in the base, ranks that contradict
+`adapter_config.json`, other shapes, one factor of two, a sum that is not finite or too large
+for the dtype (10, 3).
+
+`--into` warns of an adapter that changes nothing or not all its modules (B is all zero: never
+trained), of a base that contains it already, and of DoRA magnitudes far from the base's norms.
+Plain LoRA does not show whether its base is another one of the same shapes. A QLoRA adapter is
+summed into the unquantised base, which is not the model that was evaluated: evaluate it again.
+
+All paths may be URLs, in any mixture. A merge takes less than 300 MB of memory, and needs no
+disk unless DST is on it. One that fails leaves nothing in a directory DST.
+
+A merge into a store that was killed continues with the same command: finished files are
+checked, and S3 and SFTP keep the parts that had arrived (not with `--statistics`). Until its
+end `.ckptsync-merge.json` stands in DST: `from_pretrained` cannot open the model, and
+`inspect`, `merge` and `verify` say so (3). Where the store refuses deletion, it stays and says
+that the merge has ended. Another merge into that DST, or a foreign file in it, is refused (2):
+delete the files yourself.
+
+A source whose size or time changes during the merge makes it incomplete (3). Times in object
+stores are not compared; within a store manifests count.
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -151,7 +233,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--statistics",
         action="store_true",
-        help="print of each tensor: minimum, maximum, norm, NaNs, infinities, zeros",
+        help="print of each tensor: minimum, maximum, norm, NaNs, infinities, zeros; note those"
+        " that are all zeros, or have long runs of zeros (a bias may, a projection should not)",
     )
     add_ignore_times(command)
     add_bandwidth(command)

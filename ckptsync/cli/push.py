@@ -43,6 +43,28 @@ KEPT = "are stored; the same command continues"
 SHOWN = 12  # the number of left-out files whose names are printed
 PRESETS = ("all", "no-optimizer", "weights")
 
+NOTES = """\
+DIR is a checkpoint by its name, such as `checkpoint-500`; else each checkpoint in it is
+uploaded that a worker would find, and the final model as `final`; else, if `inspect` can read
+DIR, or it is a copy of a checkpoint, all of it as one checkpoint of its own name. The run is
+the directory above.
+
+A worker's configuration (`-c`) gives the defaults of `--send`, `--include` and `--exclude`.
+Names in a store have letters, digits, `_`, `.` and `-`; `--as` is refused if DIR holds
+checkpoints with names of their own.
+
+Unknown layouts (`weights.npz`, `model.gguf`, Orbax, …) are stored and can be pulled. They stay
+INCOMPLETE and are never merged.
+
+Links below DIR are not followed; a link that you name is. Empty directories are not kept. What
+is left out, such as logs, is listed, with the command that uploads it. Configuration and
+tokenizer that the checkpoint lacks are looked for around it; a note names their source.
+
+What is torn, open or, by the trainer's own record, not finished is refused (exit code 3). Where
+nothing proves that a checkpoint is finished, `push` relies on you, and a note says so. It
+commits nothing that changes meanwhile.
+"""
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the command's arguments."""

@@ -22,6 +22,12 @@ DETAILS = (
     "Its files and its consolidated model are deleted at once; a tombstone stays, so that no node"
     " uploads it again. What `keep` keeps, and the last verified checkpoint of a run, are refused."
 )
+NOTES = """\
+It asks on a terminal; elsewhere it needs `--yes`. If it is killed, run it again.
+
+Refused are also conflicts, a checkpoint that a node is uploading, and the last one that a
+training can resume from.
+"""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

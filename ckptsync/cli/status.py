@@ -54,7 +54,7 @@ from ckptsync.stores.contract import Store
 WIDE = 10_000  # columns without a terminal: lines stay whole, so that programs can search them
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
 RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATUS", "AGO", "LAST GOOD")
-DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
+DETAILS = "With --json everything is printed as one document (`ckptsync help json`)."
 _LAST = 253402300799.0  # the last second that datetime can show; a file's time may be later
 
 

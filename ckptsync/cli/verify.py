@@ -56,6 +56,13 @@ Target = tuple[str, InStore | PlainDirectory, VerifyOptions]
 Stopped = list[tuple[str, CkptsyncError]]
 """Targets as the user named them, each with the error that ended its verification."""
 
+NOTES = """\
+Of a store the exit code is 10 for damage, and 0 if a checkpoint is incomplete (it is listed).
+
+A URL or path below a store (`.ckptsync/store.json`) is a checkpoint of that store; any other is
+a plain directory. Level `load` copies one file at a time into TMPDIR.
+"""
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Define the command's arguments."""

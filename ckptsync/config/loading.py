@@ -146,7 +146,7 @@ def from_environment(
     refused: dict[str, str] = {}
     values = {key: _value(key, written, refused) for key in keys}
     if problems := [*problems, *refused.values()]:
-        hint = "`ckptsync help cli` lists the variables and their values"
+        hint = "`ckptsync help configuration` lists the variables and their values"
         raise ConfigError(_join_problems("environment", problems), hint=hint)
     return values["store.options"], LimitsConfig(**_section("limits", values))
 

@@ -1,7 +1,7 @@
 """The locations of a store as plain values, for `ls --json`, `status --json` and the page.
 
-The keys are an interface (docs/cli.md), so they are written out here once, apart from the fields of
-`Summary`.
+The keys are an interface (docs/json.md), so they are written out here once, apart from the fields
+of `Summary`.
 """
 
 from __future__ import annotations

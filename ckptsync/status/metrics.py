@@ -1,7 +1,7 @@
 """The metrics of a process, and of a head for the whole store, in the format of Prometheus.
 
 Metrics are tables of a name, a help text and a function, so that each kind of thing (node, run,
-disk) is one loop. Names and labels are an interface: docs/monitoring.md has them. Labels are
+disk) is one loop. Names and labels are an interface; docs/metrics.md is made of them. Labels are
 bounded: a run, a node, a directory, and a checkpoint only while this process works on it; at most
 `MOST` runs and nodes, the newest first.
 """
@@ -71,8 +71,12 @@ class Process:
 
 
 _LOOPS: Table[Loop] = (
-    ("loop_runs", "Finished runs of a loop.", lambda x: x.runs),
-    ("loop_failures", "Failed runs of a loop.", lambda x: x.failed),
+    (
+        "loop_runs",
+        "Finished runs of a task (scan, worker, heartbeat, head, verifier, overview, …).",
+        lambda x: x.runs,
+    ),
+    ("loop_failures", "Failed runs of a task.", lambda x: x.failed),
 )
 _DISKS: Table[Disk] = (
     ("disk_free_bytes", "Free bytes of an output directory's file system.", lambda d: d.free),
@@ -89,8 +93,12 @@ _DISKS: Table[Disk] = (
     ),
 )
 _CHANNELS: Table[Channel] = (
-    ("alerts_delivered", "Alerts that a channel delivered.", lambda t: t.delivered),
-    ("alerts_failed", "Alerts that a channel failed to deliver.", lambda t: t.failed),
+    (
+        "alerts_delivered",
+        "Messages that a channel (`slack-1`, `command`) accepted.",
+        lambda t: t.delivered,
+    ),
+    ("alerts_failed", "Failed tries to deliver a message.", lambda t: t.failed),
 )
 _NODES: Table[Node] = (
     (
@@ -115,7 +123,7 @@ _RUNS: Table[RunStatus] = (
     ("run_model_size_bytes", "Bytes of the run's consolidated models.", lambda r: r.model_size),
     (
         "run_newest_timestamp_seconds",
-        "Unix time of the newest checkpoint.",
+        "Unix time at which the newest checkpoint was written.",
         lambda r: r.newest.ended if r.newest else None,
     ),
     (
@@ -125,7 +133,7 @@ _RUNS: Table[RunStatus] = (
     ),
     (
         "run_verified_timestamp_seconds",
-        "Unix time of the newest verified checkpoint.",
+        "Unix time at which the newest verified checkpoint was written.",
         lambda r: r.verified.ended if r.verified else None,
     ),
     (
@@ -135,7 +143,7 @@ _RUNS: Table[RunStatus] = (
     ),
     (
         "run_proven_timestamp_seconds",
-        "Unix time of the oldest verification that still counts.",
+        "Unix time of the oldest of the last verifications of its verified locations.",
         lambda r: r.proven,
     ),
     ("run_interval_seconds", "Median seconds between checkpoints.", lambda r: r.every),
@@ -162,12 +170,16 @@ def _of_process(p: Process) -> Iterator[Metric]:
     yield from _each(_count, _LOOPS, loops, "loop")
     yield _gauge(
         "loop_busy_seconds",
-        "Seconds since the current run of a loop began; 0 if the loop is idle.",
+        "Seconds since the current run of a task began; 0 if it is idle.",
         [((name,), x.busy) for name, x in loops],
         "loop",
     )
-    yield _gauge("errors", "Errors in the last run of every loop.", [((), p.errors)])
-    yield _count("sent_bytes", "Bytes uploaded, failed attempts included.", [((), p.sent_bytes)])
+    yield _gauge("errors", "Errors in the last run of every task.", [((), p.errors)])
+    yield _count(
+        "sent_bytes",
+        "Bytes uploaded since the start, failed attempts included.",
+        [((), p.sent_bytes)],
+    )
     yield _gauge(
         "queue_checkpoints", "Checkpoints that upload or wait for upload.", [((), p.queue)]
     )
@@ -182,9 +194,14 @@ def _of_process(p: Process) -> Iterator[Metric]:
     running = [((e.kind, e.run, e.location or e.checkpoint), e) for e in p.running]
     labels = ("kind", "run", "checkpoint")
     done = [(about, e.done) for about, e in running]
-    yield _gauge("running_done_bytes", "Bytes done of what this process does now.", done, *labels)
+    yield _gauge(
+        "running_done_bytes",
+        "Bytes done of an upload, repair or job of this process.",
+        done,
+        *labels,
+    )
     totals = [(about, e.total) for about, e in running if e.total]
-    yield _gauge("running_total_bytes", "Bytes in all of what it does now.", totals, *labels)
+    yield _gauge("running_total_bytes", "Bytes in all of it, if known.", totals, *labels)
     yield from _each(_count, _CHANNELS, [(t.channel, t) for t in p.channels], "channel")
 
 
@@ -192,7 +209,7 @@ def _of_store(overview: Overview) -> Iterator[Metric]:
     """Yield the metrics of the whole store.  Times are on the store's clock."""
     yield _gauge(
         "overview_timestamp_seconds",
-        "Unix time when the head read the store for the metrics below.",
+        "Unix time when the head read the store for these metrics; an old one: it cannot read it.",
         [((), overview.at)],
     )
     alarms = Counter((a.kind, a.code, a.severity) for a in overview.alarms)
@@ -205,7 +222,7 @@ def _of_store(overview: Overview) -> Iterator[Metric]:
     states = Counter(n.state for n in overview.nodes)
     yield _gauge(
         "nodes",
-        "Nodes and heads that have ever written a heartbeat.",
+        "Processes with a heartbeat: alive, silent, stopped, unreadable.",
         [((state,), states[state]) for state in STATES],
         "state",
     )
@@ -215,7 +232,9 @@ def _of_store(overview: Overview) -> Iterator[Metric]:
     statuses = [
         ((r.run, status.lower()), r.checkpoints.get(status, 0)) for r in runs for status in STATUSES
     ]
-    yield _gauge("run_checkpoints", "Locations of a run by status.", statuses, "run", "state")
+    yield _gauge(
+        "run_checkpoints", "Locations of a run by status, in lower case.", statuses, "run", "state"
+    )
     yield from _each(_gauge, _RUNS, [(r.run, r) for r in runs], "run")
 
 

@@ -60,7 +60,7 @@ def test_every_command_that_a_text_names_works_and_no_text_names_a_file_of_the_r
         for command, rest in QUOTED.findall(text):
             parse(command, rest, where)
         assert not re.search(r"\b(docs|configs)/[a-z]", text), (where, text)
-    assert {"service", "cli", "trainers", "hook", "monitoring", "sftp"} <= {
+    assert {"service", "configuration", "trainers", "hook", "monitoring", "sftp"} <= {
         name for command, name in hinted if command == "help"
     }
     assert ("config example", "both") in hinted

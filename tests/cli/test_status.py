@@ -41,6 +41,7 @@ from ckptsync.stores.opening import open_store
 from tests.support.exhaustive import sampled
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.reads import names_read
+from tests.support.reference_pages import SCHEMA, json_keys
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, shown, waiting
 from tests.support.terminal import on_terminal, read_until
@@ -132,7 +133,9 @@ def test_the_document_has_the_keys_that_are_written_down_and_no_others(
     opened.write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
     made = told(store, capsys)
     assert made["repairs"]
-    written = set(re.findall(r"^\| `([a-z_.]+)` \|", section("The document"), re.MULTILINE))
+    running = {f"running.{key}" for key, _, _ in json_keys(SCHEMA, "running")}
+    of_all = json_keys(SCHEMA, "document")
+    written = running | {key for key, _, _ in [*of_all, *json_keys(SCHEMA, "status")]}
     found = {re.sub(r"^runs\.(verified|unverified)\.", "runs.newest.", key) for key in keys(made)}
     assert found - written == set()
     not_here = ("retired.", "kept.", "runs.incomplete.siblings.")

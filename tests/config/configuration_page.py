@@ -10,18 +10,15 @@ from ckptsync.config.schema import KEYS, SECTIONS
 
 HEAD = """# Configuration
 
-A service reads one YAML file: `ckptsync run -c FILE`. `ckptsync init` writes one, `ckptsync config
-check FILE` reads it as the service would, and `ckptsync config show FILE` prints the value of each
-key and where it comes from. The three examples (`ckptsync config example`) are short; this page has
-every key. It is made from the program's own table.
+A service reads one YAML file: `ckptsync run -c FILE`. `ckptsync init` writes one, and `ckptsync
+config show FILE` prints the value of each key and its source. This page is made from the program.
 
 Durations: `10s`, `5m`, `2h`, `7d`, `1h30m`. Sizes: `5GB` (powers of 1000), `512MiB` (powers of
-1024). Rates: `50MB/s`. An environment variable overrides the file, and a warning says so.
+1024). Rates: `50MB/s`. An environment variable overrides the file, with a warning.
 
-Some values need more packages, which ckptsync's extras name (`pip install '.[s3]'` in its
-directory): `s3` for `s3://`, `fsspec` for other schemes such as `gs://` (a killed upload begins
-again there), `alerts` for `alerts.urls`, `ray` for `head.engine: ray`. `ckptsync doctor` says what
-is missing. An SSH host must be in `known_hosts`. `ckptsync alert test -c FILE` tries the channels.
+Some values need an extra (`pip install '.[s3]'` in ckptsync's directory): `s3` for `s3://`,
+`fsspec` for other schemes, `alerts` for `alerts.urls`, `ray` for `head.engine: ray`. An SSH host
+must be in `known_hosts`.
 """
 
 

@@ -36,6 +36,7 @@ from typing import IO
 import ckptsync
 
 ROOT = Path(__file__).parent.parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 TRAINERS = os.environ.get("CKPTSYNC_TEST_TRAINERS", sys.executable)
