@@ -12,6 +12,7 @@ import pytest
 
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import create_store, open_any
+from tests.support.exhaustive import sampled
 from tests.support.remote_stores import content, files_of, filled
 from tests.support.seaweedfs import weed
 from tests.support.small_store import DATA
@@ -70,7 +71,7 @@ def done(*arguments: object) -> int:
     return main([*map(str, arguments)])
 
 
-@pytest.mark.parametrize("name", HANDFUL)
+@pytest.mark.parametrize("name", sampled(HANDFUL, 3))
 def test_from_s3_to_s3_a_merge_is_the_same_as_here(name: str, far: Far, tmp_path: Path) -> None:
     sources = [far.filled(f"node{n}", source) for n, source in enumerate(vector(name).sources)]
     assert done("merge", *vector(name).sources, tmp_path / "here", *SHARDED) == 0
@@ -84,7 +85,7 @@ def test_from_anywhere_to_anywhere_the_bytes_are_the_same(far: Far, tmp_path: Pa
     wanted = files_of(tmp_path / "here")
     with_base = (*SHARDED, "--config-from", far.filled("base", ROOT / "base"))
     s3, ssh = far.filled("node0", one), far.ssh(two)
-    for number, sources in enumerate([(one, two), (s3, two), (s3, ssh)]):
+    for number, sources in enumerate([(s3, two), (s3, ssh)]):
         assert done("merge", *sources, f"s3://{far.bucket}/{number}", *with_base) == 0
         assert far.content(str(number)) == wanted
     assert done("merge", s3, ssh, tmp_path / "back", *with_base) == 0
