@@ -132,20 +132,6 @@ def test_an_operators_error_keeps_its_hint_and_one_of_a_store_that_has_gone_pass
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_configuration_that_is_being_edited_is_a_failure_that_says_where(
-    tmp_path: Path, home: Path
-) -> None:
-    store = create_store(str(tmp_path))
-    arrive(store, "fsdp2")
-    command = started(CONSOLIDATE, tmp_path, home)
-    (home / "head.yaml").write_text("roles: [head\n")
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == 2
-    result = decode_line(done.stdout)
-    assert isinstance(result, CommandResult)
-    assert "head.yaml" in result.error
-
-
 def test_a_bug_is_logged_with_its_traceback_and_has_no_result(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,10 +146,7 @@ def test_a_bug_is_logged_with_its_traceback_and_has_no_result(
 def test_damage_is_an_answer_with_what_was_found(tmp_path: Path, home: Path) -> None:
     make(tmp_path)
     model = next(tmp_path.glob("fsdp2/consolidated/*/model.safetensors"))
-    data = bytearray(model.read_bytes())
-    data[-1] ^= 1
-    model.chmod(0o600)
-    model.write_bytes(data)
+    flip(model)
     code, said, _ = answered(tmp_path, VERIFY, home)
     result = said[-1]
     assert isinstance(result, CommandResult)

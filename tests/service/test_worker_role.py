@@ -185,28 +185,6 @@ def pins(run: Path) -> set[str]:
     return {path.name.partition(".")[0] for path in found}
 
 
-def test_what_appears_while_the_store_does_not_answer_is_pinned_and_all_is_uploaded_later(
-    out: Path,
-) -> None:
-    with watching(out) as (found, store):
-        write(out / "run" / "checkpoint-1")
-        found.scanning()
-        store.go_on.clear()
-        uploading = threading.Thread(target=upload, args=(found,))
-        uploading.start()
-        assert until(lambda: store.asked)
-        write(out / "run" / "checkpoint-2")
-        scan_twice(found)
-        shutil.rmtree(out / "run" / "checkpoint-1")
-        shutil.rmtree(out / "run" / "checkpoint-2")
-        assert pins(out / "run") == {"checkpoint-1", "checkpoint-2"}
-        store.go_on.set()
-        uploading.join()
-        found.scanning()
-        upload(found)
-    assert locations(store) == {"checkpoint-1", "checkpoint-2"}
-
-
 def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_be(
     out: Path,
 ) -> None:
