@@ -41,13 +41,6 @@ def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(tmp_path: Path, cli
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_tells_what_was_sent(tmp_path: Path, cli: Cli) -> None:
-    result = as_json(cli, FSDP / "node1", "--store", tmp_path / "store", "--node", "n1")
-    [sent] = result["checkpoints"]
-    assert (result["dry_run"], sent["phase"], sent["files"]) == (False, "sent", 3)
-    assert (sent["checkpoint"], sent["location"]) == ("checkpoint-4", "checkpoint-4")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

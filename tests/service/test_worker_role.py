@@ -490,24 +490,6 @@ def test_another_workers_directory_is_refused_at_the_start_and_left_out_later(ou
     locks.close()
 
 
-def test_a_directory_that_cannot_be_served_is_a_problem_and_one_in_the_store_is_refused(
-    tmp_path: Path,
-) -> None:
-    for job in ("one", "two", "store"):
-        (tmp_path / job / "out").mkdir(parents=True)
-    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/one/out', '{tmp}/two/out']}}\n")
-    found = WorkerRole(config, "n0", store, print)
-    found.begin()
-    found.scanning()
-    [error] = found.scanning.outcome.errors
-    assert "two/out: its run would be named 'out'" in error
-    found.close()
-    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/store/out']}}\n")
-    found = WorkerRole(config, "n0", store, print)
-    with pytest.raises(ConfigError, match="inside the store"):
-        found.begin()
-
-
 def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_reported_all_the_same(
     out: Path,
 ) -> None:
