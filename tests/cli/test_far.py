@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.main import main
-from ckptsync.stores.opening import create_store, open_any
+from ckptsync.stores.opening import open_any
 from tests.support.exhaustive import sampled
 from tests.support.remote_stores import content, files_of, filled
 from tests.support.seaweedfs import weed
-from tests.support.small_store import DATA
 from tests.support.sshd import sshd
 from tests.support.vector import ROOT, vector
-from tests.support.worker_in_process import push_now
 
 HANDFUL = [
     "hf-fsdp2-2node",
@@ -148,20 +146,3 @@ def test_every_tensor_of_a_model_elsewhere_is_loaded_from_a_copy(
     url = far.filled("model", vector("hf-ddp").sources[0])
     assert done("verify", url, "--level", "load") == 0
     assert "86 tensors of 5 files loaded" in capsys.readouterr().out
-
-
-def test_a_store_is_found_above_a_url_and_damage_in_it(
-    far: Far, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = f"s3://{far.bucket}/deep/store"
-    store = create_store(url, far.options["s3"])
-    for node in ("node0", "node1"):
-        push_now(DATA / "fsdp2" / node, store, node, "fsdp2")
-    assert done("verify", f"{url}/fsdp2/checkpoint-4") == 0
-    assert "fsdp2/checkpoint-4: ok (level digest" in capsys.readouterr().out
-    name = "fsdp2/checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
-    data = bytearray(content(store)[name])
-    data[len(data) // 2] ^= 1
-    store.write(name, [bytes(data)])
-    assert done("verify", "--store", url) == 10
-    assert "__0_0.distcp" in capsys.readouterr().out
