@@ -98,34 +98,18 @@ def test_a_unit_steps_back_behind_training(unit: Path) -> None:
     assert "Service.MemoryMax" in told
 
 
-def test_the_worker_is_held_to_a_gigabyte_and_runs_as_the_user_who_trains() -> None:
+def test_the_worker_is_held_to_a_gigabyte_and_leaves_what_is_the_trainings_alone() -> None:
     told = settings(ROOT / "systemd/ckptsync-worker@.service")
-    assert told["Service.MemoryMax"] == ["1G"]
-    assert told["Service.User"] == ["%i"]
-
-
-def test_stopping_the_worker_leaves_the_shared_memory_of_a_training_alone() -> None:
-    assert settings(ROOT / "systemd/ckptsync-worker@.service")["Service.RemoveIPC"] == ["no"]
-
-
-def test_ray_s_sessions_in_tmp_are_visible_to_the_worker() -> None:
-    assert settings(ROOT / "systemd/ckptsync-worker@.service")["Service.PrivateTmp"] == ["no"]
+    assert (told["Service.MemoryMax"], told["Service.User"]) == (["1G"], ["%i"])
+    assert told["Service.RemoveIPC"] == ["no"], "shared memory of the same user"
+    assert told["Service.PrivateTmp"] == ["no"], "Ray's sessions are in /tmp"
 
 
 @each_unit
 def test_every_setting_that_is_unusual_gives_its_reason(unit: Path) -> None:
     text = unit.read_text()
-    for key in (
-        "User",
-        "UMask",
-        "RestartPreventExitStatus",
-        "WatchdogSec",
-        "ReadWritePaths",
-        "RequiresMountsFor",
-        "RestrictAddressFamilies",
-        "KillMode",
-        "ExecReload",
-    ):
+    keys = "User UMask RestartPreventExitStatus WatchdogSec ReadWritePaths RequiresMountsFor"
+    for key in f"{keys} RestrictAddressFamilies KillMode ExecReload".split():
         assert re.search(rf"^#.*\n{key}=", text, re.MULTILINE), key
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.cli.main import main, parser
+from ckptsync.cli.main import parser
 from ckptsync.config.value_parsers import RULES as KEYS
-from ckptsync.errors import ConfigError
 from ckptsync.stores.opening import create_store
+from tests.support.command_line import Cli
 
 
 def parsed(line: str) -> dict[str, object]:
@@ -43,20 +43,6 @@ def test_options_may_stand_between_words(line: str, expected: dict[str, object])
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("merge a b --dry", "--dry: no such option"),
-        ("merge a out --dtype int8", "none of auto"),
-        ("service", "ACTION"),
-        ("hook", "ACTION"),
-    ],
-)
-def test_what_is_not_an_argument_is_refused(line: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        parsed(line)
-
-
-@pytest.mark.parametrize(
     ("line", "hint"),
     [
         ("gc st", "ckptsync gc --store st"),
@@ -67,17 +53,12 @@ def test_what_is_not_an_argument_is_refused(line: str, why: str) -> None:
     ],
 )
 def test_an_old_form_or_a_typo_is_told_the_new_one(
-    line: str,
-    hint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    line: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
     create_store("st")
-    assert main(line.split()) == 2
-    assert hint in capsys.readouterr().err
+    assert hint in cli(*line.split(), code=2).err
 
 
 def test_every_rule_of_a_configuration_has_a_flag() -> None:

@@ -10,18 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import demo
 from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, DemoPrinter, flip, play, script
-from ckptsync.cli.main import main
-from ckptsync.config.loading import read
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.layouts import registry
 from ckptsync.stores.checkpoint_files import DirectoryFiles
 from ckptsync.stores.opening import open_store
+from tests.support.command_line import Cli
 from tests.support.head_in_process import verify_next
 from tests.support.small_store import make
 
@@ -45,10 +43,9 @@ def children_of(directory: Path) -> list[Path]:
 
 
 def test_the_damage_is_seen_and_repaired_and_the_commands_to_try_next_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
-    assert main(["demo", "--dir", str(tmp_path / "a [b] c")]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("demo", "--dir", tmp_path / "a [b] c").out
     states = [line.split()[2] for line in printed.splitlines() if line.startswith("  fsdp2 ")]
     assert (
         states.index("VERIFIED")
@@ -61,7 +58,7 @@ def test_the_damage_is_seen_and_repaired_and_the_commands_to_try_next_work(
     assert [words[len(prefix)] for words in commands] == ["inspect", "verify", "merge"]
     for words in commands:
         assert words[: len(prefix)] == prefix
-        assert main(words[len(prefix) :]) == 0
+        cli(*words[len(prefix) :])
     assert not children_of(tmp_path)
 
 
@@ -77,11 +74,10 @@ def test_a_program_outside_of_path_is_named_with_its_directory(
 
 
 def test_a_step_that_is_not_seen_in_time_is_a_failure_and_the_children_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(demo, "PATIENCE", -1.0)
-    assert main(["demo", "--dir", str(tmp_path / "d")]) == 1
-    error, hint = capsys.readouterr().err.splitlines()
+    error, hint = cli("demo", "--dir", tmp_path / "d", code=1).err.splitlines()
     assert error.startswith("ckptsync: error: demo: nodes and head alive: not seen within")
     assert str(tmp_path / "d" / "etc" / "head.log") in hint
     assert not children_of(tmp_path)
@@ -106,15 +102,10 @@ def test_a_child_that_ends_is_an_error_with_its_log(tmp_path: Path) -> None:
     assert "nonsense: unknown key" in (tmp_path / "head.log").read_text()
 
 
-def test_a_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_in_use_is_refused(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["demo", "--dir", str(tmp_path)]) == 2
+    cli("demo", "--dir", tmp_path, code=2)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_every_configuration_is_a_good_one(tmp_path: Path) -> None:
-    for name, configuration in demo.configurations(tmp_path).items():
-        assert read(yaml.safe_dump(configuration), name, {}).node == name
 
 
 def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named_and_only_a_new_report_counts(
@@ -161,16 +152,6 @@ def test_an_installation_without_data_is_an_error(tmp_path: Path) -> None:
     assert {"config.json", "tokenizer.json"} <= {p.name for p in BASE.iterdir()}
     with pytest.raises(StoreError, match="no demo data"):
         script("x", tmp_path, lambda node: tmp_path / node)
-
-
-def test_a_flip_turns_one_bit_and_twice_none(tmp_path: Path) -> None:
-    path = tmp_path / "shard"
-    path.write_bytes(bytes(range(100)))
-    path.chmod(0o400)
-    flip(path, 50)
-    assert [i for i, byte in enumerate(path.read_bytes()) if byte != i] == [50]
-    flip(path, 50)
-    assert path.read_bytes() == bytes(range(100))
 
 
 def test_rows_that_changed_are_lines_and_with_json_an_event_is_a_line(

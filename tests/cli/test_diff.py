@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptsync.cli.main import main
 from ckptsync.digest import digest as digest_of
+from tests.support.command_line import Cli
 from tests.support.files_in_memory import safetensors_file
 from tests.support.small_store import DATA, flip, make_two
 from tests.support.stand_in_programs import ROOT
@@ -32,16 +32,13 @@ def _no_store_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> str:
+def told(cli: Cli, *words: object, code: int) -> str:
     """What was printed."""
-    capsys.readouterr()
-    assert main(["diff", *map(str, words)]) == code
-    streams = capsys.readouterr()
-    return streams.out + streams.err
+    return "".join(cli("diff", *words, code=code))
 
 
-def document(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(told(capsys, *words, "--json", code=code))
+def document(cli: Cli, *words: object, code: int) -> dict[str, Any]:
+    result: dict[str, Any] = cli("diff", *words, "--json", code=code).json
     assert result["exit_code"] == code
     return result
 
@@ -61,14 +58,14 @@ ONES = np.ones((2, 2), "<f4")
 
 
 def test_what_changed_and_what_only_one_has_is_listed_and_the_exit_code_is_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     changed = ONES.copy()
     changed[0, 0] = 2
     a = model(tmp_path / "a", **{"mlp.x": ONES, "norm.x": ONES, "p": ONES, "t": ONES, "s": ONES})
     b = model(tmp_path / "b", **{"mlp.x": changed, "norm.x": ONES, "q": ONES,
                                  "t": ONES.astype("<f2"), "s": ONES[:1]})  # fmt: skip
-    assert told(capsys, a, b, code=1).splitlines() == [
+    assert told(cli, a, b, code=1).splitlines() == [
         f"A  {a}: whole:., 5 tensors, 80 B",
         f"B  {b}: whole:., 5 tensors, 64 B",
         (
@@ -88,14 +85,14 @@ def test_what_changed_and_what_only_one_has_is_listed_and_the_exit_code_is_1(
         "p       only in A   -         -        -",
         "q       only in B   -         -        -",
     ]
-    lines = told(capsys, a, b, "--top", "1", code=1).splitlines()
+    lines = told(cli, a, b, "--top", "1", code=1).splitlines()
     assert lines[-4:] == [
         "s       2x2 to 1x2  -         -        -",
         "p       only in A   -         -        -",
         "q       only in B   -         -        -",
         "and 2 more (--top N shows more)",
     ]
-    result = document(capsys, a, b, code=1)
+    result = document(cli, a, b, code=1)
     assert [(t["name"], t["state"]) for t in result["tensors"]] == [
         ("s", "shape"), ("mlp.x", "changed"), ("t", "dtype"), ("p", "only_a"), ("q", "only_b")
     ]  # fmt: skip
@@ -104,72 +101,66 @@ def test_what_changed_and_what_only_one_has_is_listed_and_the_exit_code_is_1(
 
 
 def test_a_sharded_checkpoint_is_compared_with_a_whole_model_as_a_merge_would_write_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     nodes = [DATA / "fsdp2" / node / "checkpoint-4" for node in ("node0", "node1")]
     merged = tmp_path / "merged"
-    assert main(["merge", *map(str, nodes), str(merged)]) == 0
-    assert "same: all 21 tensors" in told(capsys, *nodes, merged, code=0)
-    assert "__1_0.distcp: not found" in told(capsys, nodes[0], merged, code=3)
+    cli("merge", *nodes, merged)
+    assert "same: all 21 tensors" in told(cli, *nodes, merged, code=0)
+    assert "__1_0.distcp: not found" in told(cli, nodes[0], merged, code=3)
     assert "same: all 21" in told(
-        capsys, ZERO, ZERO, "--source", "zero:global_step4", "--source", "", code=0
+        cli, ZERO, ZERO, "--source", "zero:global_step4", "--source", "", code=0
     )
     bf16 = tmp_path / "bf16"
-    assert main(["merge", str(ZERO), str(bf16), "--dtype", "bf16"]) == 0
-    result = document(capsys, ZERO, bf16, "--source", "whole:.", code=1)
+    cli("merge", ZERO, bf16, "--dtype", "bf16")
+    result = document(cli, ZERO, bf16, "--source", "whole:.", code=1)
     assert (result["dtype"], result["changed"]) == (21, 0)
     assert 0 < result["relative"] < 2**-8
 
 
-def test_names_with_wrappers_are_the_models_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_with_wrappers_are_the_models_own(tmp_path: Path, cli: Cli) -> None:
     a = model(tmp_path / "a", **{"module._orig_mod.x": ONES, "module.y": ONES})
     b = model(tmp_path / "b", x=ONES, y=ONES)
-    result = document(capsys, a, b, code=0)
+    result = document(cli, a, b, code=0)
     assert (result["same"], result["bytes_read"]) == (2, 64)
 
 
-def test_adapters_are_compared_and_a_model_is_no_adapter(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapters_are_compared_and_a_model_is_no_adapter(tmp_path: Path, cli: Cli) -> None:
     same = shutil.copytree(ADAPTER, tmp_path / "adapter")
-    assert "same: all 9 tensors" in told(capsys, ADAPTER, same, code=0)
+    assert "same: all 9 tensors" in told(cli, ADAPTER, same, code=0)
     file = same / "adapter_model.safetensors"
     data = bytearray(file.read_bytes())
     data[-2:] = b"\x00\x40"
     file.write_bytes(data)
-    result = document(capsys, ADAPTER, same, code=1)
+    result = document(cli, ADAPTER, same, code=1)
     assert (result["same"], result["changed"], result["tensors"][0]["differing"]) == (8, 1, 1)
-    result = document(capsys, ADAPTER, VECTORS / "base", code=1)
+    result = document(cli, ADAPTER, VECTORS / "base", code=1)
     assert (result["only_a"], result["only_b"]) == (9, 21)
 
 
 def test_consolidated_checkpoints_of_a_store_are_compared_by_their_digests(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, cli: Cli
 ) -> None:
     here = ("--store", store)
     names = "fsdp2/checkpoint-4", "fsdp2/checkpoint-5"
-    result = document(capsys, *names, *here, code=0)
+    result = document(cli, *names, *here, code=0)
     assert (result["same"], result["bytes_read"], result["a"]["has_digests"]) == (21, 0, True)
-    assert document(capsys, *names, "--digests", *here, code=0)["same"] == 21
+    assert document(cli, *names, "--digests", *here, code=0)["same"] == 21
     url = store / "fsdp2" / "checkpoint-5"
-    assert document(capsys, names[0], url, *here, code=0)["bytes_read"] == 0
-    assert document(capsys, store / "fsdp2" / "checkpoint-4", url, code=0)["bytes_read"] == 0
+    assert document(cli, names[0], url, *here, code=0)["bytes_read"] == 0
+    assert document(cli, store / "fsdp2" / "checkpoint-4", url, code=0)["bytes_read"] == 0
     shards = ("--source", "", "--source", "dcp:pytorch_model_fsdp_0")
-    result = document(capsys, *names, *shards, *here, code=0)
+    result = document(cli, *names, *shards, *here, code=0)
     assert (result["same"], result["b"]["has_digests"], result["bytes_read"]) == (21, False, 78240)
     copied = shutil.copytree(store, tmp_path / "store")
     flip(next((copied / "fsdp2/consolidated/checkpoint-5").glob("*.safetensors")))
     damaged = "its bytes are not those that were recorded"
     base = VECTORS / "base"
-    assert damaged in told(capsys, names[1], base, "--store", copied, code=10)
-    assert document(capsys, *names, "--store", copied, code=0)["same"] == 21, "nothing is read"
+    assert damaged in told(cli, names[1], base, "--store", copied, code=10)
+    assert document(cli, *names, "--store", copied, code=0)["same"] == 21, "nothing is read"
 
 
-def test_digests_alone_say_which_tensors_differ(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_digests_alone_say_which_tensors_differ(store: Path, tmp_path: Path, cli: Cli) -> None:
     copied = shutil.copytree(store, tmp_path / "store")
     record = max((copied / "fsdp2/.ckptsync/checkpoint-5").glob("model-*.json"))
     text = record.read_text()
@@ -180,22 +171,22 @@ def test_digests_alone_say_which_tensors_differ(
     data = other.encode()
     record.with_name(f"{stem}-{digest_of(data)[:16]}.json").write_bytes(data)
     words = ("fsdp2/checkpoint-4", "fsdp2/checkpoint-5", "--store", copied)
-    result = document(capsys, *words, "--digests", code=1)
+    result = document(cli, *words, "--digests", code=1)
     assert (result["same"], result["changed"], result["bytes_read"]) == (20, 1, 0)
     assert result["tensors"][0]["relative"] is None
-    told(capsys, *words, code=10)
+    told(cli, *words, code=10)
 
 
 def test_a_path_without_a_mark_beside_a_named_store_is_hinted_at(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model(tmp_path / "merged", x=ONES)
     monkeypatch.chdir(tmp_path)
     words = ("fsdp2/checkpoint-4", "merged", "--store", store)
-    assert "hint: ./merged names the directory" in told(capsys, *words, code=2)
-    assert "only in B" in told(capsys, words[0], "./merged", *words[2:], code=1)
-    assert "same: all 1" in told(capsys, "merged", "merged", code=0)
-    file = told(capsys, "merged", "merged/model.safetensors", code=2)
+    assert "hint: ./merged names the directory" in told(cli, *words, code=2)
+    assert "only in B" in told(cli, words[0], "./merged", *words[2:], code=1)
+    assert "same: all 1" in told(cli, "merged", "merged", code=0)
+    file = told(cli, "merged", "merged/model.safetensors", code=2)
     assert "not a directory" in file  # and no hint that takes the file for one
     assert "names the directory" not in file
 
@@ -213,10 +204,6 @@ def test_a_path_without_a_mark_beside_a_named_store_is_hinted_at(
     ],
 )
 def test_what_cannot_be_compared_is_an_error_with_its_own_code(
-    words: tuple[object, ...],
-    code: int,
-    message: str,
-    store: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: tuple[object, ...], code: int, message: str, store: Path, cli: Cli
 ) -> None:
-    assert message in told(capsys, *words, "--store", store, code=code)
+    assert message in told(cli, *words, "--store", store, code=code)

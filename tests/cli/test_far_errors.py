@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -38,29 +38,34 @@ def given(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
     return {"CKPTSYNC_STORAGE_OPTIONS": json.dumps({scheme: dict(options)}), **LIMITS}
 
 
-def words(command: str, url: str, out: Path) -> list[str]:
-    """Each command, so that it has to ask the store at ``url``."""
-    if command == "push":
-        return ["push", str(FSDP / "node0"), "--store", url, "--run", "demo", "--node", "n0"]
-    if command == "merge":
-        return ["merge", f"{url}/{CHECKPOINT}", str(out)]
-    return [command, *(["--store"] if command == "ls" else []), url]
+Refused = Callable[..., str]
 
 
-def refused_at(
-    url: str,
-    command: str,
-    out: Path,
-    options: Mapping[str, object],
-    code: int,
-    *names: str,
-    secrets: Sequence[str] = (),
-    **environment: str,
-) -> str:
-    """What a command says of a store that refuses it: one line with its URL and the names."""
-    env = {**given(url.partition(":")[0], options), **environment}
-    said = words(command, url, out / "out")
-    return refused(*said, code=code, names=[url, *names], secrets=[*secrets], env=env)
+@pytest.fixture
+def refused_at(tmp_path: Path) -> Refused:
+    """Return a function that lets a command ask a store.
+
+    It returns what the command says: one line with the URL and the names.
+    """
+
+    def ask(
+        command: str,
+        url: str,
+        options: Mapping[str, object],
+        code: int,
+        *names: str,
+        secrets: Sequence[str] = (),
+        **environment: str,
+    ) -> str:
+        words = [command, *(["--store"] if command == "ls" else []), url]
+        if command == "push":
+            words = ["push", f"{FSDP}/node0", "--store", url, "--run", "demo", "--node", "n0"]
+        elif command == "merge":
+            words = ["merge", f"{url}/{CHECKPOINT}", f"{tmp_path}/out"]
+        env = {**given(url.partition(":")[0], options), **environment}
+        return refused(*words, code=code, names=[url, *names], secrets=secrets, env=env)
+
+    return ask
 
 
 @pytest.fixture(scope="module")
@@ -71,62 +76,57 @@ def bucket() -> str:
     return bucket
 
 
+@pytest.fixture
+def url(bucket: str) -> str:
+    return f"s3://{bucket}/store"
+
+
 @pytest.mark.parametrize("command", ["merge", "push"])
-def test_a_bucket_that_is_not_there(command: str, tmp_path: Path) -> None:
-    url, options = f"s3://absent-{secrets.token_hex(4)}/store", weed().options()
-    secret = [options["secret"]]
-    said = refused_at(url, command, tmp_path, options, 2, "NoSuchBucket", secrets=secret)
+def test_a_bucket_that_is_not_there(command: str, refused_at: Refused) -> None:
+    absent, options = f"s3://absent-{secrets.token_hex(4)}/store", weed().options()
+    said = refused_at(command, absent, options, 2, "NoSuchBucket", secrets=[options["secret"]])
     assert f"{HINT}make the bucket, or correct its name" in said
 
 
 @pytest.mark.parametrize("command", ["verify", "merge"])
-def test_an_identity_that_may_not_read(bucket: str, command: str, tmp_path: Path) -> None:
+def test_an_identity_that_may_not_read(
+    bucket: str, url: str, command: str, refused_at: Refused
+) -> None:
     blind = weed().identity({"Action": ["s3:PutObject"], "Resource": [f"arn:aws:s3:::{bucket}/*"]})
-    url, secret = f"s3://{bucket}/store", [blind["secret"]]
-    said = refused_at(url, command, tmp_path, blind, 4, "permission denied", secrets=secret)
+    said = refused_at(command, url, blind, 4, "permission denied", secrets=[blind["secret"]])
     assert f"{HINT}the credentials need s3:" in said
 
 
-def test_an_identity_that_may_not_write(bucket: str, tmp_path: Path) -> None:
+def test_an_identity_that_may_not_write(bucket: str, refused_at: Refused) -> None:
     both = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
     reader = weed().identity({"Action": ["s3:GetObject", "s3:ListBucket"], "Resource": both})
-    said = refused_at(f"s3://{bucket}/another", "push", tmp_path, reader, 4, "permission denied")
+    said = refused_at("push", f"s3://{bucket}/another", reader, 4, "permission denied")
     assert f"{HINT}the credentials need s3:PutObject here" in said
 
 
 @pytest.mark.parametrize(("command", "option"), [("ls", "key"), ("push", "secret")])
-def test_wrong_credentials(bucket: str, tmp_path: Path, command: str, option: str) -> None:
-    options, url = {**weed().options(), option: SECRET}, f"s3://{bucket}/store"
-    said = refused_at(url, command, tmp_path, options, 2, secrets=[SECRET])
+def test_wrong_credentials(url: str, command: str, option: str, refused_at: Refused) -> None:
+    options = {**weed().options(), option: SECRET}
+    said = refused_at(command, url, options, 2, secrets=[SECRET])
     assert f"{HINT}correct the {option}" in said
 
 
-def test_no_credentials_at_all(bucket: str, tmp_path: Path) -> None:
+def test_no_credentials_at_all(url: str, tmp_path: Path, refused_at: Refused) -> None:
     options = {"endpoint_url": weed().endpoint, "client_kwargs": {"region_name": "us-east-1"}}
     nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
-    url, home = f"s3://{bucket}/store", str(tmp_path)
-    said = refused(
-        "ls",
-        "--store",
-        url,
-        code=2,
-        names=[bucket],
-        env={**given("s3", options), **nowhere, "HOME": home},
-    )
-    assert HINT in said
+    assert HINT in refused_at("ls", url, options, 2, **nowhere, HOME=str(tmp_path))
 
 
-def test_a_server_that_is_down(bucket: str, tmp_path: Path) -> None:
+def test_a_server_that_is_down(url: str, refused_at: Refused) -> None:
     at = f"127.0.0.1:{unused_port()}"
-    options, url = weed().options(endpoint=f"http://{at}"), f"s3://{bucket}/store"
-    said = refused_at(url, "push", tmp_path, options, 4, f"{at} refuses connections")
+    options = weed().options(endpoint=f"http://{at}")
+    said = refused_at("push", url, options, 4, f"{at} refuses connections")
     assert f"{HINT}check that the server runs, and endpoint_url" in said
 
 
-def test_a_server_that_speaks_no_tls(bucket: str, tmp_path: Path) -> None:
+def test_a_server_that_speaks_no_tls(url: str, refused_at: Refused) -> None:
     options = weed().options(endpoint=weed().endpoint.replace("http:", "https:"))
-    said = refused_at(f"s3://{bucket}/store", "ls", tmp_path, options, 2, "TLS")
-    assert f"{HINT}correct endpoint_url" in said
+    assert f"{HINT}correct endpoint_url" in refused_at("ls", url, options, 2, "TLS")
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,11 @@ def test_a_server_that_speaks_no_tls(bucket: str, tmp_path: Path) -> None:
     [("ls", Break(DOWN, STALL, HEADLESS)), ("push", Answer(500, "InternalError"))],
 )
 def test_a_server_that_is_not_well_is_not_asked_for_ever(
-    bucket: str, tmp_path: Path, command: str, fault: Break | Answer
+    url: str, command: str, fault: Break | Answer, refused_at: Refused
 ) -> None:
     with closing(HttpProxy(("127.0.0.1", weed().port), always("", fault))) as proxy:
         options = weed().options(endpoint=f"http://127.0.0.1:{proxy.port}")
-        stall = {"CKPTSYNC_LIMITS_STALL": "1s"}
-        said = refused_at(f"s3://{bucket}/store", command, tmp_path, options, 4, **stall)
+        said = refused_at(command, url, options, 4, CKPTSYNC_LIMITS_STALL="1s")
     assert "given up after" in said
     assert 1 <= proxy.requests.total() < 30
 
@@ -174,25 +173,26 @@ def _greets(server: socket.socket, context: ssl.SSLContext) -> None:
 
 
 def test_a_certificate_that_nobody_vouches_for(
-    bucket: str, strange_tls: str, tmp_path: Path
+    url: str, strange_tls: str, refused_at: Refused
 ) -> None:
     options = weed().options(endpoint=strange_tls)
-    said = refused_at(f"s3://{bucket}/store", "ls", tmp_path, options, 2, "not trusted")
-    assert "AWS_CA_BUNDLE" in said
+    assert "AWS_CA_BUNDLE" in refused_at("ls", url, options, 2, "not trusted")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A store of half a checkpoint, that a server may show."""
+def ssh_url(tmp_path: Path) -> str:
+    """A store of half a checkpoint, as a server shows it."""
     push_now(FSDP / "node0", create_store(str(tmp_path / "store")), "n0", "demo")
-    return tmp_path / "store"
+    return sshd().url(tmp_path / "store")
 
 
 @pytest.mark.parametrize("command", ["inspect", "push"])
-def test_a_host_whose_key_is_not_known(root: Path, tmp_path: Path, command: str) -> None:
+def test_a_host_whose_key_is_not_known(
+    ssh_url: str, tmp_path: Path, command: str, refused_at: Refused
+) -> None:
     (tmp_path / "known").write_text("")
     options = sshd().options_with(known_hosts=tmp_path / "known")
-    assert "ssh-keyscan" in refused_at(sshd().url(root), command, tmp_path, options, 2, "key")
+    assert "ssh-keyscan" in refused_at(command, ssh_url, options, 2, "key")
     assert (tmp_path / "known").read_text() == "", "learnt without being told"
 
 
@@ -204,34 +204,36 @@ def other_key(tmp_path: Path) -> Path:
     return tmp_path / "other"
 
 
-def test_a_host_whose_key_has_changed(root: Path, other_key: Path, tmp_path: Path) -> None:
+def test_a_host_whose_key_has_changed(
+    ssh_url: str, other_key: Path, tmp_path: Path, refused_at: Refused
+) -> None:
     other = other_key.with_suffix(".pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
     options = sshd().options_with(known_hosts=tmp_path / "known")
-    assert HINT in refused_at(sshd().url(root), "ls", tmp_path, options, 2, "key")
+    assert HINT in refused_at("ls", ssh_url, options, 2, "key")
 
 
-def test_a_user_whom_the_server_lets_not_in(root: Path, other_key: Path, tmp_path: Path) -> None:
-    options = sshd().options_with(key=other_key)
-    assert HINT in refused_at(sshd().url(root), "push", tmp_path, options, 2)
-
-
-def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path) -> None:
-    url = sshd().url(root).replace(f":{sshd().port}/", f":{unused_port()}/")
-    assert HINT in refused_at(url, "push", tmp_path, sshd().options, 4, "refused")
+def test_a_user_whom_the_server_lets_not_in(
+    ssh_url: str, other_key: Path, refused_at: Refused
+) -> None:
+    assert HINT in refused_at("push", ssh_url, sshd().options_with(key=other_key), 2)
 
 
 @pytest.mark.parametrize("command", ["verify", "merge"])
-def test_a_directory_that_is_not_on_the_server(tmp_path: Path, command: str) -> None:
-    url = sshd().url(tmp_path / "absent")
-    assert HINT in refused_at(url, command, tmp_path, sshd().options, 2)
+def test_a_directory_that_is_not_on_the_server(
+    tmp_path: Path, command: str, refused_at: Refused
+) -> None:
+    assert HINT in refused_at(command, sshd().url(tmp_path / "absent"), sshd().options, 2)
 
 
-def test_a_port_with_something_else_behind_it(root: Path, tmp_path: Path) -> None:
-    url = sshd().url(root).replace(f":{sshd().port}/", f":{weed().port}/")
-    assert HINT in refused_at(url, "ls", tmp_path, sshd().options, 4)
+def test_an_ssh_server_that_is_down_and_a_port_with_something_else_behind_it(
+    ssh_url: str, refused_at: Refused
+) -> None:
+    for command, port, why in (("push", unused_port(), "refused"), ("ls", weed().port, "")):
+        url = ssh_url.replace(f":{sshd().port}/", f":{port}/")
+        assert HINT in refused_at(command, url, sshd().options, 4, why)
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated(root: Path) -> None:
-    url, env = sshd().url(root).replace("@", f":{SECRET}@"), given("sftp", sshd().options)
+def test_a_password_in_a_url_is_refused_and_not_repeated(ssh_url: str) -> None:
+    url, env = ssh_url.replace("@", f":{SECRET}@"), given("sftp", sshd().options)
     refused("ls", "--store", url, code=2, names=["password"], secrets=[SECRET], env=env)

@@ -4,7 +4,6 @@ said of it.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from ckptsync.cli.main import main
 from tests.hooks.test_autoload import APPENDED, PACKAGES, Environment
+from tests.support.command_line import Cli
 from tests.support.refused_commands import refused
 from tests.support.stand_in_programs import ROOT, STAND_IN
 
@@ -31,46 +31,39 @@ def trainers(environment: Environment) -> list[str]:
 
 
 def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_said(
-    environment: Environment, capsys: pytest.CaptureFixture[str]
+    environment: Environment, cli: Cli
 ) -> None:
     assert trainers(environment) == ["Flow"]
     path, named = str(line(environment)), ("--python", environment.python, "--json")
     removals: dict[str, object] = {"python": environment.python, "kept": [], "next": []}
     removals |= {"format": 1, "exit_code": 0}
-    for is_dry in (True, False):
-        words = [*named, "--dry-run"] if is_dry else named
-        for removed in ([], [path]):
-            if removed and is_dry:
-                assert main(["hook", "install", *named]) == 0
-                capsys.readouterr()
-            if is_dry or removed:
-                notes = [] if removed else [f"{environment.site}: holds no ckptsync-autoload.pth"]
-                assert main(["hook", "uninstall", *words]) == 0
-                expected = removals | {"dry_run": is_dry, "removed": removed, "notes": notes}
-                assert json.loads(capsys.readouterr().out) == expected
-    assert trainers(environment) == ["Flow"]
-    for words, state in (
-        (["--dry-run"], "installed"),
-        ([], "installed"),
-        ([], "unchanged"),
+    nothing = [f"{environment.site}: holds no ckptsync-autoload.pth"]
+    for words, is_dry, removed in (
+        (["--dry-run"], True, []),
+        (["--dry-run"], True, [path]),
+        ([], False, [path]),
+        ([], False, []),
     ):
-        assert main(["hook", "install", *named, *words]) == 0
-        told = json.loads(capsys.readouterr().out)
+        if removed:
+            cli("hook", "install", *named)
+        printed = cli("hook", "uninstall", *named, *words).json
+        notes = [] if removed else nothing
+        assert printed == removals | {"dry_run": is_dry, "removed": removed, "notes": notes}
+    assert trainers(environment) == ["Flow"]
+    for words, state in ((["--dry-run"], "installed"), ([], "installed"), ([], "unchanged")):
+        told = cli("hook", "install", *named, *words).json
         is_dry = bool(words)
         done = {"format": 1, "exit_code": 0, "python": environment.python, "path": path}
         assert told == done | {"state": state, "dry_run": is_dry}
         assert trainers(environment) == (["Flow"] if is_dry else ["Flow", "DefaultCallback"])
     line(environment).unlink()
-    assert main(["hook", "install", "--python", environment.python]) == 0
-    assert f"{line(environment)}: installed\n" in capsys.readouterr().out
+    said = cli("hook", "install", "--python", environment.python).out
+    assert f"{path}: installed\n" in said
 
 
-def test_a_line_that_says_something_else_is_replaced(
-    environment: Environment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_that_says_something_else_is_replaced(environment: Environment, cli: Cli) -> None:
     line(environment).write_text("import os\n")
-    assert main(["hook", "install", "--python", environment.python]) == 0
-    assert "autoload.pth: replaced\n" in capsys.readouterr().out
+    assert "autoload.pth: replaced\n" in cli("hook", "install", "--python", environment.python).out
     assert trainers(environment) == ["Flow", "DefaultCallback"]
     assert [path.name for path in environment.site.glob(".*")] == []
 
@@ -86,10 +79,12 @@ def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(
 
 
 @pytest.mark.parametrize("action", ["install", "uninstall"])
-def test_a_python_that_one_may_not_change_is_refused(action: str, environment: Environment) -> None:
+def test_a_python_that_one_may_not_change_is_refused(
+    action: str, environment: Environment, cli: Cli
+) -> None:
     site, words = environment.site, ("--python", environment.python)
     if action == "uninstall":
-        assert main(["hook", "install", *words]) == 0
+        cli("hook", "install", *words)
     site.chmod(0o555)
     try:
         said = refused("hook", action, *words, code=2, names=[site], within=100)
@@ -100,15 +95,16 @@ def test_a_python_that_one_may_not_change_is_refused(action: str, environment: E
 
 
 def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     bare = Environment(tmp_path / "bare")
-    assert main(["hook", "install", "--python", bare.python]) == 2
-    assert f"hint: {bare.python} -m pip install " in capsys.readouterr().err
+    assert (
+        f"hint: {bare.python} -m pip install "
+        in cli("hook", "install", "--python", bare.python, code=2).err
+    )
     assert not line(bare).exists()
     for python in ("/bin/true", "/no/such/python", str(tmp_path)):
-        assert main(["hook", "install", "--python", python]) == 2
-        assert python in capsys.readouterr().err
+        assert python in cli("hook", "install", "--python", python, code=2).err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users' files")
@@ -125,7 +121,7 @@ def test_root_runs_no_python_that_another_user_may_change(action: str, tmp_path:
 
 
 def test_a_draft_goes_through_no_link(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
 ) -> None:
     """Whoever may write beside the packages can guess names, and put links there."""
     (tmp_path / "theirs").write_text("as it was")
@@ -137,7 +133,7 @@ def test_a_draft_goes_through_no_link(
     assert not line(environment).exists()
     monkeypatch.undo()
     line(environment).symlink_to(tmp_path / "theirs")
-    assert main(["hook", "install", "--python", environment.python]) == 0
+    cli("hook", "install", "--python", environment.python)
     assert (tmp_path / "theirs").read_text() == "as it was"
     assert not line(environment).is_symlink()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -12,63 +11,53 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.cli.main import main
 from tests.support.terminal import on_terminal, read_until
-
-
-def answered(folder: Path, answers: bytes) -> tuple[int, str]:
-    """Return the exit code of an ``init`` whose questions a terminal answers, and its output."""
-    terminal, inner = pty.openpty()
-    with contextlib.ExitStack() as closing:
-        closing.callback(os.close, terminal)
-        os.write(terminal, answers)
-        done = closing.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "ckptsync", "init", "new.yaml"],
-                cwd=folder,
-                stdin=inner,
-                stdout=subprocess.PIPE,
-                stderr=inner,
-            )
-        )
-        closing.callback(done.kill)
-        os.close(inner)
-        said, _ = done.communicate(timeout=300)
-        with contextlib.suppress(OSError):  # the end of what a terminal has
-            while part := os.read(terminal, 1 << 16):
-                said += part
-    return done.returncode, said.decode()
 
 
 def test_answers_on_a_terminal_become_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "my out").mkdir()
-    code, said = answered(tmp_path, b"neither\nboth\n store \n'my out' runs/*\n")
-    assert code == 0, said
+    command = [sys.executable, "-m", "ckptsync", "init", "new.yaml"]
+    with on_terminal(command, ("stdin", "stderr"), stdout=subprocess.PIPE, cwd=tmp_path) as (
+        child,
+        leader,
+    ):
+        os.write(leader, b"neither\nboth\n store \n'my out' runs/*\n")
+        printed = child.communicate(timeout=300)[0].decode()
+        said = os.read(leader, 1 << 16).decode()
+    assert child.returncode == 0, said
     assert "role: 'neither' is none of worker, head, both" in said  # and it asks again
-    assert "`ckptsync doctor -c new.yaml` has these options" in said
+    assert "`ckptsync doctor -c new.yaml` has these options" in printed
     text = (tmp_path / "new.yaml").read_text()
     assert f"url: {tmp_path}/store\n" in text
     assert f'path: "{tmp_path}/my out"\n' in text
     assert f"path: {tmp_path}/runs/*\n" in text
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     ("answers", "why"),
     [
-        (b"both\nstore\nit's\n", "no closing quotation"),
-        (b"both\nstore\n~no-such-user/out\n", "no such user's home directory"),
-        (b"head\n~no-such-user/store\n", "no such user's home directory"),
-        (b"head\n   \n", "no answer"),
-        (b"\x04", "--role: no answer"),
-        (b"neither\n\x04", "--role: no answer"),
+        ("both\nstore\nit's\n", "no closing quotation"),
+        ("both\nstore\n~no-such-user/out\n", "no such user's home directory"),
+        ("head\n~no-such-user/store\n", "no such user's home directory"),
+        ("head\n   \n", "no answer"),
+        ("", "--role: no answer"),
+        ("neither\n", "--role: no answer"),
     ],
 )
 def test_an_answer_that_is_wrong_is_said_and_nothing_is_written(
-    tmp_path: Path, answers: bytes, why: str
+    tmp_path: Path, answers: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, said = answered(tmp_path, answers)
-    assert code == 2, said
-    assert why in said
-    assert "Traceback" not in said
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", Terminal(answers))
+    monkeypatch.setattr(sys, "stderr", said := Terminal())
+    assert main(["init", "new.yaml"]) == 2
+    assert why in said.getvalue()
     assert not (tmp_path / "new.yaml").exists()
 
 

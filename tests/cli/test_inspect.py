@@ -1,16 +1,16 @@
 """``ckptsync inspect`` as a transcript, on the demo's real shards."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-import ckptsync
 from ckptsync.cli.main import main
-from tests.support.vector import vector
+from tests.support.command_line import Cli
+from tests.support.exhaustive import sampled
+from tests.support.small_store import DATA
+from tests.support.vector import ROOT, vector
 
-DATA = Path(ckptsync.__file__).parent / "demo_data"
 FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
 ZERO = [str(DATA / "zero3" / node / "checkpoint-4") for node in ("node0", "node1")]
 
@@ -27,30 +27,22 @@ def whole(sources: list[str], to: Path) -> Path:
     ids=["fsdp2", "zero3"],
 )
 def test_a_complete_checkpoint_is_0_and_its_first_tensors(
-    sources: list[str], source: str, capsys: pytest.CaptureFixture[str]
+    sources: list[str], source: str, cli: Cli
 ) -> None:
-    assert main(["inspect", *sources]) == 0
-    said = capsys.readouterr().out
+    said = cli("inspect", *sources).out
     assert f"source      {source}  complete\n" in said
     assert "world size  2\n" in said
     assert "ranks seen  0, 1\n" in said
     assert "21 tensors in" in said
     assert "… and 13 more" in said
     assert "missing" not in said
-
-
-def test_all_tensors_are_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", *FSDP, "--tensors"]) == 0
-    said = capsys.readouterr().out
+    said = cli("inspect", *sources, "--tensors").out
     assert sum("  model." in line for line in said.splitlines()) >= 20
     assert "more (" not in said
 
 
-def test_one_nodes_part_is_incomplete_and_says_what_is_missing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["inspect", ZERO[0], "--json"]) == 3
-    result = json.loads(capsys.readouterr().out)
+def test_one_nodes_part_is_incomplete_and_says_what_is_missing(cli: Cli) -> None:
+    result = cli("inspect", ZERO[0], "--json", code=3).json
     assert result["missing"] == [
         f"global_step4/zero_pp_rank_1_mp_rank_00_{kind}_states.pt" for kind in ("model", "optim")
     ]
@@ -58,76 +50,59 @@ def test_one_nodes_part_is_incomplete_and_says_what_is_missing(
     assert result["sources"][0]["state"] == "incomplete"
 
 
-def test_a_shard_cut_short_is_10(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_cut_short_is_10(tmp_path: Path, cli: Cli) -> None:
     location = whole(FSDP, tmp_path / "checkpoint-4")
     shard = location / "pytorch_model_fsdp_0" / "__1_0.distcp"
     shard.write_bytes(shard.read_bytes()[:1000])
-    assert main(["inspect", str(location)]) == 10
-    assert "dcp:pytorch_model_fsdp_0  corrupt: " in capsys.readouterr().out
+    assert "dcp:pytorch_model_fsdp_0  corrupt: " in cli("inspect", location, code=10).out
 
 
 def test_several_sources_are_listed_the_preferred_one_marked_and_damage_in_any_is_10(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     location = whole(ZERO, tmp_path / "checkpoint-4")
-    assert main(["merge", str(location), str(tmp_path / "out")]) == 0
+    cli("merge", location, tmp_path / "out")
     shutil.copy(tmp_path / "out" / "model.safetensors", location)
     shard = location / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    capsys.readouterr()
     for code, state in ((0, "complete\n"), (10, "corrupt: ")):
-        assert main(["inspect", str(location)]) == code
-        said = capsys.readouterr().out
+        said = cli("inspect", location, code=code).out
         assert "whole:.  complete  (preferred)\n" in said
         assert f"zero:global_step4  {state}" in said
         shard.write_bytes(shard.read_bytes()[:1000])
 
 
-def test_directories_of_different_saves_are_not_one_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_directories_of_different_saves_are_not_one_checkpoint(tmp_path: Path, cli: Cli) -> None:
     location = whole(FSDP[:1], tmp_path / "checkpoint-4")
     (location / "trainer_state.json").write_text("{}")
-    assert main(["inspect", FSDP[0], str(location)]) == 10
-    assert "trainer_state.json: has another size in each directory" in capsys.readouterr().err
+    said = cli("inspect", FSDP[0], location, code=10).err
+    assert "trainer_state.json: has another size in each directory" in said
 
 
 @pytest.mark.parametrize(
     ("target", "code"), [(str(DATA / "base"), 5), ("/nonexistent", 2), ("s3://", 2)]
 )
-def test_what_is_no_checkpoint_has_its_code(
-    target: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", target]) == code
-    assert capsys.readouterr().err.startswith("ckptsync: error: ")
+def test_what_is_no_checkpoint_has_its_code(target: str, code: int, cli: Cli) -> None:
+    assert cli("inspect", target, code=code).err.startswith("ckptsync: error: ")
 
 
-def test_an_adapter_in_shards_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    vectors = Path(__file__).parent.parent / "vectors"
+def test_an_adapter_in_shards_is_called_one(cli: Cli) -> None:
     for name in ("hf-fsdp2-lora/out/checkpoint-4", "acc-zero2-peft/out/checkpoints/checkpoint_0"):
-        assert main(["inspect", str(vectors / name)]) == 0
-        assert "complete, a PEFT adapter\n" in capsys.readouterr().out
-    assert main(["inspect", *FSDP]) == 0
-    assert "PEFT" not in capsys.readouterr().out
+        assert "complete, a PEFT adapter\n" in cli("inspect", ROOT / name).out
+    assert "PEFT" not in cli("inspect", *FSDP).out
 
 
-def test_of_two_checkpoints_neither_is_preferred_and_it_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_two_checkpoints_neither_is_preferred_and_it_is_said(tmp_path: Path, cli: Cli) -> None:
     for step in ("4", "8"):
         whole(FSDP, tmp_path / "run" / f"checkpoint-{step}")
-    main(["inspect", str(tmp_path / "run")])
-    said = capsys.readouterr().out
+    said = cli("inspect", tmp_path / "run").out
     assert "(preferred)" not in said
     assert "choose one: --source dcp:checkpoint-4/pytorch_model_fsdp_0 or " in said
 
 
-def names_of_vectors() -> list[str]:
-    return sorted(
-        path.parent.name for path in (Path(__file__).parents[1] / "vectors").glob("*/vector.json")
-    )
+NAMES = sorted(path.parent.name for path in ROOT.glob("*/vector.json"))
 
 
-@pytest.mark.parametrize("name", names_of_vectors())
+@pytest.mark.parametrize("name", sampled(NAMES, 6))
 def test_a_directory_of_checkpoints_of_any_layout_asks_whether_one_of_them_was_meant(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.ls import list_rows
-from ckptsync.cli.main import main
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
+from tests.support.command_line import Cli
 from tests.support.filled_stores import DEMO, send
 from tests.support.reads import names_read
 from tests.support.small_store import make
@@ -21,44 +21,30 @@ from tests.support.vector import vector
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return make(tmp_path / "store")
+def store(named: Path) -> Path:
+    return make(named)
 
 
-def test_ls_has_a_line_a_checkpoint_with_its_word(
-    store: Path, capsys: pytest.CaptureFixture[str]
+def test_ls_has_a_line_a_checkpoint_with_its_word_and_json_the_conditions(
+    store: Path, cli: Cli
 ) -> None:
-    assert main(["ls", "--store", str(store)]) == 0
-    heading, fsdp, zero = (line.split() for line in capsys.readouterr().out.splitlines())
+    heading, fsdp, zero = (line.split() for line in cli("ls").out.splitlines())
     assert heading == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL"]
     assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
     assert fsdp[6] == f"{store}/fsdp2/consolidated/checkpoint-4"
     assert Path(fsdp[6], "model.safetensors").exists()
     assert zero[:3] == ["zero3", "checkpoint-4", "INCOMPLETE"]
-    assert (
-        " ".join(zero[6:])
-        == "rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more, which no"
-        " node has uploaded"
-    )
+    lacks = "rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more, which no"
+    assert " ".join(zero[6:]) == f"{lacks} node has uploaded"
+    whole, half = cli("ls", "--json").json["locations"]
+    expected = {"status": "VERIFIED", "nodes": ["node0", "node1"]}
+    assert whole.items() >= (expected | {"model_complete": True, "resume_complete": True}).items()
+    assert whole["proof"]["level"] == "digest"
+    assert (half["status"], half["model"], len(half["evidence"])) == ("INCOMPLETE", None, 2)
 
 
-def test_ls_json_has_the_conditions(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", "--store", str(store), "--json"]) == 0
-    fsdp, zero = json.loads(capsys.readouterr().out)["locations"]
-    assert (fsdp["status"], fsdp["nodes"], fsdp["model_complete"], fsdp["resume_complete"]) == (
-        "VERIFIED",
-        ["node0", "node1"],
-        True,
-        True,
-    )
-    assert fsdp["proof"]["level"] == "digest"
-    assert (zero["status"], zero["model"], len(zero["evidence"])) == ("INCOMPLETE", None, 2)
-
-
-def test_ls_says_which_code_a_model_does_not_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = PosixStore(str(make(tmp_path / "store")))
+def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, named: Path, cli: Cli) -> None:
+    made = PosixStore(str(make(named)))
     source = Path(shutil.copytree(DEMO / "fsdp2" / "node0" / "checkpoint-4", tmp_path / "source"))
     (source / "config.json").write_text(
         json.dumps(json.loads((DEMO / "base/config.json").read_text()) | {"auto_map": {"A": "b.C"}})
@@ -67,59 +53,51 @@ def test_ls_says_which_code_a_model_does_not_have(
     send(made, source, "node0", "checkpoint-8", run="coded")
     send(made, DEMO / "fsdp2" / "node1" / "checkpoint-4", "node1", "checkpoint-8", run="coded")
     consolidate_location(made, "coded", "checkpoint-8", HeadOptions())
-    assert main(["ls", "--store", str(tmp_path / "store")]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "coded" in line]
+    [line] = [line for line in cli("ls").out.splitlines() if "coded" in line]
     assert line.endswith(
         "/coded/consolidated/checkpoint-8; no tokenizer; code left out: config.json: auto_map,"
         " modeling_x.py"
     )
-    assert main(["ls", "--store", str(tmp_path / "store"), "--json"]) == 0
     left = {
-        location["run"]: location["left_out"]
-        for location in json.loads(capsys.readouterr().out)["locations"]
+        location["run"]: location["left_out"] for location in cli("ls", "--json").json["locations"]
     }
     assert left == {"coded": ["config.json: auto_map", "modeling_x.py"], "fsdp2": [], "zero3": []}
 
 
-def test_an_empty_store_and_no_store_at_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_store_and_no_store_at_all(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "s" / ".ckptsync").mkdir(parents=True)
     (tmp_path / "s" / ".ckptsync" / "store.json").write_text('{"format":1}\n')
-    assert main(["ls", "--store", str(tmp_path / "s")]) == 0
-    assert "no checkpoints yet" in capsys.readouterr().out
-    assert main(["status", "--store", str(tmp_path)]) == 2
+    assert "no checkpoints yet" in cli("ls", "--store", tmp_path / "s").out
+    cli("status", "--store", tmp_path, code=2)
 
 
 def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_only_that(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read = names_read(monkeypatch)
-    told = []
-    for _ in range(2):
-        assert main(["ls", "--store", str(store)]) == 0
-        told.append((capsys.readouterr().out, [name for name in read if "manifest-" in name]))
+
+    def manifests_read() -> int:
         read.clear()
-    assert (told[0][0], len(told[0][1]), told[1][1]) == (told[1][0], 3, [])
+        assert cli("ls").out == first
+        return len([name for name in read if "manifest-" in name])
+
+    first = cli("ls").out
+    assert manifests_read() == 0
     shutil.rmtree(tmp_path / "cache")
-    assert main(["ls", "--store", str(store)]) == 0
-    assert (capsys.readouterr().out, len([name for name in read if "manifest-" in name])) == (
-        told[0][0],
-        3,
-    )
+    assert manifests_read() == 3
 
 
 @pytest.mark.parametrize("command", ["ls", "status"])
 def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
-    command: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read = names_read(monkeypatch)
 
     def runs_read(*words: str) -> set[str]:
         read.clear()
-        assert main([*words, "--store", str(store)]) == 0
+        cli(*words)
         return {name.partition("/")[0] for name in read if "manifest-" in name}
 
     assert runs_read(command, "zero3") == {"zero3"}
@@ -150,9 +128,9 @@ def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -
 
 
 def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, named: Path, cli: Cli
 ) -> None:
-    out, store = tmp_path / "out", tmp_path / "store"
+    out = tmp_path / "out"
     out.mkdir()
     for at, weights in (
         (1_700_000_000, b"\2\0\0\0\0\0\0\0{}"),
@@ -160,23 +138,20 @@ def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
     ):
         (out / "model.safetensors").write_bytes(weights)
         os.utime(out / "model.safetensors", (at, at))
-        assert main(["push", str(out), "--store", str(store)]) == 0
-    newer = next(path.name for path in (store / "out").glob("final~*"))
-    capsys.readouterr()
-    assert main(["ls", "--store", str(store), "--json"]) == 0
+        cli("push", out)
+    newer = next(path.name for path in (named / "out").glob("final~*"))
     told = {
         location["location"]: location["newer"]
-        for location in json.loads(capsys.readouterr().out)["locations"]
+        for location in cli("ls", "--json").json["locations"]
     }
     assert told == {"final": newer, newer: None}
-    assert main(["ls", "--store", str(store)]) == 0
-    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    lines = {line.split()[1]: line for line in cli("ls").out.splitlines()}
     assert lines["final"].endswith(f"; {newer} is newer")
     assert "is newer" not in lines[newer]
 
 
 def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     (source,) = vector("hf-ddp").sources
     checkpoint = Path(shutil.copytree(source, tmp_path / "run" / "checkpoint-4"))
@@ -184,19 +159,15 @@ def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
 
     def push(**changes: object) -> dict[str, Any]:
         (checkpoint / "config.json").write_text(json.dumps(config | changes))
-        assert main(["push", str(checkpoint), "--store", store]) == 0
-        capsys.readouterr()
-        assert main(["ls", "--store", store, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["locations"]
-        row: dict[str, Any] = found[-1]
+        cli("push", checkpoint, "--store", store)
+        row: dict[str, Any] = cli("ls", "--store", store, "--json").json["locations"][-1]
         return row
 
     layers = config["num_hidden_layers"]
     lacking = push(num_hidden_layers=layers + 1)
     assert lacking["status"] == "INCOMPLETE"
     assert "tensors that config.json implies are missing" in lacking["evidence"][0]
-    assert main(["ls", "--store", store]) == 0
-    assert capsys.readouterr().out.count("config.json implies") == 1
+    assert cli("ls", "--store", store).out.count("config.json implies") == 1
 
     store = str(tmp_path / "another")
     doubtful = push(num_hidden_layers=layers + 1, architectures=["OfMyOwn"])
@@ -204,9 +175,9 @@ def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
     assert doubtful["doubts"] == [
         f"may be incomplete: {layers} layers, config.json says num_hidden_layers {layers + 1}"
     ]
-    assert main(["ls", "--store", store]) == 0
-    assert "may be incomplete" in capsys.readouterr().out
-    assert main(["status", "--store", store, "--json"]) == 0
-    assert [a["code"] for a in json.loads(capsys.readouterr().out)["alarms"]] == ["doubtful"]
+    assert "may be incomplete" in cli("ls", "--store", store).out
+    assert [a["code"] for a in cli("status", "--store", store, "--json").json["alarms"]] == [
+        "doubtful"
+    ]
     last = push()
     assert (last["status"], last["doubts"]) == ("COMPLETE", [])

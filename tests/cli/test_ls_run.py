@@ -23,7 +23,6 @@ from ckptsync.cli.ls_run import (
     reasons,
     sparkline,
 )
-from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import append_record
@@ -33,6 +32,7 @@ from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
 from ckptsync.status.location_details import describe_progress, read_details
 from ckptsync.status.training_curves import Curve
 from ckptsync.stores.opening import open_store
+from tests.support.command_line import Cli
 from tests.support.files_in_memory import safetensors_file
 from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
@@ -42,19 +42,17 @@ Said = Callable[..., list[str]]
 
 
 @pytest.fixture
-def said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+def said(named: Path, cli: Cli) -> Said:
     """Return a function that returns the lines of ``ckptsync ls``."""
-    store = make_two(tmp_path / "store")
+    store = make_two(named)
     history = [{"step": step, "loss": 3 - step / 4} for step in range(1, 6)]
     state = {"log_history": [*history, {"step": 5, "eval_loss": 1.75}]}
     name = store / "fsdp2" / "checkpoint-5" / "trainer_state.json"
     name.chmod(0o600)
     name.write_text(json.dumps(state))
-    capsys.readouterr()
 
     def ls(*words: str) -> list[str]:
-        assert main(["ls", *words, "--store", str(store)]) == 0
-        return capsys.readouterr().out.splitlines()
+        return cli("ls", *words).out.splitlines()
 
     return ls
 
@@ -93,10 +91,9 @@ def test_one_status_is_shown_alone_also_of_all_runs(said: Said) -> None:
     assert [d["run"] for d in document["locations"]] == ["zero3", "fsdp2", "fsdp2"]
 
 
-def test_losses_are_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = make(tmp_path / "store")
-    assert main(["ls", "--sort", "loss", "--store", str(store)]) == 2
-    assert "ls RUN --sort loss" in capsys.readouterr().err
+def test_losses_are_of_one_run(named: Path, cli: Cli) -> None:
+    make(named)
+    assert "ls RUN --sort loss" in cli("ls", "--sort", "loss", code=2).err
 
 
 def test_json_of_a_run_has_what_the_table_has_and_its_form_stays(said: Said) -> None:
@@ -136,9 +133,10 @@ def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None
 
 
 def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, named: Path, cli: Cli
 ) -> None:
-    out, store = tmp_path / "out" / "checkpoint-4", str(tmp_path / "store")
+    out = tmp_path / "out" / "checkpoint-4"
+    assert not named.exists()
     out.mkdir(parents=True)
     layer, nan = "model.layers.0.", b"\xff\x7f"  # as bf16
     tensors = {
@@ -147,16 +145,13 @@ def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
         f"{layer}mlp.up_proj.weight": ("BF16", (2,), nan + b"\x80\xbf"),
     }
     (out / "model.safetensors").write_bytes(safetensors_file(tensors))
-    assert main(["push", str(out), "--run", "run", "--store", store]) == 0
-    assert main(["consolidate", "run/checkpoint-4", "--store", store]) == 0
-    capsys.readouterr()
-    assert main(["ls", "run/checkpoint-4", "--store", store]) == 0
-    text = capsys.readouterr().out
+    cli("push", out, "--run", "run")
+    cli("consolidate", "run/checkpoint-4")
+    text = cli("ls", "run/checkpoint-4").out
     assert "  norm embeddings 1, attention 1.414, mlp 1; 1 of 6 values are zero; NaN: 1" in text
-    assert main(["ls", "run", "--store", store]) == 0
-    assert "1 tensor holds NaN or infinity (model.layers.0.mlp" in capsys.readouterr().out
-    assert main(["ls", "run", "--store", store, "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)["locations"]
+    said = cli("ls", "run").out
+    assert "1 tensor holds NaN or infinity (model.layers.0.mlp" in said
+    [found] = cli("ls", "run", "--json").json["locations"]
     groups = found["weights"]["groups"].values()
     assert sum(group["nan"] for group in groups) == 1
 
@@ -176,15 +171,10 @@ def test_a_metric_of_an_event_hides_no_fact_and_counts_before_what_the_trainer_l
     assert lines["metrics"] == "a 0.5, model 8, status 7"
 
 
-def test_what_is_damaged_is_said_with_its_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = make(tmp_path / "store")
-    flip(store / "fsdp2" / SHARD)
-    assert main(["verify", "fsdp2", "--store", str(store)]) == 10
-    capsys.readouterr()
-    assert main(["ls", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_what_is_damaged_is_said_with_its_bytes(named: Path, cli: Cli) -> None:
+    flip(make(named) / "fsdp2" / SHARD)
+    cli("verify", "fsdp2", code=10)
+    lines = cli("ls", "fsdp2/checkpoint-4").out.splitlines()
     [damage] = [line for line in lines if line.startswith(f"  {SHARD}: ")]
     assert damage.count("in bytes 24576 to 28672 (model.layers.") == 1
     assert lines[-1].startswith("next: ckptsync repair fsdp2/checkpoint-4 --store ")
@@ -228,11 +218,11 @@ def test_many_points_share_cells_and_a_terminal_without_blocks_has_none() -> Non
 
 
 def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
-    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     monkeypatch.setattr(sys, "stdout", out)
-    assert main(["ls", "fsdp2", "--store", str(tmp_path / "store")]) == 0
+    cli("ls", "fsdp2")
     out.flush()
     assert out.buffer.getvalue().startswith(b"STEP ")
 

@@ -21,6 +21,8 @@ from ckptsync.cli.main import bounded, main, parser
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merger import plan
 from ckptsync.stores.opening import create_store
+from tests.cli.test_json import check
+from tests.support.command_line import Cli
 
 
 def raising(error: BaseException) -> Callable[[], int]:
@@ -85,23 +87,6 @@ def test_termination_unwinds_so_that_unfinished_output_is_removed() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_a_reader_that_leaves_is_no_traceback() -> None:
-    code = (
-        "from ckptsync.cli.main import bounded\n"
-        "import sys\n"
-        "sys.exit(bounded(lambda: [print('x' * 99) for _ in range(9999)] and 0))"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
-        assert child.stdout
-        assert child.stderr
-        child.stdout.readline()
-        child.stdout.close()
-        assert child.stderr.read() == b""
-        assert child.wait() == 141
-
-
 @pytest.mark.parametrize(
     ("line", "why", "hint"),
     [
@@ -115,30 +100,31 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
         ("ls --stroe /s", "--stroe: no such option of `ckptsync ls`", "did you mean --store?"),
         ("gc --keep-lst=3", "--keep-lst: no such option", "did you mean --keep-last?"),
         ("hook instal", "'instal' is none of install", "did you mean install?"),
+        ("merge a b --dry", "--dry: no such option of `ckptsync merge`", "did you mean --dry-run?"),
+        ("service", "ACTION", "ckptsync help service"),
+        ("ls a b", "a b: expected one RUN", "`ckptsync ls` lists"),
         ("help retenton", "retenton: no such topic", "did you mean retention?"),
         ("help merg", "merg: no such topic", "did you mean merge?"),
         ("config example worke", "worke: no such example", "did you mean worker?"),
     ],
 )
 def test_wrong_usage_is_2_with_a_hint_and_json_where_it_is_asked_for(
-    line: str, why: str, hint: str, capsys: pytest.CaptureFixture[str]
+    line: str, why: str, hint: str, cli: Cli
 ) -> None:
-    assert main(line.split()) == 2
-    told = capsys.readouterr()
-    error, hinted = told.err.splitlines()
-    assert (told.out, why in error, hint in hinted) == ("", True, True), told.err
+    out, err = cli(*line.split(), code=2)
+    error, hinted = err.splitlines()
+    assert (out, why in error, hint in hinted) == ("", True, True), err
     if line:
-        assert main([*line.split(), "--json"]) == 2
-        told = capsys.readouterr()
-        printed = json.loads(told.err)
-        assert (told.out, printed["exit_code"]) == ("", 2)
+        out, err = cli(*line.split(), "--json", code=2)
+        printed = json.loads(err)
+        check("error", printed)
+        assert (out, printed["exit_code"]) == ("", 2)
         assert why in printed["error"]
         assert hint in printed["hint"]
 
 
-def test_the_overview_names_every_command_by_purpose(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
+def test_the_overview_names_every_command_by_purpose(cli: Cli) -> None:
+    said = cli("--help").out
     assert all(f"\n  {name} " in said for name in COMMANDS)
     assert all(f"\n{purpose}:\n" in said for purpose in GROUPS)
     assert max(map(len, said.splitlines())) <= 100
@@ -146,7 +132,7 @@ def test_the_overview_names_every_command_by_purpose(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_tells_what_the_command_does_and_two_examples(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -159,27 +145,21 @@ def test_every_help_tells_what_the_command_does_and_two_examples(
         words = shlex.split(example.partition(" > ")[0])
         assert words[0] == command
         parser(command).parse_args(words[1:])
-    assert main(["help", command]) == 0
-    assert capsys.readouterr().out.startswith(said)
+    assert cli("help", command).out.startswith(said)
 
 
-def test_the_exit_codes_stand_on_one_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "exit-codes"]) == 0
-    assert "\n  10   corrupt" in capsys.readouterr().out
+def test_the_exit_codes_stand_on_one_page(cli: Cli) -> None:
+    assert "\n  10   corrupt" in cli("help", "exit-codes").out
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])
-def test_the_version_is_told(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == 0
-    assert capsys.readouterr().out == f"ckptsync {__version__}\n"
+def test_the_version_is_told(word: str, cli: Cli) -> None:
+    assert cli(word).out == f"ckptsync {__version__}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
-def test_a_shell_completes_commands_and_options(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["completion", shell]) == 0
-    said = capsys.readouterr().out
+def test_a_shell_completes_commands_and_options(shell: str, cli: Cli) -> None:
+    said = cli("completion", shell).out
     assert all(name in said for name in COMMANDS)
     assert "keep-last" in said
     if shutil.which(shell):
@@ -217,19 +197,6 @@ def test_who_sends_or_watches_needs_no_arrays() -> None:
 
 def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
     assert merge.DTYPES == plan.DTYPES
-
-
-def test_a_broken_configuration_is_told_by_the_module_as_a_program(tmp_path: object) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "ckptsync", "run", "-c", f"{tmp_path}/no.yaml", "--json"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 2
-    assert json.loads(ran.stderr)["error"].endswith(
-        "no.yaml: cannot be read: No such file or directory"
-    )
 
 
 @pytest.mark.parametrize("asked", [None, "3"])

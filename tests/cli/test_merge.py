@@ -10,8 +10,6 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-import ckptsync
-from ckptsync.cli.main import main
 from ckptsync.errors import Incomplete
 from ckptsync.merger.destination import fingerprint, merge
 from ckptsync.merger.inputs import MergeRequest, open_sources
@@ -19,10 +17,11 @@ from ckptsync.merger.plan import MergeOptions
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
 from tests.support.adapters import Q, delta, pair, read_model, write_adapter, write_base
+from tests.support.command_line import Cli
 from tests.support.remote_stores import OUT, content, reaching
-from tests.support.vector import vector
+from tests.support.small_store import DATA
+from tests.support.vector import ROOT, vector
 
-DATA = Path(ckptsync.__file__).parent / "demo_data"
 FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
 ZERO = [str(DATA / "zero3" / node / "checkpoint-4") for node in ("node0", "node1")]
 
@@ -33,28 +32,22 @@ def names(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("sources", [FSDP, ZERO], ids=["fsdp2", "zero3"])
-def test_shards_of_two_nodes_become_one_model(
-    sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(["merge", *sources, str(tmp_path / "out"), "--config-from", str(DATA / "base")]) == 0
-    )
-    said = capsys.readouterr().out
+def test_shards_of_two_nodes_become_one_model(sources: list[str], tmp_path: Path, cli: Cli) -> None:
+    said = cli("merge", *sources, tmp_path / "out", "--config-from", DATA / "base").out
     assert f"written: {len(list((tmp_path / 'out').iterdir()))} files" in said
     assert "(21 F32)" in said
     assert len(names(tmp_path / "out" / "model.safetensors")) == 21
     assert (tmp_path / "out" / "config.json").exists()
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    assert main(["merge", *map(str, words), "--json"]) == 0
-    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+def as_json(cli: Cli, *words: object) -> dict[str, Any]:
+    printed: dict[str, Any] = cli("merge", *words, "--json").json
     return printed
 
 
-def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_tells_what_was_written(tmp_path: Path, cli: Cli) -> None:
     out, small = tmp_path / "out", ("--dtype", "bf16", "--max-shard-size", "10KB")
-    result = as_json(capsys, *FSDP, out, *small)
+    result = as_json(cli, *FSDP, out, *small)
     assert result["dtypes"] == {"BF16": 21}
     sizes = {file["path"]: file["bytes"] for file in result["files"]}
     assert sizes == {p.name: p.stat().st_size for p in out.iterdir()}
@@ -62,16 +55,14 @@ def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no config.json" in result["notes"][0]
 
 
-def test_a_dry_run_says_the_same_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path, cli: Cli) -> None:
     def described(result: dict[str, Any]) -> list[object]:
         files = {file["path"]: file["bytes"] for file in result["files"]}
         return [files, *(result[key] for key in ("tensors", "bytes", "source"))]
 
-    planned = as_json(capsys, *ZERO, tmp_path / "out", "--dry-run")
+    planned = as_json(cli, *ZERO, tmp_path / "out", "--dry-run")
     assert not (tmp_path / "out").exists()
-    assert described(planned) == described(as_json(capsys, *ZERO, tmp_path / "out"))
+    assert described(planned) == described(as_json(cli, *ZERO, tmp_path / "out"))
 
 
 def with_code(directory: Path, name: str) -> Path:
@@ -86,7 +77,7 @@ def with_code(directory: Path, name: str) -> Path:
 
 
 def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     source = with_code(Path(shutil.copytree(FSDP[0], tmp_path / "checkpoint-4")), "theirs")
     mine = with_code(tmp_path / "mine", "mine")
@@ -97,7 +88,7 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
         (["--allow-code"], [], "theirs"),
     ):
         out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
-        result = as_json(capsys, source, FSDP[1], out, *words)
+        result = as_json(cli, source, FSDP[1], out, *words)
         assert result["left_out"] == left_out
         assert any("--allow-code" in note for note in result["notes"]) is bool(left_out)
         config = json.loads((out / "config.json").read_text())
@@ -106,9 +97,8 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
         assert config["model_type"] == "llama"
         written = {path.name: path.read_text() for path in out.glob("*.py")}
         assert written == ({f"{code}.py": taken} if taken else {})
-    assert main(["merge", str(source), FSDP[1], str(tmp_path / "out"), "--dry-run"]) == 0
-    said = f"not copied, since code in a checkpoint may be malicious: {', '.join(left)};"
-    assert said in capsys.readouterr().out
+    said = cli("merge", source, FSDP[1], tmp_path / "out", "--dry-run").out
+    assert f"code in a checkpoint may be malicious: {', '.join(left)};" in said
 
 
 @pytest.mark.parametrize(
@@ -126,42 +116,29 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
     ],
 )
 def test_what_cannot_be_done_is_one_line_a_code_and_nothing_written(
-    arguments: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, said: str, tmp_path: Path, cli: Cli
 ) -> None:
-    assert main(["merge", *(a.format(out=tmp_path / "out") for a in arguments)]) == code
-    out, err = capsys.readouterr()
+    out, err = cli("merge", *(a.format(out=tmp_path / "out") for a in arguments), code=code)
     assert out == ""
     assert err.startswith("ckptsync: error: ")
     assert said in err.splitlines()[0]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "precious").write_text("x")
-    assert main(["merge", *FSDP, str(tmp_path / "out")]) == 2
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["precious"]
-    assert "exists" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("jobs", ["1", "3"])
-def test_jobs_change_nothing_but_the_time(
-    jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_change_nothing_but_the_time(jobs: str, tmp_path: Path, cli: Cli) -> None:
     one, other = (
-        as_json(capsys, *FSDP, tmp_path / str(len(given)), "--max-shard-size", "10KB", *given)
+        as_json(cli, *FSDP, tmp_path / str(len(given)), "--max-shard-size", "10KB", *given)
         for given in ((), ("--jobs", jobs))
     )
     assert one | {"destination": ""} == other | {"destination": ""}
 
 
-def test_statistics_are_a_table_and_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["merge", *FSDP, str(tmp_path / "one"), "--statistics"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_statistics_are_a_table_and_json(tmp_path: Path, cli: Cli) -> None:
+    said = cli("merge", *FSDP, tmp_path / "one", "--statistics").out
+    rows = [line.split() for line in said.splitlines()]
     heading = rows.index(["tensor", "min", "max", "norm", "nan", "infinite", "zero"])
-    found = as_json(capsys, *FSDP, tmp_path / "two", "--statistics")["statistics"]
+    found = as_json(cli, *FSDP, tmp_path / "two", "--statistics")["statistics"]
     assert [row[0] for row in rows[heading + 1 : heading + 22]] == list(found)
     with safe_open(tmp_path / "two" / "model.safetensors", "np") as file:
         for name, told in found.items():
@@ -170,9 +147,6 @@ def test_statistics_are_a_table_and_json(
             assert told["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=2e-6)
             assert (told["elements"], told["zeros"]) == (values.size, (values == 0).sum())
             assert (told["nan"], told["infinite"]) == (0, 0)
-
-
-VECTORS = Path(__file__).parent.parent / "vectors"
 
 
 @pytest.mark.parametrize(
@@ -189,38 +163,35 @@ VECTORS = Path(__file__).parent.parent / "vectors"
     ],
 )
 def test_a_merge_is_compared_with_the_base_model_that_is_named(
-    vectors: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    vectors: str, code: int, said: str, tmp_path: Path, cli: Cli
 ) -> None:
-    source, base = (VECTORS / name for name in vectors.split())
+    source, base = (ROOT / name for name in vectors.split())
     sources = json.loads((source / "vector.json").read_text())["sources"]
     given = [str(source / name) for name in sources]
-    assert main(["merge", *given, str(tmp_path / "out"), "--base", str(base)]) == code
-    captured = capsys.readouterr()
+    captured = cli("merge", *given, tmp_path / "out", "--base", base, code=code)
     assert said in captured.out + captured.err
     assert (tmp_path / "out").exists() is (code == 0)
 
 
-def test_an_empty_base_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_base_is_named(tmp_path: Path, cli: Cli) -> None:
     base = tmp_path / "base"
     base.mkdir()
-    assert main(["merge", *FSDP, str(tmp_path / "out"), "--base", str(base)]) == 5
-    assert f"--base {base}: no weights among its 0 files" in capsys.readouterr().err
+    said = cli("merge", *FSDP, tmp_path / "out", "--base", base, code=5).err
+    assert f"--base {base}: no weights among its 0 files" in said
     (base / "model.safetensors").write_bytes(b"x")
-    assert main(["merge", *FSDP, str(tmp_path / "out"), "--base", str(base)]) == 10
-    assert "error: --base: model.safetensors: " in capsys.readouterr().err
+    said = cli("merge", *FSDP, tmp_path / "out", "--base", base, code=10).err
+    assert "error: --base: model.safetensors: " in said
 
 
-def test_a_tag_of_another_step_and_a_second_tag_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tag_of_another_step_and_a_second_tag_are_said(tmp_path: Path, cli: Cli) -> None:
     (source,) = vector("hf-zero2").sources
     checkpoint = Path(shutil.copytree(source, tmp_path / "checkpoint-10"))
     words = ["merge", str(checkpoint), "--source", "zero:global_step4"]
-    assert main([*words, str(tmp_path / "one")]) == 0
-    assert "`latest` in checkpoint-10 names global_step4, which" in capsys.readouterr().out
+    said = cli(*words, tmp_path / "one").out
+    assert "`latest` in checkpoint-10 names global_step4, which" in said
     shutil.copytree(checkpoint / "global_step4", checkpoint / "global_step2")
-    assert main([*words, str(tmp_path / "two")]) == 0
-    assert "DeepSpeed's global_step2 is there, too, and is left out" in capsys.readouterr().out
+    said = cli(*words, tmp_path / "two").out
+    assert "DeepSpeed's global_step2 is there, too, and is left out" in said
 
 
 def model(directory: Path, *names: str, value: float) -> Path:
@@ -230,15 +201,13 @@ def model(directory: Path, *names: str, value: float) -> Path:
     return directory
 
 
-def test_frozen_tensors_and_names_come_from_a_model_that_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_frozen_tensors_and_names_come_from_a_model_that_is_named(tmp_path: Path, cli: Cli) -> None:
     base = model(tmp_path / "base", "language_model.model.w", "vision_tower.w", value=1)
     own = model(tmp_path / "own", "model.language_model.w", value=2)
     given = ("--fill-from", base, "--names-of", base, "--base", base)
     for place in ("out", "store"):  # a directory that appears, and one that is a store
         target = tmp_path / place if place == "out" else f"file://{tmp_path / place}"
-        result = as_json(capsys, own, target, *given)
+        result = as_json(cli, own, target, *given)
         assert result["filled"] == ["vision_tower.w"]
         assert "1 of 2 tensors are the given model's" in " ".join(result["notes"])
         held = load_file(tmp_path / place / "model.safetensors")
@@ -246,11 +215,11 @@ def test_frozen_tensors_and_names_come_from_a_model_that_is_named(
             "language_model.model.w": [2, 2],
             "vision_tower.w": [1, 1],
         }
-    assert as_json(capsys, own, tmp_path / "as-before")["filled"] == []
+    assert as_json(cli, own, tmp_path / "as-before")["filled"] == []
     assert names(tmp_path / "as-before/model.safetensors") == ["model.language_model.w"]
     (tmp_path / "empty").mkdir()
-    assert main(["merge", str(own), str(tmp_path / "x"), "--names-of", str(tmp_path / "empty")]) > 0
-    assert "--names-of" in capsys.readouterr().err
+    said = cli("merge", own, tmp_path / "x", "--names-of", tmp_path / "empty", code=5).err
+    assert "--names-of" in said
 
 
 def test_a_merge_does_not_continue_with_another_model_to_fill_from(tmp_path: Path) -> None:
@@ -279,45 +248,37 @@ def test_a_model_that_is_replaced_while_it_fills_is_an_error(tmp_path: Path, pla
     assert not [name for name in content(store) if "model" in name]
 
 
-def test_an_adapter_into_its_base_ends_with_what_was_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_into_its_base_ends_with_what_was_changed(tmp_path: Path, cli: Cli) -> None:
     base, out = tmp_path / "base", tmp_path / "out"
     tensors, module = write_base(base), Q.removesuffix(".weight")
     adapters = [write_adapter(tmp_path / f"{n}", pair(module, n)) for n in (1, 3)]
     words = [str(adapters[0]), str(adapters[1]), "--into", str(base)]
-    planned = as_json(capsys, *words, out, "--dry-run")
+    planned = as_json(cli, *words, out, "--dry-run")
     assert planned["change"] == {"adapters": 2, "modules": 2, "tensors": 1}
-    result = as_json(capsys, *words, out)
+    result = as_json(cli, *words, out)
     assert set(result["change"]["groups"]) == {"attention"}
     assert result["change"]["relative"] > 0
     found = read_model(out)
     changes = sum(delta(pair(module, n), module) for n in (1, 3))
     assert np.array_equal(found[Q], tensors[Q] + changes)
-    assert main(["merge", *words, str(tmp_path / "shown")]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("merge", *words, tmp_path / "shown").out
     assert "change   2 modules, 1 tensors, by 2 adapters" in shown
     assert "attention: " in shown
-    sized = as_json(capsys, *words, tmp_path / "cut", "--max-shard-size", "3KB")
+    sized = as_json(cli, *words, tmp_path / "cut", "--max-shard-size", "3KB")
     assert len(sized["files"]) > len(result["files"])
 
 
-def test_options_that_a_sum_has_not_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_a_sum_has_not_are_refused(tmp_path: Path, cli: Cli) -> None:
     base, out = tmp_path / "base", str(tmp_path / "out")
     write_base(base)
     adapter = str(write_adapter(tmp_path / "adapter", pair(Q.removesuffix(".weight"), 1)))
     into = ["--into", str(base)]
-    assert main(["merge", adapter, *into, out, "--engine", "ray"]) == 2
-    assert main(["merge", adapter, *into, out, "--base", str(base)]) == 2
+    cli("merge", adapter, *into, out, "--engine", "ray", code=2)
+    cli("merge", adapter, *into, out, "--base", base, code=2)
     for option in ("--fill-from", "--names-of"):
-        assert main(["merge", adapter, *into, out, option, str(base)]) == 2
-        assert f"merge BASE DST {option} DIR" in capsys.readouterr().err
-    assert main(["merge", adapter, out, "--changed-base"]) == 2
-    assert main(["merge", str(base), *into, out]) == 5
-    assert main(["merge", adapter, "--into", adapter, out]) == 5
-    errors = capsys.readouterr().err
-    assert "a LoRA adapter is expected" in errors
-    assert "its base is expected" in errors
+        said = cli("merge", adapter, *into, out, option, base, code=2).err
+        assert f"merge BASE DST {option} DIR" in said
+    cli("merge", adapter, out, "--changed-base", code=2)
+    assert "a LoRA adapter is expected" in cli("merge", base, *into, out, code=5).err
+    assert "its base is expected" in cli("merge", adapter, "--into", adapter, out, code=5).err
     assert not (tmp_path / "out").exists()

@@ -25,6 +25,7 @@ from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import find_offer, push
 from ckptsync.worker.worker import Worker
+from tests.support.command_line import Cli
 from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import safetensors_file, write_files
 from tests.support.head_in_process import consolidate_due, verify_next
@@ -52,50 +53,41 @@ def below(directory: Path) -> dict[str, bytes]:
     }
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    code = main(["pull", *words, "--json"])
-    said: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert said["exit_code"] == code
-    return code, said
+def told(cli: Cli, *words: object, code: int = 0) -> dict[str, Any]:
+    printed: dict[str, Any] = cli("pull", *words, "--json", code=code).json
+    assert printed["exit_code"] == code
+    return printed
 
 
-def test_a_run_comes_back_as_it_was(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said = told(capsys, "fsdp2", str(tmp_path), "--store", str(made), "--dry-run")
-    assert (code, said["status"], said["there"]["files"]) == (0, "VERIFIED", 0)
+def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, cli: Cli) -> None:
+    said = told(cli, "fsdp2", tmp_path, "--store", made, "--dry-run")
+    assert (said["status"], said["there"]["files"]) == ("VERIFIED", 0)
     assert said["files"] == len(trained("fsdp2"))
     assert not list(tmp_path.iterdir())
-    assert main(["pull", "fsdp2", str(tmp_path), "--store", str(made)]) == 0
-    assert "fsdp2/checkpoint-4 (VERIFIED)" in capsys.readouterr().out
+    assert "fsdp2/checkpoint-4 (VERIFIED)" in cli("pull", "fsdp2", tmp_path, "--store", made).out
     assert below(tmp_path / "checkpoint-4") == trained("fsdp2")
-    _, again = told(capsys, str(made / "fsdp2"), str(tmp_path), "--dry-run")
+    again = told(cli, made / "fsdp2", tmp_path, "--dry-run")
     assert again["there"]["files"] == said["files"]
 
 
-def test_a_model_comes_into_a_directory_of_its_own(made: Path, tmp_path: Path) -> None:
-    def pull(what: Path, destination: Path | str) -> int:
-        return main(["pull", str(what), str(destination), "--consolidated"])
-
-    assert pull(made / "fsdp2/checkpoint-4", tmp_path / "model") == 0
+def test_a_model_comes_into_a_directory_of_its_own(made: Path, tmp_path: Path, cli: Cli) -> None:
+    cli("pull", made / "fsdp2/checkpoint-4", tmp_path / "model", "--consolidated")
     assert below(tmp_path / "model") == below(made / "fsdp2/consolidated/checkpoint-4")
-    assert pull(made / "fsdp2", f"{tmp_path}/model/x/..") == 0, "the same, and so it is there"
-    assert pull(made / "fsdp2", "/") == 2
-    assert pull(made / "fsdp2", tmp_path) == 2, "there is something else"
+    cli("pull", made / "fsdp2", f"{tmp_path}/model/x/..", "--consolidated")  # it is there
+    for other in ("/", tmp_path):  # there is something else
+        cli("pull", made / "fsdp2", other, "--consolidated", code=2)
 
 
-def test_damage_is_not_given_and_says_what_is_missing(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path, cli: Cli) -> None:
     store = tmp_path / "store"
     shutil.copytree(made, store)
     flip(store / "fsdp2" / SHARD)
-    code, said = told(capsys, "fsdp2/latest", str(tmp_path / "out"), "--store", str(store))
-    assert code == 10
+    words = ("fsdp2/latest", tmp_path / "out", "--store", store)
+    said = told(cli, *words, code=10)
     assert list(said["failed"]) == ["pytorch_model_fsdp_0/__0_0.distcp"]
     assert not (tmp_path / "out/checkpoint-4").exists()
-    assert main(["pull", "fsdp2/latest", str(tmp_path / "out"), "--store", str(store)]) == 10
-    assert "failed: pytorch_model_fsdp_0/__0_0.distcp" in (out := capsys.readouterr().out)
+    out = cli("pull", *words, code=10).out
+    assert "failed: pytorch_model_fsdp_0/__0_0.distcp" in out
     assert f"there already: {said['files'] - 1} files" in out
 
 
@@ -110,31 +102,22 @@ REFUSED = [
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda r: " ".join(r[0]))
 def test_what_cannot_be_had_is_said(
-    made: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    refused: tuple[list[str], int, str],
+    made: Path, tmp_path: Path, cli: Cli, refused: tuple[list[str], int, str]
 ) -> None:
     (run, *rest), code, wanted = refused
-    assert main(["pull", run, str(tmp_path / "out"), "--store", str(made), *rest]) == code
-    assert wanted in capsys.readouterr().err
+    assert wanted in cli("pull", run, tmp_path / "out", "--store", made, *rest, code=code).err
     assert not list(tmp_path.iterdir())
 
 
 def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    code, said = told(
-        capsys, "zero3/checkpoint-4", str(tmp_path), "--store", str(made), "--unverified"
-    )
-    assert code == 0
+    said = told(cli, "zero3/checkpoint-4", tmp_path, "--store", made, "--unverified")
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
     assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
 
 
-def test_a_best_checkpoint_that_is_not_here_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_best_checkpoint_that_is_not_here_is_said(tmp_path: Path, cli: Cli) -> None:
     checkpoint, best = tmp_path / "run" / "checkpoint-2", tmp_path / "run" / "checkpoint-1"
     write_files(
         checkpoint,
@@ -144,17 +127,16 @@ def test_a_best_checkpoint_that_is_not_here_is_said(
         },
     )
     url, where = str(tmp_path / "store"), str(tmp_path / "out")
-    assert main(["push", str(checkpoint), "--store", url]) == 0
-    capsys.readouterr()
+    cli("push", checkpoint, "--store", url)
     words = ("run/checkpoint-2", where, "--store", url, "--unverified")
-    assert any(f"names {best} as the best" in note for note in told(capsys, *words)[1]["notes"])
+    assert any(f"names {best} as the best" in note for note in told(cli, *words)["notes"])
     best.mkdir()
-    assert told(capsys, *words)[1]["notes"] == []
+    assert told(cli, *words)["notes"] == []
 
 
 @pytest.mark.parametrize("kind", sampled(["s3", "sftp"], 2))
 def test_it_comes_from_stores_elsewhere_too(
-    kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     url, options = (
         (f"s3://{weed().bucket()}/a", weed().options())
@@ -165,21 +147,29 @@ def test_it_comes_from_stores_elsewhere_too(
     for entry in source.names("fsdp2/"):
         store.write(entry.name, [read_all(source, entry.name)])
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(dict(options)))
-    assert main(["pull", f"{url}/fsdp2", str(tmp_path / "out")]) == 0
-    assert main(["pull", f"{url}/fsdp2", str(tmp_path / "model"), "--consolidated"]) == 0
+    cli("pull", f"{url}/fsdp2", tmp_path / "out")
+    cli("pull", f"{url}/fsdp2", tmp_path / "model", "--consolidated")
     assert below(tmp_path / "out/checkpoint-4") == trained("fsdp2")
     assert below(tmp_path / "model") == below(made / "fsdp2/consolidated/checkpoint-4")
 
 
-def one_save(path: Path) -> Store:
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``fsdp2`` of two nodes whose hooks agreed on a save id, VERIFIED."""
+    path = tmp_path_factory.mktemp("agreed") / "store"
     store = create_store(str(path))
     for node in ("node0", "node1"):
         offer = find_offer(DATA / "fsdp2" / node)
         push(replace(offer, run="fsdp2", save="0123456789abcdef"), store, node)
     consolidate_due(store, HeadOptions())
     verify_next(store, VerifyPolicy(), time.time())
-    return store
+    return path
+
+
+@pytest.fixture
+def store(agreed: Path, tmp_path: Path) -> Store:
+    shutil.copytree(agreed, tmp_path / "store")
+    return open_store(str(tmp_path / "store"))
 
 
 def workers(
@@ -204,15 +194,12 @@ def state(store: Store) -> dict[str, tuple[str, int]]:
     return {s.location: (s.status, len(s.manifests)) for s in read_state(store).locations}
 
 
-def bring(how: str, tmp_path: Path, url: Path) -> None:
+def bring(how: str, tmp_path: Path) -> None:
     """Both nodes' shards onto A, and what node1 needs, or all, onto B."""
     a, b = tmp_path / "A", tmp_path / "B"
     if how == "pull":
-        assert main(["pull", "fsdp2/checkpoint-4", str(a), "--store", str(url)]) == 0
-        assert (
-            main(["pull", "fsdp2/checkpoint-4", str(b), "--store", str(url), "--node", "node1"])
-            == 0
-        )
+        for words in ([str(a)], [str(b), "--node", "node1"]):
+            assert main(["pull", f"{tmp_path}/store/fsdp2/checkpoint-4", *words]) == 0
         return
     for out, first, second in ((a, "node0", "node1"), (b, "node1", "node0")):
         for node in (first, second):
@@ -223,13 +210,16 @@ def bring(how: str, tmp_path: Path, url: Path) -> None:
                 os.utime(path, ns=(5, path.stat().st_mtime_ns + 10**12))
 
 
-@pytest.mark.parametrize("nodes", [("node0", "node1"), ("other0", "other1")])
-@pytest.mark.parametrize("how", ["pull", "copied", "copied without times"])
+SAME, OTHER = ("node0", "node1"), ("other0", "other1")
+
+
+@pytest.mark.parametrize(
+    ("how", "nodes"), [("pull", OTHER), ("copied", SAME), ("copied without times", OTHER)]
+)
 def test_what_was_pulled_or_copied_between_nodes_is_the_save_that_the_store_has(
-    how: str, nodes: tuple[str, str], tmp_path: Path
+    how: str, nodes: tuple[str, str], store: Store, tmp_path: Path
 ) -> None:
-    store = one_save(tmp_path / "store")
-    bring(how, tmp_path, tmp_path / "store")
+    bring(how, tmp_path)
     watching = workers(tmp_path, store, nodes)
     assert set(phases(watching, 0.0, 5.0, 2000.0, 2001.0)) <= {"stored", "elsewhere"}
     assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
@@ -242,32 +232,31 @@ def test_what_was_pulled_or_copied_between_nodes_is_the_save_that_the_store_has(
 
 
 @pytest.mark.parametrize("how", ["pull", "copied without times"])
-def test_a_copy_serves_when_the_store_s_own_is_damaged(how: str, tmp_path: Path) -> None:
-    store = one_save(tmp_path / "store")
-    bring(how, tmp_path, tmp_path / "store")
-    watching = workers(tmp_path, store, ("other0", "other1"))
+def test_a_copy_serves_when_the_store_s_own_is_damaged(
+    how: str, store: Store, tmp_path: Path, cli: Cli
+) -> None:
+    bring(how, tmp_path)
+    watching = workers(tmp_path, store, OTHER)
     phases(watching, 0.0, 1.0)
     flip(tmp_path / "store" / "fsdp2" / SHARD)
-    assert main(["verify", "--store", str(tmp_path / "store")]) == 10
+    cli("verify", "--store", tmp_path / "store", code=10)
     assert [r.name for r in tick(watching[0], 2.0).repairs if not r.reason] == [SHARD]
-    assert main(["verify", "--store", str(tmp_path / "store")]) == 0
+    cli("verify", "--store", tmp_path / "store")
     assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
 
 
-def test_a_copy_of_what_retention_gave_up_is_not_sent_again(tmp_path: Path) -> None:
-    store = one_save(tmp_path / "store")
-    bring("pull", tmp_path, tmp_path / "store")
+def test_a_copy_of_what_retention_gave_up_is_not_sent_again(store: Store, tmp_path: Path) -> None:
+    bring("pull", tmp_path)
     (seen,) = read_state(store).locations
     manifests, name = tuple(stored.name for stored in seen.manifests), "checkpoint-4"
     put(store, Tombstone("fsdp2", name, name, 0, manifests, "keep_last"))
-    watching = workers(tmp_path, store, ("other0", "other1"))
+    watching = workers(tmp_path, store, OTHER)
     assert set(phases(watching, 0.0, 5.0, 2000.0)) == {"retired"}
     assert state(store) == {"checkpoint-4": ("RETIRED", 2)}
 
 
-def test_a_copy_with_other_times_is_read_once(tmp_path: Path) -> None:
-    store = one_save(tmp_path / "store")
-    bring("copied without times", tmp_path, tmp_path / "store")
+def test_a_copy_with_other_times_is_read_once(store: Store, tmp_path: Path) -> None:
+    bring("copied without times", tmp_path)
     shards = [p for p in (tmp_path / "A").rglob("*.distcp") if "_ckptsync" not in p.parts]
     watching = workers(tmp_path, store)
     phases(watching, 0.0, 1.0)
@@ -278,9 +267,10 @@ def test_a_copy_with_other_times_is_read_once(tmp_path: Path) -> None:
     assert all(p.stat().st_atime_ns == 5 for p in shards)
 
 
-def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(tmp_path: Path) -> None:
-    store = one_save(tmp_path / "store")
-    bring("pull", tmp_path, tmp_path / "store")
+def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(
+    store: Store, tmp_path: Path
+) -> None:
+    bring("pull", tmp_path)
     for out in "AB":
         (tmp_path / out / "checkpoint-4" / "README.md").write_text("evaluated")
     watching = workers(tmp_path, store)
@@ -292,12 +282,11 @@ def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(tmp_pa
     assert {word for word, _ in state(store).values()} == {"VERIFIED"}
 
 
-@pytest.mark.parametrize("nodes", [("node0", "node1"), ("other0", "other1")])
+@pytest.mark.parametrize("nodes", [SAME, OTHER])
 def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save(
-    nodes: tuple[str, str], tmp_path: Path
+    nodes: tuple[str, str], store: Store, tmp_path: Path
 ) -> None:
-    store = one_save(tmp_path / "store")
-    bring("pull", tmp_path, tmp_path / "store")
+    bring("pull", tmp_path)
     for out, rank in (("A", 0), ("B", 1)):
         for path in sorted((tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp")):
             data = bytearray(path.read_bytes())
@@ -316,24 +305,23 @@ def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save
 
 
 def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     (tmp_path / "run/npz").mkdir(parents=True)
     (tmp_path / "run/npz/weights.npz").write_bytes(b"x")
     store = str(tmp_path / "store")
-    assert main(["push", str(tmp_path / "run/npz"), "--store", store, "--as", "mine"]) == 0
+    cli("push", tmp_path / "run/npz", "--store", store, "--as", "mine")
     words = ["pull", "run", str(tmp_path / "back"), "--store", store]
     for more in ([], ["--unverified"]):
-        assert main([*words, *more]) == 3
-        said = capsys.readouterr().err
+        said = cli(*words, *more, code=3).err
         assert "of no layout that ckptsync merges" in said
         assert "name one, such as run/mine" in said
-    assert main(["pull", "run/mine", *words[2:]]) == 0
+    cli("pull", "run/mine", *words[2:])
     assert (tmp_path / "back/mine/weights.npz").read_bytes() == b"x"
 
 
 def test_another_number_of_nodes_is_told_what_to_do_with_deepspeeds_shards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Cli
 ) -> None:
     store = create_store(str(tmp_path / "store"))
     for run in ("zero3", "fsdp2"):
@@ -341,12 +329,11 @@ def test_another_number_of_nodes_is_told_what_to_do_with_deepspeeds_shards(
             push_now(DATA / run / node, store, node, run)
 
     def notes(run: str, count: int) -> list[str]:
-        out, here = str(tmp_path / "out"), ("--store", store.url, "--dry-run")
-        code, said = told(capsys, f"{run}/checkpoint-4", out, "--nnodes", str(count), *here)
-        assert code == 0
+        words = ("--nnodes", count, "--store", store.url, "--dry-run")
+        said = told(cli, f"{run}/checkpoint-4", tmp_path / "out", *words)
         return [note for note in said["notes"] if "--to universal" in note]
 
     assert [len(notes("zero3", n)) for n in (1, 2, 3)] == [1, 0, 1]
     assert not [note for n in (1, 2, 3) for note in notes("fsdp2", n)]
     assert "saved it: 2, nodes that will resume: 3" in notes("zero3", 3)[0]
-    assert main(["pull", "zero3", str(tmp_path / "out"), "--nnodes", "0"]) == 2
+    cli("pull", "zero3", tmp_path / "out", "--nnodes", "0", code=2)

@@ -13,45 +13,32 @@ import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.cli.push import counted, notes
 from ckptsync.stores.memory import MemoryStore
+from tests.support.command_line import Cli
 from tests.support.worker_in_process import push_now
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD, OPTIMIZER = "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"
 
 
-def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_sent_once(tmp_path: Path, cli: Cli) -> None:
     store = str(tmp_path / "store")
-    for said in ("sent, 7 files, 223 KB", "sent, the store had every file already"):
-        assert (
-            main(["push", str(FSDP / "node0"), "--store", store, "--run", "a", "--node", "n0"]) == 0
-        )
-        assert f"a/checkpoint-4: {said}" in capsys.readouterr().out
-    stored = (tmp_path / "store" / "a" / "checkpoint-4" / SHARD).read_bytes()
-    assert stored == (FSDP / "node0" / "checkpoint-4" / SHARD).read_bytes()
+    for sent in ("sent, 7 files, 223 KB", "sent, the store had every file already"):
+        said = cli("push", FSDP / "node0", "--store", store, "--run", "a", "--node", "n0").out
+        assert f"a/checkpoint-4: {sent}" in said
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    assert main(["push", *map(str, words), "--json"]) == 0
-    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+def as_json(cli: Cli, *words: object) -> dict[str, Any]:
+    printed: dict[str, Any] = cli("push", *words, "--json").json
     return printed
 
 
-def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_counts_what_was_chosen_and_makes_no_store(tmp_path: Path, cli: Cli) -> None:
     words = (FSDP / "node0" / "checkpoint-4", "--store", tmp_path / "store", "--dry-run")
-    [planned] = as_json(capsys, *words)["checkpoints"]
+    [planned] = as_json(cli, *words)["checkpoints"]
     assert (planned["run"], planned["phase"], planned["files"]) == ("node0", "would be sent", 7)
-    [weights] = as_json(capsys, *words, "--send", "weights")["checkpoints"]
+    [weights] = as_json(cli, *words, "--send", "weights")["checkpoints"]
     assert planned["files"] > weights["files"] > 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = as_json(capsys, FSDP / "node1", "--store", tmp_path / "store", "--node", "n1")
-    [sent] = result["checkpoints"]
-    assert (result["dry_run"], sent["phase"], sent["files"]) == (False, "sent", 3)
-    assert (sent["checkpoint"], sent["location"]) == ("checkpoint-4", "checkpoint-4")
 
 
 @pytest.mark.parametrize(
@@ -69,20 +56,18 @@ def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_what_cannot_be_sent_is_one_line_and_a_code(
-    arguments: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, said: str, tmp_path: Path, cli: Cli
 ) -> None:
-    assert main(["push", *(a.format(tmp=tmp_path, data=FSDP) for a in arguments)]) == code
-    assert said in capsys.readouterr().err.splitlines()[0]
+    words = [a.format(tmp=tmp_path, data=FSDP) for a in arguments]
+    assert said in cli("push", *words, code=code).err.splitlines()[0]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_is_torn_is_not_sent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_torn_is_not_sent(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4')
-    assert main(["push", str(tmp_path / "out"), "--store", str(tmp_path / "store")]) == 3
-    assert "trainer_state.json" in capsys.readouterr().err
+    said = cli("push", tmp_path / "out", "--store", tmp_path / "store", code=3).err
+    assert "trainer_state.json" in said
     assert not (tmp_path / "store" / "out").exists()
 
 
@@ -127,10 +112,8 @@ def configured(tmp_path: Path, more: str = "send: weights") -> Path:
     return config
 
 
-def test_a_configuration_says_where_to_under_which_names_and_what(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = as_json(capsys, tmp_path / "jobs/sft/out", "-c", configured(tmp_path))
+def test_a_configuration_says_where_to_under_which_names_and_what(tmp_path: Path, cli: Cli) -> None:
+    result = as_json(cli, tmp_path / "jobs/sft/out", "-c", configured(tmp_path))
     [sent] = result["checkpoints"]
     assert (result["store"], sent["run"], sent["phase"]) == (f"{tmp_path}/store", "sft", "sent")
     [manifest] = (tmp_path / "store" / "sft" / ".ckptsync").rglob("manifest-n7-*")
@@ -148,11 +131,10 @@ def test_a_configuration_says_where_to_under_which_names_and_what(
     ],
 )
 def test_flags_go_before_the_configuration(
-    flags: list[str], there: str, absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], there: str, absent: str, tmp_path: Path, cli: Cli
 ) -> None:
     words = ["push", str(tmp_path / "jobs/sft/out"), "-c", str(configured(tmp_path))]
-    assert main([*words, "--run", "mine", "--node", "n1", *flags]) == 0
-    assert "mine/checkpoint-4: sent" in capsys.readouterr().out
+    assert "mine/checkpoint-4: sent" in cli(*words, "--run", "mine", "--node", "n1", *flags).out
     stored = tmp_path / "store" / "mine" / "checkpoint-4"
     assert (stored / there).exists()
     assert not (stored / absent).exists()
@@ -169,33 +151,27 @@ def test_flags_go_before_the_configuration(
     ],
 )
 def test_what_contradicts_itself_sends_nothing(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], said: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
-    config = configured(tmp_path)
+    configured(tmp_path)
     out = tmp_path / "jobs/sft/out"
-    assert config.exists()
-    assert main(["push", str(out), *(word.format(out=out) for word in words)]) == 2
-    assert said.format(out=out) in capsys.readouterr().err
+    told = cli("push", out, *(word.format(out=out) for word in words), code=2).err
+    assert said.format(out=out) in told
     assert not (tmp_path / "store").exists()
 
 
-def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_out_is_listed(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "runs").mkdir()
     (tmp_path / "out" / "train.log").write_text("x")
     (tmp_path / "out" / "checkpoint-4" / "link").symlink_to("train.log")
     words = [str(tmp_path / "out"), "--store", str(tmp_path / "s"), "--exclude", "rng_state*"]
     for dry in (["--dry-run"], []):
-        told = as_json(capsys, *words, *dry)
+        told = as_json(cli, *words, *dry)
         assert told["left_out"] == ["runs/", "train.log"]
         assert [c["left_out"] for c in told["checkpoints"]] == [["link", "rng_state_0.pth"]]
-    assert main(["push", *words]) == 0
-    said = capsys.readouterr().out
+    said = cli("push", *words).out
     assert "left out: link, rng_state_0.pth" in said
     assert "not uploaded, not part of a checkpoint: runs/, train.log" in said
 
@@ -208,7 +184,7 @@ def advised(text: str) -> list[str]:
 
 @pytest.mark.parametrize("words", [["{out}"], ["{out}/my runs"], ["{out}", "--as", "all"]])
 def test_advice_can_be_followed_to_the_letter(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "my runs").mkdir()
@@ -217,22 +193,17 @@ def test_advice_can_be_followed_to_the_letter(
     main(["push", *given, "--store", str(tmp_path / "s")])
     said = capsys.readouterr()
     follow = advised(said.out + said.err)
-    assert main(follow) == 0, follow
-    assert ("all" if "all" in words else "NAME") in capsys.readouterr().out
+    assert ("all" if "all" in words else "NAME") in cli(*follow).out
 
 
-def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path) -> None:
+def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "best")
-    assert main(["push", str(tmp_path / "best"), "--store", str(tmp_path / "best" / "store")]) == 2
+    cli("push", tmp_path / "best", "--store", tmp_path / "best" / "store", code=2)
     assert not (tmp_path / "best" / "store").exists()
 
 
-def test_a_run_that_a_store_cannot_keep_wants_another_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_a_store_cannot_keep_wants_another_name(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / ".cache" / "dcp")
     words = ["push", str(tmp_path / ".cache" / "dcp"), "--store", str(tmp_path / "s")]
-    assert main(words) == 2
-    assert "--run NAME" in capsys.readouterr().err
-    assert main([*words, "--run", "mine"]) == 0
-    assert "mine/dcp: sent" in capsys.readouterr().out
+    assert "--run NAME" in cli(*words, code=2).err
+    assert "mine/dcp: sent" in cli(*words, "--run", "mine").out

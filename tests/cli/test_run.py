@@ -5,19 +5,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-import ckptsync
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.cli.main import main
 from ckptsync.stores.opening import open_store
-
-DATA = Path(ckptsync.__file__).parent / "demo_data"
+from tests.support.command_line import Cli
+from tests.support.small_store import DATA
+from tests.support.waiting import until
 
 
 def configured(tmp_path: Path, node: str = "n0") -> str:
@@ -48,47 +46,24 @@ def until_started(child: subprocess.Popen[str]) -> None:
 
 
 def test_its_first_line_says_on_what_it_works_and_what_a_variable_overrides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    config = configured(tmp_path)
+    config, other = configured(tmp_path), f"{tmp_path}/other"
+    monkeypatch.setenv("CKPTSYNC_STORE", other)
+    told = f"{config}:2: store.url: {tmp_path}/store is overridden by CKPTSYNC_STORE={other}"
     with started(config) as child:
         assert child.stderr
         first = json.loads(child.stderr.readline())
-        child.send_signal(signal.SIGTERM)
-    assert (first["phase"], first["store"], first["outputs"]) == (
-        "starting",
-        f"{tmp_path}/store",
-        f"{tmp_path}/out",
-    )
-    assert "overridden" not in first
-    monkeypatch.setenv("CKPTSYNC_STORE", f"{tmp_path}/other")
-    told = (
-        f"{config}:2: store.url: {tmp_path}/store is overridden by CKPTSYNC_STORE={tmp_path}/other"
-    )
-    with started(config) as child:
-        assert child.stderr
-        first = json.loads(child.stderr.readline())
-        child.send_signal(signal.SIGTERM)
-    assert (first["level"], first["store"], first["overridden"]) == (
-        "warning",
-        f"{tmp_path}/other",
-        told,
-    )
-    for command in (
-        ["ls", "-c", config],
-        ["push", str(DATA), "-c", config, "--dry-run"],
-        ["status", "-c", config],
-    ):
-        main(command)
-        assert capsys.readouterr().err.count(told) == 1, command
+    expected = {"phase": "starting", "level": "warning", "store": other, "overridden": told}
+    assert first.items() >= (expected | {"outputs": f"{tmp_path}/out"}).items()
+    for words in (["push", DATA / "fsdp2/node0"], ["ls"], ["status"]):
+        assert cli(*words, "-c", config).err.count(told) == 1, words
 
 
 def test_the_second_worker_of_one_id_exits_2_and_the_first_goes_on(tmp_path: Path) -> None:
     with started(configured(tmp_path)) as first:
         until_started(first)
-        (tmp_path / "store" / ".ckptsync" / "nodes").mkdir(exist_ok=True)
-        while not list((tmp_path / "store" / ".ckptsync" / "nodes").iterdir()):
-            time.sleep(0.02)
+        assert until((tmp_path / "store/.ckptsync/nodes/n0.json").exists)
         with started(configured(tmp_path)) as second:
             assert second.wait(60) == 2
             assert second.stderr
@@ -107,17 +82,6 @@ def test_the_second_worker_of_one_id_exits_2_and_the_first_goes_on(tmp_path: Pat
         assert first.poll() is None
         first.send_signal(signal.SIGTERM)
         assert first.wait(60) == 0
-
-
-def test_a_worker_that_was_killed_is_no_rival(tmp_path: Path) -> None:
-    with started(configured(tmp_path)) as first:
-        until_started(first)
-        time.sleep(0.3)
-        first.kill()
-    with started(configured(tmp_path)) as second:
-        until_started(second)
-        second.send_signal(signal.SIGINT)
-        assert second.wait(60) == 0
 
 
 def test_a_worker_that_cannot_begin_is_2_and_does_not_look_alive(tmp_path: Path) -> None:
@@ -146,15 +110,3 @@ def test_a_worker_that_a_job_brings_along_ends_when_the_job_has_and_all_it_left_
         job.kill()
         assert child.wait(60) == 0
     assert [s.run for s in read_state(open_store(f"{tmp_path}/store")).readable] == ["out"]
-
-
-def test_a_configuration_with_problems_is_2_and_starts_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(f"store: {{url: {tmp_path}/store}}\nworker: {{runz: [/x]}}\n")
-    assert main(["run", "-c", str(path)]) == 2
-    assert (
-        f"{path}:2: worker.runz: unknown key (did you mean worker.runs?)" in capsys.readouterr().err
-    )
-    assert not (tmp_path / "store").exists()

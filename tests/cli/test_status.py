@@ -22,12 +22,10 @@ import pytest
 
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Proven
-from ckptsync.cli.main import main
 from ckptsync.cli.output import columns
 from ckptsync.cli.screen import MOST, Screen
 from ckptsync.cli.status import alarm_lines, overview_lines
 from ckptsync.errors import StoreError, Transient
-from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.progress import Progress
 from ckptsync.service.monitor import OverviewReader
@@ -38,11 +36,11 @@ from ckptsync.status.overview import Overview, Room
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
+from tests.support.command_line import Cli
 from tests.support.exhaustive import sampled
-from tests.support.head_in_process import consolidate_due, verify_next
-from tests.support.reads import names_read
+from tests.support.head_in_process import verify_next
 from tests.support.reference_pages import SCHEMA, json_keys
-from tests.support.small_store import DATA, SHARD, flip, make
+from tests.support.small_store import SHARD, flip, make
 from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, shown, waiting
 from tests.support.terminal import on_terminal, read_until
 
@@ -50,35 +48,27 @@ MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return make(tmp_path / "store")
+def store(named: Path) -> Path:
+    return make(named)
 
 
 def section(title: str) -> str:
     return MONITORING.read_text("utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def told(store: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Any:
-    assert main(["status", "--store", str(store), "--json", *more]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_status_has_nodes_and_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_has_nodes_and_runs(store: Path, cli: Cli) -> None:
     opened = open_store(str(store))
     beat(opened, heartbeat("n0", ("worker",)))
     farewell(opened, heartbeat("boss", ("head",)))
     (store / ".ckptsync" / "nodes" / "odd.json").write_text("{")
-    assert main(["status", "--store", str(store)]) == 0
-    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    rows = {row[0]: row for line in cli("status").out.splitlines() if (row := line.split())}
     assert (rows["n0"][1:3], rows["boss~head"][1:3]) == (["worker", "alive"], ["head", "stopped"])
     assert "unreadable" in rows["odd"]
     assert rows["fsdp2"][5] == "VERIFIED"
     assert rows["zero3"][5] == "INCOMPLETE"
 
 
-def test_one_document_has_what_ls_has_and_all_the_rest(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_document_has_what_ls_has_and_all_the_rest(store: Path, cli: Cli) -> None:
     now = time.time()
     mine = replace(
         heartbeat("n0", ("worker", "head")),
@@ -91,7 +81,7 @@ def test_one_document_has_what_ls_has_and_all_the_rest(
         watch={"/data/out": "polling"},
     )
     beat(open_store(str(store)), mine)
-    made = told(store, capsys)
+    made = cli("status", "--json").json
     [node] = made["nodes"]
     assert (node["node"], node["state"], node["rate"]) == ("n0", "alive", 5e6)
     assert 89 < node["oldest"] < 1000
@@ -103,8 +93,7 @@ def test_one_document_has_what_ls_has_and_all_the_rest(
     awaited = {"run": {"WAITING": 1}}
     assert runs == {"fsdp2": {"VERIFIED": 1}, "zero3": {"INCOMPLETE": 1}} | awaited
     assert made["room"]["total"] > 0
-    assert main(["ls", "--store", str(store), "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = cli("ls", "--json").json
     assert {key: made[key] for key in listed} == listed
 
 
@@ -123,7 +112,7 @@ def keys(value: Any, above: str = "") -> set[str]:
 
 
 def test_the_document_has_the_keys_that_are_written_down_and_no_others(
-    store: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, cli: Cli
 ) -> None:
     flip(store / "fsdp2" / SHARD)
     opened = open_store(str(store))
@@ -131,7 +120,7 @@ def test_the_document_has_the_keys_that_are_written_down_and_no_others(
     busy: dict[str, Any] = {"disk": (Disk("/", 1, 2, 3),), "running": (job("a", "b"),)}
     beat(opened, replace(heartbeat("n0", ("worker",)), **busy))
     opened.write("fsdp2/.ckptsync/checkpoint-99/sending/n0", [b"sending\n"])
-    made = told(store, capsys)
+    made = cli("status", "--json").json
     assert made["repairs"]
     running = {f"running.{key}" for key, _, _ in json_keys(SCHEMA, "running")}
     of_all = json_keys(SCHEMA, "document")
@@ -150,33 +139,24 @@ def test_every_alarm_is_written_down() -> None:
     assert written == CODES
 
 
-def test_check_exits_with_0_1_or_10_and_says_why(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--store", str(store), "--check"]) == 0
-    assert capsys.readouterr().out.startswith("OK: ")
+def test_check_exits_with_0_1_or_10_and_says_why(store: Path, cli: Cli) -> None:
+    assert cli("status", "--check").out.startswith("OK: ")
     opened = open_store(str(store))
-    beat(
-        opened,
-        replace(
-            heartbeat("n0", ("worker",)),
-            running=waiting("run/checkpoint-1", since=time.time() - 1e5),
-        ),
-    )
-    assert main(["status", "--store", str(store), "--check"]) == 1
-    assert capsys.readouterr().out.startswith(
+    late = waiting("run/checkpoint-1", since=time.time() - 1e5)
+    beat(opened, replace(heartbeat("n0", ("worker",)), running=late))
+    assert cli("status", "--check", code=1).out.startswith(
         "WARNING waiting: n0: 1 in the upload queue, the oldest for 1d3h"
     )
-    assert main(["status", "--store", str(store)]) == 0, "an alarm is no failure of the command"
+    cli("status")  # an alarm is no failure of the command
     flip(store / "fsdp2" / SHARD)
     verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    capsys.readouterr()
-    assert main(["status", "--store", str(store), "--check"]) == 10
-    assert capsys.readouterr().out.startswith("CRITICAL damaged: fsdp2/checkpoint-4: ")
+    assert cli("status", "--check", code=10).out.startswith(
+        "CRITICAL damaged: fsdp2/checkpoint-4: "
+    )
 
 
 def test_a_configuration_says_how_long_silence_may_last(
-    store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    store: Path, cli: Cli, tmp_path: Path
 ) -> None:
     beat(open_store(str(store)), heartbeat("n0", ("worker",)))
     path = store / ".ckptsync" / "nodes" / "n0.json"
@@ -184,46 +164,22 @@ def test_a_configuration_says_how_long_silence_may_last(
     text = path.read_text()
     path.write_text(re.sub(r'"machine":"[^"]*"', '"machine":"other"', text))
     os.utime(path, (path.stat().st_mtime - 700, path.stat().st_mtime - 700))
-    assert main(["status", "--store", str(store), "--check"]) == 1
-    assert "no heartbeat for 11m" in capsys.readouterr().out
+    assert "no heartbeat for 11m" in cli("status", "--check", code=1).out
     config = tmp_path / "head.yaml"
     config.write_text(f"roles: [head]\nstore: {{url: {store}}}\nhead: {{patience_node: 1h}}\n")
-    assert main(["status", "-c", str(config), "--check"]) == 0
+    cli("status", "-c", config, "--check")
 
 
-def test_a_record_that_cannot_be_read_is_the_exit_code_too(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_cannot_be_read_is_the_exit_code_too(store: Path, cli: Cli) -> None:
     [manifest] = (store / "zero3" / ".ckptsync" / "checkpoint-4").glob("manifest-*")
     flip(manifest)
-    assert main(["status", "--store", str(store)]) == 10
-    assert "unreadable: zero3/.ckptsync/checkpoint-4/manifest-" in capsys.readouterr().out
-    assert main(["status", "--store", str(store), "--check"]) == 10
-
-
-def test_what_is_repaired_is_no_alarm_any_more(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened = open_store(str(store))
-    flip(next((store / "fsdp2" / "consolidated" / "checkpoint-4").glob("*.safetensors")))
-    verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    assert main(["status", "--store", str(store), "--check"]) == 10
-    consolidate_due(opened, HeadOptions(config_from={"*": str(DATA / "base")}))
-    verify_next(opened, VerifyPolicy("digest", 1e-9), 0.0)
-    assert main(["status", "--store", str(store), "--check"]) == 0, capsys.readouterr().out
+    for words in (["ls"], ["status"], ["status", "--check"]):
+        said = cli(*words, code=10).out
+        assert f"zero3/.ckptsync/checkpoint-4/{manifest.name}" in said
 
 
 def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ckptsync",
-        "status",
-        "--store",
-        str(store),
-        "--watch",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "ckptsync", "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout
         first = json.loads(child.stdout.readline())
@@ -233,18 +189,6 @@ def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
     assert second["at"] > first["at"]
     assert second["locations"] == first["locations"]
     assert child.returncode == 143
-
-
-def test_what_was_read_is_kept_for_the_next_time(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read = names_read(monkeypatch)
-    told(store, capsys)
-    assert [name for name in read if "/.ckptsync/" in name]
-    read.clear()
-    told(store, capsys)
-    assert not [name for name in read if "/.ckptsync/" in name]
 
 
 class Away(MemoryStore):
@@ -264,13 +208,13 @@ def screen(store: Away) -> Screen[Overview]:
 
 
 @pytest.mark.parametrize(
-    ("command", "width"), sampled(itertools.product(["ls", "status"], [60, 80, 120]), 2)
+    ("command", "width"), sampled(itertools.product(["ls", "status"], [60, 80, 120]), 3)
 )
 def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, width: int) -> None:
     now, name = time.time(), "训练-🚀" * 12
     work = waiting(f"{name}/checkpoint-8", since=now, until=now + 600, reason="第 8 步 " * 20)
     beat(open_store(str(store)), replace(heartbeat("n0", ("worker",)), running=work))
-    words = [sys.executable, "-m", "ckptsync", command, "--store", str(store), "--watch"]
+    words = [sys.executable, "-m", "ckptsync", command, "--watch"]
     terminal = {**os.environ, "TERM": "xterm", "COLUMNS": str(width), "LINES": "40"}
     expected = (b"VERIFIED", b"WAITING", b"n0 waits")
     with on_terminal(words, ["stdin", "stdout"], env=terminal, start_new_session=True) as (
@@ -286,7 +230,7 @@ def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, 
 
 
 def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
-    command = [sys.executable, "-m", "ckptsync", "status", "--store", str(store), "--watch"]
+    command = [sys.executable, "-m", "ckptsync", "status", "--watch"]
     terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     with on_terminal(command, ["stdout"], env=terminal) as (child, leader):
         seen = read_until(leader, lambda seen: seen.count(b"\x1b[H") > 2 and b"VERIFIED" in seen)

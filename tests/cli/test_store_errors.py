@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.cli.main import main
+from tests.support.command_line import Cli
 from tests.support.refused_commands import refused
 from tests.support.small_disk import on_a_small_disk
 
@@ -23,10 +23,10 @@ READING = (("ls", "--store"), ("verify", "--store"), ("inspect",))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path: Path, cli: Cli) -> Path:
     """A store with half a checkpoint."""
     url = tmp_path / "store"
-    assert main(["push", str(FSDP / "node0"), "--store", str(url), *NODE]) == 0
+    cli("push", FSDP / "node0", "--store", url, *NODE)
     return url
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ckptsync.cli.main import main
+from tests.support.command_line import Cli
 from tests.web.test_app import push
 
 TOKEN = "a-token-of-this-test-0"
@@ -52,18 +52,16 @@ def test_it_serves_a_store_until_it_is_interrupted(tmp_path: Path) -> None:
 
 
 def test_others_reach_it_with_a_token_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(str(tmp_path / "store"), "fsdp2", "node0")
     words = ("--store", str(tmp_path / "store"), "--listen", "0.0.0.0:0")
     monkeypatch.delenv("CKPTSYNC_WEB_TOKEN", raising=False)
     capsys.readouterr()
-    assert main(["web", *words]) == 2
-    assert "web.token is not set" in capsys.readouterr().err
+    assert "web.token is not set" in cli("web", *words, code=2).err
     for token in ("short", "with a space in the middle"):
         monkeypatch.setenv("CKPTSYNC_WEB_TOKEN", token)
-        assert main(["web", *words]) == 2
-        assert token not in capsys.readouterr().err
+        assert token not in cli("web", *words, code=2).err
     with served(*words, CKPTSYNC_WEB_TOKEN=TOKEN) as (url, _):
         assert TOKEN not in url
         assert status(url) == 401
@@ -71,6 +69,6 @@ def test_others_reach_it_with_a_token_only(
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999", "unix:here", "127.x.example:1"])
-def test_an_address_that_is_none_is_a_usage_error(listen: str, tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_a_usage_error(listen: str, tmp_path: Path, cli: Cli) -> None:
     push(str(tmp_path / "store"), "fsdp2", "node0")
-    assert main(["web", "--store", str(tmp_path / "store"), "--listen", listen]) == 2
+    cli("web", "--store", tmp_path / "store", "--listen", listen, code=2)

@@ -8,7 +8,7 @@ from ckptsync.config.loading import from_environment, limits_of, load, options_f
 from ckptsync.config.schema import Config
 from ckptsync.config.value_parsers import RunConfig
 from ckptsync.errors import ConfigError
-from ckptsync.stores.limits import Limits, TokenBucket, Unlimited
+from ckptsync.stores.limits import TokenBucket, Unlimited
 
 GOOD = "store: {url: /mnt/x}\nworker:\n  runs: [/data/out]\n"
 
@@ -196,14 +196,6 @@ def test_what_the_environment_tells_wrongly_is_told_at_once_without_its_values()
 
 
 STORE = "store: {url: /mnt/x}\nroles: [head]\n"
-
-
-def test_the_defaults_are_those_of_the_stores() -> None:
-    found = limits_of(read(STORE, "c", {}).limits)
-    assert isinstance(found.pace, Unlimited)
-    wanted = Limits()
-    for name in ("threads", "memory", "patience", "stall"):
-        assert getattr(found, name) == getattr(wanted, name), name
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.config.output_dirs import (
+    OutputDirectories,
     existing_directories,
     is_matched,
     list_watched,
@@ -15,13 +16,16 @@ from ckptsync.config.output_dirs import (
 from ckptsync.config.value_parsers import RunConfig
 
 
+def find(*paths: str, store: str = "/store") -> OutputDirectories:
+    return output_directories([RunConfig(path) for path in paths], store)
+
+
 def test_a_glob_takes_in_directories_that_appear_later(tmp_path: Path) -> None:
-    runs = [RunConfig(f"{tmp_path}/*")]
-    assert output_directories(runs, "/store").runs == ()
+    assert find(f"{tmp_path}/*").runs == ()
     (tmp_path / "b").mkdir()
     (tmp_path / "a").mkdir()
     (tmp_path / "file").write_text("")
-    assert [r.name for r in output_directories(runs, "/store").runs] == ["a", "b"]
+    assert [r.name for r in find(f"{tmp_path}/*").runs] == ["a", "b"]
 
 
 def test_a_given_name_is_kept_and_a_missing_directory_is_no_problem(tmp_path: Path) -> None:
@@ -44,29 +48,27 @@ def test_many_jobs_directories_of_one_name_are_told_apart_by_what_the_wildcards_
         f"{tmp_path}/one/run-1/o*": ["out"],
     }
     for pattern, names in named.items():
-        found = output_directories([RunConfig(pattern)], "/store")
+        found = find(pattern)
         assert ([r.name for r in found.runs], found.problems) == (names, ())
 
 
 def test_a_wildcard_that_is_escaped_is_a_name_and_names_no_run(tmp_path: Path) -> None:
     (tmp_path / "a [b] c" / "zero3").mkdir(parents=True)
-    found = output_directories([RunConfig(f"{tmp_path}/{escape('a [b] c')}/*")], "/store")
+    found = find(f"{tmp_path}/{escape('a [b] c')}/*")
     assert [run.name for run in found.runs] == ["zero3"]
 
 
 def test_a_name_does_not_depend_on_what_else_is_there(tmp_path: Path) -> None:
     (tmp_path / "two" / "out").mkdir(parents=True)
-    alone = output_directories([RunConfig(f"{tmp_path}/*/out")], "/store").runs
+    alone = find(f"{tmp_path}/*/out").runs
     (tmp_path / "one" / "out").mkdir(parents=True)
-    assert set(alone) < set(output_directories([RunConfig(f"{tmp_path}/*/out")], "/store").runs)
+    assert set(alone) < set(find(f"{tmp_path}/*/out").runs)
 
 
 def test_two_directories_of_one_name_are_refused(tmp_path: Path) -> None:
     for job in ("one", "two"):
         (tmp_path / job / "out").mkdir(parents=True)
-    found = output_directories(
-        [RunConfig(f"{tmp_path}/{job}/out") for job in ("one", "two")], "/store"
-    )
+    found = find(f"{tmp_path}/one/out", f"{tmp_path}/two/out")
     assert found.runs == (RunConfig(f"{tmp_path}/one/out", "out"),)
     assert "two/out: its run would be named 'out'" in found.problems[0]
 
@@ -75,10 +77,10 @@ def test_one_directory_has_one_name_by_whatever_links_it_is_reached(tmp_path: Pa
     (tmp_path / "session_1" / "artifacts").mkdir(parents=True)
     (tmp_path / "session_latest").symlink_to("session_1")
     for pattern in ("session_*/artifacts", "session_*/art*", "*/artifacts"):
-        (run,) = output_directories([RunConfig(f"{tmp_path}/{pattern}")], "/store").runs
+        (run,) = find(f"{tmp_path}/{pattern}").runs
         assert run.path == f"{tmp_path}/session_1/artifacts"
         assert run.name.startswith("session_1")
-    assert output_directories([RunConfig(f"{tmp_path}/session_latest/*")], "/store").runs == (
+    assert find(f"{tmp_path}/session_latest/*").runs == (
         RunConfig(f"{tmp_path}/session_1/artifacts", "artifacts"),
     )
 
@@ -96,7 +98,7 @@ def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_p
     (tmp_path / "store" / "out").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "store" / "out")
     for store in (f"{tmp_path}/store", f"file://{tmp_path}/store"):
-        found = output_directories([RunConfig(f"{tmp_path}/link")], store)
+        found = find(f"{tmp_path}/link", store=store)
         assert found.runs == ()
         assert "inside the store" in found.problems[0]
 
@@ -106,13 +108,13 @@ def test_an_output_directory_whose_name_begins_with_the_stores_is_not_inside_it(
 ) -> None:
     for name in ("store-out", "stor"):
         (tmp_path / name).mkdir()
-        found = output_directories([RunConfig(f"{tmp_path}/{name}")], f"{tmp_path}/store")
+        found = find(f"{tmp_path}/{name}", store=f"{tmp_path}/store")
         assert [run.path for run in found.runs] == [f"{tmp_path}/{name}"], found.problems
 
 
 def test_a_store_inside_an_output_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    found = output_directories([RunConfig(f"{tmp_path}/out")], f"{tmp_path}/out/store")
+    found = find(f"{tmp_path}/out", store=f"{tmp_path}/out/store")
     assert found.runs == ()
     assert "lies inside this output directory" in found.problems[0]
 
@@ -121,18 +123,14 @@ def test_a_link_that_a_glob_matches_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to(tmp_path / "elsewhere")
-    assert output_directories([RunConfig(f"{tmp_path}/out/*")], "/store").runs == ()
-    assert output_directories([RunConfig(f"{tmp_path}/out/link")], "/store").runs == (
-        RunConfig(f"{tmp_path}/elsewhere", "elsewhere"),
-    )
+    assert find(f"{tmp_path}/out/*").runs == ()
+    assert find(f"{tmp_path}/out/link").runs == (RunConfig(f"{tmp_path}/elsewhere", "elsewhere"),)
 
 
 def test_a_directory_whose_name_is_no_runs_name_is_left_out(tmp_path: Path) -> None:
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "consolidated").mkdir()
-    found = output_directories(
-        [RunConfig(f"{tmp_path}/.hidden"), RunConfig(f"{tmp_path}/cons*")], "s3://bucket"
-    )
+    found = find(f"{tmp_path}/.hidden", f"{tmp_path}/cons*", store="s3://bucket")
     assert (found.runs, len(found.problems)) == ((), 2)
 
 
@@ -160,9 +158,7 @@ def test_a_directory_inside_another_is_one_of_its_own_once_a_checkpoint_or_a_spo
 
 def test_directories_that_are_given_by_name_are_taken_whatever_lies_in_them(tmp_path: Path) -> None:
     (tmp_path / "out" / "sub").mkdir(parents=True)
-    found = output_directories(
-        [RunConfig(f"{tmp_path}/*"), RunConfig(f"{tmp_path}/out/sub")], "/store"
-    )
+    found = find(f"{tmp_path}/*", f"{tmp_path}/out/sub")
     assert [r.name for r in found.runs] == ["out", "sub"]
 
 

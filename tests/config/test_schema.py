@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.config.schema import KEYS, AlertsConfig, LimitsConfig, RetentionConfig, StoreConfig
+from ckptsync.config.schema import KEYS, AlertsConfig, RetentionConfig, StoreConfig
 from ckptsync.config.value_parsers import RunConfig
 from ckptsync.head.retention_rules import Best, Rules
 from ckptsync.stores.limits import Schedule
@@ -193,7 +193,3 @@ def test_every_default_passes_its_own_reader_and_no_two_keys_share_a_variable() 
     assert len(set(variables)) == len(variables)
     assert KEYS["worker.keep_pins"].variable == "CKPTSYNC_WORKER_KEEP_PINS"
     assert KEYS["worker.runs"].variable == ""
-
-
-def test_a_section_has_its_defaults() -> None:
-    assert LimitsConfig() == LimitsConfig(None, 4, 96 << 20, 120.0, 60.0)

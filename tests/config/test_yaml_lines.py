@@ -100,7 +100,7 @@ def test_dates_are_words_and_numbers_that_are_none_too() -> None:
 
 def test_a_long_file_is_read_once_and_a_longer_one_not_at_all() -> None:
     started = time.process_time()
-    assert len(parse("".join(f"key{i}: v\n" for i in range(20_000)), "c").lines) == 20_000
-    assert time.process_time() - started < 30  # it takes two
+    assert len(parse("".join(f"key{i}: v\n" for i in range(5_000)), "c").lines) == 5_000
+    assert time.process_time() - started < 10  # it takes half a second
     with pytest.raises(ConfigError, match=r"^c: \d+ characters, at most 262144"):
         parse("a: 1\n" * 100_000, "c")

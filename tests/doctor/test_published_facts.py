@@ -168,24 +168,6 @@ def names(arrived: Arrived | ConfigError) -> list[str]:
     return [one["node"] for one in arrived.nodes]
 
 
-def test_nodes_that_wait_for_each_other_come_to_the_same_group(tmp_path: Path) -> None:
-    store, (first, second) = PosixStore(str(tmp_path)), pair()
-    third = {**first, "node": "n2"}
-    assert [names(one) for one in waits(store, first, second, third, wanted=3)] == [
-        ["n0", "n1", "n2"]
-    ] * 3
-
-
-def test_what_an_earlier_launch_published_is_no_node_of_this_one(tmp_path: Path) -> None:
-    store, (first, second) = PosixStore(str(tmp_path)), pair()
-    waits(store, first, second)
-    (again,) = waits(store, first, seconds=0.5)
-    assert names(again) == ["n0"]
-    assert isinstance(again, Arrived)
-    assert not again.is_complete
-    assert [one["node"] for one in again.earlier] == ["n1"]
-
-
 def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each_other(
     tmp_path: Path,
 ) -> None:
@@ -200,12 +182,6 @@ def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each
     for one in found:
         assert isinstance(one, Arrived)
         assert (one.expected, one.is_complete) == (3, False)
-
-
-def test_nodes_of_other_jobs_are_not_waited_for(tmp_path: Path) -> None:
-    nodes = [{**n, "node": f"{n['node']}-{job}", "job": job} for n in pair() for job in "78"]
-    found = waits(PosixStore(str(tmp_path)), *nodes)
-    assert [names(one) for one in found] == [["n0-7", "n1-7"], ["n0-8", "n1-8"]] * 2
 
 
 def test_two_machines_that_wait_under_one_id_both_find_out(tmp_path: Path) -> None:

@@ -40,15 +40,6 @@ def test_of_several_the_first_is_asked_that_has_torch(tmp_path: Path) -> None:
     assert ask_first([without, without], os.environ)["prefix"] == str(tmp_path / "without")
 
 
-def test_another_environment_is_asked_by_its_own_python(tmp_path: Path) -> None:
-    told = ask_python(
-        environment(tmp_path / "venv", {"transformers": "5.15.0", "peft": "0.17.1"}),
-        os.environ,
-        node="n7",
-    )
-    assert (told["node"], told["versions"]) == ("n7", {"transformers": "5.15.0", "peft": "0.17.1"})
-
-
 def test_a_python_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
     old, odd = tmp_path / "python", tmp_path / "python3"
     old.write_text("#!/bin/sh\necho 'SyntaxError: invalid syntax' >&2; exit 1\n")

@@ -11,7 +11,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -74,17 +74,17 @@ def options(store: Store | None, **more: object) -> PrepareOptions:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def together(work: Mapping[str, Callable[[], Start]]) -> dict[str, Outcome]:
-    """What each node's call gave, or the error that it raised."""
+def each(nodes: Iterable[str], call: Callable[[str], Start]) -> dict[str, Outcome]:
+    """What a call gave, or raised, for each of the nodes, which call at once."""
     outcomes: dict[str, Outcome] = {}
 
     def live(node: str) -> None:
         try:
-            outcomes[node] = work[node]()
+            outcomes[node] = call(node)
         except BaseException as e:  # noqa: BLE001 - the test judges it
             outcomes[node] = e
 
-    threads = [threading.Thread(target=live, args=(node,)) for node in work]
+    threads = [threading.Thread(target=live, args=(node,)) for node in nodes]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,7 +101,19 @@ def begin(
         out, attempt = tmp_path / node, Attempt(name, nodes, node)
         return prepare(out, attempt, options(open_store(url), node=node, **more))
 
-    return together({f"node{n}": lambda n=n: call(f"node{n}") for n in range(nodes)})  # type: ignore[misc]
+    return each([f"node{n}" for n in range(nodes)], call)
+
+
+def alone(out: Path, url: str, name: str = "a", **more: object) -> Start:
+    """What an attempt of one node gave."""
+    return prepare(out, Attempt(name, 1, "n"), options(open_store(url), **more))
+
+
+def failure(outcomes: Mapping[str, Outcome], kind: type[CkptsyncError]) -> str:
+    """Return the error that every node raised, the same one."""
+    assert {type(one) for one in outcomes.values()} == {kind}
+    [text] = {str(one) for one in outcomes.values()}
+    return text
 
 
 def steps(outcomes: Mapping[str, Outcome]) -> list[int | None]:
@@ -168,7 +180,7 @@ def test_a_training_waits_for_the_verifier_before_it_begins_with_less(
         for path, content in reports.items():
             path.write_bytes(content)
 
-    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url), say=say))
+    start = alone(tmp_path / "out", url, say=say)
     assert start.step == 5
     assert sentences[0] == "waits until checkpoint-5, which is complete, is verified"
 
@@ -177,18 +189,18 @@ def test_a_training_does_not_begin_from_the_beginning_where_complete_saves_wait_
     url: str, tmp_path: Path
 ) -> None:
     take_reports(url)
-    out, alone = tmp_path / "out", Attempt("a", 1, "n")
+    out = tmp_path / "out"
     with pytest.raises(Incomplete, match="no checkpoint is verified, and checkpoint-5") as error:
-        prepare(out, alone, options(open_store(url), wait=0.2))
+        alone(out, url, wait=0.2)
     assert "--trust complete" in error.value.hint
-    assert prepare(out, alone, options(open_store(url), trust="complete")).step == 5
+    assert alone(out, url, trust="complete").step == 5
 
 
 def test_a_training_begins_with_an_older_checkpoint_where_no_verifier_comes(
     url: str, tmp_path: Path
 ) -> None:
     take_reports(url, "checkpoint-5")
-    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url), wait=0.2))
+    start = alone(tmp_path / "out", url, wait=0.2)
     assert start.step == 4
     assert "checkpoint-5 is newer and complete, but no verifier has read it" in start.text
 
@@ -201,7 +213,7 @@ def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside
     (out / "checkpoint-5").mkdir()
     (out / "checkpoint-5" / "scheduler.pt").write_bytes(b"another training's")
     before = contents(out)
-    start = prepare(out, Attempt("a", 1, "n"), options(open_store(url)))
+    start = alone(out, url)
     assert (start.checkpoint, start.step) == (out / "checkpoint-5", 5)
     assert "checkpoint-900 was moved to" in start.text
     check_nothing_is_gone(before, out)
@@ -210,7 +222,7 @@ def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside
     assert sorted(one.name for one in out.iterdir()) == [ASIDE, "checkpoint-5"]
     # what is here with the right bytes is neither downloaded nor moved again
     inode = (out / "checkpoint-5" / "scheduler.pt").stat().st_ino
-    assert prepare(out, Attempt("b", 1, "n"), options(open_store(url))).step == 5
+    assert alone(out, url, "b").step == 5
     assert (out / "checkpoint-5" / "scheduler.pt").stat().st_ino == inode
     assert not list(Path(url, ".ckptsync").glob("resume/*"))
 
@@ -218,22 +230,21 @@ def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside
 def test_names_that_are_aside_already_stay(url: str, tmp_path: Path) -> None:
     for number in range(3):
         lay(tmp_path / "out", "node0", "checkpoint-900")
-        prepare(tmp_path / "out", Attempt(f"a{number}", 1, "n"), options(open_store(url)))
+        alone(tmp_path / "out", url, f"a{number}")
     aside = sorted(one.name for one in (tmp_path / "out" / ASIDE).iterdir())
     assert aside == ["checkpoint-900", "checkpoint-900.2", "checkpoint-900.3"]
 
 
 def test_a_checkpoint_arrives_where_others_of_its_training_lie(url: str, tmp_path: Path) -> None:
     lay(tmp_path / "out" / "checkpoints", "node0", "checkpoint-900")
-    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), options(open_store(url)))
+    start = alone(tmp_path / "out", url)
     assert start.checkpoint == tmp_path / "out" / "checkpoints" / "checkpoint-5"
     assert (tmp_path / "out" / ASIDE / "checkpoints.checkpoint-900").is_dir()
 
 
 def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> None:
     lay(tmp_path / "out", "node0", "checkpoint-900")
-    asked = options(open_store(url), keep_newer=True)
-    start = prepare(tmp_path / "out", Attempt("a", 1, "n"), asked)
+    start = alone(tmp_path / "out", url, keep_newer=True)
     assert start.step == 5
     assert "checkpoint-900 stay" in start.text
     assert (tmp_path / "out" / "checkpoint-900").is_dir()
@@ -315,7 +326,7 @@ def test_a_best_checkpoint_that_is_not_here_is_pulled_or_named(url: str, tmp_pat
         state = at / "trainer_state.json"
         content = json.loads(state.read_text()) | {"best_model_checkpoint": str(out / name)}
         state.write_text(json.dumps(content))
-        start = prepare(out, Attempt("a", 1, "n"), options(open_store(url)))
+        start = alone(out, url)
         assert start.step == checkpoint
         if name == "checkpoint-4":
             assert "checkpoint-4, the best checkpoint, was pulled, too" in start.text
@@ -356,7 +367,7 @@ def test_a_download_changes_no_times_of_what_lies_there(url: str, tmp_path: Path
     files = [path for path in pin.rglob("*") if path.is_file()]
     for path in files:
         os.utime(path, (1, 1))
-    assert prepare(out, Attempt("a", 1, "n"), options(open_store(url))).step == 5
+    assert alone(out, url).step == 5
     assert {path.stat().st_mtime for path in files} == {1}
 
 
@@ -395,7 +406,7 @@ def test_a_late_node_is_waited_for_and_an_absent_one_fails_all_alike(
             options(open_store(url), say=lambda _: first.set()),
         )
 
-    assert steps(together({n: lambda n=n: call(n) for n in ("node0", "node1")})) == [5, 5]  # type: ignore[misc]
+    assert steps(each(("node0", "node1"), call)) == [5, 5]
     before = contents(tmp_path / "node0")
     for node in ("node0", "node1"):  # the second one comes too late
         with pytest.raises(Incomplete, match="only 1 of 2 nodes have come: node0"):
@@ -422,12 +433,9 @@ def test_more_nodes_than_expected_are_named(url: str, tmp_path: Path) -> None:
 
 def test_a_node_that_cannot_get_it_fails_all_alike(url: str, tmp_path: Path) -> None:
     (tmp_path / "node1").write_text("in the way")
-    for node in ("node0",):
-        lay(tmp_path / node, node, "checkpoint-900")
+    lay(tmp_path / "node0", "node0", "checkpoint-900")
     outcomes = begin(tmp_path, url)
-    assert {type(one) for one in outcomes.values()} == {ConfigError}
-    assert len({str(one) for one in outcomes.values()}) == 1
-    assert str(outcomes["node0"]).startswith("node1: ")
+    assert failure(outcomes, ConfigError).startswith("node1: ")
     assert (tmp_path / "node0" / "checkpoint-900").is_dir()  # nobody was ready
 
 
@@ -435,9 +443,7 @@ def test_a_node_whose_training_still_writes_fails_all_alike(url: str, tmp_path: 
     (tmp_path / "node1").mkdir()
     TrainingMark(tmp_path / "node1", "before", os.getpid(), time.time()).begin()
     outcomes = begin(tmp_path, url)
-    assert {type(one) for one in outcomes.values()} == {ConfigError}
-    assert len({str(one) for one in outcomes.values()}) == 1
-    assert "node1: a training writes here" in str(outcomes["node0"])
+    assert "node1: a training writes here" in failure(outcomes, ConfigError)
 
 
 def test_damage_in_the_store_fails_all_alike(url: str, tmp_path: Path) -> None:
@@ -458,19 +464,17 @@ def test_nodes_that_share_their_output_directory_share_a_download(url: str, tmp_
     def call(node: str) -> Start:
         return prepare(out, Attempt("a", 3, node), options(open_store(url)))
 
-    outcomes = together({n: lambda n=n: call(n) for n in ("n0", "n1", "n2")})  # type: ignore[misc]
+    outcomes = each(("n0", "n1", "n2"), call)
     assert steps(outcomes) == [5, 5, 5]
     check_nothing_is_gone(before, out)
     assert sorted(one.name for one in (out / ASIDE).iterdir()) == ["checkpoint-5", "checkpoint-900"]
     # a whole save that all see needs no store
     lay_whole(out, "checkpoint-8")
-    outcomes = together(
-        {
-            n: lambda n=n: prepare(out, Attempt("b", 2, n), options(open_store(url)))  # type: ignore[misc]
-            for n in ("n0", "n1")
-        }
-    )
-    assert steps(outcomes) == [8, 8]
+
+    def call_again(node: str) -> Start:
+        return prepare(out, Attempt("b", 2, node), options(open_store(url)))
+
+    assert steps(each(("n0", "n1"), call_again)) == [8, 8]
 
 
 def test_another_download_that_gets_nothing_is_not_waited_for_for_ever(
@@ -483,7 +487,7 @@ def test_another_download_that_gets_nothing_is_not_waited_for_for_ever(
     with opened_directory(hidden) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with pytest.raises(Incomplete, match="it has got nothing for") as error:
-            prepare(out, Attempt("a", 1, "n"), options(open_store(url), wait=0.2))
+            alone(out, url, wait=0.2)
         assert "stop the other download" in error.value.hint
 
 
@@ -533,7 +537,7 @@ def test_a_node_may_be_killed_at_every_moment_and_begun_again(made: Path, tmp_pa
                     dead.append(lives)
             return prepare(out, attempt, options(open_store(url), node=node))
 
-        assert steps(together({n: lambda n=n: call(n) for n in ("node0", "node1")})) == [5, 5]  # type: ignore[misc]
+        assert steps(each(("node0", "node1"), call)) == [5, 5]
         check_nothing_is_gone(before, tmp_path / "node0")
         aside = sorted(one.name for one in (tmp_path / "node0" / ASIDE).iterdir())
         assert aside == ["checkpoint-5", "checkpoint-900"]
@@ -579,7 +583,7 @@ def test_failures_of_the_store_are_tried_again(made: Path, tmp_path: Path) -> No
         flaky = Retrying(Flaky(store, 5), Persistence(60, sleep=lambda _: None))
         return prepare(tmp_path / node, Attempt("a", 2, node), options(flaky))
 
-    assert steps(together({n: lambda n=n: call(n) for n in ("node0", "node1")})) == [5, 5]  # type: ignore[misc]
+    assert steps(each(("node0", "node1"), call)) == [5, 5]
 
 
 @pytest.mark.parametrize("seed", sampled(range(8), 3))

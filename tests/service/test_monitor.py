@@ -23,7 +23,6 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from tests.support.small_store import make
 from tests.support.status_examples import heart, shown, waiting
-from tests.support.waiting import until
 from tests.support.webhook_server import Hook, hook
 
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "1 h ago", "repair it")
@@ -59,15 +58,6 @@ def test_an_alarm_is_logged_once_with_what_it_says_and_once_when_it_is_over() ->
     subject = "code=damaged subject=run/checkpoint-1"
     holds = f'phase=alarm {subject} severity=critical detail="1 h ago" todo="repair it"'
     assert said == [[holds], [], [f"phase=alarm-over {subject}"], []]
-
-
-def test_alerts_go_out_and_a_channel_that_fails_is_an_error_of_the_tick() -> None:
-    with hook(500) as there:
-        watch = Monitor(Given(alarmed(HURT), alarmed(HURT)), [postman(there)])
-        watch.check()
-        assert there.next()["message"].startswith("CRITICAL damaged: 1 h ago")
-        assert until(lambda: watch.senders[0].channel.failed)
-        assert watch.check().errors == ("alerts: json-1: HTTP status 500",)
 
 
 def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stays(

@@ -21,7 +21,6 @@ from ckptsync.service.run import UntilGone
 from ckptsync.service.tasks import Outcome, Task
 from ckptsync.status.heartbeat import read, write
 from ckptsync.stores.opening import create_store, open_store
-from tests.support.waiting import until
 
 SERVICE = """
 import contextlib, os, sys, time
@@ -105,32 +104,12 @@ def has_stopped(path: Path) -> bool:
     return said.stopped
 
 
-def test_a_signal_ends_it_cleanly_and_its_last_word_is_in_the_store(tmp_path: Path) -> None:
-    with service(tmp_path / "s") as child:
-        assert [line(child), line(child)] == ["looked", "looked"]
-        store = open_store(str(tmp_path / "s"))
-        assert until(lambda: read(store, "n0", ("worker",)))
-        assert not has_stopped(tmp_path / "s")
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 0
-        assert has_stopped(tmp_path / "s")
-        assert "phase=stopped node=n0 exit_code=0" in error(child)
-
-
 def test_a_fault_ends_it_with_its_traceback_and_1(tmp_path: Path) -> None:
     with service(tmp_path / "s", "1 / 0") as child:
         assert child.wait(60) == 1
         told = error(child)
         assert "ZeroDivisionError" in told
         assert "Traceback" in told
-
-
-def test_an_operators_error_does_not_end_it(tmp_path: Path) -> None:
-    with service(tmp_path / "s", "raise StoreError('away')") as child:
-        assert [line(child) for _ in range(4)] == ["looked"] * 4
-        child.send_signal(signal.SIGINT)
-        assert child.wait(60) == 0
-        assert error(child).count("error=away") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -185,28 +185,6 @@ def pins(run: Path) -> set[str]:
     return {path.name.partition(".")[0] for path in found}
 
 
-def test_what_appears_while_the_store_does_not_answer_is_pinned_and_all_is_uploaded_later(
-    out: Path,
-) -> None:
-    with watching(out) as (found, store):
-        write(out / "run" / "checkpoint-1")
-        found.scanning()
-        store.go_on.clear()
-        uploading = threading.Thread(target=upload, args=(found,))
-        uploading.start()
-        assert until(lambda: store.asked)
-        write(out / "run" / "checkpoint-2")
-        scan_twice(found)
-        shutil.rmtree(out / "run" / "checkpoint-1")
-        shutil.rmtree(out / "run" / "checkpoint-2")
-        assert pins(out / "run") == {"checkpoint-1", "checkpoint-2"}
-        store.go_on.set()
-        uploading.join()
-        found.scanning()
-        upload(found)
-    assert locations(store) == {"checkpoint-1", "checkpoint-2"}
-
-
 def test_a_plan_comes_at_once_for_what_is_finished_and_a_scan_when_a_save_will_be(
     out: Path,
 ) -> None:
@@ -510,24 +488,6 @@ def test_another_workers_directory_is_refused_at_the_start_and_left_out_later(ou
         assert "another worker of node n0" in error
         assert locations(store) == {"checkpoint-1"}
     locks.close()
-
-
-def test_a_directory_that_cannot_be_served_is_a_problem_and_one_in_the_store_is_refused(
-    tmp_path: Path,
-) -> None:
-    for job in ("one", "two", "store"):
-        (tmp_path / job / "out").mkdir(parents=True)
-    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/one/out', '{tmp}/two/out']}}\n")
-    found = WorkerRole(config, "n0", store, print)
-    found.begin()
-    found.scanning()
-    [error] = found.scanning.outcome.errors
-    assert "two/out: its run would be named 'out'" in error
-    found.close()
-    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/store/out']}}\n")
-    found = WorkerRole(config, "n0", store, print)
-    with pytest.raises(ConfigError, match="inside the store"):
-        found.begin()
 
 
 def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_reported_all_the_same(

@@ -117,8 +117,8 @@ def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store)
 
 
 def test_a_heart_with_too_much_to_say_can_still_be_read(store: Store) -> None:
-    errors = tuple(f"run/checkpoint-{n}: {'no space left on device ' * 4}" for n in range(20_000))
-    lacks = {f"report-{n}": tuple(f"checkpoint-1/{m}.bin" for m in range(200)) for n in range(500)}
+    errors = tuple(f"run/checkpoint-{n}: {'no space left on device ' * 4}" for n in range(12_000))
+    lacks = {f"report-{n}": tuple(f"checkpoint-1/{m}.bin" for m in range(200)) for n in range(300)}
     heartbeat.write(store, replace(FIRST, errors=errors, lacks=lacks))
     seen = heartbeat.read(store, FIRST.node, FIRST.roles)
     assert seen

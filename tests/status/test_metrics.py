@@ -95,8 +95,8 @@ def test_a_head_tells_of_all_runs_and_nodes() -> None:
     assert {name: told[f"ckptsync_{name}"] for name in expected} == expected
 
 
-def test_ten_thousand_checkpoints_are_no_more_series_than_one() -> None:
-    many = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(10_000)])
+def test_a_thousand_checkpoints_are_no_more_series_than_one() -> None:
+    many = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(1_000)])
     one = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(3)])
     assert samples(WELL, many).keys() == samples(WELL, one).keys()
 
