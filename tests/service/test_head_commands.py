@@ -168,7 +168,7 @@ def test_a_location_is_consolidated_and_then_there_is_nothing_to_do(
     where = "run=fsdp2 location=checkpoint-4"
     for job, text in (
         (CONSOLIDATE, rf"phase=consolidated {where} files=[1-9]\d* bytes=[1-9]\d* notes=\".*\""),
-        (VERIFY, rf"phase=proved {where} check=digest verdict=ok read=[1-9]\d*"),
+        (VERIFY, rf"phase=verified {where} check=digest verdict=ok read=[1-9]\d*"),
     ):
         done = run(job, tmp_path)
         assert (done.exit_code, done.is_change) == (0, True)
