@@ -4,6 +4,7 @@ nothing run and nothing written.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -229,8 +230,11 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("harm", HARM)
-@pytest.mark.parametrize("kind", BROKEN)
+SHOWN_BY = dict.fromkeys(("manifest", "model", "report"), "ls")
+SHOWN_BY |= {"heartbeat": "status", "facts": "status", "launch": "doctor"}
+
+
+@pytest.mark.parametrize(("kind", "harm"), sampled(itertools.product(BROKEN, HARM), 3))
 def test_a_broken_file_of_one_node_or_location_hides_no_other(
     kind: str, harm: str, told: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,15 +255,7 @@ def test_a_broken_file_of_one_node_or_location_hides_no_other(
             assert "zero3" in said.out
         if command == ["status"]:
             assert "node1" in said.out
-        is_seen_there = {
-            "heartbeat": ["status"],
-            "facts": ["status"],
-            "launch": ["doctor"],
-            "manifest": ["ls"],
-            "model": ["ls"],
-            "report": ["ls"],
-        }
-        if command == is_seen_there.get(kind):
+        if command == [SHOWN_BY.get(kind)]:
             assert broken.name.removesuffix(".json") in said.out + said.err
 
 

@@ -36,8 +36,8 @@ def names(root: Path) -> dict[str, tuple[str, list[str]]]:
 
 FOUND: dict[str, dict[str, tuple[str, list[str]]]] = {
     """checkpoint-4/trainer_state.json checkpoint-12/.tmpabcdef tmp-checkpoint-9/x latest model.bin
-    checkpoints/checkpoint_0/model.safetensors global_step7/zero_pp_rank_0_mp_rank_00_optim_states.pt
-    checkpoint/step-3/.metadata runs/events checkpoint-best/model.bin
+    global_step7/zero_pp_rank_0_mp_rank_00_optim_states.pt checkpoint/step-3/.metadata runs/events
+    checkpoints/checkpoint_0/model.safetensors checkpoint-best/model.bin
     _ckptsync/pins/checkpoint-4.0/files/x""": {
         "checkpoint-12": ("trainer", []),
         "checkpoint-4": ("trainer", ["trainer_state.json"]),
