@@ -66,7 +66,7 @@ HEADERS: dict[str, tuple[object, bytes]] = {
     "shape-is-text": ({"a": entry(0, 8, "8")}, b"\0" * 8),
     "shape-is-a-number": ({"a": entry(0, 8, 8)}, b"\0" * 8),
     "shape-is-nested": ({"a": entry(0, 8, [[8]])}, b"\0" * 8),
-    "bool-offset": ({"a": entry(0, True, [1])}, b"\0"),
+    "bool-offset": ({"a": entry(0, bool(1), [1])}, b"\0"),
     "null-offset": ({"a": entry(None, 8, [8])}, b"\0" * 8),
     "no-offsets": ({"a": {"dtype": "U8", "shape": [8]}}, b"\0" * 8),
     "dtype-is-an-object": ({"a": entry(0, 8, [8], {})}, b"\0" * 8),
