@@ -109,7 +109,7 @@ def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_o
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -> None:
     of = Zero(
-        stage, 3, [{"w": values((4000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)}
+        stage, 3, [{"w": values((2000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)}
     )
     held, optim = (
         files(of),
@@ -122,7 +122,7 @@ def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -
         before = held.read
         same(merged(held, dtype), expected(of, "auto"))
         # two bytes a parameter, pickles, and samples of the masters
-        assert held.read - before < 2 * 4000 * 1000 + 2_000_000
+        assert held.read - before < 2 * 2000 * 1000 + 2_000_000
     assert prepare(held, MergeOptions("keep")).reads == {
         "global_step2/mp_rank_00_model_states.pt",
         *optim,
@@ -253,14 +253,9 @@ def test_a_latest_that_says_nothing_of_use_chooses_nothing(latest: bytes) -> Non
         registry.choose(held, None)
 
 
-MODEL_FIELDS = [
-    "module",
-    "buffer_names",
-    "param_shapes",
-    "frozen_param_shapes",
-    "frozen_param_fragments",
-    "shared_params",
-]
+MODEL_FIELDS = """module buffer_names param_shapes frozen_param_shapes frozen_param_fragments
+    shared_params ds_config dp_world_size""".split()  # noqa: SIM905
+
 STATE_FIELDS = [
     "fp32_flat_groups",
     "single_partition_of_fp32_groups",
@@ -268,23 +263,10 @@ STATE_FIELDS = [
     "partition_count",
     "group_paddings",
 ]
-JUNK: list[object] = [
-    None,
-    5,
-    -1,
-    "text",
-    [],
-    {},
-    [[]],
-    {"w": 5},
-    {"w": None},
-    {5: 5},
-    [{"w": (2.5,)}],
-    [{"w": ("a",)}],
-    {"w": (-3, -4)},
-    [None],
-    {"w": []},
-]
+JUNK: list[object] = [None, 5, -1, "text", [], {}, [[]], {"w": 5}, {5: 5}, {"w": []}, [None]]
+JUNK += [[{"w": (2.5,)}], [{"w": ("a",)}], {"w": (-3, -4)}, [torch.zeros(3, 4)], torch.zeros(2)]
+JUNK += [{"w": torch.zeros(())}, [{"w": [3, 4]}], {"head": 5}, {"head": []}, [[1, 2, 3]]]
+JUNK.append((1 << 19,))
 JUNK += [
     [torch.zeros(3, 4)],
     torch.zeros(2),
@@ -297,22 +279,31 @@ JUNK += [
 ]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("junk", JUNK, ids=lambda j: repr(j)[:30])
-def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, junk: object) -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("field", [*MODEL_FIELDS, *STATE_FIELDS])
+def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, field: str) -> None:
     of = Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}, tied={"head": "w"}, gaps=[[1, 2]])
-    names = [n for n in files(of).content if "model_states" in n]
-    for field in [*MODEL_FIELDS, "ds_config", "dp_world_size"]:
-        held = files(of)
-        held.content |= {name: saved(model(of, 0) | {field: junk}) for name in names}
+    whole, state, told = files(of).content, optimizer(of, 0), model(of, 0)
+    for junk in JUNK:
+        if field in STATE_FIELDS:
+            spoilt = saved({"optimizer_state_dict": state | {field: junk}})
+            names = ["global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+        else:
+            spoilt = saved(told | {field: junk})
+            names = [name for name in whole if "model_states" in name]
         with contextlib.suppress(CkptsyncError):
-            merged(held, "keep")
-    for field in [*STATE_FIELDS, "param_alignment_paddings"]:
-        held = files(of)
-        spoilt = saved({"optimizer_state_dict": optimizer(of, 0) | {field: junk}})
-        held.content["global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"] = spoilt
-        with contextlib.suppress(CkptsyncError):
-            merged(held, "keep")
+            merged(MemoryFiles({**whole, **dict.fromkeys(names, spoilt)}), "keep")
+
+
+def test_a_model_of_another_shape_than_the_optimizers_is_corrupt() -> None:
+    of = Zero(2, 2, [WEIGHT])
+    told = model(of, 0)
+    told["module"] = {**told["module"], "w": told["module"]["w"].T}
+    held = MemoryFiles(
+        {**files(of).content, "global_step2/mp_rank_00_model_states.pt": saved(told)}
+    )
+    with pytest.raises(Corrupt, match="w has the shape"):
+        merged(held, "keep")
 
 
 @given(st.integers(1, 3), st.data())
@@ -362,7 +353,7 @@ def test_a_file_of_another_run_is_refused_by_its_name(dtype: DType, stage: int, 
     assert "different saves" in (e.value.hint or "")
 
 
-@pytest.mark.parametrize("odd", range(4))
+@pytest.mark.parametrize("odd", [0, 3])
 def test_a_rank_of_another_run_shows_in_samples_of_a_large_model(odd: int) -> None:
     noise = torch.Generator().manual_seed(1)
     one = {f"layer{n}": torch.randn(300, 700, generator=noise) for n in range(9)} | {
