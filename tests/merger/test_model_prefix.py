@@ -341,9 +341,10 @@ def test_a_module_of_which_nothing_says_where_the_model_begins_is_in_doubt() -> 
     )
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("before", ["", "encoder."])
-@pytest.mark.parametrize("frozen", ["", "model.layers.0.", "model.layers.1."])
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    ("before", "frozen"), [("", ""), ("encoder.", "model.layers.0."), ("", "model.layers.1.")]
+)
 def test_a_value_head_model_under_deepspeed_is_written_once_with_its_head(
     stage: int, before: str, frozen: str
 ) -> None:

@@ -24,11 +24,10 @@ from ckptsync.merger.read_units import (
     cut_boxes,
     cut_units,
     gather,
-    stored_bytes,
 )
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
 from tests.support.files_in_memory import Counting, MemoryFiles
-from tests.support.random_boxes import FULL, SHAPES, stored
+from tests.support.random_boxes import SHAPES, stored
 
 Stored = tuple[npt.NDArray[Any], Copy, MemoryFiles]
 MOST = st.integers(1, 60)
@@ -63,13 +62,6 @@ def test_boxes_follow_each_other_and_make_up_the_tensor(shape: Shape, most: int)
     assert np.array_equal(np.concatenate([*found, np.array([], int)]), order.ravel())
 
 
-@given(FULL, MOST)
-def test_boxes_are_not_small_without_need(shape: Shape, most: int) -> None:
-    whole = sum(prod(box.sizes) * 2 > most for box in cut_boxes(shape, most))
-    cuts = sum(prod(box.sizes) * 2 <= most for box in cut_boxes(shape, most))
-    assert cuts <= whole + prod(shape[:-1]) or cuts == 1
-
-
 @pytest.mark.parametrize("over", [0, 12, 256 << 10])
 @given(stored(), MOST)
 def test_reads_bring_what_numpy_would_slice(over: int, held: Stored, most: int) -> None:
@@ -96,15 +88,6 @@ def test_a_part_stored_row_by_row_gives_a_box_one_read_of_nothing_but_what_is_wa
         assert sum(read.size for found in reads for read in found) == 2 * prod(part.sizes)
 
 
-@given(stored(), MOST)
-def test_reads_stay_inside_the_part(held: Stored, most: int) -> None:
-    _, copy, _ = held
-    for part in copy.parts:
-        for read in (r for box in cut_boxes(copy.grid, most) for r in box_reads(box, part, 2, 0)):
-            assert part.extent.start <= read.start
-            assert read.start + read.size <= part.extent.start + part.extent.size
-
-
 def test_a_large_transposed_part_is_read_in_pieces_of_little_waste() -> None:
     shape = (4096, 4096)
     part = Part((0, 0), shape, Extent("file", 0, 4 * prod(shape)), (1, 4096))
@@ -113,19 +96,6 @@ def test_a_large_transposed_part_is_read_in_pieces_of_little_waste() -> None:
         assert sum(prod(into(r).sizes) for r in reads) == prod(box.sizes)
         assert len(reads) <= 256  # halved along the axis whose elements lie furthest apart
         assert all(r.size <= max(2 * 4 * prod(into(r).sizes), module.MERGE_READS) for r in reads)
-
-
-def test_an_expanded_part_is_one_small_read() -> None:
-    part = Part((0, 0), (1000, 3), Extent("file", 8, 12), (0, 1))
-    (read,) = box_reads(Box((0, 0), (1000, 3)), part, 4, 0)
-    assert read.scatter
-    assert (read[:3], read.scatter.strides) == (("file", 8, 12), (0, 1))
-
-
-def test_parts_elsewhere_give_nothing() -> None:
-    part = Part((4, 0), (2, 3), Extent("file", 0, 24))
-    assert not list(box_reads(Box((0, 0), (4, 3)), part, 4, 0))
-    assert not list(box_reads(Box((0, 0), (6, 3)), Part((4, 0), (0, 3), Extent("", 0, 0)), 4, 0))
 
 
 def planned(*copies: Copy) -> FilePlan:
@@ -219,11 +189,3 @@ def test_large_ranges_far_ranges_and_long_spans_are_read_alone() -> None:
         gathered(files, reads)
         assert least <= len(files.reads) <= most
         assert max(size for _, _, size in files.reads) <= SPAN
-
-
-@given(stored())
-def test_a_copys_bytes_are_those_that_numpy_gathers(
-    found: tuple[npt.NDArray[Any], Copy, MemoryFiles],
-) -> None:
-    values, copy, files = found
-    assert b"".join(map(bytes, stored_bytes(files, copy))) == values.tobytes()

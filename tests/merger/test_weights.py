@@ -46,12 +46,14 @@ def streamed(
 
 
 # the window stays for all examples
-FIXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+FIXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FIXED
 @given(stored())
-def test_bytes_are_those_that_numpy_gathers(window: int, held: Stored) -> None:
+def test_bytes_are_those_that_numpy_gathers_and_a_cast_is_the_cast_of_the_whole(
+    window: int, held: Stored
+) -> None:
     values, copy, files = held
     plan = planned(copy)
     data, copied, done = streamed(plan, files)
@@ -62,12 +64,6 @@ def test_bytes_are_those_that_numpy_gathers(window: int, held: Stored) -> None:
     ]
     assert sum(done) == values.nbytes
     assert max(done, default=0) <= 2 * window
-
-
-@FIXED
-@given(stored())
-def test_a_cast_is_the_cast_of_the_whole(window: int, held: Stored) -> None:
-    values, copy, files = held
     plan = planned(copy, "fp32")
     with np.errstate(invalid="ignore"):
         wanted = values.view(ml_dtypes.bfloat16).astype("<f4")
