@@ -186,14 +186,10 @@ def test_a_mesh_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> N
 
 
 def test_an_older_mesh_that_contradicts_itself_is_refused() -> None:
-    for ranks, coordinate in [
-        ((0, 1, 2), [0, 1]),
-        ((0, 1, 1, 2), [0, 1]),
-        ((0, 1, 2, 3), [2, 0]),
-        ((), [0, 0]),
-    ]:
+    good = (0, 1, 2, 3)
+    for ranks, at in [((0, 1, 2), [0, 1]), ((0, 1, 1, 2), [0, 1]), (good, [2, 0]), ((), [0, 0])]:
         with pytest.raises(Corrupt):
-            read_mesh(older_mesh((2, 2), coordinate, ranks))
+            read_mesh(older_mesh((2, 2), at, ranks))
 
 
 def test_what_no_known_torch_writes_is_unsupported() -> None:

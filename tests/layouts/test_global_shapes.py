@@ -101,15 +101,6 @@ def test_a_configuration_is_looked_for_beside_the_shards_and_above(root: str, pl
     assert (proof.by, proof.files) == (place, (place,))
 
 
-def test_a_configuration_from_elsewhere_serves_where_there_is_none() -> None:
-    (proof,) = found(MemoryFiles({}), *SHAPES, outside=ExpectedModel(config=config()))
-    assert (proof.by, proof.files) == ("config.json", ())
-    assert (
-        found(MemoryFiles({"config.json": b"{}"}), *SHAPES, outside=ExpectedModel(config=config()))
-        == ()
-    )
-
-
 def test_a_tied_head_needs_no_copy_and_has_the_embeddings_shape() -> None:
     (proof, tie) = found(MemoryFiles({"config.json": config(tie_word_embeddings=True)}), *SHAPES)
     assert set(proof.needed) == SHAPES.keys() - {HEAD}

@@ -7,7 +7,6 @@ import contextlib
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
@@ -306,19 +305,6 @@ def test_a_model_of_another_shape_than_the_optimizers_is_corrupt() -> None:
         merged(held, "keep")
 
 
-@given(st.integers(1, 3), st.data())
-def test_one_changed_byte_is_read_or_refused_and_never_crashes(
-    stage: int, data: st.DataObject
-) -> None:
-    held = files(Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}))
-    name = data.draw(st.sampled_from(sorted(held.content)))
-    good = held.content[name]
-    at = data.draw(st.integers(0, len(good) - 1))
-    held.content[name] = good[:at] + bytes([data.draw(st.integers(0, 255))]) + good[at + 1 :]
-    with contextlib.suppress(CkptsyncError):
-        merged(held, "keep")
-
-
 @pytest.mark.parametrize(
     ("name", "said"), [("hf-zero3-lora", 1), ("raw-ds-zero2-frozen", 0), ("raw-ds-zero1-frozen", 0)]
 )
@@ -373,30 +359,19 @@ def test_a_rank_of_another_run_shows_in_samples_of_a_large_model(odd: int) -> No
     assert held.read - before < 3_000_000  # of 11 MB
 
 
+ROUNDED = [torch.nan, -torch.nan, torch.inf, -0.0, 1e38, 3.4e38, 1e-7, 6e-8, -1e-45, 1 + 2**-8]
+ROUNDED += [1 + 3 * 2**-8, 65519.0, 65520.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_masters_that_round_to_infinity_zero_or_nan_are_those_of_the_model(
     dtype: torch.dtype,
 ) -> None:
-    odd = torch.tensor(
-        [
-            torch.nan,
-            -torch.nan,
-            torch.inf,
-            -0.0,
-            1e38,
-            3.4e38,
-            1e-7,
-            6e-8,
-            -1e-45,
-            1 + 2**-8,
-            1 + 3 * 2**-8,
-            65519.0,
-            65520.0,
-        ]
-    )
-    held = files(Zero(2, 2, [{"w": odd}]))
-    state = model(Zero(2, 2, [{"w": odd}]), 0)
+    odd = torch.tensor(ROUNDED)
+    of = Zero(2, 2, [{"w": odd}])
+    state = model(of, 0)
     state["module"]["w"] = odd.to(dtype)
+    held = files(of)
     held.content["global_step2/mp_rank_00_model_states.pt"] = saved(state)
     prepare(held, MergeOptions("keep"))
 
