@@ -83,46 +83,21 @@ HEADERS: dict[str, tuple[object, bytes]] = {
 
 def attacks(_: str) -> Iterator[Attack]:
     for kind, (header, data) in HEADERS.items():
-        yield Attack(kind, {FILE: raw_safetensors(header, data)}, (CORRUPT, UNSUPPORTED))
-        yield Attack(
-            f"{kind}-in-an-adapter",
-            {
-                "adapter_model.safetensors": raw_safetensors(header, data),
-                "adapter_config.json": b"{}",
-            },
-            (CORRUPT, UNSUPPORTED),
-        )
+        file = raw_safetensors(header, data)
+        yield Attack(kind, {FILE: file}, (CORRUPT, UNSUPPORTED))
+        adapter = {"adapter_model.safetensors": file, "adapter_config.json": b"{}"}
+        yield Attack(f"{kind}-in-an-adapter", adapter, (CORRUPT, UNSUPPORTED))
     for length in (9, 100_000_000, 100_000_001, 2**31, 2**63 - 1, 2**64 - 1):
         yield Attack(f"length-{length}", {FILE: struct.pack("<Q", length) + b"{}"}, (CORRUPT,))
     for size in range(8):
         yield Attack(f"{size}-bytes", {FILE: b"\0" * size}, (CORRUPT,))
-    yield Attack(
-        "header-of-100MB-of-nothing",
-        {FILE: Sparse(8 + 100_000_000, {0: struct.pack("<Q", 100_000_000)})},
-        (CORRUPT,),
-    )
-    yield Attack(
-        "header-of-1GB-in-2GB", {FILE: Sparse(2 << 30, {0: struct.pack("<Q", 1 << 30)})}, (CORRUPT,)
-    )
-    yield Attack(
-        "thousands-of-tensors",
-        {FILE: raw_safetensors(_many(10_000), b"")},
-        (CORRUPT,),
-        harmless=True,
-    )
-    yield Attack(
-        "empty-header",
-        {FILE: raw_safetensors({}, b"")},
-        (CORRUPT, UNSUPPORTED, INCOMPLETE),
-        harmless=True,
-    )
+    for told, size in ((100_000_000, 8 + 100_000_000), (1 << 30, 2 << 30)):
+        zeros = Sparse(size, {0: struct.pack("<Q", told)})
+        yield Attack(f"header-of-{told}-of-nothing", {FILE: zeros}, (CORRUPT,))
+    many = raw_safetensors({f"layer.{i}": entry(0, 0, [0]) for i in range(10_000)}, b"")
+    yield Attack("thousands-of-tensors", {FILE: many}, (CORRUPT,), harmless=True)
+    codes = (CORRUPT, UNSUPPORTED, INCOMPLETE)
+    yield Attack("empty-header", {FILE: raw_safetensors({}, b"")}, codes, harmless=True)
     good = safetensors_file({"a": ("U8", (1,), b"x")})
-    yield Attack(
-        "same-tensor-in-two-files",
-        {"model-00001-of-00002.safetensors": good, "model-00002-of-00002.safetensors": good},
-        (CORRUPT,),
-    )
-
-
-def _many(count: int) -> dict[str, Any]:
-    return {f"layer.{i}": entry(0, 0, [0]) for i in range(count)}
+    two = {f"model-0000{n}-of-00002.safetensors": good for n in (1, 2)}
+    yield Attack("same-tensor-in-two-files", two, (CORRUPT,))
