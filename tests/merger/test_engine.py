@@ -63,13 +63,6 @@ def test_the_configuration_names_the_element_type_that_was_written() -> None:
     assert json.loads(written["config.json"]) == {"dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_only_floats_are_cast(dtype: DType) -> None:
-    _, merged = run(MemoryFiles(FILES), MergeOptions(dtype))
-    wanted = {"bf16": "BF16", "fp16": "F16"}.get(dtype, "F32")
-    assert {t.name: t.dtype for t in merged.tensors} == {"w": wanted, "n": "I64"}
-
-
 @given(st.data())
 @settings(max_examples=20, deadline=None)
 def test_the_same_input_gives_the_same_bytes_whatever_else_lies_there(data: st.DataObject) -> None:
