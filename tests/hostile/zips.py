@@ -47,8 +47,8 @@ def archive(
     for row in rows:
         at, local = out.tell(), row.name.encode() if row.local_name is None else row.local_name
         size, lengths = len(row.data), (len(local), len(row.local_extra))
-        head = (row.magic, 20, row.flags, row.method, size, size)
-        out.write(struct.pack("<4s3H8x2L2H", *head, *lengths))
+        local_head = (row.magic, 20, row.flags, row.method, size, size, *lengths)
+        out.write(struct.pack("<4s3H8x2L2H", *local_head))
         out.write(local + row.local_extra + row.data)
         size, packed = (len(row.data) if n is None else n for n in (row.size, row.packed))
         header, told = at if row.header is None else row.header, row.name.encode()

@@ -89,7 +89,7 @@ class MetadataAlone(MemoryFiles):
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_one_changed_byte_is_read_or_refused_and_never_crashes(name: str) -> None:
-    boxes = {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])}
+    boxes: dict[Shape, tuple[Shape, bytes]] = {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])}
     files = MemoryFiles(checkpoint("", {"w": ((4,), boxes)}, paths={"w": ("w",)}))
     good = files.content[name]
     for at in range(len(good)):

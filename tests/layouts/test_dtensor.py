@@ -207,6 +207,17 @@ def read(tensor: Wrapped) -> RankShards:
     return dtensor_share(tensor, {})
 
 
+NEW_SPEC: dict[str, Any] = {"use_strided_shard_as_shard_order": True, "shard_order": None}
+
+
+def test_a_part_in_two_places_lies_behind_each_other_in_what_the_rank_holds() -> None:
+    found = read(dtensor((8, 3), stored((4, 3)), mesh((2,), 1), (strided(0, 2),), **NEW_SPEC))
+    assert [(at, local.shape, local.offset) for at, local in found.pieces] == [
+        ((2, 0), (2, 3), 0),
+        ((6, 0), (2, 3), 6),
+    ]
+
+
 GOOD: dict[str, Any] = {
     "shape": (4, 3),
     "local": stored((2, 3)),

@@ -97,9 +97,11 @@ def test_the_index_must_name_what_is_there() -> None:
     for evil in ("../x.bin", "/x.bin", "d/x.bin", "x.sh", 3):
         with pytest.raises(Corrupt):
             read(sharded({"a": evil}))
-    for evil_map in ([], None):
+    for evil_map in ("[]", "null"):
+        files = sharded()
+        files.content[INDEX] = b'{"weight_map": %s}' % evil_map.encode()
         with pytest.raises(Corrupt):
-            read(sharded(evil_map))
+            read(files)
 
 
 def test_without_an_index_the_numbers_say_how_many_there_are() -> None:

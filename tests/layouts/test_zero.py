@@ -12,7 +12,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
 from ckptsync.merger.plan import DType, MergeOptions
 from ckptsync.merger.prepare import prepare
-from tests.support.deepspeed_in_memory import held
+from tests.support.deepspeed_in_memory import TAG, changed, held
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.torch_bytes import raw, saved
 from tests.support.zero_writer import (
@@ -395,3 +395,17 @@ def test_weights_that_training_changes_beside_their_masters_are_not_compared_and
         f"trained with {key}" in note and "not compared" in note
         for note in prepare(held, MergeOptions("keep")).notes
     )
+
+
+@pytest.mark.parametrize("name", ["raw-ds-zero1-bf16-fp32acc", "raw-ds-zero2-dealt"])
+def test_without_param_shapes_the_models_own_weights_are_read_and_masters_are_not(
+    name: str,
+) -> None:
+    file = f"{TAG}/mp_rank_00_model_states.pt"
+    old = changed(held(name), file, lambda m: m.update(param_shapes=None, ds_config=None))
+    wanted, found = merged(held(name), "auto"), merged(old, "auto")
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+    assert f"param_shapes of {file} is missing" in prepare(old, MergeOptions("auto")).notes[0]
+    with pytest.raises(Incomplete, match="param_shapes"):
+        merged(old, "keep")
