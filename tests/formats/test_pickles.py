@@ -335,7 +335,7 @@ def test_a_value_is_shown_without_walking_into_it() -> None:
 
 
 def test_hostile_pickles_end_soon_and_take_memory_in_proportion_to_their_size() -> None:
-    tried = sampled(expensive_pickles.MAKE, 10)
+    tried = sampled(expensive_pickles.MAKE, 16)
     program = [sys.executable, "-m", "tests.hostile.expensive_pickles", *tried]
     found = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     rows = [line.split("\t") for line in found.stdout.splitlines()]
