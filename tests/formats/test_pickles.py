@@ -424,7 +424,7 @@ def test_a_change_of_any_byte_is_read_as_python_does_or_refused(value: str) -> N
     }
     data = pickle.dumps([thing] * 2 if value == "objects" else [like(7), "later"], 4)
     alike = 0
-    for at in range(len(data)):
+    for at in sampled(range(len(data)), 2):
         for changed in {data[at] ^ (1 << bit) for bit in range(8)} | {random.randrange(256)}:
             damaged = data[:at] + bytes([changed]) + data[at + 1 :]
             expected = outcome(damaged)
@@ -432,7 +432,7 @@ def test_a_change_of_any_byte_is_read_as_python_does_or_refused(value: str) -> N
             if isinstance(expected, tuple) and isinstance(theirs, tuple):
                 assert repr(expected[0]) == repr(theirs[0]), at  # NaN is not itself
                 alike += 1
-    assert alike > len(data)
+    assert alike > len(data) // 2
 
 
 def test_an_end_anywhere_is_corrupt() -> None:

@@ -265,17 +265,7 @@ STATE_FIELDS = [
 JUNK: list[object] = [None, 5, -1, "text", [], {}, [[]], {"w": 5}, {5: 5}, {"w": []}, [None]]
 JUNK += [[{"w": (2.5,)}], [{"w": ("a",)}], {"w": (-3, -4)}, [torch.zeros(3, 4)], torch.zeros(2)]
 JUNK += [{"w": torch.zeros(())}, [{"w": [3, 4]}], {"head": 5}, {"head": []}, [[1, 2, 3]]]
-JUNK.append((1 << 19,))
-JUNK += [
-    [torch.zeros(3, 4)],
-    torch.zeros(2),
-    {"w": torch.zeros(())},
-    [{"w": [3, 4]}],
-    {"head": 5},
-    {"head": []},
-    [[1, 2, 3]],
-    (1 << 19,),
-]
+JUNK.append((1 << 16,))
 
 
 @pytest.mark.parametrize("stage", [2, 3])

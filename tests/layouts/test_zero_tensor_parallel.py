@@ -1,4 +1,4 @@
-"""A real tensor-parallel checkpoint, whole in ``test_merge_vectors``.
+"""A real tensor-parallel checkpoint, whole in ``tests/merger/test_vectors.py``.
 
 Here every other rule, patterns of names, and boxes of shards against torch's slices.
 """
