@@ -34,60 +34,106 @@ def names(root: Path) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-def test_every_family_is_found_and_nothing_else(tmp_path: Path) -> None:
-    lay(
-        tmp_path,
-        "checkpoint-4/trainer_state.json",
-        "checkpoint-12/.tmpabcdef",
-        "checkpoints/checkpoint_0/model.safetensors",
-    )
-    lay(
-        tmp_path,
-        "global_step7/zero_pp_rank_0_mp_rank_00_optim_states.pt",
-        "latest",
-        "checkpoint/step-3/.metadata",
-    )
-    lay(
-        tmp_path,
-        "runs/events",
-        "checkpoint-best/model.bin",
-        "tmp-checkpoint-9/x",
-        "_ckptsync/pins/checkpoint-4.0/files/x",
-        "model.bin",
-    )
-    assert names(tmp_path) == {
+FOUND: dict[str, dict[str, tuple[str, list[str]]]] = {
+    """checkpoint-4/trainer_state.json checkpoint-12/.tmpabcdef tmp-checkpoint-9/x latest model.bin
+    global_step7/zero_pp_rank_0_mp_rank_00_optim_states.pt checkpoint/step-3/.metadata runs/events
+    checkpoints/checkpoint_0/model.safetensors checkpoint-best/model.bin
+    _ckptsync/pins/checkpoint-4.0/files/x""": {
         "checkpoint-12": ("trainer", []),
         "checkpoint-4": ("trainer", ["trainer_state.json"]),
         "checkpoint_0": ("accelerate", ["model.safetensors"]),
         "global_step7": ("deepspeed", ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]),
         "step-3": ("dcp", [".metadata"]),
-    }
-
-
-def test_a_step_directory_is_a_checkpoint_only_with_something_of_one_in_it(tmp_path: Path) -> None:
-    lay(tmp_path, "step-1/log.txt", "step-2/__0_0.distcp", "step-3/model_1.pt", "step-4/model.pt")
-    assert list(names(tmp_path)) == ["step-2", "step-3"]
-
-
-def test_two_of_one_name_get_two_names(tmp_path: Path) -> None:
-    lay(tmp_path, "checkpoint_0/a", "checkpoints/checkpoint_0/b")
-    assert names(tmp_path) == {
+    },
+    "step-1/log.txt step-2/__0_0.distcp step-3/model_1.pt step-4/model.pt": {
+        "step-2": ("dcp", ["__0_0.distcp"]),
+        "step-3": ("dcp", ["model_1.pt"]),
+    },
+    "checkpoint_0/a checkpoints/checkpoint_0/b": {
         "checkpoint_0": ("accelerate", ["a"]),
         "checkpoints.checkpoint_0": ("accelerate", ["b"]),
-    }
+    },
+    "global_step_7/actor/model_world_size_2_rank_0.pt global_step_8/log.txt": {
+        "global_step_7": ("verl", ["actor/model_world_size_2_rank_0.pt"])
+    },
+    "iter_0000002/.metadata iter_0000004/__8_0.distcp iter_0000006/log.txt": {
+        "iter_0000002": ("dcp", [".metadata"]),
+        "iter_0000004": ("dcp", ["__8_0.distcp"]),
+    },
+    "run-0/checkpoint-4/a run-1/checkpoint-4/b run-1/logs/c": {
+        "run-0.checkpoint-4": ("trainer", ["a"]),
+        "run-1.checkpoint-4": ("trainer", ["b"]),
+    },
+    """epoch=0-step=5.ckpt lightning_logs/version_0/checkpoints/epoch=0-step=5.ckpt .ckpt
+    lightning_logs/version_0/x.csv lightning_logs/version_1/checkpoints/last.ckpt/meta.pt
+    checkpoints/epoch=1-step=10-loss=0.12.ckpt lightning_logs/version_x/checkpoints/a.ckpt""": {
+        "epoch-0-step-5.ckpt": ("lightning", ["epoch=0-step=5.ckpt"]),
+        "version_0.epoch-0-step-5.ckpt": ("lightning", ["epoch=0-step=5.ckpt"]),
+        "version_1.last.ckpt": ("lightning", ["meta.pt"]),
+        "epoch-1-step-10-loss-0.12.ckpt": ("lightning", ["epoch=1-step=10-loss=0.12.ckpt"]),
+    },
+    "config.json training_args.bin optimizer.bin model/model.safetensors": {},
+    "": {},
+}
+STEPS = {"iter_0000002": 2, "epoch-0-step-5.ckpt": 5, "epoch-1-step-10-loss-0.12.ckpt": 10}
 
 
-@pytest.mark.parametrize("tag", ["my tag", "a\nb", "consolidated", "final", "x~y", "-", "ü" * 50])
-def test_any_tag_becomes_one_plain_component_and_no_two_become_the_same(
-    tmp_path: Path, tag: str
+@pytest.mark.parametrize("files", FOUND)
+def test_every_family_is_found_and_nothing_else(files: str, tmp_path: Path) -> None:
+    lay(tmp_path, *files.split())
+    assert names(tmp_path) == FOUND[files]
+    steps = {c.name: c.step for c in find_checkpoint_dirs(tmp_path) if c.name in STEPS}
+    assert steps.items() <= STEPS.items()
+
+
+ONE_FILE_EACH = {
+    "verl": """model_world_size_16_rank_8.pt optim_world_size_2_rank_1.pt data_3.pt
+        dist_ckpt/__8_0.distcp model.safetensors""",
+    "deepspeed": """expp_rank_1_mp_rank_00_optim_states.pt layer_03-model_states.pt
+        layer_0_expert_4_mp_rank_00_model_states.pt expert_4_mp_rank_00_model_states.pt
+        layer_03-model_01-model_states.pt bf16_zero_pp_rank_3_mp_rank_01_optim_states.pt""",
+    "final": """source.spm bpe.codes dict.txt prophetnet.tokenizer tokenizer.model
+        qwen.tiktoken""",
+}
+
+
+@pytest.mark.parametrize(("family", "files"), ONE_FILE_EACH.items(), ids=ONE_FILE_EACH)
+def test_each_file_alone_says_whose_the_directory_is(
+    family: str, files: str, tmp_path: Path
 ) -> None:
-    lay(tmp_path, f"{tag}/mp_rank_00_model_states.pt", f"{tag} /mp_rank_00_model_states.pt")
-    seen = list(names(tmp_path))
-    assert len(seen) == 2
-    for name in seen:
+    where = {"verl": "global_step_7", "deepspeed": "global_step7", "final": ""}[family]
+    for number, file in enumerate(files.split()):
+        root = tmp_path / str(number)
+        lay(root, f"{where}/{file}".removeprefix("/"), "logs/layer_0.txt")
+        if family == "final":  # a vocabulary belongs to the model in the root
+            lay(root, "model.safetensors")
+        listed = sorted([file, *["model.safetensors"] * (family == "final")])
+        assert names(root) == {where or "final": (family, listed)}
+
+
+TAGS = ["my tag", "a\nb", "consolidated", "final", "x~y", "-", "ü" * 50]
+OF_LIGHTNING = [["a b.ckpt"], ["\n.ckpt"], ["é=1.ckpt"], ["x" * 120 + ".ckpt"]]
+OF_LIGHTNING.append(["step=1.ckpt", "step-1.ckpt", "checkpoints/step=1.ckpt"])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        *([f"{t}/mp_rank_00_model_states.pt", f"{t} /mp_rank_00_model_states.pt"] for t in TAGS),
+        *OF_LIGHTNING,
+    ],
+)
+def test_any_name_becomes_one_plain_component_and_no_two_become_the_same(
+    files: list[str], tmp_path: Path
+) -> None:
+    lay(tmp_path, *files)
+    plain = list(names(tmp_path))
+    assert len(plain) == len(files)
+    for name in plain:
         assert checked_path(name) == name
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name)
         assert name not in ("consolidated", "final")
+        assert family_of(name) == ("lightning" if files in OF_LIGHTNING else "deepspeed")
 
 
 def test_links_to_checkpoints_are_not_followed(tmp_path: Path) -> None:
@@ -95,10 +141,6 @@ def test_links_to_checkpoints_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "checkpoint-1").symlink_to(tmp_path / "elsewhere" / "real")
     assert find_checkpoint_dirs(tmp_path / "out") == ()
-
-
-def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    assert find_checkpoint_dirs(tmp_path / "nothing") == ()
 
 
 def test_a_checkpoint_is_known_by_itself(tmp_path: Path) -> None:
@@ -124,138 +166,14 @@ def test_what_vanishes_during_the_scan_was_not_there(tmp_path: Path) -> None:
     )
 
 
-def test_a_verl_step_holds_an_actor(tmp_path: Path) -> None:
-    lay(
-        tmp_path,
-        "global_step_7/actor/model_world_size_2_rank_0.pt",
-        "global_step_8/log.txt",
-        "latest_checkpointed_iteration.txt",
-    )
-    assert names(tmp_path) == {"global_step_7": ("verl", ["actor/model_world_size_2_rank_0.pt"])}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model_world_size_16_rank_8.pt",
-        "optim_world_size_2_rank_1.pt",
-        "data_3.pt",
-        "dist_ckpt/__8_0.distcp",
-        "model.safetensors",
-    ],
-)
-def test_a_verl_step_of_its_sft_trainer_has_no_actor(tmp_path: Path, name: str) -> None:
-    lay(tmp_path, f"global_step_7/{name}")
-    assert names(tmp_path) == {"global_step_7": ("verl", [name])}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "expp_rank_1_mp_rank_00_optim_states.pt",
-        "layer_0_expert_4_mp_rank_00_model_states.pt",
-        "expert_4_mp_rank_00_model_states.pt",
-        "layer_03-model_states.pt",
-        "layer_03-model_01-model_states.pt",
-        "bf16_zero_pp_rank_3_mp_rank_01_optim_states.pt",
-    ],
-)
-def test_a_node_that_holds_only_experts_or_only_layers_of_deepspeed_s_has_its_part_found(
-    tmp_path: Path, name: str
-) -> None:
-    lay(tmp_path, f"global_step7/{name}", "logs/layer_0.txt")
-    assert names(tmp_path) == {"global_step7": ("deepspeed", [name])}
-
-
-def test_a_megatron_iteration_is_found_on_every_node(tmp_path: Path) -> None:
-    lay(tmp_path, "iter_0000002/.metadata", "iter_0000004/__8_0.distcp", "iter_0000006/log.txt")
-    assert names(tmp_path) == {
-        "iter_0000002": ("dcp", [".metadata"]),
-        "iter_0000004": ("dcp", ["__8_0.distcp"]),
-    }
-    assert [s.step for s in find_checkpoint_dirs(tmp_path)] == [2, 4]
-
-
-def test_lightning_s_files_and_directories_are_found_wherever_its_loggers_put_them(
-    tmp_path: Path,
-) -> None:
-    lay(
-        tmp_path,
-        "epoch=0-step=5.ckpt",
-        "lightning_logs/version_0/checkpoints/epoch=0-step=5.ckpt",
-        "lightning_logs/version_0/x.csv",
-    )
-    lay(
-        tmp_path,
-        "lightning_logs/version_1/checkpoints/last.ckpt/meta.pt",
-        "checkpoints/epoch=1-step=10-loss=0.12.ckpt",
-    )
-    lay(tmp_path, ".ckpt", "lightning_logs/version_x/checkpoints/a.ckpt")
-    assert names(tmp_path) == {
-        "epoch-0-step-5.ckpt": ("lightning", ["epoch=0-step=5.ckpt"]),
-        "version_0.epoch-0-step-5.ckpt": ("lightning", ["epoch=0-step=5.ckpt"]),
-        "version_1.last.ckpt": ("lightning", ["meta.pt"]),
-        "epoch-1-step-10-loss-0.12.ckpt": ("lightning", ["epoch=1-step=10-loss=0.12.ckpt"]),
-    }
-    assert [s.step for s in find_checkpoint_dirs(tmp_path)] == [5, 10, 5, None]
-
-
-@pytest.mark.parametrize("name", ["a b.ckpt", "\n.ckpt", "é=1.ckpt", "x" * 120 + ".ckpt"])
-def test_any_name_of_lightning_s_becomes_one_plain_component(tmp_path: Path, name: str) -> None:
-    lay(tmp_path, name)
-    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", checkpoint_dir.name)
-    assert family_of(checkpoint_dir.name) == "lightning"
-
-
-def test_two_of_lightning_s_names_that_would_be_one_stay_two(tmp_path: Path) -> None:
-    lay(tmp_path, "step=1.ckpt", "step-1.ckpt", "checkpoints/step=1.ckpt")
-    assert len({s.name for s in find_checkpoint_dirs(tmp_path)}) == 3
-
-
 def test_the_model_in_the_root_is_found_without_checkpoints_logs_and_spool(tmp_path: Path) -> None:
-    lay(
-        tmp_path,
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-        "config.json",
-        "chat_template.jinja",
-    )
-    lay(
-        tmp_path,
-        "trainer_log.jsonl",
-        "nohup.out",
-        "running_log.txt",
-        "checkpoint-4/model.safetensors",
-        "_ckptsync/x.json",
-        "x.pt",
-    )
-    lay(tmp_path, "runs/events.json", "training_args.bin", "vocab.txt", "README.md")
-    found = names(tmp_path)
-    assert list(found) == ["checkpoint-4", "final"]
-    parts = ("README.md", "chat_template.jinja", "config.json", "model-00001-of-00002.safetensors")
-    assert found["final"] == (
-        "final",
-        [*parts, "model-00002-of-00002.safetensors", "training_args.bin", "vocab.txt"],
-    )
-
-
-@pytest.mark.parametrize(
-    "vocabulary",
-    [
-        "source.spm",
-        "bpe.codes",
-        "dict.txt",
-        "prophetnet.tokenizer",
-        "tokenizer.model",
-        "qwen.tiktoken",
-    ],
-)
-def test_every_kind_of_vocabulary_belongs_to_the_model_in_the_root(
-    tmp_path: Path, vocabulary: str
-) -> None:
-    lay(tmp_path, "model.safetensors", vocabulary)
-    assert names(tmp_path)["final"] == ("final", sorted(["model.safetensors", vocabulary]))
+    model = """README.md chat_template.jinja config.json model-00001-of-00002.safetensors
+        model-00002-of-00002.safetensors training_args.bin vocab.txt""".split()  # noqa: SIM905
+    others = """trainer_log.jsonl nohup.out running_log.txt checkpoint-4/model.safetensors
+        _ckptsync/x.json x.pt runs/events.json""".split()  # noqa: SIM905
+    lay(tmp_path, *model, *others)
+    assert list(names(tmp_path)) == ["checkpoint-4", "final"]
+    assert names(tmp_path)["final"] == ("final", model)
 
 
 def test_adapters_in_directories_of_their_names_are_a_final_model(tmp_path: Path) -> None:
@@ -279,14 +197,6 @@ def test_adapters_in_directories_of_their_names_are_a_final_model(tmp_path: Path
     assert "policy/" not in uncovered(tmp_path, find_checkpoint_dirs(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "names_", [["config.json", "training_args.bin"], ["optimizer.bin"], ["model/model.safetensors"]]
-)
-def test_a_root_without_weights_has_no_model(tmp_path: Path, names_: list[str]) -> None:
-    lay(tmp_path, *names_)
-    assert find_checkpoint_dirs(tmp_path) == ()
-
-
 def test_a_checkpoint_given_as_a_run_and_a_model_of_links_are_no_final_model(
     tmp_path: Path,
 ) -> None:
@@ -295,14 +205,6 @@ def test_a_checkpoint_given_as_a_run_and_a_model_of_links_are_no_final_model(
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "model.safetensors").symlink_to(tmp_path / "blob")
     assert find_checkpoint_dirs(tmp_path / "cache") == ()
-
-
-def test_trials_of_a_search_keep_their_numbers_apart(tmp_path: Path) -> None:
-    lay(tmp_path, "run-0/checkpoint-4/a", "run-1/checkpoint-4/b", "run-1/logs/c")
-    assert names(tmp_path) == {
-        "run-0.checkpoint-4": ("trainer", ["a"]),
-        "run-1.checkpoint-4": ("trainer", ["b"]),
-    }
 
 
 def test_the_directories_of_trainers_with_several_models_and_starts_are_searched(
@@ -347,25 +249,12 @@ def test_the_directories_of_trainers_with_several_models_and_starts_are_searched
 
 
 def test_whose_it_is_follows_from_its_name_alone(tmp_path: Path) -> None:
-    lay(
-        tmp_path,
-        "checkpoint-1/a",
-        "checkpoint_0/a",
-        "checkpoints/checkpoint_0/b",
-        "step-1/.metadata",
-        "global_step_1/actor/x",
-    )
-    lay(
-        tmp_path,
-        "global_step1/mp_rank_00_model_states.pt",
-        "a=1.ckpt",
-        "run-0/checkpoint-4/a",
-        "adapter_model.bin",
-    )
-    assert {s.name: family_of(s.name) for s in find_checkpoint_dirs(tmp_path)} == {
-        s.name: s.family for s in find_checkpoint_dirs(tmp_path)
-    }
-    assert len(find_checkpoint_dirs(tmp_path)) == 9
+    files = """checkpoint-1/a checkpoint_0/a checkpoints/checkpoint_0/b step-1/.metadata a=1.ckpt
+        global_step_1/actor/x global_step1/mp_rank_00_model_states.pt run-0/checkpoint-4/a"""
+    lay(tmp_path, *files.split(), "adapter_model.bin")
+    found = find_checkpoint_dirs(tmp_path)
+    assert len(found) == 9
+    assert [family_of(s.name) for s in found] == [s.family for s in found]
 
 
 def test_ray_s_dates_are_numbers_that_grow(tmp_path: Path) -> None:

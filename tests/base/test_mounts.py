@@ -60,12 +60,6 @@ def test_this_machines_table_is_read() -> None:
     assert mount_of("/proc/self/nowhere/at/all") == Mount("proc")
 
 
-def test_a_mount_has_its_options() -> None:
-    options = find_mount(LINES, "/mnt/nfs").options
-    assert {"rw", "hard", "sec=sys"} <= set(options)
-    assert "noac" in find_mount(LINES, "/mnt/none").options
-
-
 def test_what_is_mounted_on_a_directory_itself_counts_and_nothing_above_or_below(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

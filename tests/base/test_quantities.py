@@ -22,21 +22,15 @@ def test_a_shown_size_has_three_figures(size: int, shown: str) -> None:
     assert show_size(size) == shown
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("10s", 10),
-        ("5m", 300),
-        ("2h", 7200),
-        ("7d", 604800),
-        ("1h30m", 5400),
-        ("250ms", 0.25),
-        ("0", 0),
-        ("1.5s", 1.5),
-    ],
-)
-def test_durations_are_seconds(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
+DURATIONS = {"10s": 10, "5m": 300, "2h": 7200, "7d": 604800, "1h30m": 5400, "250ms": 0.25, "0": 0}
+SIZES = {"5GB": 5 * 10**9, "512MiB": 512 << 20, "1000": 1000, "5 GB": 5 * 10**9, "1.5kb": 1500}
+SIZES |= {"2T": 2 * 10**12, "3gib": 3 << 30}
+
+
+def test_durations_are_seconds_and_sizes_are_bytes() -> None:
+    assert {text: parse_duration(text) for text in DURATIONS} == pytest.approx(DURATIONS)
+    assert parse_duration("1.5s") == 1.5
+    assert {text: parse_size(text) for text in SIZES} == SIZES
 
 
 @pytest.mark.parametrize(
@@ -46,22 +40,6 @@ def test_durations_are_seconds(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused_in_the_writers_words(text: str) -> None:
     with pytest.raises(ValueError, match="such as 10s, 5m, 2h or 7d"):
         parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("5GB", 5 * 10**9),
-        ("512MiB", 512 << 20),
-        ("1000", 1000),
-        ("5 GB", 5 * 10**9),
-        ("1.5kb", 1500),
-        ("2T", 2 * 10**12),
-        ("3gib", 3 << 30),
-    ],
-)
-def test_sizes_are_bytes(text: str, size: int) -> None:
-    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(

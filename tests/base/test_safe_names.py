@@ -9,40 +9,13 @@ from hypothesis import strategies as st
 from ckptsync.errors import Corrupt
 from ckptsync.safe_names import checked_path
 
-PLAIN = [
-    "a",
-    "a/b",
-    ".metadata",
-    "pytorch_model_fsdp_0/__0_0.distcp",
-    "..a",
-    "a..",
-    "...",
-    " ",
-    "ü/日本",
-    "~",
-    "a:b",
-    "-rf",
-    "x" * 255,
-]
-NOT_PLAIN = [
-    "",
-    "/",
-    "/a",
-    "a/",
-    "a//b",
-    ".",
-    "..",
-    "a/.",
-    "a/..",
-    "../a",
-    "a/../b",
-    "a\\b",
-    "a\0",
-    "a\nb",
-    "a\x7fb",
-    "a\x1b[2J",
-    "x" * 256,
-]
+PLAIN = ["a", "a/b", ".metadata", "..a", "a..", "...", " ", "ü/日本", "~", "a:b", "-rf", "x" * 255]
+PLAIN += ["ü" * 127, "/".join(["x" * 255] * 16)[:4096]]
+
+NOT_PLAIN = ["", "/", "/a", "a/", "a//b", ".", "..", "a/.", "a/..", "../a", "a/../b", "a\\b"]
+NOT_PLAIN += ["a\0", "a\nb", "a\x7fb", "a\x1b[2J\n", "x" * 256, "a\udcff"]
+# lengths are counted in bytes
+NOT_PLAIN += ["ü" * 128, "/".join(["x" * 255] * 17)]
 
 
 @pytest.mark.parametrize("path", PLAIN)
@@ -51,28 +24,9 @@ def test_a_plain_relative_path_is_itself(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", NOT_PLAIN)
-def test_any_other_path_is_refused(path: str) -> None:
-    with pytest.raises(Corrupt):
-        checked_path(path)
-
-
-def test_lengths_are_counted_in_bytes() -> None:
-    assert checked_path("ü" * 127)
-    with pytest.raises(Corrupt):
-        checked_path("ü" * 128)
-    assert checked_path("/".join(["x" * 255] * 16)[:4096])
-    with pytest.raises(Corrupt):
-        checked_path("/".join(["x" * 255] * 17))
-
-
-def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(Corrupt):
-        checked_path(b"a\xff".decode("utf-8", "surrogateescape"))
-
-
-def test_a_refusal_shows_the_name_without_its_control_characters() -> None:
+def test_any_other_path_is_refused_without_its_control_characters(path: str) -> None:
     with pytest.raises(Corrupt) as caught:
-        checked_path("a\x1b[2J\n")
+        checked_path(path)
     assert str(caught.value).isprintable()
 
 

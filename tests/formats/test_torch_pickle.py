@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import warnings
 import zipfile
 from collections.abc import Iterator
 from math import prod
@@ -19,11 +18,9 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, from_torch
 from ckptsync.formats.pickles import Name
-from ckptsync.formats.torch_pickle import StoredTensor, dtype_of, is_contiguous, span
+from ckptsync.formats.torch_pickle import StoredTensor, dtype_of, is_contiguous
 from ckptsync.formats.torch_save import Container, load, load_tensor, part
-from ckptsync.layouts.registry import WeightsSource, tensors
 from ckptsync.tensors import Extent, row_major
-from tests.support.dcp_writer import item
 from tests.support.files_in_memory import (
     Call,
     Global,
@@ -108,11 +105,6 @@ def test_parameters_shared_storages_and_plain_values_are_found() -> None:
     assert (value["n"], value["size"]) == (3, (2, 3))
     assert value["a"].storage == value["b"].storage
     assert elements(files, archive, value["b"]) == raw(weight.T)
-
-
-def test_a_module_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match=r"torch\.nn\.modules\.linear\.Linear"):
-        loaded(saved(torch.nn.Linear(2, 2)))
 
 
 def test_the_first_tensor_of_equal_pickles_is_not_taken_for_the_others() -> None:
@@ -212,25 +204,11 @@ def test_one_changed_byte_in_a_pickle_is_read_or_refused_and_never_crashes() -> 
                 part(files, archive, stored) if isinstance(stored, StoredTensor) else None
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4))
-def test_a_view_reaches_from_its_first_element_to_its_last(axes: list[tuple[int, int]]) -> None:
-    shape, strides = tuple(n for n, _ in axes), tuple(s for _, s in axes)
-    places = [
-        sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)
-    ]
-    assert span(shape, strides) == (max(places) + 1 if places else 0)
-
-
 def test_only_torch_names_element_types() -> None:
     assert dtype_of(Name("torch", "bfloat16")) == "BF16"
     for other in (Name("numpy", "float32"), "float32", None):
         with pytest.raises(Corrupt):
             dtype_of(other)
-
-
-def test_plain_items_are_what_torch_would_have_written() -> None:
-    files, value, archive = loaded(item(b"aaaabbbbccccdddd", (2, 2), (1, 2)))
-    assert elements(files, archive, value) == b"aaaaccccbbbbdddd"
 
 
 def with_version(record: str, version: bytes) -> bytes:
@@ -241,54 +219,23 @@ def with_version(record: str, version: bytes) -> bytes:
     return torch_zip_file({**records, record: version} if record else records)
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        b"3\n",
-        b"1",
-        b"0",
-        b"10",
-        b"11",
-        b"",
-        b" 3",
-        b"+3",
-        b"-1",
-        b"3x",
-        b"x3",
-        b"0x3",
-        b"\x003",
-        b"9" * 30,
-    ],
-)
+VERSIONS = (b"3\n", b"1", b"0", b"10", b"11", b"", b" 3", b"+3", b"-1", b"3x", b"x3", b"\x003")
+
+
 @pytest.mark.parametrize("record", ["version", ".data/version", ""])
-def test_an_archive_is_opened_if_torch_takes_its_version(record: str, version: bytes) -> None:
-    data = with_version(record, version)
-    try:
-        torch.load(io.BytesIO(data), weights_only=True)
-    except (RuntimeError, IndexError):
-        with pytest.raises((Corrupt, Unsupported), match="version"):
-            loaded(data)
-    else:
-        assert loaded(data)[1].keys() == {"w"}
+def test_an_archive_is_opened_if_torch_takes_its_version(record: str) -> None:
+    for version in (*VERSIONS, b"9" * 30):
+        data = with_version(record, version)
+        try:
+            torch.load(io.BytesIO(data), weights_only=True)
+        except (RuntimeError, IndexError):
+            with pytest.raises((Corrupt, Unsupported), match="version"):
+                loaded(data)
+        else:
+            assert loaded(data)[1].keys() == {"w"}
 
 
 def test_a_version_whose_bytes_are_damaged_is_corrupt() -> None:
     data = saved({"w": torch.ones(3)})
     with pytest.raises(Corrupt, match="version is b'7"):
         loaded(data.replace(b"3\n", b"7\n"))
-
-
-def test_torchs_own_quantised_tensors_are_named() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        weight = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.qint8)
-        data = saved({"w": weight})
-    with pytest.raises(Unsupported, match=r"pytorch_model\.bin: .*quantized tensors") as e:
-        tensors(MemoryFiles({"pytorch_model.bin": data}), WeightsSource("bin", "pytorch_model"))
-    assert "dequantised" in e.value.hint
-
-
-def test_sparse_tensors_are_named() -> None:
-    data = saved({"w": torch.eye(3).to_sparse()})
-    with pytest.raises(Unsupported, match="sparse"):
-        tensors(MemoryFiles({"pytorch_model.bin": data}), WeightsSource("bin", "pytorch_model"))

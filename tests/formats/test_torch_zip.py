@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.formats.torch_save import load, part
 from ckptsync.formats.torch_zip import Archive, checksum, extent, has_end, open_archive, pickle_of
 from ckptsync.tensors import Extent, read
+from tests.hostile import zips
 from tests.support.files_in_memory import MemoryFiles, torch_zip_file
 from tests.support.torch_bytes import saved
 
@@ -125,16 +127,29 @@ def test_an_archive_cut_anywhere_is_corrupt(data: bytes) -> None:
     assert has_end(MemoryFiles({"m": data}), Extent("m", 0, len(data)))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})],
-    ids=["real", "small", "zip64"],
-)
-def test_one_changed_byte_is_read_or_refused_and_never_crashes(data: bytes) -> None:
-    for at in range(len(data)):
-        for value in (0, 1, 255, data[at] ^ 16):
-            with contextlib.suppress(CkptsyncError):
-                records(data[:at] + bytes([value]) + data[at + 1 :])
+def test_one_changed_byte_is_read_or_refused_and_never_crashes() -> None:
+    for data in (REAL, zip64({"data.pkl": b"N.", "data/0": b"x"})):
+        for at in range(len(data)):
+            for value in (0, 255, data[at] ^ 16):
+                with contextlib.suppress(CkptsyncError):
+                    records(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+SAID = {"two-pickles": r"2 data\.pkl", "no-pickle": r"0 data\.pkl", "duplicate": "two records"}
+SAID |= {"comment": "no end record", "big-endian": "byte order b'big'"}
+UNSUPPORTED = ("compressed-bomb", "big-endian", "odd-byteorder")
+
+
+@pytest.mark.parametrize("lie", [lie for lie in zips.LIES if lie != "overlapping"])
+def test_an_archive_that_lies_is_refused(lie: str) -> None:
+    files = MemoryFiles({"m": zips.LIES[lie]})
+
+    def read_weight() -> None:
+        value, container = load(files, Extent("m", 0, len(zips.LIES[lie])))
+        part(files, container, value["module"]["w"])
+
+    with pytest.raises(Unsupported if lie in UNSUPPORTED else Corrupt, match=SAID.get(lie)):
+        read_weight()
 
 
 def test_the_records_of_an_archive_inside_a_file_stay_inside_it() -> None:
@@ -147,14 +162,6 @@ def test_the_records_of_an_archive_inside_a_file_stay_inside_it() -> None:
     struct.pack_into("<L", data, at + 42, len(SMALL) - 5)
     with pytest.raises(Corrupt, match="behind the end"):
         records(bytes(data), 0, 9000)
-
-
-def test_compressed_records_are_refused_and_never_inflated() -> None:
-    bomb = torch_zip_file(
-        {"data.pkl": b"N.", "data/0": bytes(1 << 20)}, method=zipfile.ZIP_DEFLATED
-    )
-    with pytest.raises(Unsupported, match=r"data\.pkl is compressed"):
-        opened(bomb)
 
 
 @pytest.mark.parametrize(("at", "bit"), [(8, 1), (10, 8), (20, 4), (24, 4)])
@@ -181,46 +188,6 @@ def test_a_record_stored_and_called_compressed_by_its_own_header_is_refused() ->
     data[8] = 8
     with pytest.raises(Corrupt, match=r"data\.pkl is not where"):
         pickle_of(*opened(bytes(data)))
-
-
-def test_only_little_endian_files_are_read() -> None:
-    with pytest.raises(Unsupported, match="byte order b'big'"):
-        opened(torch_zip_file({"data.pkl": b"N.", "byteorder": b"big"}))
-    assert records(torch_zip_file({"data.pkl": b"N."})) == {"data.pkl": b"N."}
-
-
-def test_there_is_one_data_pkl() -> None:
-    with pytest.raises(Corrupt, match=r"0 data\.pkl"):
-        opened(torch_zip_file({"data/0": b"x"}))
-    two = io.BytesIO(torch_zip_file({"data.pkl": b"N."}))
-    with zipfile.ZipFile(two, "a") as archive:
-        archive.writestr("other/data.pkl", b"N.")
-    with pytest.raises(Corrupt, match=r"2 data\.pkl"):
-        opened(two.getvalue())
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_records_of_one_name_are_refused() -> None:
-    out = io.BytesIO(SMALL)
-    with zipfile.ZipFile(out, "a") as archive:
-        archive.writestr("archive/data/0", b"other")
-    with pytest.raises(Corrupt, match="two records"):
-        opened(out.getvalue())
-
-
-def test_a_comment_hides_no_end_record() -> None:
-    for comment in (b"PK\x05\x06 and so on", SMALL[-22:-2] + b"\x01\x00"):
-        out = io.BytesIO(SMALL)
-        with zipfile.ZipFile(out, "a") as archive:
-            archive.comment = comment
-        with pytest.raises(Corrupt, match="no end record"):
-            opened(out.getvalue())
-
-
-def test_a_record_that_is_not_there_is_corrupt() -> None:
-    files, archive = opened(SMALL, 7)
-    with pytest.raises(Corrupt, match="m at 7: no record data/9"):
-        extent(files, archive, "data/9")
 
 
 def test_a_record_has_the_crc_that_its_bytes_have() -> None:

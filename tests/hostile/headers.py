@@ -17,6 +17,7 @@ def entry(start: Any, end: Any, shape: Any, dtype: Any = "U8") -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
+GOOD = json.dumps(entry(0, 8, [8])).encode()
 HEADERS: dict[str, tuple[object, bytes]] = {
     "hole": ({"a": entry(0, 4, [4]), "b": entry(6, 8, [2])}, b"\0" * 8),
     "hole-at-the-start": ({"a": entry(4, 8, [4])}, b"\0" * 8),
@@ -46,14 +47,7 @@ HEADERS: dict[str, tuple[object, bytes]] = {
     "entry-is-null": ({"a": None}, b"\0" * 8),
     "header-is-a-list": ([], b"\0" * 8),
     "header-is-null": (None, b"\0" * 8),
-    "duplicate-keys": (
-        b'{"a":'
-        + json.dumps(entry(0, 8, [8])).encode()
-        + b',"a":'
-        + json.dumps(entry(0, 8, [8])).encode()
-        + b"}",
-        b"\0" * 8,
-    ),
+    "duplicate-keys": (b'{"a":%s,"a":%s}' % (GOOD, GOOD), b"\0" * 8),
     "duplicate-fields": (
         b'{"a":{"dtype":"U8","dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
         b"\0" * 8,
@@ -69,58 +63,41 @@ HEADERS: dict[str, tuple[object, bytes]] = {
         b'{"a":{"dtype":"U8","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,8]}}',
         b"",
     ),
+    "shape-is-text": ({"a": entry(0, 8, "8")}, b"\0" * 8),
+    "shape-is-a-number": ({"a": entry(0, 8, 8)}, b"\0" * 8),
+    "shape-is-nested": ({"a": entry(0, 8, [[8]])}, b"\0" * 8),
+    "bool-offset": ({"a": entry(0, bool(1), [1])}, b"\0"),
+    "null-offset": ({"a": entry(None, 8, [8])}, b"\0" * 8),
+    "no-offsets": ({"a": {"dtype": "U8", "shape": [8]}}, b"\0" * 8),
+    "dtype-is-an-object": ({"a": entry(0, 8, [8], {})}, b"\0" * 8),
+    "dtype-is-a-number": ({"a": entry(0, 8, [8], 8)}, b"\0" * 8),
+    "metadata-is-a-number": ({"__metadata__": {"step": 4}, "a": entry(0, 8, [8])}, b"\0" * 8),
+    "metadata-is-a-list": ({"__metadata__": ["pt"], "a": entry(0, 8, [8])}, b"\0" * 8),
+    "metadata-twice": (b'{"__metadata__":{},"__metadata__":{},"a":%s}' % GOOD, b"\0" * 8),
+    "metadata-not-utf8": (b'{"__metadata__":{"a":"\xff"},"a":%s}' % GOOD, b"\0" * 8),
+    "unknown-field-not-utf8": (b'{"a":' + GOOD[:-1] + b',"a\xff":[4]}}', b"\0" * 8),
+    "nothing": (b"", b"\0" * 8),
     "lone-surrogate": (b'{"\\ud800":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', b"\0" * 8),
 }
 
 
 def attacks(_: str) -> Iterator[Attack]:
     for kind, (header, data) in HEADERS.items():
-        yield Attack(kind, {FILE: raw_safetensors(header, data)}, (CORRUPT, UNSUPPORTED))
-        yield Attack(
-            f"{kind}-in-an-adapter",
-            {
-                "adapter_model.safetensors": raw_safetensors(header, data),
-                "adapter_config.json": b"{}",
-            },
-            (CORRUPT, UNSUPPORTED),
-        )
+        file = raw_safetensors(header, data)
+        yield Attack(kind, {FILE: file}, (CORRUPT, UNSUPPORTED))
+        adapter = {"adapter_model.safetensors": file, "adapter_config.json": b"{}"}
+        yield Attack(f"{kind}-in-an-adapter", adapter, (CORRUPT, UNSUPPORTED))
     for length in (9, 100_000_000, 100_000_001, 2**31, 2**63 - 1, 2**64 - 1):
         yield Attack(f"length-{length}", {FILE: struct.pack("<Q", length) + b"{}"}, (CORRUPT,))
     for size in range(8):
         yield Attack(f"{size}-bytes", {FILE: b"\0" * size}, (CORRUPT,))
-    yield Attack(
-        "header-of-100MB-of-nothing",
-        {FILE: Sparse(8 + 100_000_000, {0: struct.pack("<Q", 100_000_000)})},
-        (CORRUPT,),
-    )
-    yield Attack(
-        "header-of-1GB-in-2GB", {FILE: Sparse(2 << 30, {0: struct.pack("<Q", 1 << 30)})}, (CORRUPT,)
-    )
-    yield Attack(
-        "thousands-of-tensors",
-        {FILE: raw_safetensors(_many(10_000), b"")},
-        (CORRUPT,),
-        harmless=True,
-    )
-    yield Attack(
-        "empty-header",
-        {FILE: raw_safetensors({}, b"")},
-        (CORRUPT, UNSUPPORTED, INCOMPLETE),
-        harmless=True,
-    )
-    yield Attack(
-        "metadata-is-a-list",
-        {FILE: raw_safetensors({"__metadata__": [1], "a": entry(0, 1, [1])}, b"x")},
-        (CORRUPT,),
-        harmless=True,
-    )
+    for told, size in ((100_000_000, 8 + 100_000_000), (1 << 30, 2 << 30)):
+        zeros = Sparse(size, {0: struct.pack("<Q", told)})
+        yield Attack(f"header-of-{told}-of-nothing", {FILE: zeros}, (CORRUPT,))
+    many = raw_safetensors({f"layer.{i}": entry(0, 0, [0]) for i in range(10_000)}, b"")
+    yield Attack("thousands-of-tensors", {FILE: many}, (CORRUPT,), harmless=True)
+    codes = (CORRUPT, UNSUPPORTED, INCOMPLETE)
+    yield Attack("empty-header", {FILE: raw_safetensors({}, b"")}, codes, harmless=True)
     good = safetensors_file({"a": ("U8", (1,), b"x")})
-    yield Attack(
-        "same-tensor-in-two-files",
-        {"model-00001-of-00002.safetensors": good, "model-00002-of-00002.safetensors": good},
-        (CORRUPT,),
-    )
-
-
-def _many(count: int) -> dict[str, Any]:
-    return {f"layer.{i}": entry(0, 0, [0]) for i in range(count)}
+    two = {f"model-0000{n}-of-00002.safetensors": good for n in (1, 2)}
+    yield Attack("same-tensor-in-two-files", two, (CORRUPT,))

@@ -31,27 +31,20 @@ OUTSIDE = {
 
 def attacks(_: str) -> Iterator[Attack]:
     for kind, value in OUTSIDE.items():
-        yield Attack(
-            f"index-{kind}",
-            {
-                INDEX: json.dumps({"weight_map": {"w": value}}).encode(),
-                "model-00001-of-00001.safetensors": GOOD,
-            },
-            (CORRUPT,),
-        )
+        index = json.dumps({"weight_map": {"w": value}}).encode()
+        files = {INDEX: index, "model-00001-of-00001.safetensors": GOOD}
+        yield Attack(f"index-{kind}", files, (CORRUPT,))
         # plain names there: the file is only not there
         if kind not in ("surrogate", "another-kind", "below"):
-            yield Attack(
-                f"metadata-{kind}",
-                {".metadata": metadata(len(item()), text(value)), "__0_0.distcp": item()},
-                (CORRUPT,),
-            )
+            files = {".metadata": metadata(len(item()), text(value)), "__0_0.distcp": item()}
+            yield Attack(f"metadata-{kind}", files, (CORRUPT,))
     yield from _indexes()
     yield from _links()
 
 
 def _indexes() -> Iterator[Attack]:
-    contents: dict[str, bytes] = {
+    one = {"model-00001-of-00001.safetensors": GOOD}
+    contents: dict[str, bytes | Sparse] = {
         "not-json": b"\xff\xfe",
         "a-list": b"[]",
         "no-map": b"{}",
@@ -61,110 +54,42 @@ def _indexes() -> Iterator[Attack]:
         "map-is-null": b'{"weight_map": null}',
         "deep": b'{"weight_map": ' + b"[" * 1_000_000,
         "number": b'{"weight_map": ' + b"9" * 1_000_000 + b"}",
-        "names-itself": json.dumps({"weight_map": {"w": INDEX}}).encode(),
+        "itself": json.dumps({"weight_map": {"w": INDEX}}).encode(),
+        "of-200MB": Sparse(200 << 20, {0: b"{"}),
+        "of-another-tensor": json.dumps({"weight_map": dict.fromkeys("v", *one)}).encode(),
     }
     for kind, content in contents.items():
-        yield Attack(
-            f"index-is-{kind}",
-            {INDEX: content, "model-00001-of-00001.safetensors": GOOD},
-            (CORRUPT,),
-        )
-    yield Attack(
-        "index-of-200MB",
-        {INDEX: Sparse(200 << 20, {0: b"{"}), "model-00001-of-00001.safetensors": GOOD},
-        (CORRUPT,),
-    )
-    told = json.dumps({"weight_map": {"v": "model-00001-of-00001.safetensors"}}).encode()
-    yield Attack(
-        "index-names-another-tensor",
-        {INDEX: told, "model-00001-of-00001.safetensors": GOOD},
-        (CORRUPT,),
-    )
+        yield Attack(f"index-is-{kind}", {INDEX: content, **one}, (CORRUPT,))
     gone = json.dumps({"weight_map": {"w": "model-00002-of-00002.safetensors"}}).encode()
     yield Attack("index-names-what-is-not-there", {INDEX: gone}, (INCOMPLETE,))
     deep = b"[" * 1_000_000
-    yield Attack(
-        "deep-config", {"model.safetensors": GOOD, "config.json": deep}, (CORRUPT,), harmless=True
-    )
-    yield Attack(
-        "deep-trainer-state",
-        {"model.safetensors": GOOD, "trainer_state.json": deep},
-        (CORRUPT,),
-        harmless=True,
-    )
-    yield Attack(
-        "bomb-in-training-args",
-        {"model.safetensors": GOOD, "training_args.bin": bomb()},
-        (CORRUPT,),
-        harmless=True,
-    )
-    yield Attack(
-        "two-sets",
-        {"model-00001-of-00001.safetensors": GOOD, "model-00001-of-00002.safetensors": GOOD},
-        (CORRUPT,),
-    )
+    beside: dict[str, bytes | Sparse] = {"config.json": deep, "trainer_state.json": deep}
+    beside |= {"training_args.bin": bomb(), "latest": Sparse(200 << 20)}
+    for name, data in beside.items():
+        files = {"model.safetensors": GOOD, name: data}
+        yield Attack(f"{name}-beside-a-model", files, (CORRUPT,), harmless=True)
+    yield Attack("two-sets", {**one, "model-00001-of-00002.safetensors": GOOD}, (CORRUPT,))
     yield Attack("huge-set", {"model-00001-of-99999.safetensors": GOOD}, (INCOMPLETE,))
-    yield Attack(
-        "latest-of-200MB",
-        {"latest": Sparse(200 << 20), "model.safetensors": GOOD},
-        (CORRUPT,),
-        harmless=True,
-    )
+
+
+OTHER_WEIGHTS = {
+    "link-to-a-file": {"model.safetensors": "/etc/passwd"},
+    "link-up": {"model.safetensors": "../canary"},
+    "link-to-a-device": {"model.safetensors": "/dev/zero"},
+    "link-to-itself": {"model.safetensors": "model.safetensors"},
+    "link-to-a-directory": {"pytorch_model_fsdp_0": "/etc"},
+}
 
 
 def _links() -> Iterator[Attack]:
-    yield Attack(
-        "link-to-a-file",
-        {"config.json": b"{}"},
-        (UNSUPPORTED, INCOMPLETE),
-        {"model.safetensors": "/etc/passwd"},
-    )
-    yield Attack(
-        "link-up",
-        {"config.json": b"{}"},
-        (UNSUPPORTED, INCOMPLETE),
-        {"model.safetensors": "../canary"},
-    )
-    yield Attack(
-        "link-to-a-device",
-        {"config.json": b"{}"},
-        (UNSUPPORTED, INCOMPLETE),
-        {"model.safetensors": "/dev/zero"},
-    )
-    yield Attack(
-        "link-to-itself",
-        {"config.json": b"{}"},
-        (UNSUPPORTED, INCOMPLETE),
-        {"model.safetensors": "model.safetensors"},
-    )
-    yield Attack(
-        "link-to-a-directory",
-        {"config.json": b"{}"},
-        (UNSUPPORTED, INCOMPLETE),
-        {"pytorch_model_fsdp_0": "/etc"},
-    )
-    yield Attack(
-        "shard-is-a-link",
-        {".metadata": metadata(len(item()))},
-        (INCOMPLETE,),
-        {"__0_0.distcp": "/etc/passwd"},
-    )
-    yield Attack(
-        "metadata-is-a-link",
-        {"__0_0.distcp": item()},
-        (INCOMPLETE, UNSUPPORTED),
-        {".metadata": "/etc/passwd"},
-    )
-    yield Attack(
-        "index-through-a-link",
-        {INDEX: json.dumps({"weight_map": {"w": "model-1.safetensors"}}).encode()},
-        (INCOMPLETE,),
-        {"model-1.safetensors": "/etc/passwd"},
-    )
-    yield Attack(
-        "config-is-a-link",
-        {"model.safetensors": GOOD},
-        (),
-        {"config.json": "/etc/passwd"},
-        harmless=True,
-    )
+    for kind, links in OTHER_WEIGHTS.items():
+        yield Attack(kind, {"config.json": b"{}"}, (UNSUPPORTED, INCOMPLETE), links)
+    to = "/etc/passwd"
+    told = {".metadata": metadata(len(item()))}
+    yield Attack("shard-is-a-link", told, (INCOMPLETE,), {"__0_0.distcp": to})
+    files = {"__0_0.distcp": item()}
+    yield Attack("metadata-is-a-link", files, (INCOMPLETE, UNSUPPORTED), {".metadata": to})
+    index = {INDEX: json.dumps({"weight_map": {"w": "model-1.safetensors"}}).encode()}
+    yield Attack("index-through-a-link", index, (INCOMPLETE,), {"model-1.safetensors": to})
+    files = {"model.safetensors": GOOD}
+    yield Attack("config-is-a-link", files, (), {"config.json": to}, harmless=True)

@@ -66,7 +66,7 @@ def main(directory: str) -> None:
         "truncations": truncations.attacks,
     }
     for kind, attacks in builders.items():
-        for i, attack in sampled(enumerate(attacks(str(work / "canary"))), 4):
+        for i, attack in sampled(enumerate(attacks(str(work / "canary"))), 8):
             root = work / f"{kind}-{i}"
             root.mkdir()
             attack.build(root)

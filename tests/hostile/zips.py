@@ -46,57 +46,21 @@ def archive(
     out, entries = io.BytesIO(), b""
     for row in rows:
         at, local = out.tell(), row.name.encode() if row.local_name is None else row.local_name
-        out.write(
-            struct.pack(
-                "<4s5H3L2H",
-                row.magic,
-                20,
-                row.flags,
-                row.method,
-                0,
-                0,
-                0,
-                len(row.data),
-                len(row.data),
-                len(local),
-                len(row.local_extra),
-            )
-        )
+        size, lengths = len(row.data), (len(local), len(row.local_extra))
+        local_head = (row.magic, 20, row.flags, row.method, size, size, *lengths)
+        out.write(struct.pack("<4s3H8x2L2H", *local_head))
         out.write(local + row.local_extra + row.data)
         size, packed = (len(row.data) if n is None else n for n in (row.size, row.packed))
-        header = at if row.header is None else row.header
-        told = row.name.encode()
-        entries += struct.pack(
-            "<4s6H3L5H2L",
-            b"PK\x01\x02",
-            20,
-            20,
-            row.flags,
-            row.method,
-            0,
-            0,
-            0,
-            packed,
-            size,
-            len(told),
-            len(row.extra),
-            0,
-            0,
-            0,
-            0,
-            header,
-        )
+        header, told = at if row.header is None else row.header, row.name.encode()
+        head = (b"PK\x01\x02", 20, 20, row.flags, row.method, packed, size)
+        entries += struct.pack("<4s4H8x2L2H10xL", *head, len(told), len(row.extra), header)
         entries += told + row.extra
-    size, start = directory or (len(entries), out.tell())
-    out.write(entries + before)
-    out.write(
-        struct.pack(
-            "<4s4H2LH", b"PK\x05\x06", 0, 0, len(rows), len(rows), size, start, len(comment)
-        )
-        + comment
-        + tail
-    )
-    return out.getvalue()
+    end = end_record(len(rows), *(directory or (len(entries), out.tell())), len(comment))
+    return out.getvalue() + entries + before + end + comment + tail
+
+
+def end_record(count: int, size: int, start: int, comment: int = 0) -> bytes:
+    return struct.pack("<4s4x2H2LH", b"PK\x05\x06", count, count, size, start, comment)
 
 
 def plain(extra: dict[str, bytes] | None = None) -> list[Row]:
@@ -229,17 +193,7 @@ def _sparse() -> Iterator[Attack]:
         bodies = archive(rows)
         directory = tail[tail.index(b"PK\x01\x02") :]
         start = len(head) + size + len(bodies)
-        end = struct.pack(
-            "<4s4H2LH",
-            b"PK\x05\x06",
-            0,
-            0,
-            len(rows) + 1,
-            len(rows) + 1,
-            len(directory) - 22,
-            start,
-            0,
-        )
+        end = end_record(len(rows) + 1, len(directory) - 22, start)
         pieces = {0: head, len(head) + size: bodies, start: directory[:-22] + end}
         yield Attack(
             f"{kind}-of-3GB", {FILE: Sparse(start + len(directory), pieces)}, (UNSUPPORTED, CORRUPT)
@@ -264,17 +218,7 @@ def _items() -> Iterator[Attack]:
         ("item-of-nothing", b"K\x00", 0),
         ("item-one-byte-late", b"K\x01", len(good)),
     ):
-        yield Attack(
-            kind,
-            {".metadata": metadata(length, start=start), "__0_0.distcp": good},
-            (CORRUPT, UNSUPPORTED),
-        )
-    yield Attack(
-        "archive-of-nothing-but-names",
-        {
-            FILE: torch_zip_file(
-                {"data.pkl": b"N.", "version": b"3"} | {f"data/{i}": b"" for i in range(2000)}
-            )
-        },
-        (CORRUPT,),
-    )
+        files = {".metadata": metadata(length, start=start), "__0_0.distcp": good}
+        yield Attack(kind, files, (CORRUPT, UNSUPPORTED))
+    names = {"data.pkl": b"N.", "version": b"3"} | {f"data/{i}": b"" for i in range(2000)}
+    yield Attack("archive-of-nothing-but-names", {FILE: torch_zip_file(names)}, (CORRUPT,))

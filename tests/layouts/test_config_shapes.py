@@ -17,17 +17,13 @@ MODELS: list[dict[str, Any]] = json.loads((ROOT / "architectures.json").read_tex
 LLAMA: dict[str, Any] = MODELS[0]["config"]
 
 
-@pytest.mark.parametrize("form", ["shapes", "stored"])
 @pytest.mark.parametrize(
     "of", MODELS, ids=lambda m: f"{m['config']['model_type']}-{m['config'].get('head_dim')}"
 )
-def test_every_name_and_shape_is_what_transformers_makes(of: dict[str, Any], form: str) -> None:
-    told = {name: tuple(shape) for name, shape in of.get(form, of["shapes"]).items()}
-    assert shapes(of["config"], told) == told
-
-
-def test_thirty_architectures_are_known() -> None:
-    assert len({of["config"]["architectures"][0] for of in MODELS}) >= 30
+def test_every_name_and_shape_is_what_transformers_makes(of: dict[str, Any]) -> None:
+    for form in {"shapes", "stored"} & of.keys():
+        told = {name: tuple(shape) for name, shape in of[form].items()}
+        assert shapes(of["config"], told) == told
 
 
 def test_what_is_left_to_a_default_is_not_demanded_but_the_rest_is() -> None:
@@ -74,8 +70,8 @@ def test_ties_are_what_the_configuration_says_and_both_names_are_known() -> None
     assert HEAD in shapes({**LLAMA, "tie_word_embeddings": True})
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"5"])
-def test_what_is_no_configuration_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"sub/config.json: not a configuration"):
-        parsed("sub/config.json", data)
+def test_what_is_no_configuration_is_corrupt() -> None:
+    for data in (b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"5"):
+        with pytest.raises(Corrupt, match=r"sub/config.json: not a configuration"):
+            parsed("sub/config.json", data)
     assert parsed("config.json", b"{}") == {}

@@ -21,6 +21,7 @@ from ckptsync.layouts.dcp_metadata import StorageItem
 from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Extent, Files, Part, Shape, Tensor, read
 from tests.support.dcp_writer import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
+from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.random_boxes import tilings
 from tests.support.torch_bytes import saved
@@ -79,12 +80,8 @@ def test_every_file_is_demanded_with_the_size_that_its_last_item_gives_it() -> N
     "name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"]
 )
 def test_names_are_kept_letter_by_letter(name: str) -> None:
-    assert found(one(name)).keys() == {name}
+    assert found(one(name, blobs=("step", "model.extra"))).keys() == {name}
     assert found(one(f"model.{name}", paths={f"model.{name}": ("model", name)})).keys() == {name}
-
-
-def test_items_that_are_no_tensors_are_passed_over() -> None:
-    assert found(one(blobs=("step", "model.extra"))).keys() == {"w"}
 
 
 def test_a_checkpoint_of_nothing_but_other_things_is_unsupported() -> None:
@@ -106,13 +103,9 @@ def test_optimizer_states_alone_are_not_taken_for_a_model() -> None:
 def test_an_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: str) -> None:
     held = item(DATA, (4,))
     chunk = Chunk((0,) * len(shape), shape, "__0_0.distcp", 0, len(held))
+    told = metadata({"w": (dtype, shape, (chunk,))})
     with pytest.raises(Corrupt, match="is not the"):
-        dcp.tensors(
-            MemoryFiles(
-                {".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": held}
-            ),
-            "",
-        )
+        dcp.tensors(MemoryFiles({".metadata": told, "__0_0.distcp": held}), "")
 
 
 def test_a_chunk_of_another_rank_is_corrupt() -> None:
@@ -218,14 +211,8 @@ def check(blobs: Sequence[bytes]) -> None:
         assert part.checksum == expected.checksum
 
 
-def test_items_that_differ_in_their_values_alone_have_their_own_sums() -> None:
-    files, items = together(ALIKE)
-    check(ALIKE)
-    assert len({part.checksum for part in compared(files, items)}) == len(ALIKE)
-    assert len({id(stored) for stored, *_ in dcp.find_items(files, items)}) == 1
-
-
 def test_items_of_one_length_can_be_of_several_kinds() -> None:
+    check(ALIKE)
     square = torch.arange(16.0).reshape(4, 4)
     kinds = [square, square.t(), square.int(), square.reshape(2, 8), square.reshape(8, 2).t()]
     blobs = [saved(kind.clone(memory_format=torch.preserve_format)) for kind in kinds] * 3
@@ -251,7 +238,7 @@ def test_items_without_sums_are_told_from_those_with() -> None:
 
 
 def test_a_changed_byte_anywhere_gives_what_a_full_parse_gives() -> None:
-    for at in range(len(ALIKE[1])):
+    for at in sampled(range(len(ALIKE[1])), 2):
         blob = bytearray(ALIKE[1])
         blob[at] ^= 0x14
         files, items = together([ALIKE[0], bytes(blob), ALIKE[2]])
@@ -261,8 +248,8 @@ def test_a_changed_byte_anywhere_gives_what_a_full_parse_gives() -> None:
             with pytest.raises(type(e)):
                 compared(files, items)
             continue
-        assert compared(files, items)[1].checksum == expected.checksum, at
-        assert compared(files, items)[1].extent == expected.extent, at
+        part = compared(files, items)[1]
+        assert (part.checksum, part.extent) == (expected.checksum, expected.extent), at
 
 
 def test_little_is_read_of_large_items_and_small_ones_are_read_once() -> None:
@@ -283,13 +270,6 @@ def test_items_come_in_any_order_and_from_several_files() -> None:
     assert [p.checksum for p in compared(files, mixed)] == [
         in_full(files, i).checksum for i in mixed
     ]
-
-
-def test_items_that_overlap_cost_no_more() -> None:
-    files, items = together(ALIKE)
-    many = [placed("f", i.start, i.size) for i in items for _ in range(100)]
-    dcp.find_items(files, many)
-    assert files.read < 600 * 4 * 1024
 
 
 def test_what_is_no_archive_of_a_tensor_is_corrupt() -> None:

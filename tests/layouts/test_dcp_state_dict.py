@@ -96,26 +96,22 @@ def test_an_optimizer_of_any_name_is_known_by_its_groups() -> None:
         names(("generator", "w"), *states)
 
 
-def test_numbers_beside_the_sections_are_no_model() -> None:
-    tensors = [
-        ChunkedTensor(("model", "w"), "F32", (4,), ()),
-        ChunkedTensor(("loss",), "F32", (), ()),
-    ]
-    assert [
-        n
-        for n, _ in weights(
-            tensors, {"planner_data": {"model.w": ("model", "w"), "loss": ("loss",)}}, None, "x"
-        )
-    ] == ["w"]
-
-
-def test_a_section_without_a_floating_tensor_is_no_rival() -> None:
-    tensors = [
-        ChunkedTensor(("net", "w"), "BF16", (4,), ()),
-        ChunkedTensor(("seen", "ids"), "I64", (9,), ()),
-    ]
-    fields = {"planner_data": {"net.w": ("net", "w"), "seen.ids": ("seen", "ids")}}
-    assert [n for n, _ in weights(tensors, fields, None, "x")] == ["w"]
+@pytest.mark.parametrize(
+    ("weight", "other"),
+    [
+        (ChunkedTensor(("model", "w"), "F32", (4,), ()), ChunkedTensor(("loss",), "F32", (), ())),
+        (
+            ChunkedTensor(("net", "w"), "BF16", (4,), ()),
+            ChunkedTensor(("seen", "i"), "I64", (9,), ()),
+        ),
+    ],
+)
+def test_numbers_and_sections_without_a_floating_tensor_are_no_rivals(
+    weight: ChunkedTensor, other: ChunkedTensor
+) -> None:
+    paths = {".".join(each.path): each.path for each in (weight, other)}
+    found = weights([weight, other], {"planner_data": paths}, None, "x")
+    assert [name for name, _ in found] == ["w"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ckptsync.errors import Incomplete
 from ckptsync.layouts.file_names import (
@@ -18,14 +16,6 @@ from ckptsync.layouts.file_names import (
 )
 from ckptsync.tensors import read_whole
 from tests.support.files_in_memory import MemoryFiles
-
-PART = st.text("ab.", min_size=1, max_size=3)
-PATH = st.lists(PART, max_size=3).map("/".join)
-
-
-@given(PATH, PART)
-def test_what_is_joined_to_a_root_is_inside_it(root: str, name: str) -> None:
-    assert inside([join(root, name)], root) == {name: join(root, name)}
 
 
 def test_the_root_itself_has_no_name() -> None:
@@ -84,14 +74,9 @@ NOBODYS = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rank_is_seen_in_the_name_of_its_file(name: str) -> None:
-    assert rank(name) == NAMES[name]
-
-
-@pytest.mark.parametrize("name", NOBODYS)
-def test_a_file_that_is_nobodys_own_has_no_rank(name: str) -> None:
-    assert rank(name) is None
+def test_a_rank_is_seen_in_the_name_of_its_file_and_nobodys_in_others() -> None:
+    assert {name: rank(name) for name in NAMES} == NAMES
+    assert {rank(name) for name in NOBODYS} == {None}
 
 
 USES = {
@@ -131,13 +116,7 @@ def test_ranks_are_told_once_and_in_order() -> None:
     assert ranks([*NAMES, *NAMES, *NOBODYS]) == (0, 2, 3, 4, 5, 6, 7, 9, 11, 12, 15, 123455)
 
 
-@pytest.mark.parametrize("root", ["optimizer_0", "a/optimizer", "optim", "a/extra_state"])
-def test_optimizers_and_other_states_are_no_weights(root: str) -> None:
-    assert not holds_weights(root)
-
-
-@pytest.mark.parametrize(
-    "root", ["", "optimizers/x", "pytorch_model_fsdp_0", "a/model", "optimizer.ckpt", "sharded"]
-)
-def test_every_other_root_holds_weights(root: str) -> None:
-    assert holds_weights(root)
+def test_optimizers_and_other_states_are_no_weights_and_every_other_root_is() -> None:
+    assert not any(map(holds_weights, ("optimizer_0", "a/optimizer", "optim", "a/extra_state")))
+    others = ("", "optimizers/x", "pytorch_model_fsdp_0", "a/model", "optimizer.ckpt", "sharded")
+    assert all(map(holds_weights, others))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.errors import Corrupt
 from ckptsync.layouts import dcp_safetensors
 from ckptsync.layouts.dcp_safetensors import ExpectedModel, ShapeProof
 from ckptsync.tensors import Extent, Part, Shape
@@ -101,15 +101,6 @@ def test_a_configuration_is_looked_for_beside_the_shards_and_above(root: str, pl
     assert (proof.by, proof.files) == (place, (place,))
 
 
-def test_a_configuration_from_elsewhere_serves_where_there_is_none() -> None:
-    (proof,) = found(MemoryFiles({}), *SHAPES, outside=ExpectedModel(config=config()))
-    assert (proof.by, proof.files) == ("config.json", ())
-    assert (
-        found(MemoryFiles({"config.json": b"{}"}), *SHAPES, outside=ExpectedModel(config=config()))
-        == ()
-    )
-
-
 def test_a_tied_head_needs_no_copy_and_has_the_embeddings_shape() -> None:
     (proof, tie) = found(MemoryFiles({"config.json": config(tie_word_embeddings=True)}), *SHAPES)
     assert set(proof.needed) == SHAPES.keys() - {HEAD}
@@ -126,12 +117,6 @@ def test_a_tied_head_needs_no_copy_and_has_the_embeddings_shape() -> None:
     }
 
 
-def test_a_base_model_proves_the_tensors_that_it_has_and_another_one_none() -> None:
-    (proof,) = found(MemoryFiles({}), "w", "v", outside=ExpectedModel({"w": (2, 3), "x": (1,)}))
-    assert (proof.shapes, proof.names, proof.needed) == ({"w": (2, 3)}, "most", ())
-    assert found(MemoryFiles({}), "w", outside=ExpectedModel({"x": (1,)})) == ()
-
-
 def test_the_strongest_proof_of_a_tensor_counts() -> None:
     proofs = [
         ShapeProof("optimizer", {"w": (4,)}, "some"),
@@ -141,38 +126,6 @@ def test_the_strongest_proof_of_a_tensor_counts() -> None:
         "w": (4,),
         "v": (2,),
     }
-
-
-def test_what_no_proof_knows_has_no_shape_unless_it_has_no_axes() -> None:
-    proofs = [ShapeProof("base", {"w": (5,)}, "most")]
-    with pytest.raises(Incomplete, match="v and 1 more: boxes are here"):
-        dcp_safetensors.proven_shapes({"w": [box(5)], "x": [box(1)], "v": [box(2)]}, proofs)
-    assert dcp_safetensors.proven_shapes({"w": [box(5)], "n": [box()]}, proofs) == {
-        "w": (5,),
-        "n": (),
-    }
-    with pytest.raises(Incomplete, match="nothing names the tensors"):
-        dcp_safetensors.proven_shapes({"n": [box()]}, [])
-
-
-@pytest.mark.parametrize("part", [box(6), box(1, at=(5,)), box(5, 1), box()])
-def test_a_box_outside_of_the_proven_shape_is_corrupt(part: Part) -> None:
-    with pytest.raises(Corrupt, match=r"outside of \(5,\) as in base"):
-        dcp_safetensors.proven_shapes({"w": [part]}, [ShapeProof("base", {"w": (5,)}, "most")])
-
-
-def test_missing_tensors_and_missing_elements_are_named() -> None:
-    proofs = [ShapeProof("config.json", {"w": (5,), "v": (1,), "u": (1,)}, "all", ("w", "v", "u"))]
-    boxes = {"w": [box(2), box(2, at=(3,))]}
-    assert (
-        dcp_safetensors.find_missing(boxes, {"w": (5,)}, proofs)
-        == "u and 1 more: in no shard that is here, but in config.json"
-    )
-    assert (
-        dcp_safetensors.find_missing(boxes, {"w": (5,)}, [])
-        == "w: 4 of 5 elements are in the shards that are here"
-    )
-    assert dcp_safetensors.find_missing(boxes, {"w": (4,)}, []) == ""
 
 
 def test_a_packed_matrix_of_the_base_proves_shards_of_its_element_type_alone() -> None:

@@ -98,11 +98,6 @@ def test_what_fabric_saves_has_the_scripts_own_key(key: str) -> None:
     assert assembled(files, read(files)) == BITS
 
 
-def test_a_file_may_be_a_state_dict_itself() -> None:
-    files = one(WEIGHTS)
-    assert assembled(files, read(files)) == BITS
-
-
 @pytest.mark.parametrize(
     "value",
     [

@@ -14,12 +14,9 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats.torch_pickle import StoredTensor
 from ckptsync.layouts import per_rank, registry
-from ckptsync.layouts.file_names import holds_weights
-from ckptsync.layouts.per_rank import RankFile, load, of_stem, rank_file
+from ckptsync.layouts.per_rank import load, of_stem
 from ckptsync.layouts.registry import WeightsSource
-from ckptsync.layouts.sharded_tensors import RankShards
 from ckptsync.merger import copy_consistency
 from ckptsync.merger.plan import MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
@@ -28,70 +25,6 @@ from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import MemoryFiles, tree
 from tests.support.torch_bytes import saved
 from tests.support.vector import vector
-
-NAMES = {
-    "pytorch_model_fsdp_0_rank12.bin": RankFile("pytorch_model_fsdp_0", 12, None, "_rank", ".bin"),
-    "pytorch_model_fsdp_rank1.bin": RankFile("pytorch_model_fsdp", 1, None, "_rank", ".bin"),
-    "c/optimizer_0_rank0.bin": RankFile("c/optimizer_0", 0, None, "_rank", ".bin"),
-    "actor/model_world_size_8_rank_3.pt": RankFile(
-        "actor/model", 3, 8, "_world_size_8_rank_", ".pt"
-    ),
-    "optim_world_size_8_rank_3.pt": RankFile("optim", 3, 8, "_world_size_8_rank_", ".pt"),
-    "a/extra_state_world_size_2_rank_0.pt": RankFile(
-        "a/extra_state", 0, 2, "_world_size_2_rank_", ".pt"
-    ),
-    "step-2/model_12.pt": RankFile("step-2/model", 12, None, "_", ".pt"),
-    "optimizer_0.pt": RankFile("optimizer", 0, None, "_", ".pt"),
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_taken_apart_and_put_together(name: str) -> None:
-    found = rank_file(name)
-    assert found == NAMES[name]
-    assert found.of(found.rank) == name
-    assert holds_weights(found.stem) == ("model" in found.stem)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pytorch_model_fsdp.bin",
-        "model_rank_0.pt",
-        "pytorch_model_rank0.bin",
-        "xmodel_world_size_2_rank_0.pt",
-        "random_states_0.pkl",
-    ],
-)
-def test_other_names_are_not_of_a_rank(name: str) -> None:
-    assert rank_file(name) is None
-
-
-def test_the_files_of_a_stem_come_in_the_order_of_ranks() -> None:
-    names = [f"a/model_world_size_11_rank_{rank}.pt" for rank in (10, 2, 0)]
-    assert [
-        name
-        for _, name in of_stem(
-            [*names, "model_world_size_11_rank_1.pt", "a/optim_world_size_11_rank_0.pt"], "a/model"
-        )
-    ] == [*reversed(names)]
-
-
-def test_a_real_file_holds_shares_and_plain_tensors() -> None:
-    found = load(tree(*vector("verl-mesh").sources), "actor/model_world_size_4_rank_2.pt", 2)
-    assert isinstance(found.tensors["odd.seen"], StoredTensor)
-    grid = found.tensors["grid"]
-    assert isinstance(grid, RankShards)
-    assert (grid.rank, grid.world, grid.shape) == (2, 4, (5, 7))
-
-
-def test_a_file_under_another_ranks_name_is_told_by_what_it_says() -> None:
-    files = tree(*vector("acc-ranks-fsdp1").sources)
-    files.content["pytorch_model_fsdp_0_rank0.bin"] = files.content[
-        "pytorch_model_fsdp_0_rank1.bin"
-    ]
-    with pytest.raises(Corrupt, match="rank 1 wrote it"):
-        load(files, "pytorch_model_fsdp_0_rank0.bin", 0)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +44,6 @@ def test_what_is_no_state_dict_of_a_sharded_model_is_refused(
         load(MemoryFiles({"m": saved(value)}), "m", 0)
 
 
-def test_a_missing_file_is_incomplete() -> None:
-    with pytest.raises(Incomplete, match="m: not found"):
-        load(MemoryFiles({}), "m", 0)
-
-
 REAL = {
     "acc-ranks-fsdp2-tied": "pytorch_model_fsdp_0",
     "acc-ranks-fsdp1": "pytorch_model_fsdp_0",
@@ -133,12 +61,6 @@ def of(name: str) -> MemoryFiles:
 
 def read(files: MemoryFiles, root: str) -> object:
     return registry.tensors(files, WeightsSource("per_rank", root))
-
-
-def test_of_replicas_the_lowest_ranks_is_read() -> None:
-    found = {t.name: t for t in per_rank.tensors(of("verl-mesh"), "actor/model")}
-    ranks = [part.extent.file[-4] for part in found["half replicated"].copies[0].parts]
-    assert ranks == ["0", "1"]
 
 
 def test_names_that_share_elements_on_every_rank_are_tied() -> None:
@@ -190,12 +112,6 @@ def test_a_name_that_tells_another_world_than_the_tensors_is_noticed() -> None:
     )
     with pytest.raises(Corrupt, match="is sharded differently"):
         read(files, "model")
-
-
-def test_a_world_that_no_training_has_costs_no_memory() -> None:
-    files = MemoryFiles({"model_world_size_99999999999_rank_0.pt": b""})
-    with pytest.raises(Corrupt, match="no training has so many"):
-        per_rank.demands(files, "model")
 
 
 def test_a_file_cut_anywhere_is_refused() -> None:
@@ -391,9 +307,11 @@ def test_replicas_are_compared_in_full_while_they_are_read() -> None:
             found.read_into("a", extents[0].start + 4 * 5000, memoryview(bytearray(4)))
 
 
-def test_a_rank_file_without_its_metadata_is_anybodys() -> None:
+def test_other_names_and_a_rank_file_without_its_metadata_are_anybodys() -> None:
     names = ["model_0.pt", "b/model_0.pt", "b/metadata.pkl", "model_world_size_1_rank_0.pt"]
-    assert per_rank.roots(names) == ("b/model", "model")
+    others = ["pytorch_model_fsdp.bin", "a/model_rank_0.pt", "pytorch_model_rank0.bin"]
+    others += ["x/xmodel_world_size_2_rank_0.pt", "random_states_0.pkl"]
+    assert per_rank.roots([*names, *others]) == ("b/model", "model")
     assert [name for _, name in of_stem(names, "model")] == ["model_world_size_1_rank_0.pt"]
 
 
@@ -415,12 +333,14 @@ def test_torch_checkpointings_metadata_says_how_many_ranks_there_are() -> None:
         registry.tensors(files, WeightsSource("per_rank", "model"))
 
 
-@pytest.mark.parametrize("world", [None, 0, -1, True, "2", 1 << 30])
-def test_a_number_of_ranks_that_there_cannot_be_is_corrupt(world: object) -> None:
-    with pytest.raises(Corrupt, match="world_size"):
-        per_rank.demands(checkpointing({"world_size": world}), "model")
-    with pytest.raises(Corrupt, match="world_size"):
-        per_rank.demands(checkpointing([world]), "model")
+def test_a_number_of_ranks_that_there_cannot_be_is_corrupt() -> None:
+    for world in (None, 0, -1, True, "2", 1 << 30):
+        for told in ({"world_size": world}, [world]):
+            with pytest.raises(Corrupt, match="world_size"):
+                per_rank.demands(checkpointing(told), "model")
+    files = MemoryFiles({"model_world_size_99999999999_rank_0.pt": b""})
+    with pytest.raises(Corrupt, match="no training has so many"):
+        per_rank.demands(files, "model")
 
 
 @pytest.mark.parametrize("world", [1, 3])

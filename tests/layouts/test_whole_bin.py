@@ -11,6 +11,7 @@ import torch
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, whole_bin
 from ckptsync.layouts.registry import WeightsSource
+from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 from tests.support.torch_bytes import raw, saved
 
@@ -93,17 +94,14 @@ def test_the_index_must_name_what_is_there() -> None:
     for odd in [{"a": NAMES[1]}, {**MAP, "z": NAMES[0]}, {"a": NAMES[1], "n": NAMES[0]}]:
         with pytest.raises(Corrupt, match="not where it says"):
             read(sharded(odd))
-    for evil in [
-        {"a": "../x.bin"},
-        {"a": "/x.bin"},
-        {"a": "d/x.bin"},
-        {"a": "x.sh"},
-        {"a": 3},
-        [],
-        None,
-    ]:
+    for evil in ("../x.bin", "/x.bin", "d/x.bin", "x.sh", 3):
         with pytest.raises(Corrupt):
-            read(sharded(evil))
+            read(sharded({"a": evil}))
+    for evil_map in ("[]", "null"):
+        files = sharded()
+        files.content[INDEX] = b'{"weight_map": %s}' % evil_map.encode()
+        with pytest.raises(Corrupt):
+            read(files)
 
 
 def test_without_an_index_the_numbers_say_how_many_there_are() -> None:
@@ -129,6 +127,6 @@ def test_one_name_in_two_files_is_corrupt() -> None:
 def test_a_file_cut_anywhere_is_refused() -> None:
     for data in (saved({"a": SHARED}), saved({"a": SHARED}, _use_new_zipfile_serialization=False)):
         assert raw(SHARED) in data
-        for size in range(len(data)):
+        for size in sampled(range(len(data)), 5):
             with pytest.raises(CkptsyncError):
                 read(MemoryFiles({"pytorch_model.bin": data[:size]}))

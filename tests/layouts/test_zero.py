@@ -7,13 +7,12 @@ import contextlib
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import registry, zero
 from ckptsync.merger.plan import DType, MergeOptions
 from ckptsync.merger.prepare import prepare
-from tests.support.deepspeed_in_memory import held
+from tests.support.deepspeed_in_memory import TAG, changed, held
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.torch_bytes import raw, saved
 from tests.support.zero_writer import (
@@ -109,7 +108,7 @@ def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_o
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -> None:
     of = Zero(
-        stage, 3, [{"w": values((4000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)}
+        stage, 3, [{"w": values((2000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)}
     )
     held, optim = (
         files(of),
@@ -122,7 +121,7 @@ def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -
         before = held.read
         same(merged(held, dtype), expected(of, "auto"))
         # two bytes a parameter, pickles, and samples of the masters
-        assert held.read - before < 2 * 4000 * 1000 + 2_000_000
+        assert held.read - before < 2 * 2000 * 1000 + 2_000_000
     assert prepare(held, MergeOptions("keep")).reads == {
         "global_step2/mp_rank_00_model_states.pt",
         *optim,
@@ -253,14 +252,9 @@ def test_a_latest_that_says_nothing_of_use_chooses_nothing(latest: bytes) -> Non
         registry.choose(held, None)
 
 
-MODEL_FIELDS = [
-    "module",
-    "buffer_names",
-    "param_shapes",
-    "frozen_param_shapes",
-    "frozen_param_fragments",
-    "shared_params",
-]
+MODEL_FIELDS = """module buffer_names param_shapes frozen_param_shapes frozen_param_fragments
+    shared_params ds_config dp_world_size""".split()  # noqa: SIM905
+
 STATE_FIELDS = [
     "fp32_flat_groups",
     "single_partition_of_fp32_groups",
@@ -268,63 +262,36 @@ STATE_FIELDS = [
     "partition_count",
     "group_paddings",
 ]
-JUNK: list[object] = [
-    None,
-    5,
-    -1,
-    "text",
-    [],
-    {},
-    [[]],
-    {"w": 5},
-    {"w": None},
-    {5: 5},
-    [{"w": (2.5,)}],
-    [{"w": ("a",)}],
-    {"w": (-3, -4)},
-    [None],
-    {"w": []},
-]
-JUNK += [
-    [torch.zeros(3, 4)],
-    torch.zeros(2),
-    {"w": torch.zeros(())},
-    [{"w": [3, 4]}],
-    {"head": 5},
-    {"head": []},
-    [[1, 2, 3]],
-    (1 << 19,),
-]
+JUNK: list[object] = [None, 5, -1, "text", [], {}, [[]], {"w": 5}, {5: 5}, {"w": []}, [None]]
+JUNK += [[{"w": (2.5,)}], [{"w": ("a",)}], {"w": (-3, -4)}, [torch.zeros(3, 4)], torch.zeros(2)]
+JUNK += [{"w": torch.zeros(())}, [{"w": [3, 4]}], {"head": 5}, {"head": []}, [[1, 2, 3]]]
+JUNK.append((1 << 16,))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("junk", JUNK, ids=lambda j: repr(j)[:30])
-def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, junk: object) -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("field", [*MODEL_FIELDS, *STATE_FIELDS])
+def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, field: str) -> None:
     of = Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}, tied={"head": "w"}, gaps=[[1, 2]])
-    names = [n for n in files(of).content if "model_states" in n]
-    for field in [*MODEL_FIELDS, "ds_config", "dp_world_size"]:
-        held = files(of)
-        held.content |= {name: saved(model(of, 0) | {field: junk}) for name in names}
+    whole, state, told = files(of).content, optimizer(of, 0), model(of, 0)
+    for junk in JUNK:
+        if field in STATE_FIELDS:
+            spoilt = saved({"optimizer_state_dict": state | {field: junk}})
+            names = ["global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+        else:
+            spoilt = saved(told | {field: junk})
+            names = [name for name in whole if "model_states" in name]
         with contextlib.suppress(CkptsyncError):
-            merged(held, "keep")
-    for field in [*STATE_FIELDS, "param_alignment_paddings"]:
-        held = files(of)
-        spoilt = saved({"optimizer_state_dict": optimizer(of, 0) | {field: junk}})
-        held.content["global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"] = spoilt
-        with contextlib.suppress(CkptsyncError):
-            merged(held, "keep")
+            merged(MemoryFiles({**whole, **dict.fromkeys(names, spoilt)}), "keep")
 
 
-@given(st.integers(1, 3), st.data())
-def test_one_changed_byte_is_read_or_refused_and_never_crashes(
-    stage: int, data: st.DataObject
-) -> None:
-    held = files(Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}))
-    name = data.draw(st.sampled_from(sorted(held.content)))
-    good = held.content[name]
-    at = data.draw(st.integers(0, len(good) - 1))
-    held.content[name] = good[:at] + bytes([data.draw(st.integers(0, 255))]) + good[at + 1 :]
-    with contextlib.suppress(CkptsyncError):
+def test_a_model_of_another_shape_than_the_optimizers_is_corrupt() -> None:
+    of = Zero(2, 2, [WEIGHT])
+    told = model(of, 0)
+    told["module"] = {**told["module"], "w": told["module"]["w"].T}
+    held = MemoryFiles(
+        {**files(of).content, "global_step2/mp_rank_00_model_states.pt": saved(told)}
+    )
+    with pytest.raises(Corrupt, match="w has the shape"):
         merged(held, "keep")
 
 
@@ -362,7 +329,7 @@ def test_a_file_of_another_run_is_refused_by_its_name(dtype: DType, stage: int, 
     assert "different saves" in (e.value.hint or "")
 
 
-@pytest.mark.parametrize("odd", range(4))
+@pytest.mark.parametrize("odd", [0, 3])
 def test_a_rank_of_another_run_shows_in_samples_of_a_large_model(odd: int) -> None:
     noise = torch.Generator().manual_seed(1)
     one = {f"layer{n}": torch.randn(300, 700, generator=noise) for n in range(9)} | {
@@ -382,30 +349,19 @@ def test_a_rank_of_another_run_shows_in_samples_of_a_large_model(odd: int) -> No
     assert held.read - before < 3_000_000  # of 11 MB
 
 
+ROUNDED = [torch.nan, -torch.nan, torch.inf, -0.0, 1e38, 3.4e38, 1e-7, 6e-8, -1e-45, 1 + 2**-8]
+ROUNDED += [1 + 3 * 2**-8, 65519.0, 65520.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_masters_that_round_to_infinity_zero_or_nan_are_those_of_the_model(
     dtype: torch.dtype,
 ) -> None:
-    odd = torch.tensor(
-        [
-            torch.nan,
-            -torch.nan,
-            torch.inf,
-            -0.0,
-            1e38,
-            3.4e38,
-            1e-7,
-            6e-8,
-            -1e-45,
-            1 + 2**-8,
-            1 + 3 * 2**-8,
-            65519.0,
-            65520.0,
-        ]
-    )
-    held = files(Zero(2, 2, [{"w": odd}]))
-    state = model(Zero(2, 2, [{"w": odd}]), 0)
+    odd = torch.tensor(ROUNDED)
+    of = Zero(2, 2, [{"w": odd}])
+    state = model(of, 0)
     state["module"]["w"] = odd.to(dtype)
+    held = files(of)
     held.content["global_step2/mp_rank_00_model_states.pt"] = saved(state)
     prepare(held, MergeOptions("keep"))
 
@@ -429,3 +385,17 @@ def test_weights_that_training_changes_beside_their_masters_are_not_compared_and
         f"trained with {key}" in note and "not compared" in note
         for note in prepare(held, MergeOptions("keep")).notes
     )
+
+
+@pytest.mark.parametrize("name", ["raw-ds-zero1-bf16-fp32acc", "raw-ds-zero2-dealt"])
+def test_without_param_shapes_the_models_own_weights_are_read_and_masters_are_not(
+    name: str,
+) -> None:
+    file = f"{TAG}/mp_rank_00_model_states.pt"
+    old = changed(held(name), file, lambda m: m.update(param_shapes=None, ds_config=None))
+    wanted, found = merged(held(name), "auto"), merged(old, "auto")
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+    assert f"param_shapes of {file} is missing" in prepare(old, MergeOptions("auto")).notes[0]
+    with pytest.raises(Incomplete, match="param_shapes"):
+        merged(old, "keep")

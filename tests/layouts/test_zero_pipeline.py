@@ -1,4 +1,4 @@
-"""A real pipeline, whole in ``test_merge_vectors``; here what must not pass for one."""
+"""A real pipeline, whole in ``tests/merger/test_vectors.py``; here what must not pass for one."""
 
 from __future__ import annotations
 

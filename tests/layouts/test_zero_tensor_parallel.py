@@ -1,4 +1,4 @@
-"""A real tensor-parallel checkpoint, whole in ``test_merge_vectors``.
+"""A real tensor-parallel checkpoint, whole in ``tests/merger/test_vectors.py``.
 
 Here every other rule, patterns of names, and boxes of shards against torch's slices.
 """
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts.zero_tensor_parallel import NamePatterns, cut, cut_box
+from ckptsync.layouts.zero_tensor_parallel import NamePatterns, cut_box
 from ckptsync.merger.plan import DType
 from ckptsync.tensors import Copy, Extent, Part
 from tests.support.deepspeed_in_memory import TAG, changed, held, without
@@ -57,12 +57,6 @@ def test_every_ranks_files_are_wanted() -> None:
         with pytest.raises(Incomplete, match=path):
             merged(without(files(), path), "keep")
         assert same(merged(without(files(), path), "auto"), merged(files(), "auto"))
-
-
-def test_one_rank_of_two_is_never_taken_for_the_model() -> None:
-    half = MemoryFiles({n: d for n, d in files().content.items() if "mp_rank_01" not in n})
-    with pytest.raises(Incomplete, match="mp_rank_01"):
-        merged(half, "auto")
 
 
 def test_without_a_word_on_how_to_join_them_ranks_are_refused() -> None:
@@ -244,24 +238,6 @@ def test_two_patterns_for_one_name_are_corrupt() -> None:
 
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
-
-
-@given(SHAPES, st.data())
-def test_a_run_of_elements_is_cut_into_boxes_that_follow_each_other(
-    shape: tuple[int, ...], data: st.DataObject
-) -> None:
-    numbers = torch.arange(prod(shape)).reshape(shape)
-    start, stop = sorted(
-        data.draw(st.tuples(st.integers(0, prod(shape)), st.integers(0, prod(shape))))
-    )
-    found = [
-        numbers[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].reshape(-1)
-        for box in cut(shape, start, stop)
-    ]
-    assert torch.cat([torch.empty(0, dtype=torch.int64), *found]).tolist() == list(
-        range(start, stop)
-    )
-    assert len(found) <= 2 * len(shape)
 
 
 def read(copy: Copy, whole: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:

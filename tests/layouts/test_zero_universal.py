@@ -1,4 +1,4 @@
-"""A real universal checkpoint, whole in ``test_merge_vectors``.
+"""A real universal checkpoint, whole in ``tests/merger/test_vectors.py``.
 
 Here its traps, and one made of every kind of ZeRO by hand.
 """

@@ -180,15 +180,6 @@ def test_experts_get_the_same_whether_they_are_one_tensor_or_many(
         assert one[name].any()
 
 
-def test_a_per_expert_adapter_is_summed_as_linear_layers() -> None:
-    own = delta(plan(APART, factors_apart(), QWEN), APART)
-    for name in APART:
-        module = P + name.removesuffix(".weight")
-        a, b = (f"{module}.lora_{x}.weight" for x in "AB")
-        product = value(b, factors_apart()[b]) @ value(a, factors_apart()[a])
-        np.testing.assert_array_equal(own[name], 2 * product)
-
-
 @pytest.mark.parametrize("version", ["0.18.1", "0.17.0", None])
 def test_before_0_19_peft_took_all_experts_as_in_by_out(version: str | None) -> None:
     old = {
@@ -332,15 +323,14 @@ def test_a_model_without_a_head_has_nothing_to_untie() -> None:
 
 def test_doras_norms_are_those_of_outputs() -> None:
     magnitude = {f"{P}{Q}.lora_magnitude_vector": (6,)}
-    (linear,) = plan(adapter={**PAIR, **magnitude}, use_dora=True).of[f"{Q}.weight"]
-    assert isinstance(linear, LowRank)
-    assert linear.magnitude
-    assert not linear.is_per_column
     words: dict[str, tuple[int, ...]] = {n: s for n, s in WORDS.items() if "embed" in n}
     words[f"{P}model.embed_tokens.lora_magnitude_vector"] = (4,)
-    (embedding,) = plan(adapter=words, use_dora=True).of["model.embed_tokens.weight"]
-    assert isinstance(embedding, LowRank)
-    assert embedding.is_per_column
+    for adapter, is_per_column in (({**PAIR, **magnitude}, False), (words, True)):
+        (changes,) = plan(adapter=adapter, use_dora=True).of.values()
+        (change,) = changes
+        assert isinstance(change, LowRank)
+        assert change.magnitude
+        assert change.is_per_column == is_per_column
 
 
 # What is refused
@@ -353,11 +343,11 @@ KINDS = """
 """.split()  # noqa: SIM905
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_other_kind_of_peft_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(Unsupported, match=r"^(?!peft_type)") as e:
-        plan(peft_type=kind)
-    assert "peft" in e.value.hint
+def test_every_other_kind_of_peft_is_refused_by_name() -> None:
+    for kind in KINDS:
+        with pytest.raises(Unsupported, match=r"^(?!peft_type)") as e:
+            plan(peft_type=kind)
+        assert "peft" in e.value.hint
 
 
 REFUSED: dict[str, tuple[type[CkptsyncError], str, dict[str, Any]]] = {
@@ -495,19 +485,20 @@ def test_a_changed_base_is_taken_if_the_user_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "warning"),
+    ("own", "is_named"),
     [
-        ({"target_modules": ["q_proj"]}, "model.layers.1.self_attn.q_proj"),
-        ({"target_modules": ["q_proj"], "layers_to_transform": [0]}, ""),
-        ({"target_modules": ["q_proj"], "exclude_modules": ["layers.1"]}, ""),
-        ({"target_modules": ".*q_proj"}, ""),
+        ({"target_modules": ["q_proj"]}, True),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0]}, False),
+        ({"target_modules": ["q_proj"], "exclude_modules": ["layers.1"]}, False),
+        ({"target_modules": ".*q_proj"}, False),
     ],
 )
-def test_layers_that_an_adapter_leaves_out_are_named(own: dict[str, Any], warning: str) -> None:
+def test_layers_that_an_adapter_leaves_out_are_named(
+    own: dict[str, Any], *, is_named: bool
+) -> None:
     base = {**SHAPES, "model.layers.1.self_attn.q_proj.weight": (6, 4)}
     warnings = plan(base, **own).warnings
-    assert (warning in "".join(warnings)) == bool(warnings) or not warning
-    assert bool(warnings) == bool(warning)
+    assert ["model.layers.1.self_attn.q_proj" in w for w in warnings] == [True] * is_named
 
 
 def test_a_base_that_was_quantised_for_the_training_is_told() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.merger.base_comparison import BaseModel, read_base
-from ckptsync.merger.completeness import first_names
 from ckptsync.tensors import Shape, Tensor
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
 
@@ -102,14 +101,11 @@ def test_embeddings_that_do_not_agree_are_corrupt(embedding: Shape, head: Shape)
 
 
 def test_a_base_that_is_a_part_of_the_model_or_has_it_as_a_part_is_compared_all_the_same() -> None:
-    part, whole = (
-        tensors(wte=(5,), h=(2,)),
-        tensors(transformer__wte=(5,), transformer__h=(2,), head=(1,)),
-    )
+    part = tensors(wte=(5,), h=(2,))
+    whole = tensors(transformer__wte=(5,), transformer__h=(2,), head=(1,))
     assert "1 of 3 tensors are not in the base model: head" in base(*part).compare(whole)
-    with pytest.raises(
-        Incomplete, match=r"1 of the base model's 3 tensors are missing \(2 are there\): head"
-    ):
+    missing = r"1 of the base model's 3 tensors are missing \(2 are there\): head"
+    with pytest.raises(Incomplete, match=missing):
         base(*whole).compare(part)
     with pytest.raises(Corrupt, match=r"transformer\.wte"):
         base(*tensors(wte=(6,), h=(2,))).compare(whole)
@@ -117,24 +113,13 @@ def test_a_base_that_is_a_part_of_the_model_or_has_it_as_a_part_is_compared_all_
 
 def test_auto_takes_the_bases_dtype_where_both_are_floats() -> None:
     there = base(
-        tensor("a", dtype="BF16"),
-        tensor("n", dtype="BF16"),
-        tensor("q", dtype="U8"),
-        tensor("s", dtype="F32"),
+        *(tensor(n, dtype=d) for n, d in zip("anqs", ("BF16", "BF16", "U8", "F32"), strict=True))
     )
-    given = [
-        tensor("a"),
-        tensor("n", dtype="I64"),
-        tensor("q"),
-        tensor("s", dtype="BF16"),
-        tensor("new"),
-    ]
+    own = {"a": "F32", "n": "I64", "q": "F32", "s": "BF16", "new": "F32"}
+    given = [tensor(n, dtype=d) for n, d in own.items()]
     assert [t.dtype for t in there.with_dtypes(given)] == ["BF16", "I64", "F32", "F32", "F32"]
-    assert [
-        t.dtype
-        for t in there.with_dtypes([tensor("a", (4, 1)), tensor("s", (9, 2), "BF16")])
-        # packed; resized
-    ] == ["F32", "F32"]
+    packed, resized = tensor("a", (4, 1)), tensor("s", (9, 2), "BF16")
+    assert [t.dtype for t in there.with_dtypes([packed, resized])] == ["F32", "F32"]
 
 
 def adapter(a: Shape = (3, 4), b: Shape = (6, 3), module: str = "m.q") -> list[Tensor]:
@@ -174,16 +159,9 @@ def test_a_quantised_bases_shapes_are_not_compared() -> None:
     assert base(tensor("m.q.weight", (6, 4))).compare([tensor("m.q.weight", (12, 1), "U8")])
 
 
-def test_a_long_list_is_cut() -> None:
-    assert first_names(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+FILES_OF_VLM = """language_model.model.l.0.w language_model.lm_head.weight
+    vision_tower.vision_model.w visual.p""".split()  # noqa: SIM905
 
-
-FILES_OF_VLM = (
-    "language_model.model.l.0.w",
-    "language_model.lm_head.weight",
-    "vision_tower.vision_model.w",
-    "visual.p",
-)
 MEMORY_OF_VLM = (
     "model.language_model.l.0.w",
     "lm_head.weight",

@@ -61,12 +61,15 @@ def sign(bits: Bits, dtype: str) -> Bits:
 
 
 def agree(bits: Bits, source: str, target: str, wanted: Bits) -> None:
-    found, _ = cast(bits, source, target)
+    found, overflowed = cast(bits, source, target)
     assert found.dtype == RAW[SIZES[target]]
     nan = is_nan(bits, source)
     assert np.array_equal(found[~nan], wanted[~nan])
     assert is_nan(found[nan], target).all()
     assert np.array_equal(sign(found[nan], target), sign(bits[nan], source))
+    before = magnitude(bits, source) < INFINITY[source]
+    after = magnitude(wanted, target) == INFINITY[target]
+    assert overflowed == int((before & after).sum())
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -126,13 +129,11 @@ def test_every_upper_half_is_rounded_by_its_definition(lower: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF800001, 0x7FFF8000])
-@pytest.mark.parametrize("at", [0, 500, 999])
-def test_one_nan_among_numbers_stays_a_nan(bits: int, at: int) -> None:
-    values = np.linspace(-3, 3, 1000, dtype="<f4").view("<u4")
-    values[at] = bits
-    found, overflowed = cast(values, "F32", "BF16")
-    assert np.array_equal(found, rounded_slowly(values))
-    assert overflowed == 0
+def test_one_nan_among_numbers_stays_a_nan(bits: int) -> None:
+    for at in (0, 500, 999):
+        values = np.linspace(-3, 3, 1000, dtype="<f4").view("<u4")
+        values[at] = bits
+        agree(values, "F32", "BF16", rounded_slowly(values))
 
 
 def test_what_lies_where_no_element_would_begin_is_cast_all_the_same() -> None:
@@ -151,17 +152,6 @@ def test_a_double_next_to_the_middle_of_two_values_is_rounded_as_torch_does(
     half = 2.0**-8 if target == "BF16" else 2.0**-11
     bits = np.array([1 + half + away, 1 + 3 * half + away, -1 - half - away], "<f8").view("<u8")
     agree(bits, "F64", target, by_torch(bits, "F64", target))
-
-
-@pytest.mark.parametrize(("source", "target"), PAIRS)
-@given(data=st.data())
-def test_finite_values_that_become_infinite_are_counted(
-    source: str, target: str, data: st.DataObject
-) -> None:
-    bits = data.draw(patterns(source))
-    before = magnitude(bits, source) < INFINITY[source]
-    after = magnitude(by_torch(bits, source, target), target) == INFINITY[target]
-    assert cast(bits, source, target)[1] == int((before & after).sum())
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
 from ckptsync.merger.container_crcs import CrcCheckedFiles
-from ckptsync.merger.engine import Destination, write_model
-from ckptsync.merger.plan import MergeOptions
-from ckptsync.merger.prepare import prepare
 from ckptsync.tensors import Checksum, Extent
-from tests.support.files_in_memory import MemoryFiles, tree
-from tests.support.vector import vector
+from tests.support.files_in_memory import MemoryFiles
 
 DATA = bytes(range(200)) * 3
 RECORDS = [Extent("f", 10, 100), Extent("f", 110, 300), Extent("f", 450, 1)]
@@ -68,13 +64,6 @@ def test_a_flipped_bit_in_a_record_is_found_in_whatever_order_it_is_read(
         read_all(files, reads)
 
 
-def test_the_last_read_of_a_record_tells() -> None:
-    files = summed(DATA[:50] + b"!" + DATA[51:])
-    read(files, 10, 60)
-    with pytest.raises(Corrupt, match="f: bytes 10 to 110"):
-        read(files, 70, 40)
-
-
 def test_many_threads_that_read_over_each_other_sum_every_byte_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,31 +75,9 @@ def test_many_threads_that_read_over_each_other_sum_every_byte_once(
 
     monkeypatch.setattr("ckptsync.merger.container_crcs.crc32", counted)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda at: read(files, at % 580, 20), range(0, 58_000, 7)))
+        list(pool.map(lambda at: read(files, at % 580, 20), range(0, 20_000, 7)))
     files.finish()
     assert sum(summed_) == sum(e.size for e in RECORDS)
-
-
-def test_one_read_over_several_records_checks_each() -> None:
-    for at in (50, 200, 450):
-        with pytest.raises(Corrupt, match="CRC32"):
-            read(summed(DATA[:at] + b"!" + DATA[at + 1 :]), 0, 600)
-
-
-@pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "raw-ds-zero2-bf16-tied"])
-def test_a_flipped_bit_in_any_tensor_that_is_read_stops_a_merge(name: str) -> None:
-    files = tree(*vector(name).sources)
-    job = prepare(files, MergeOptions(dtype="keep"))
-    extents = sorted({part.extent for p in job.plans for t in p.tensors for part in t.copy.parts})
-    for extent in extents[:: max(1, len(extents) // 20)]:
-        damaged = bytearray(files.content[extent.file])
-        damaged[extent.start + extent.size // 2] ^= 0x10
-        with pytest.raises(Corrupt, match="CRC32"):
-            write_model(
-                job,
-                MemoryFiles({**files.content, extent.file: bytes(damaged)}),
-                Destination(lambda _, chunks: [*chunks].clear()),
-            )
 
 
 def test_sums_of_several_readers_are_joined_and_what_overlaps_is_summed_again() -> None:

@@ -22,6 +22,7 @@ from ckptsync.merger.plan import DTYPES, DType, MergeOptions, MergeResources
 from ckptsync.merger.prepare import prepare
 from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.stores.contract import Chunk
+from ckptsync.tensors import Extent
 from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
 from tests.support.merge_in_memory import FILES, MODEL, Written, consolidate, run
 from tests.support.vector import vector
@@ -60,13 +61,6 @@ def test_configuration_is_taken_from_the_checkpoint_first_and_then_from_the_plac
 def test_the_configuration_names_the_element_type_that_was_written() -> None:
     written, _ = run(MemoryFiles(FILES), MergeOptions("bf16"))
     assert json.loads(written["config.json"]) == {"dtype": "bfloat16"}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_only_floats_are_cast(dtype: DType) -> None:
-    _, merged = run(MemoryFiles(FILES), MergeOptions(dtype))
-    wanted = {"bf16": "BF16", "fp16": "F16"}.get(dtype, "F32")
-    assert {t.name: t.dtype for t in merged.tensors} == {"w": wanted, "n": "I64"}
 
 
 @given(st.data())
@@ -118,20 +112,18 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_units")
-@pytest.mark.parametrize("dtype", ["auto", "keep", "fp16"])
-@pytest.mark.parametrize("jobs", [2, 3, 5, 16])
+@pytest.mark.parametrize("dtype", ["auto", "fp16"])
 @pytest.mark.parametrize("name", VECTORS)
-def test_any_number_of_threads_writes_the_same(name: str, jobs: int, dtype: DType) -> None:
+def test_any_number_of_threads_writes_the_same(name: str, dtype: DType) -> None:
     files, options = tree(*vector(name).sources), MergeOptions(dtype, 20_000)
-    one, alone = run(files, options, work=MergeResources(1, statistics=True))
-    many, merged = run(files, options, work=MergeResources(jobs, statistics=True))
-    assert many == one
-    assert merged == alone
+    alone = run(files, options, work=MergeResources(1, statistics=True))
+    for jobs in (2, 5, 16):
+        assert run(files, options, work=MergeResources(jobs, statistics=True)) == alone
 
 
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.parametrize("jobs", [1, 4])
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("name", ["hf-fsdp1", "raw-ds-zero2-bf16-tied"])
 def test_next_to_nothing_is_read_that_is_not_wanted_and_every_record_is_summed_once(
     name: str, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,44 +140,33 @@ def test_next_to_nothing_is_read_that_is_not_wanted_and_every_record_is_summed_o
     files.reads.clear()
     write_model(job, files, Destination(Written().write), work=MergeResources(jobs))
     wanted = [part.extent for plan in job.plans for t in plan.tensors for part in t.copy.parts]
-    read = {
-        (n, at)
-        for n, start, size in files.reads
-        if n in job.reads
-        for at in range(start, start + size)
-    }
-    needed = {(e.file, at) for e in wanted for at in range(e.start, e.start + e.size)}
-    records = {
-        (c.extent.file, at)
-        for c in job.checksums
-        for at in range(c.extent.start, c.extent.start + c.extent.size)
-    }
+    read = bytes_of(Extent(*each) for each in files.reads if each[0] in job.reads)
+    needed = bytes_of(wanted)
     assert needed <= read
     again = sum(size for n, _, size in files.reads if n in job.reads) - len(read)
     assert again == sum(e.size for e in wanted) - len(needed), (
         "what is written twice, under two names, is read twice"
     )
-    assert sum(summed) == len(records)
+    assert sum(summed) == len(bytes_of(c.extent for c in job.checksums))
+
+
+def bytes_of(extents: Iterable[Extent]) -> set[tuple[str, int]]:
+    return {(e.file, at) for e in extents for at in range(e.start, e.start + e.size)}
 
 
 @pytest.mark.usefixtures("small_units")
-@pytest.mark.parametrize("jobs", [2, 8])
-def test_one_flipped_bit_is_noticed_by_many_threads(jobs: int) -> None:
-    files = tree(*vector("hf-zero3-2node").sources)
+@pytest.mark.parametrize("jobs", [1, 8])
+@pytest.mark.parametrize("name", ["hf-zero3-2node", "hf-fsdp1", "raw-ds-zero2-bf16-tied"])
+def test_a_flipped_bit_in_any_tensor_that_is_read_stops_a_merge(name: str, jobs: int) -> None:
+    files = tree(*vector(name).sources)
     job = prepare(files, MergeOptions("keep", 20_000))
-    extents = sorted(
-        {part.extent for plan in job.plans for t in plan.tensors for part in t.copy.parts}
-    )
-    for extent in extents[:: max(1, len(extents) // 10)]:
+    extents = sorted({p.extent for plan in job.plans for t in plan.tensors for p in t.copy.parts})
+    for extent in extents[:: max(1, len(extents) // 8)]:
         damaged = bytearray(files.content[extent.file])
         damaged[extent.start + extent.size - 1] ^= 0x80
+        others = MemoryFiles({**files.content, extent.file: bytes(damaged)})
         with pytest.raises(Corrupt, match="CRC32"):
-            write_model(
-                job,
-                MemoryFiles({**files.content, extent.file: bytes(damaged)}),
-                Destination(Written().write),
-                work=MergeResources(jobs),
-            )
+            write_model(job, others, Destination(Written().write), work=MergeResources(jobs))
 
 
 @pytest.mark.usefixtures("small_units")

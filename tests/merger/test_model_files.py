@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from ckptsync.merger.model_files import (
     set_dtype,
     strip_code,
 )
-from ckptsync.merger.plan import DTYPES, DType, FilePlan, MergeOptions, plan
+from ckptsync.merger.plan import DType, MergeOptions, plan
 from ckptsync.tensors import Copy, Extent, Part, Tensor
 
 
@@ -68,29 +67,22 @@ def test_the_index_is_what_transformers_writes() -> None:
     assert text.endswith(b"}\n")
 
 
-def dtype_of(plans: Sequence[FilePlan], asked: DType) -> str | None:
-    return config_dtype([t.dtype for p in plans for t in p.tensors], asked)
-
-
-@pytest.mark.parametrize("asked", DTYPES)
-def test_the_one_element_type_of_all_floats_is_told(asked: DType) -> None:
-    found = dtype_of(plan([tensor("w", "BF16"), tensor("n", "I64")], MergeOptions(asked)), asked)
-    assert (
-        found
-        == {
-            "auto": "bfloat16",
-            "keep": "bfloat16",
-            "bf16": "bfloat16",
-            "fp16": "float16",
-            "fp32": "float32",
-        }[asked]
-    )
-
-
-def test_of_several_the_most_precise_is_told_unless_the_model_itself_mixes_them() -> None:
-    plans = plan([tensor("w", "BF16"), tensor("v", "F32")], MergeOptions("keep"))
-    assert (dtype_of(plans, "keep"), dtype_of(plans, "auto")) == ("float32", None)
-    assert dtype_of(plan([tensor("n", "I64")], MergeOptions()), "auto") is None
+@pytest.mark.parametrize(
+    ("dtypes", "asked", "told"),
+    [
+        ("BF16 I64", "auto", "bfloat16"),
+        ("BF16 I64", "keep", "bfloat16"),
+        ("F16 I64", "fp16", "float16"),
+        ("F32 I64", "fp32", "float32"),
+        ("BF16 F32", "keep", "float32"),
+        ("BF16 F32", "auto", None),  # the model itself mixes them
+        ("I64", "auto", None),
+    ],
+)
+def test_the_one_element_type_of_all_floats_is_told(
+    dtypes: str, asked: DType, told: str | None
+) -> None:
+    assert config_dtype(dtypes.split(), asked) == told
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -103,28 +95,14 @@ def test_a_configuration_that_names_another_dtype_is_changed_and_nothing_else_in
     }
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        b'{ "dtype" : "bfloat16"}',
-        b'{"a": 1}',
-        b'{"dtype": null}',
-        b"",
-        b"[1]",
-        b"not json",
-        b"[" * 100_000,
-        b"\xff",
-        b'{"dtype": 5}',
-    ],
-)
-def test_a_configuration_that_needs_no_change_is_kept_byte_for_byte(config: bytes) -> None:
-    assert set_dtype(config, "bfloat16") == config
+NO_DTYPE = [b'{ "dtype" : "bfloat16"}', b'{"a": 1}', b'{"dtype": null}', b"", b"[1]", b"not json"]
+NO_DTYPE += [b"[" * 100_000, b"\xff", b'{"dtype": 5}']
+
+
+def test_a_configuration_that_needs_no_change_is_kept_byte_for_byte() -> None:
+    for config in NO_DTYPE:
+        assert set_dtype(config, "bfloat16") == config
     assert set_dtype(b'{"dtype":"float32"}', None) == b'{"dtype":"float32"}'
-
-
-def test_any_text_in_a_configuration_survives() -> None:
-    changed = set_dtype(b'{"dtype":"float32","a":"\\ud83d\\ude00","b":"\xc3\xbc"}', "bfloat16")
-    assert json.loads(changed) == {"dtype": "bfloat16", "a": "\U0001f600", "b": "ü"}
 
 
 CODE = (
@@ -146,17 +124,16 @@ CODE = (
 
 @pytest.mark.parametrize("text", CODE)
 def test_what_leads_to_code_is_taken_out_wherever_it_stands(text: str) -> None:
-    for outer in (
-        text,
-        f'{{"vision_config": {text}}}',
-        f'{{"all": [1, {text}]}}',
-        f'{{"x": {text}, "x": 1}}',
-    ):
+    nested = (f'{{"vision_config": {text}}}', f'{{"all": [1, {text}]}}', f'{{"x": {text}, "x": 1}}')
+    for outer in (text, *nested):
         held = outer[:-1] + ', "hidden_size": 8}'
         assert find_code("config.json", held.encode())
         cleaned = strip_code("config.json", held.encode(), {})
         assert not find_code("config.json", cleaned)
         assert json.loads(cleaned)["hidden_size"] == 8
+    own = {"auto_map": {"AutoModel": "modeling_mine.Mine"}}  # the operator's file names it
+    held = text[:-1] + ', "auto_map": {"AutoModel": "modeling_x.X"}}'
+    assert json.loads(strip_code("config.json", held.encode(), own)) == own
 
 
 def test_what_only_looks_like_it_stays_byte_for_byte() -> None:
@@ -174,28 +151,11 @@ def test_what_only_looks_like_it_stays_byte_for_byte() -> None:
         assert strip_code("config.json", text.encode(), {"auto_map": 1}) == text.encode()
 
 
-def test_code_that_the_operators_own_file_names_takes_its_place() -> None:
-    known = {"auto_map": {"AutoModel": "modeling_mine.Mine"}}
-    given = (
-        b'{"auto_map": {"AutoModel": "modeling_x.X"}, "trust_remote_code": true, "hidden_size": 8}'
-    )
-    assert json.loads(strip_code("config.json", given, known)) == {"hidden_size": 8, **known}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"{",
-        b"\xff",
-        b"[" * 100_000,
-        '{"a": 1}'.encode("utf-16"),
-        b'\xef\xbb\xbf{"a": 1}',
-        b"1" * 5000,
-    ],
-)
-def test_a_configuration_that_cannot_be_read_is_not_said_to_be_without_code(data: bytes) -> None:
-    with pytest.raises(Corrupt, match="not JSON"):
-        strip_code("config.json", data, {})
+def test_a_configuration_that_cannot_be_read_is_not_said_to_be_without_code() -> None:
+    utf_16 = '{"a": 1}'.encode("utf-16")
+    for data in (b"{", b"\xff", b"[" * 100_000, utf_16, b'\xef\xbb\xbf{"a": 1}', b"1" * 5000):
+        with pytest.raises(Corrupt, match="not JSON"):
+            strip_code("config.json", data, {})
 
 
 def notes(
@@ -214,12 +174,6 @@ def test_a_base_that_was_given_is_not_asked_for() -> None:
     weights, config = [Tensor("w", "F32", (2, 2), ())], {"dtype": "bfloat16"}
     (note,) = notes_on_model(weights, config, "auto", has_base=True)
     assert note.endswith("--dtype casts all of them")
-
-
-def test_without_a_configuration_it_is_said_how_to_give_one() -> None:
-    assert notes(None, "F32") == [NO_CONFIG]
-    assert notes({}, "F32") == []
-    assert "--config-from" in NO_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -249,17 +203,12 @@ def test_a_quantised_configuration_beside_plain_weights_is_said() -> None:
     assert notes(config, "BF16", "U8") == notes(config, "F8_E4M3") == []
 
 
-def test_lora_that_is_not_pefts_is_said() -> None:
+def test_what_others_may_not_be_able_to_open_is_said() -> None:
+    assert notes(None, "F32") == [NO_CONFIG]
+    assert notes({}, "F32") == []
     assert notes({}, "F32", name="q.lora_a.weight") == [LORA]
-
-
-def test_experts_in_one_tensor_are_said() -> None:
-    assert list(
-        notes_on_model([Tensor("m.mlp.experts.down_proj", "F32", (2, 2, 2), ())], {}, "auto")
-    ) == [FUSED]
-
-
-@pytest.mark.parametrize("name", ["w.quant_state.bitsandbytes__nf4", "w.SCB"])
-def test_packed_bytes_are_said_to_be_copied_as_they_are(name: str) -> None:
-    packed = [Tensor("w", "U8", (8, 1), ()), Tensor(name, "F32", (2,), ())]
-    assert list(notes_on_model(packed, {}, "auto")) == [PACKED]
+    experts = [Tensor("m.mlp.experts.down_proj", "F32", (2, 2, 2), ())]
+    assert list(notes_on_model(experts, {}, "auto")) == [FUSED]
+    for name in ("w.quant_state.bitsandbytes__nf4", "w.SCB"):
+        packed = [Tensor("w", "U8", (8, 1), ()), Tensor(name, "F32", (2,), ())]
+        assert list(notes_on_model(packed, {}, "auto")) == [PACKED]

@@ -30,12 +30,6 @@ def saved(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_save_that_has_not_ended_over_another_is_incomplete(saved: Path, tmp_path: Path) -> None:
-    (saved / ".metadata.tmp").write_bytes(b"")
-    with pytest.raises(Incomplete, match=r"\.metadata\.tmp: a newer save overwrites"):
-        merge_local([saved], tmp_path / "out", KEEP)
-
-
 def test_two_nodes_with_metadata_of_two_saves_hold_two_saves(saved: Path, tmp_path: Path) -> None:
     other = shutil.copytree(saved, tmp_path / "other")
     merge_local([saved, other], tmp_path / "same", KEEP)

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -107,13 +107,6 @@ def test_names_that_a_file_cannot_hold_are_corrupt(names: list[str]) -> None:
         plan([tensor(name) for name in names], MergeOptions())
 
 
-def test_what_does_not_tile_is_refused_before_anything_is_written() -> None:
-    with pytest.raises(Corrupt, match="w: 2 elements found, 3 expected"):
-        plan([Tensor("w", "F32", (3,), (Copy("F32", (3,), copy("F32").parts),))], MergeOptions())
-    with pytest.raises(Corrupt, match="w: no copy"):
-        plan([Tensor("w", "F32", (3,), ())], MergeOptions())
-
-
 # the model's own element type, and its stored copies: for each of DTYPES the copy that is read, and
 # what is written
 TABLE = {
@@ -187,43 +180,27 @@ def test_what_tiles_is_accepted(tiling: tuple[Shape, tuple[Box, ...]]) -> None:
 
 
 @given(tilings(FULL), st.data())
-def test_one_box_gone_is_a_gap(tiling: tuple[Shape, tuple[Box, ...]], data: st.DataObject) -> None:
-    shape, boxes = tiling
-    number = data.draw(st.integers(0, len(boxes) - 1))
-    assume(prod(boxes[number][1]))
-    with pytest.raises(Corrupt, match="are missing"):
-        checked(shape, (*boxes[:number], *boxes[number + 1 :]))
-
-
-@given(tilings(FULL), st.data())
-def test_one_box_twice_is_an_overlap(
+def test_boxes_moved_resized_missing_or_twice_are_accepted_only_if_they_still_tile(
     tiling: tuple[Shape, tuple[Box, ...]], data: st.DataObject
 ) -> None:
     shape, boxes = tiling
     number = data.draw(st.integers(0, len(boxes) - 1))
-    assume(prod(boxes[number][1]))
-    with pytest.raises(Corrupt, match="given twice"):
-        checked(shape, (*boxes, boxes[number]))
-
-
-@given(tilings(FULL), st.data())
-def test_boxes_moved_or_resized_are_accepted_only_if_they_still_tile(
-    tiling: tuple[Shape, tuple[Box, ...]], data: st.DataObject
-) -> None:
-    shape, boxes = tiling
-    number, axis = (
-        data.draw(st.integers(0, len(boxes) - 1)),
-        data.draw(st.integers(0, len(shape) - 1)),
-    )
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    others = (*boxes[:number], *boxes[number + 1 :])
+    if prod(boxes[number][1]):
+        with pytest.raises(Corrupt, match="are missing"):
+            checked(shape, others)
+        with pytest.raises(Corrupt, match="given twice"):
+            checked(shape, (*boxes, boxes[number]))
     offsets, sizes = (list(x) for x in boxes[number])
     offsets[axis] = data.draw(st.integers(0, shape[axis]))
     sizes[axis] = data.draw(st.integers(0, shape[axis] - offsets[axis]))
-    mutated = (*boxes[:number], (tuple(offsets), tuple(sizes)), *boxes[number + 1 :])
-    if (counts(shape, mutated) == 1).all():
-        checked(shape, mutated)
+    changed = (*others, (tuple(offsets), tuple(sizes)))
+    if (counts(shape, changed) == 1).all():
+        checked(shape, changed)
     else:
         with pytest.raises(Corrupt, match="some"):
-            checked(shape, mutated)
+            checked(shape, changed)
 
 
 def test_every_choice_of_boxes_of_the_right_volume_is_judged_as_by_counting() -> None:
@@ -285,6 +262,4 @@ def test_a_number_alone_is_held_once() -> None:
 
 
 def test_ten_thousand_ranks_are_checked_at_once() -> None:
-    ranks = tuple(((n,), (1,)) for n in range(10_000))
-    assert is_tiled(ranks, (10_000,))
     assert is_tiled(tuple(((0, n), (4096, 1)) for n in range(10_000)), (4096, 10_000))

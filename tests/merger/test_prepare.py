@@ -14,39 +14,7 @@ from ckptsync.tensors import Copy, Extent, Part
 from tests.support.dcp_writer import checkpoint
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
 from tests.support.merge_in_memory import Written, consolidate, run
-from tests.support.vector import ROOT, Vector, vector, vectors
-
-
-@pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
-def test_a_preparation_reads_no_weights_and_names_the_files_that_hold_them(of: Vector) -> None:
-    files = tree(*of.sources)
-    job = prepare(files, MergeOptions("keep"))
-    assert job.reads <= files.sizes().keys()
-    before = files.read
-    run(files, MergeOptions("keep"))
-    assert before < files.read
-
-
-@pytest.mark.parametrize(
-    "of",
-    [v for v in vectors() if v.name not in ("lightning-file", "llamafactory-v1")],
-    ids=lambda v: v.name,
-)
-def test_a_checkpoint_that_ray_train_has_reported_gives_the_same_model(of: Vector) -> None:
-    files = tree(*of.sources)
-    nested = MemoryFiles({f"checkpoint/{name}": data for name, data in files.content.items()})
-    assert run(nested, MergeOptions("keep"))[0] == run(files, MergeOptions("keep"))[0]
-
-
-def test_a_shard_that_is_missing_is_incomplete_and_one_cut_short_is_corrupt() -> None:
-    files = tree(*vector("hf-fsdp2-2node").sources)
-    name = "pytorch_model_fsdp_0/__3_0.distcp"
-    data = files.content.pop(name)
-    with pytest.raises(Incomplete, match="__3_0"):
-        run(files)
-    files.content[name] = data[:-1]
-    with pytest.raises(Corrupt, match="expected by the metadata"):
-        run(files)
+from tests.support.vector import ROOT, vector
 
 
 def test_bytes_behind_a_files_end_are_found_missing_whichever_part_they_are_of() -> None:

@@ -106,14 +106,6 @@ def test_a_task_says_what_went_wrong_and_does_not_raise() -> None:
         collect([("a", Incomplete("gone"))], job, files, Destination(Written().write))
 
 
-def test_how_far_each_task_is_stands_on_a_board() -> None:
-    board = ray_engine.ProgressBoard()
-    board.set("a", 5)
-    board.set("b", 1)
-    board.set("a", 2)  # begun again
-    assert board.all() == {"a": 2, "b": 1}
-
-
 def test_without_a_cluster_it_is_said_what_to_do() -> None:
     with (
         pytest.raises(ConfigError, match=r"Ray (is not installed|cluster 127)") as e,

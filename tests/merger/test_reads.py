@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,85 +20,14 @@ from ckptsync.merger.read_units import (
     cut_boxes,
     cut_units,
     gather,
-    stored_bytes,
 )
-from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
+from ckptsync.tensors import Copy, Extent, Part, Tensor
 from tests.support.files_in_memory import Counting, MemoryFiles
-from tests.support.random_boxes import FULL, SHAPES, stored
-
-Stored = tuple[npt.NDArray[Any], Copy, MemoryFiles]
-MOST = st.integers(1, 60)
-
-
-def region(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
 
 
 def into(read: Read) -> Box:
     assert read.scatter
     return read.scatter.into
-
-
-def taken(read: Read, files: MemoryFiles) -> npt.NDArray[Any]:
-    """What a read brings, element by element."""
-    data = files.content[read.file][read.start :][: read.size]
-    assert len(data) == read.size
-    assert read.scatter
-    held = np.frombuffer(data, "<u2")
-    found = np.empty(into(read).sizes, "<u2")
-    for index in np.ndindex(*into(read).sizes):
-        found[index] = held[sum(i * s for i, s in zip(index, read.scatter.strides, strict=True))]
-    return found
-
-
-@given(SHAPES, MOST)
-def test_boxes_follow_each_other_and_make_up_the_tensor(shape: Shape, most: int) -> None:
-    order = np.arange(prod(shape)).reshape(shape)
-    found = [order[region(box)].ravel() for box in cut_boxes(shape, most)]
-    assert all(0 < len(piece) <= most for piece in found)
-    assert np.array_equal(np.concatenate([*found, np.array([], int)]), order.ravel())
-
-
-@given(FULL, MOST)
-def test_boxes_are_not_small_without_need(shape: Shape, most: int) -> None:
-    whole = sum(prod(box.sizes) * 2 > most for box in cut_boxes(shape, most))
-    cuts = sum(prod(box.sizes) * 2 <= most for box in cut_boxes(shape, most))
-    assert cuts <= whole + prod(shape[:-1]) or cuts == 1
-
-
-@pytest.mark.parametrize("over", [0, 12, 256 << 10])
-@given(stored(), MOST)
-def test_reads_bring_what_numpy_would_slice(over: int, held: Stored, most: int) -> None:
-    values, copy, files = held
-    was, module.MERGE_READS = module.MERGE_READS, over
-    try:
-        for box in cut_boxes(copy.grid, most):
-            out = np.full(box.sizes, 0xEEEE, "<u2")
-            for read in (r for part in copy.parts for r in box_reads(box, part, 2, 0)):
-                out[region(into(read))] = taken(read, files)
-            assert np.array_equal(out, values[region(box)])
-    finally:
-        module.MERGE_READS = was
-
-
-@given(stored(), MOST)
-def test_a_part_stored_row_by_row_gives_a_box_one_read_of_nothing_but_what_is_wanted(
-    held: Stored, most: int
-) -> None:
-    _, copy, _ = held
-    for part in (p for p in copy.parts if p.strides is None):
-        reads = [list(box_reads(box, part, 2, 0)) for box in cut_boxes(copy.grid, most)]
-        assert all(len(found) <= 1 for found in reads)
-        assert sum(read.size for found in reads for read in found) == 2 * prod(part.sizes)
-
-
-@given(stored(), MOST)
-def test_reads_stay_inside_the_part(held: Stored, most: int) -> None:
-    _, copy, _ = held
-    for part in copy.parts:
-        for read in (r for box in cut_boxes(copy.grid, most) for r in box_reads(box, part, 2, 0)):
-            assert part.extent.start <= read.start
-            assert read.start + read.size <= part.extent.start + part.extent.size
 
 
 def test_a_large_transposed_part_is_read_in_pieces_of_little_waste() -> None:
@@ -115,19 +40,6 @@ def test_a_large_transposed_part_is_read_in_pieces_of_little_waste() -> None:
         assert all(r.size <= max(2 * 4 * prod(into(r).sizes), module.MERGE_READS) for r in reads)
 
 
-def test_an_expanded_part_is_one_small_read() -> None:
-    part = Part((0, 0), (1000, 3), Extent("file", 8, 12), (0, 1))
-    (read,) = box_reads(Box((0, 0), (1000, 3)), part, 4, 0)
-    assert read.scatter
-    assert (read[:3], read.scatter.strides) == (("file", 8, 12), (0, 1))
-
-
-def test_parts_elsewhere_give_nothing() -> None:
-    part = Part((4, 0), (2, 3), Extent("file", 0, 24))
-    assert not list(box_reads(Box((0, 0), (4, 3)), part, 4, 0))
-    assert not list(box_reads(Box((0, 0), (6, 3)), Part((4, 0), (0, 3), Extent("", 0, 0)), 4, 0))
-
-
 def planned(*copies: Copy) -> FilePlan:
     (found,) = plan(
         [Tensor(f"t{n:06d}", c.dtype, c.grid, (c,)) for n, c in enumerate(copies)],
@@ -138,32 +50,6 @@ def planned(*copies: Copy) -> FilePlan:
 
 def flat(count: int, file: str = "f", start: int = 0) -> Copy:
     return Copy("F32", (count,), (Part((0,), (count,), Extent(file, start, 4 * count)),))
-
-
-def whole(found: list[Unit], plan_: FilePlan) -> None:
-    assert b"".join(unit.text for unit in found) == plan_.header
-    shares = [share for unit in found for share in unit.shares]
-    for number, tensor in enumerate(plan_.tensors):
-        assert sum(s.size for s in shares if s.number == number) == tensor.size
-    assert [s.number for s in shares] == sorted(s.number for s in shares)
-    assert all(unit.stored == sum(s.size for s in unit.shares) for unit in found)
-
-
-@given(st.lists(st.integers(0, 40), max_size=20), st.sampled_from([2, 6, 16, 2 << 20]))
-def test_units_make_up_the_file(sizes: list[int], window: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WINDOW", window)
-        plan_ = planned(*(flat(n, start=100 * i) for i, n in enumerate(sizes)), flat(1))
-        found = list(cut_units(plan_))
-        whole(found, plan_)
-        assert max(unit.stored for unit in found) <= max(4, window)
-
-
-def test_a_large_tensor_is_cut_into_windows_that_follow_each_other() -> None:
-    (copy,) = [flat(5 << 20)]
-    _, *found = cut_units(planned(copy))
-    assert [unit.stored for unit in found] == [4 << 20] * 5
-    assert [r.start for unit in found for r in unit.reads] == [*range(0, 20 << 20, 4 << 20)]
 
 
 def test_small_tensors_that_lie_as_they_are_written_are_one_read() -> None:
@@ -219,11 +105,3 @@ def test_large_ranges_far_ranges_and_long_spans_are_read_alone() -> None:
         gathered(files, reads)
         assert least <= len(files.reads) <= most
         assert max(size for _, _, size in files.reads) <= SPAN
-
-
-@given(stored())
-def test_a_copys_bytes_are_those_that_numpy_gathers(
-    found: tuple[npt.NDArray[Any], Copy, MemoryFiles],
-) -> None:
-    values, copy, files = found
-    assert b"".join(map(bytes, stored_bytes(files, copy))) == values.tobytes()

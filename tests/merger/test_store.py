@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -297,24 +295,3 @@ def test_a_destination_inside_a_source_is_refused() -> None:
     for inside in (place, Remote(place.scheme, f"{place.rest}/out")):
         with pytest.raises(ConfigError, match="inside the checkpoint"):
             open_sources(MergeRequest([*sources], inside, KEEP), reaching(sources))
-
-
-def test_a_missing_rank_is_told_in_the_same_words_as_here(tmp_path: Path) -> None:
-    with pytest.raises(Incomplete) as here:
-        merge_local(TWO_NODES.sources[:1], tmp_path / "out", KEEP)
-    with pytest.raises(Incomplete) as elsewhere:
-        merge_into(MemoryStore("mem://out"), far(TWO_NODES.sources[:1]))
-    assert (str(here.value), here.value.hint) == (str(elsewhere.value), elsewhere.value.hint)
-
-
-def test_a_source_whose_path_is_no_text_is_merged_into_a_store(
-    tmp_path: Path, here: dict[str, bytes]
-) -> None:
-    odd = tmp_path / os.fsdecode(b"s\xff")
-    sources = [
-        Path(shutil.copytree(source, odd / str(n), copy_function=shutil.copy2))
-        for n, source in enumerate(TWO_NODES.sources)
-    ]
-    store = MemoryStore("mem://out")
-    merge_into(store, {}, sources)
-    assert content(store) == here

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Unsupported
@@ -37,7 +37,6 @@ def flat(values: np.ndarray[Any, Any], cuts: list[int]) -> tuple[Copy, MemoryFil
     return Copy("BF16", (values.size,), tuple(parts)), MemoryFiles(files)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data(), stored(FULL))
 def test_a_box_with_its_axes_in_any_order_is_numpys(
     data: st.DataObject, of: tuple[np.ndarray[Any, Any], Copy, MemoryFiles]
@@ -56,7 +55,6 @@ def test_a_box_with_its_axes_in_any_order_is_numpys(
     assert content(files, made) == box.transpose(axes).tobytes()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.lists(st.integers(0, 99)))
 def test_experts_are_fused_and_split_again(
     experts: int, rows: int, columns: int, cuts: list[int]

@@ -41,18 +41,19 @@ def test_any_bits_of_a_floating_type_are_counted_as_numpy_counts_them(
     check_against_numpy(np.frombuffer(raw[: len(raw) // 8 * 8], TYPES[dtype]), dtype)
 
 
-@pytest.mark.parametrize("sign", ["both", "negative", "positive"])
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 0.02, 300.0, 1e30])
+SCALES = {"both": (1e-30, 300.0), "negative": (0.02,), "positive": (1e-6, 1e30)}
+
+
+@pytest.mark.parametrize("sign", SCALES)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_plain_values_of_any_size_are_counted_as_numpy_counts_them(
-    dtype: str, scale: float, sign: str
-) -> None:
-    wide = np.random.default_rng(7).standard_normal(150_001) * scale
-    wide = wide if sign == "both" else np.abs(wide) * (1 if sign == "positive" else -1)
-    wide[100:200] = 0.0
-    wide[300] = -0.0
-    with np.errstate(over="ignore"):
-        check_against_numpy(wide.astype(TYPES[dtype]), dtype)
+def test_plain_values_of_any_size_are_counted_as_numpy_counts_them(dtype: str, sign: str) -> None:
+    for scale in SCALES[sign]:
+        wide = np.random.default_rng(7).standard_normal(140_001) * scale
+        wide = wide if sign == "both" else np.abs(wide) * (1 if sign == "positive" else -1)
+        wide[100:200] = 0.0
+        wide[300] = -0.0
+        with np.errstate(over="ignore"):
+            check_against_numpy(wide.astype(TYPES[dtype]), dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -112,10 +113,6 @@ def test_a_value_at_a_pieces_border_is_counted_once(monkeypatch: pytest.MonkeyPa
     values = np.array([1, np.nan, 3, np.inf, 0, -7], "<f4")
     monkeypatch.setattr(module, "_PIECE", 2)
     assert of(values, "F32") == Statistics(6, -7.0, 3.0, 59.0, 1, 1, 1)
-
-
-def test_complex_numbers_have_none() -> None:
-    assert count_values(memoryview(bytes(8)), "C64") is None
 
 
 def test_a_shard_that_was_never_filled_is_remarked_on_rows_columns_and_all() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from safetensors import safe_open
 
 from ckptsync.merger.engine import MergeResult
@@ -151,36 +152,28 @@ def test_weights_that_differ_are_both_kept_whatever_the_configuration_says(tmp_p
 
 
 @pytest.mark.parametrize("of", ALL, ids=lambda v: v.name)
-def test_the_safetensors_library_opens_every_file_and_finds_what_the_index_says(
+def test_the_safetensors_library_opens_every_file_and_what_is_said_of_it_is_right(
     of: Vector, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    merge_local(of.sources, out, MergeOptions("keep", max_shard_size=3000))
-    found: dict[str, str] = {}
+    merged_ = merge_local(of.sources, out, MergeOptions("auto", max_shard_size=3000))
+    content = {p.name: p.read_bytes() for p in out.iterdir()}
+    opened_names: dict[str, str] = {}
     for path in sorted(out.glob("*.safetensors")):
         with safe_open(path, "pt") as opened:
             assert opened.metadata() == {"format": "pt"}
             names = opened.keys()  # it is no mapping
-            found |= {name: path.name for name in names if opened.get_tensor(name) is not None}
+            assert all(opened.get_tensor(name) is not None for name in names)
+            opened_names |= dict.fromkeys(names, path.name)
     indexes = list(out.glob("*.index.json"))
-    assert len(indexes) == (len(set(found.values())) > 1)
-    assert all(json.loads(index.read_text())["weight_map"] == found for index in indexes)
-    assert found.keys() == written(out).keys()
-
-
-@pytest.mark.parametrize("of", ALL, ids=lambda v: v.name)
-def test_what_is_said_of_the_output_is_what_lies_there(of: Vector, tmp_path: Path) -> None:
-    from blake3 import blake3
-
-    out = tmp_path / "out"
-    found = merge_local(of.sources, out, MergeOptions("auto", max_shard_size=4000))
-    assert {f.path for f in found.files} == {p.name for p in out.iterdir()}
-    content = {p.name: p.read_bytes() for p in out.iterdir()}
-    assert all(
-        (len(content[f.path]), blake3(content[f.path]).hexdigest()) == (f.size, f.digest)
-        for f in found.files
-    )
-    for t in found.tensors:
+    assert len(indexes) == (len(set(opened_names.values())) > 1)
+    assert all(json.loads(index.read_text())["weight_map"] == opened_names for index in indexes)
+    assert {f.path: (f.size, f.digest) for f in merged_.files} == {
+        name: (len(data), blake3(data).hexdigest()) for name, data in content.items()
+    }
+    tensors = written(out)
+    assert opened_names.keys() == tensors.keys()
+    for t in merged_.tensors:
         data = content[t.file][t.start : t.start + t.size]
-        assert (t.dtype, t.shape, data) == written(out)[t.name]
+        assert (t.dtype, t.shape, data) == tensors[t.name]
         assert blake3(data).hexdigest() == t.digest

@@ -46,12 +46,14 @@ def streamed(
 
 
 # the window stays for all examples
-FIXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+FIXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FIXED
 @given(stored())
-def test_bytes_are_those_that_numpy_gathers(window: int, held: Stored) -> None:
+def test_bytes_are_those_that_numpy_gathers_and_a_cast_is_the_cast_of_the_whole(
+    window: int, held: Stored
+) -> None:
     values, copy, files = held
     plan = planned(copy)
     data, copied, done = streamed(plan, files)
@@ -62,12 +64,6 @@ def test_bytes_are_those_that_numpy_gathers(window: int, held: Stored) -> None:
     ]
     assert sum(done) == values.nbytes
     assert max(done, default=0) <= 2 * window
-
-
-@FIXED
-@given(stored())
-def test_a_cast_is_the_cast_of_the_whole(window: int, held: Stored) -> None:
-    values, copy, files = held
     plan = planned(copy, "fp32")
     with np.errstate(invalid="ignore"):
         wanted = values.view(ml_dtypes.bfloat16).astype("<f4")
@@ -84,15 +80,6 @@ def test_expanded_and_overlapping_views_are_written_out(strides: tuple[int, int]
         streamed(plan, MemoryFiles({"f": data.tobytes()}))[0][len(plan.header) :]
         == np.array(wanted, "<u2").tobytes()
     )
-
-
-def test_finite_values_that_become_infinite_are_counted_by_tensor(window: int) -> None:
-    data = np.array([1e5, 2, -1e30, np.inf, np.nan], "<f4").tobytes()
-    copy = Copy("F32", (5,), (Part((0,), (5,), Extent("f", 0, 20)),))
-    (plan_,) = plan([Tensor(n, "F32", (5,), (copy,)) for n in "ab"], MergeOptions("fp16"))
-    _, copied, _ = streamed(plan_, MemoryFiles({"f": data}))
-    became = "2 finite values became infinite in the cast"
-    assert copied.result().notes == (f"a: {became}", f"b: {became}")
 
 
 def test_a_file_that_became_shorter_is_corrupt() -> None:
