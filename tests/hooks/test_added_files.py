@@ -134,11 +134,6 @@ def test_of_the_environment_only_what_is_listed_is_told(monkeypatch: pytest.Monk
     assert told["python"]
 
 
-def test_a_library_that_is_not_there_has_no_version() -> None:
-    assert added_files.version_of("no-such-library") == ""
-    assert added_files.version_of("pytest") == pytest.__version__
-
-
 def test_the_collator_s_tokenizer_is_the_model_s_where_there_is_no_other() -> None:
     collator = SimpleNamespace(tokenizer="collator's")
     for collate in (collator, SimpleNamespace(data_collator=collator)):

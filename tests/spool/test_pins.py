@@ -27,7 +27,6 @@ from ckptsync.spool.pins import (
     mark_stored,
     publish,
     renew_ownership,
-    replace_links,
     unlink_files,
     write_pin_notes,
 )
@@ -42,30 +41,6 @@ def source(tmp_path: Path) -> Path:
     (root / "a").write_bytes(b"aaa")
     (root / "sub" / "b").write_bytes(b"bb")
     return root
-
-
-def test_a_pin_survives_rotation(source: Path) -> None:
-    pinned(source)
-    shutil.rmtree(source)
-    (pin,) = list_pins(source.parent)
-    assert [(f.path, f.size) for f in pin.files] == [("a", 3), ("sub/b", 2)]
-    assert (pin.root / "sub" / "b").read_bytes() == b"bb"
-
-
-def test_pinning_changes_nothing_in_the_checkpoint(source: Path) -> None:
-    before = (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source))
-    pin = pinned(source)
-    replace_links(pin)
-    drop(pin)
-    assert (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source)) == before
-
-
-def test_a_pin_grows_as_names_appear_and_growing_twice_is_growing_once(source: Path) -> None:
-    pin = pinned(source)
-    (source / "late").write_bytes(b"l")
-    assert link_files(pin, source, ["a", "late", "vanished", "sub/vanished", "gone/x"]) == ()
-    assert [f.path for f in list_pins(source.parent)[0].files] == ["a", "late", "sub/b"]
-    assert (pin.root / "late").stat().st_ino == (source / "late").stat().st_ino
 
 
 def test_links_are_not_pinned(source: Path) -> None:
@@ -206,15 +181,6 @@ def test_what_was_said_once_of_a_pin_stays(source: Path) -> None:
     with pytest.raises(Incomplete):
         mark_stored(pin)
     assert not pin.path.exists()
-
-
-def test_the_files_that_the_hook_added_are_apart_from_the_trainers(source: Path) -> None:
-    path = commit(source)
-    (path / "added").mkdir()
-    (path / "added" / "config.json").write_text("{}")
-    (pin,) = list_pins(source.parent)
-    assert [f.path for f in pin.added] == ["config.json"]
-    assert pin.is_committed
 
 
 def stat(path: str, inode: int, size: int = 1, mtime: int = 1) -> Stat:

@@ -89,11 +89,6 @@ def test_a_name_that_somebody_has_is_not_taken_from_him(spool: Path) -> None:
     assert [(p.name, (p / "x").read_text()) for p in list_paths(spool)] == [("b", "b"), ("c", "a")]
 
 
-def test_what_is_gone_has_no_children_and_is_removed_already(tmp_path: Path, spool: Path) -> None:
-    assert list_paths(spool / "gone") == list_paths(tmp_path / "gone" / "_ckptsync" / "pins") == []
-    remove(spool / "gone")
-
-
 @pytest.fixture
 def thesis(tmp_path: Path) -> Path:
     """What a user of the worker's has elsewhere."""

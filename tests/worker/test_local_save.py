@@ -186,14 +186,6 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_dang
     assert build_local_save("run", checkpoint_dir, None, list_pins(tmp_path)[0]).files.is_gone
 
 
-def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    both = two_files(tmp_path)
-    with pytest.raises(Corrupt, match="ends at byte 3"):
-        both.read_into("a", 2, memoryview(bytearray(2)))
-    with pytest.raises(Incomplete, match="not in"):
-        both.read_into("c", 0, memoryview(bytearray(1)))
-
-
 def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     (tmp_path / "checkpoint-4" / "sub").mkdir()
@@ -223,16 +215,6 @@ def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with pytest.raises(Incomplete, match="a: gone"):
         list(open_each(both.by_path.values()))
-
-
-def test_what_is_not_sent_still_tells_what_the_checkpoint_is(tmp_path: Path) -> None:
-    both = two_files(tmp_path)
-    part = both.only({"b"})
-    assert [s.path for s in part.stats] == ["b"]
-    assert part.sizes() == both.sizes()
-    out = bytearray(both.sizes()["a"])
-    part.read_into("a", 0, memoryview(out))
-    assert any(out)
 
 
 def test_what_was_added_takes_no_name_that_the_trainer_has_used(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from ckptsync.spool.markers import (
 from ckptsync.spool.pins import Pin, create_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import observation
-from ckptsync.worker.finished import Rule, judge
 from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave, build_local_save
 from ckptsync.worker.observation import (
     HookStatus,
@@ -62,13 +61,6 @@ def out(tmp_path: Path) -> Path:
     )
     (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").touch()
     return tmp_path / "out"
-
-
-def test_a_real_checkpoint_settles_by_its_trainer_state(out: Path) -> None:
-    found = gather(*list_local_files(out))
-    assert found.state is not None
-    assert (found.state.step, found.step, found.unclosed, found.writing) == (4, 4, (), ())
-    assert judge(found, 10.0, Rule()).reason == "trainer_state.json is the newest of its files"
 
 
 def test_a_file_open_for_writing_is_seen_and_one_open_for_reading_is_not(out: Path) -> None:
@@ -183,23 +175,6 @@ def test_the_step_that_verl_s_driver_says_is_read(
         step,
         (tmp_path / "latest_checkpointed_iteration.txt").stat().st_mtime_ns,
     )
-
-
-@pytest.mark.parametrize("cut", [1, 100])
-def test_a_file_of_lightning_s_that_is_still_copied_is_not_closed(tmp_path: Path, cut: int) -> None:
-    whole = (
-        vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt"
-    ).read_bytes()
-    path = tmp_path / "epoch=0-step=4.ckpt"
-    path.write_bytes(whole[:-cut])
-    assert gather(*list_local_files(tmp_path)).unclosed == (path.name,)
-    path.write_bytes(whole)
-    assert gather(*list_local_files(tmp_path)).unclosed == ()
-
-
-def test_whose_rank_is_behind_is_said(out: Path) -> None:
-    (out / "checkpoint-4" / "rng_state_1.pth").unlink()
-    assert "rank 1 is missing" in judge(gather(*list_local_files(out)), 10.0, Rule()).reason
 
 
 S = 10**9

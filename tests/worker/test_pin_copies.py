@@ -123,16 +123,6 @@ def test_what_grows_is_not_copied_until_it_is_still(out: Path, source: Path) -> 
     assert "a" in looking.pinned()
 
 
-def test_a_placeholder_that_the_trainer_takes_back_is_let_go(out: Path, source: Path) -> None:
-    looking = Looking(out)
-    looking.after(0)
-    (source / "a").unlink()
-    (source / "shard").write_bytes(b"s")
-    looking.after(0)
-    looking.after(STILL)
-    assert looking.pinned() == ["c", "shard", "sub/b"]
-
-
 def test_a_save_made_again_in_location_of_a_copied_one_is_another_pin(
     out: Path, source: Path
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ckptsync.checkpoint_dirs import ListedCheckpoint
-from ckptsync.spool.markers import Commit, PinNotes, write_log
+from ckptsync.spool.markers import Commit, PinNotes
 from ckptsync.spool.pins import Pin, list_pins, mark_stored
 from ckptsync.walk import Stat
 from ckptsync.worker.local_save import LocalSave
@@ -263,10 +263,6 @@ def test_bytes_are_held_by_pins_where_nobody_else_has_a_name_and_counted_once() 
     )
 
 
-def test_the_rule_that_an_operator_writes() -> None:
-    assert [SpoolRule(full=word).every for word in ("oldest", "wait", "every:4")] == [0, 0, 4]
-
-
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -275,43 +271,6 @@ def looked(
 ) -> tuple[tuple[LocalSave, ...], tuple[Failure, ...]]:
     scan = list_and_pin_saves(RunDir("run", out), Pinner(node, lambda *_: is_proven))
     return scan.saves, scan.failures
-
-
-def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:
-    for step in (12, 4):
-        lay(tmp_path / "x", ONE).rename(tmp_path / f"checkpoint-{step}")
-    seen, failures = looked(tmp_path)
-    assert [(s.checkpoint_dir.name, s.k, s.files.is_gone, s.files.unpinned) for s in seen] == [
-        ("checkpoint-4", 0, False, ()),
-        ("checkpoint-12", 0, False, ()),
-    ]
-    assert failures == ()
-
-
-def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location(
-    tmp_path: Path,
-) -> None:
-    source = lay(tmp_path, ONE)
-    looked(tmp_path)
-    shutil.rmtree(source)
-    assert [(s.k, s.files.is_gone) for s in looked(tmp_path)[0]] == [(0, True)]
-    lay(tmp_path, ONE, 5000.0)
-    assert [(s.k, s.files.is_gone) for s in looked(tmp_path)[0]] == [(0, True), (1, False)]
-
-
-def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    (local_save,), _ = looked(tmp_path, is_proven=True)
-    assert local_save.pin is None
-    assert not (tmp_path / "_ckptsync").exists()
-
-
-def test_another_nodes_pin_is_seen_and_let_be(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    looked(tmp_path, "n0")
-    (local_save,), _ = looked(tmp_path, "n1")
-    assert local_save.pin is not None
-    assert local_save.pin.node == "n0"
 
 
 @dataclass(frozen=True)
@@ -428,12 +387,6 @@ def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
     ]
     assert "nothing new is pinned until an upload is finished" in scan.notes[0]
     assert budgeted(tmp_path, 1, "oldest").saves[1].pin is not None
-
-
-def test_what_a_hook_had_to_say_is_told(tmp_path: Path) -> None:
-    rotated(tmp_path)
-    write_log(tmp_path / "_ckptsync", "pinning failed: No space left on device")
-    assert budgeted(tmp_path, 0).notes == ("pinning failed: No space left on device",)
 
 
 def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_failure(

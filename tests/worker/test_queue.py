@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -26,7 +25,6 @@ from ckptsync.worker.queue import (
     UploadQueue,
     UploadQueues,
     order_saves,
-    pick_next,
     split_threads,
 )
 from ckptsync.worker.upload import small_at_once
@@ -200,31 +198,6 @@ def test_what_is_in_hand_is_neither_planned_again_nor_given_up_and_gives_up_what
         assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
     assert store.begun.count("run/checkpoint-1/x") == 1
     assert set(kept(store)) == {"checkpoint-1", "checkpoint-3"}
-
-
-def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
-    store = Gate()
-    with Serving(tmp_path, store, "run") as serving:
-        made = step(tmp_path / "run", 1, LARGE)
-        serving.plan(0.0)
-        assert until(lambda: "run/checkpoint-1/x" in store.begun)
-        shutil.rmtree(made)
-        step(tmp_path / "run", 1, TINY)
-        serving.plan(1.0)
-        serving.plan(2.0)
-        told = [p.phase for p in serving.workers["run"].result().progress]
-        assert told == ["sending", "waiting"]
-        store.open.set()
-        assert until(lambda: "sending" not in serving.phases().values())
-        serving.plan(3.0)
-        assert until(
-            lambda: is_drained(serving.queues) and "sending" not in serving.phases().values()
-        )
-        serving.plan(4.0)
-        assert [p.phase for p in serving.workers["run"].result().progress] == [
-            "stored",
-            "stored",
-        ]
 
 
 def test_queues_together_send_no_more_large_files_at_once_than_threads_allow(
@@ -439,16 +412,6 @@ def test_queues_together_take_no_more_than_one_would() -> None:
         assert wide.small + narrow.small == small_at_once(threads)
         assert (wide.most, narrow.most) == (None, SMALL)
         assert min(wide.threads, narrow.threads, wide.small, narrow.small) > 0
-
-
-def test_files_that_are_sent_one_at_a_time_need_one_queue() -> None:
-    assert split_threads(1) == (QueueCapacity(None, 1, 1),)
-
-
-def test_what_is_large_is_never_the_narrow_queues_nor_what_waits_behind_it_in_its_run() -> None:
-    lines: Lines = {"a": [job("r", "1", SMALL + 1), job("r", "2", 1), job("s", "1", 1)]}
-    assert pick_next(lines, (), SMALL) == ("a", lines["a"][2])
-    assert pick_next(lines, (), None) == ("a", lines["a"][0])
 
 
 @given(LINES, st.randoms(use_true_random=False), st.integers(1, 5))

@@ -104,12 +104,6 @@ def test_what_no_later_try_mends_is_refused() -> None:
     assert record_outcome(SEEN, BAD).is_due is False
 
 
-def test_what_is_postponed_stays_due_and_is_not_queued() -> None:
-    save = postpone(QUEUED, "a newer one goes first")
-    assert (save.state, save.is_due) == ("waiting", True)
-    assert save.progress == ended("waiting", "a newer one goes first")
-
-
 def test_what_is_removed_before_it_is_stored_is_lost_whatever_failed_before() -> None:
     save = mark_lost(record_outcome(UPLOADING, AWAY), "its files were removed")
     assert (save.state, save.is_due, save.failure) == ("refused", False, None)
