@@ -58,9 +58,7 @@ def written(folder: Path) -> dict[str, Any]:
     return {p.name: json.loads(p.read_text()) for p in folder.iterdir() if p.is_file()}
 
 
-def test_configuration_and_tokenizer_are_written_and_the_model_s_own_are_left_alone(
-    spool: Path,
-) -> None:
+def test_configuration_and_tokenizer_are_written_beside_the_model_s(spool: Path) -> None:
     model = FSDPLlama()
     assert added_files.write_added(model, Kept("tokenizer.json"), spool / "added") == []
     written_configs = written(spool / "added")

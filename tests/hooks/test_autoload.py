@@ -64,16 +64,14 @@ def test_without_the_variable_a_python_imports_nothing_of_ours(
     assert (done.stdout.split(), done.stderr) == (["False"], "")
 
 
-def test_until_a_trainer_is_imported_nothing_but_a_finder_is_there(
-    environment: Environment,
-) -> None:
+def test_until_a_trainer_is_imported_only_a_finder_is_there(environment: Environment) -> None:
     *modules, waits = environment.ran("-c", OURS, CKPTSYNC_AUTOLOAD="1").stdout.split()
     assert (modules, waits) == (["ckptsync", "ckptsync.hooks", "ckptsync.hooks.autoload"], "True")
     done = environment.ran("-c", f"import transformers.trainer; {OURS}", CKPTSYNC_AUTOLOAD="1")
     assert done.stdout.split()[-1] == "False", "it goes when it has done its work"
 
 
-def test_a_python_apart_from_its_environment_is_given_the_hook_and_one_without_packages_is_not(
+def test_an_isolated_python_has_the_hook_and_one_without_packages_not(
     environment: Environment,
 ) -> None:
     assert environment.ran("-I", "-c", APPENDED, CKPTSYNC_AUTOLOAD="1").stdout.split() == BOTH
@@ -178,9 +176,7 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize(("source", "then", "said"), TRAINERS.values(), ids=TRAINERS)
-def test_a_trainer_is_imported_as_without_us(
-    tmp_path: Path, source: str, then: str, said: str
-) -> None:
+def test_a_trainer_loads_as_without_us(tmp_path: Path, source: str, then: str, said: str) -> None:
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text("class TrainerCallback: pass\n")
     (tmp_path / "transformers" / "trainer.py").write_text(source)

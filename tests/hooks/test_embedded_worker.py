@@ -188,9 +188,7 @@ def test_code_beside_the_model_is_none_of_its_own(tmp_path: Path) -> None:
     sent(tmp_path / "out", tmp_path / "store")
 
 
-def test_packages_that_are_installed_do_not_come_before_the_standard_library(
-    tmp_path: Path,
-) -> None:
+def test_installed_packages_do_not_come_before_the_standard_library(tmp_path: Path) -> None:
     venv.create(tmp_path, with_pip=False, symlinks=True)
     (site,) = tmp_path.glob("lib/python*/site-packages")
     (site / "pathlib.py").write_text(
@@ -211,7 +209,7 @@ def test_packages_that_are_installed_do_not_come_before_the_standard_library(
     )
 
 
-def test_another_worker_that_is_still_at_work_is_waited_for(
+def test_another_worker_at_work_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CKPTSYNC_NODE", "node")
@@ -232,7 +230,7 @@ def test_another_worker_that_is_still_at_work_is_waited_for(
 
 
 @pytest.mark.parametrize("ends_first", ["worker", "training"])
-def test_who_is_at_work_is_waited_for_and_after_the_training_not_for_ever(
+def test_after_the_training_another_worker_is_not_waited_for_long(
     spool: Path, ends_first: str
 ) -> None:
     trains = subprocess.Popen(
@@ -273,9 +271,7 @@ sys.stdin.read()"])
 """
 
 
-def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id_in_one_store(
-    tmp_path: Path,
-) -> None:
+def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CLAIM, str(tmp_path)]
     holder = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -356,9 +352,7 @@ def test_a_worker_that_begins_again_is_waited_for(
     assert [line.partition(":")[0] for line in said] == ([] if comes_back else ["not waiting"])
 
 
-def test_a_worker_that_a_signal_ended_is_started_again_at_once_if_that_was_expected(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_whose_end_was_expected_is_started_again_at_once(tmp_path: Path) -> None:
     output_dir, store, key = tmp_path / "out", str(tmp_path / "store"), os.getpid()
     output_dir.mkdir()
     embedded_worker.keep_running(output_dir, store)

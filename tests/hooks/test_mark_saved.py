@@ -155,9 +155,7 @@ def test_no_argument_raises_into_the_training(wrong: object) -> None:
         (".", "final"),
     ],
 )
-def test_a_checkpoint_is_found_where_a_worker_finds_it(
-    path: str, name: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_found_as_a_worker_finds_it(path: str, name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     checkpoint = out / path
     shards = (".metadata", "mp_rank_00_model_states.pt", "data.pt")
@@ -360,9 +358,7 @@ def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(
 
 
 @pytest.mark.parametrize("moment", ["before its word", "after its word", "after its look"])
-def test_a_first_save_is_pinned_whenever_the_other_rank_comes_between(
-    tmp_path: Path, moment: str
-) -> None:
+def test_a_first_save_is_pinned_whenever_the_other_comes(tmp_path: Path, moment: str) -> None:
     table, done = Table(), list[bool]()
     other = Marker(Rank(1, 2, can_meet=True), "train", partial(table.meet, 1, 2))
 

@@ -104,9 +104,7 @@ def test_a_checkpoint_that_rotation_takes_meanwhile_is_not_called_whole(tmp_path
     assert hidden(tmp_path) == []
 
 
-def test_on_another_file_system_the_pin_appears_when_it_is_copied(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_on_another_file_system_a_pin_appears_once_copied(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it = source(tmp_path, a="1")
     (it / "a").chmod(0o600)
@@ -135,9 +133,7 @@ def test_links_that_cannot_become_a_pin_hold_no_bytes(
     assert ((it / "a").stat().st_nlink, hidden(tmp_path)) == (1, [])
 
 
-def test_a_copy_that_the_trainer_overtakes_is_no_pin_and_is_said(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_a_copy_that_the_trainer_overtakes_is_no_pin(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it, said = source(tmp_path, a="1"), Said()
     before = walk(it)
@@ -171,7 +167,7 @@ def test_on_another_file_system_bytes_outlive_rotation_and_a_writer_is_noticed(
     assert bool(said) == is_written
 
 
-def test_without_room_older_saves_are_given_up_aloud(
+def test_without_room_older_saves_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, said = source(tmp_path, a="1"), Said()
@@ -187,9 +183,7 @@ def test_without_room_older_saves_are_given_up_aloud(
     assert hidden(tmp_path) == []
 
 
-def test_two_saves_of_one_name_are_copied_beside_each_other(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_two_saves_of_one_name_are_both_copied(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it, said = source(tmp_path), Said()
     for size in (LONG, 5):
@@ -217,9 +211,7 @@ atexit.register(pin_checkpoint, it, output_dir, COMMIT, print)
 """
 
 
-def test_when_the_interpreter_ends_a_copy_is_made_before_it_is_gone(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_a_copy_is_made_before_the_interpreter_is_gone(tmp_path: Path, other_disk: Path) -> None:
     """It waits for threads before that, and later for none."""
     done = ran("-c", AT_EXIT, str(tmp_path), str(other_disk), cwd=ROOT)
     assert (done.stdout, done.stderr) == ("checkpoint-1.0\n", "")

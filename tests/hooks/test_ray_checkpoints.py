@@ -106,9 +106,7 @@ def test_ranks_that_send_the_same_files_at_once_wait_for_each_other(tmp_path: Pa
 @pytest.mark.parametrize(
     "left", [1, 3], ids=["not all ranks had reported", "more ranks had reported"]
 )
-def test_a_step_that_is_reported_again_after_a_crash_is_what_was_reported_last(
-    tmp_path: Path, left: int
-) -> None:
+def test_a_step_that_is_reported_again_is_what_was_reported_last(tmp_path: Path, left: int) -> None:
     before = sent_by(tmp_path, "first", left)
     first, second = sent_by(tmp_path, "second", 2)
     assert first is not None
@@ -122,9 +120,7 @@ def test_a_step_that_is_reported_again_after_a_crash_is_what_was_reported_last(
     }
 
 
-def test_a_newer_save_of_the_same_name_is_not_given_for_the_one_that_was_reported(
-    tmp_path: Path,
-) -> None:
+def test_a_newer_save_of_the_name_is_not_given_for_the_reported_one(tmp_path: Path) -> None:
     reported, _ = sent_by(tmp_path, "first", 2)
     sent_by(tmp_path, "second", 1)
     assert reported is not None
@@ -177,9 +173,7 @@ def test_what_is_not_sent_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("name", ["epoch=1", "final", "checkpoints", "a/b", ".hidden"])
-def test_a_name_that_no_store_could_keep_is_refused_before_anything_is_made(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_name_that_no_store_could_keep_is_refused_at_once(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="not a valid checkpoint name") as told:
         send(local(tmp_path / "tmp0", zero="0"), str(tmp_path / "store"), RankPart("sft", name, 0))
     assert "checkpoint_dir_name" in told.value.hint
@@ -261,9 +255,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     return in_store(tmp_path)
 
 
-def test_the_ranks_of_a_node_share_what_the_first_has_brought(
-    tmp_path: Path, reported: Checkpoint
-) -> None:
+def test_ranks_of_a_node_share_what_the_first_brought(tmp_path: Path, reported: Checkpoint) -> None:
     with as_directory(reported) as first:
         (tmp_path / "store" / "sft" / NAME / "zero").unlink()
         with as_directory(reported) as second:
@@ -291,7 +283,7 @@ def test_ranks_that_come_and_go_at_once_all_have_it(tmp_path: Path, reported: Ch
     assert [path.name for path in (tmp_path / "node").glob("*/*")] == ["lock"]
 
 
-def test_what_a_killed_rank_had_half_brought_is_brought_anew(
+def test_what_a_killed_rank_half_brought_is_brought_anew(
     tmp_path: Path, reported: Checkpoint
 ) -> None:
     with as_directory(reported) as brought:
@@ -342,9 +334,7 @@ def test_what_the_store_has_let_go_is_not_there(tmp_path: Path) -> None:
         download(note, tmp_path / "back")
 
 
-def test_damage_is_a_metric_and_no_exception(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_a_metric_no_exception(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = in_store(tmp_path, "0" * 1000)
     (tmp_path / "store" / "sft" / NAME / "zero").write_bytes(b"0" * 999 + b"1")
     told = validate(checkpoint, level="digest")
@@ -356,7 +346,7 @@ def test_damage_is_a_metric_and_no_exception(
 
 
 @pytest.mark.parametrize("config", [None, {}, {"level": "digest"}])
-def test_a_report_of_an_older_version_gives_a_configuration(
+def test_an_older_report_gives_a_configuration(
     tmp_path: Path, config: dict[str, str] | None
 ) -> None:
     assert validate(in_store(tmp_path), config)["ckptsync_level"] == "digest"

@@ -219,9 +219,7 @@ def test_the_final_model_is_pinned_by_the_first_rank_at_the_end(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("why", ["not ended", "failed", "of a training before"])
-def test_a_model_that_this_training_may_not_have_finished_is_not_pinned(
-    tmp_path: Path, why: str
-) -> None:
+def test_a_model_that_may_not_be_finished_is_not_pinned(tmp_path: Path, why: str) -> None:
     if why == "of a training before":
         write_model(tmp_path, "final")
     (saver,) = ranks(tmp_path)

@@ -208,9 +208,7 @@ def test_a_key_of_a_later_version_is_ignored(spool: Path) -> None:
     assert read_marker(spool / "commit.json", Commit) == COMMIT
 
 
-def test_the_ranks_at_a_time_are_those_of_the_last_training_that_had_begun_and_not_left(
-    spool: Path,
-) -> None:
+def test_the_ranks_at_a_time_are_those_of_the_last_training_then(spool: Path) -> None:
     for name, world, at, left in (("long", 8, 10.0, 0.0), ("short", 4, 12.0, 14.0)):
         process = make_process(world=world, at=at, left=left)
         markers.write_mark(markers.process_path(spool, name), process)

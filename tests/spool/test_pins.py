@@ -90,9 +90,7 @@ def test_a_deleted_spool_is_not_half_made_again(source: Path) -> None:
     unlink_files(pin, ["a"])
 
 
-def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_it(
-    source: Path,
-) -> None:
+def test_a_pin_of_the_hook_is_adopted_by_the_first_worker_of_any_name(source: Path) -> None:
     commit(source)
     (pin,) = list_pins(source.parent)
     assert (pin.node, pin.is_committed, pin.commit and pin.commit.save) == ("", True, "save")
@@ -125,7 +123,7 @@ def test_an_owner_that_a_crash_left_torn_is_nobody(source: Path) -> None:
     assert (mine.node, mine.files) == ("n1", pin.files)
 
 
-def test_where_there_are_no_links_a_pin_is_adopted_by_a_rename(
+def test_without_links_a_pin_is_adopted_by_a_rename(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(source)
@@ -269,9 +267,7 @@ def left(out: Path) -> list[str]:
     return sorted(p.name for p in (out / "_ckptsync" / "pins").iterdir())
 
 
-def test_what_a_killed_node_left_is_swept_and_others_are_let_be_until_they_are_long_dead(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_node_left_goes_and_others_only_when_long_dead(tmp_path: Path) -> None:
     names = [
         ".gone-hook-7-checkpoint-4.0",
         ".gone-n0-checkpoint-4.0",
@@ -327,7 +323,7 @@ def test_the_claim_of_a_node_that_never_came_back_is_anybodys_to_claim_again(sou
     assert (mine.node, mine.files) == ("n2", pin.files)
 
 
-def test_what_cannot_be_removed_keeps_nothing_else_back(
+def test_what_cannot_be_removed_holds_up_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(2):

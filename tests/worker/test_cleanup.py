@@ -241,7 +241,7 @@ def test_the_best_of_a_trial_stays_though_its_name_is_a_longer_one(tmp_path: Pat
     assert [p.name[-1] for p in sorted(tmp_path.glob("run-*/checkpoint-*"))] == ["1", "3"]
 
 
-def test_one_that_may_not_go_keeps_no_other_back(
+def test_one_that_may_not_go_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
@@ -275,7 +275,7 @@ def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_was_moved_aside_goes_once_a_later_checkpoint_is_verified(
+def test_what_was_moved_aside_goes_after_a_later_verified_save(
     tmp_path: Path, *, clean: bool
 ) -> None:
     store = MemoryStore()

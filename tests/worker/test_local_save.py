@@ -47,9 +47,7 @@ def drafted(path: Path, read: ReadFiles | None = None) -> tuple[Manifest, tuple[
     return draft_manifest(local_save, "n0", PinNotes(), read or ReadFiles(), clock_offset=0)
 
 
-def test_without_a_mark_of_the_save_the_trainings_says_how_many_ranks_have_random_states(
-    tmp_path: Path,
-) -> None:
+def test_without_marks_the_training_says_how_many_ranks_have_states(tmp_path: Path) -> None:
     states = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state_0.pth")
     model = safetensors_file({"w": ("U8", (1,), b"x")})
     lay(tmp_path, {"model.safetensors": model, **dict.fromkeys(states, b"{}")}, at=50.0)
@@ -109,9 +107,7 @@ def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -
     )
 
 
-def test_metadata_is_read_once_for_all_tries_to_send_the_same_files(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_is_read_once_for_all_tries(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = ReadFiles()
     first = drafted(out, read)
     monkeypatch.setattr(registry, "demands", lambda _: pytest.fail("read again"))
@@ -171,9 +167,7 @@ def opened() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_danger(
-    tmp_path: Path,
-) -> None:
+def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_not(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     assert (both.unpinned, both.is_gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
     shutil.rmtree(tmp_path / "checkpoint-4")

@@ -72,9 +72,7 @@ def test_a_file_open_for_writing_is_seen_and_one_open_for_reading_is_not(out: Pa
     assert gather(*list_local_files(out)).writing == ()
 
 
-def test_where_a_file_system_knows_no_leases_nobody_knows_who_writes(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_leases_nobody_knows_who_writes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation, "_LEASE_FILE_SYSTEMS", frozenset())
     with (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
         assert gather(*list_local_files(out)).writing is None
@@ -162,9 +160,7 @@ def test_what_lies_around_it_is_looked_at_again_and_its_files_are_not(out: Path)
     ("text", "step"),
     [(b"7", 7), (b"12\n", 12), (b"", None), (b"-1", None), (b"7 or so", None), (b"\xb2", None)],
 )
-def test_the_step_that_verl_s_driver_says_is_read(
-    tmp_path: Path, text: bytes, step: int | None
-) -> None:
+def test_the_step_of_verl_s_driver_is_read(tmp_path: Path, text: bytes, step: int | None) -> None:
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     hold_, checkpoint_dir = list_local_files(tmp_path)
     assert gather(hold_, checkpoint_dir).marker is None

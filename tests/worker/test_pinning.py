@@ -284,9 +284,7 @@ class Interrupted(Pinner):
         return Pinner.make_room(self, *args)
 
 
-def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_missed(
-    tmp_path: Path,
-) -> None:
+def test_a_commit_and_rotation_during_one_scan_are_not_missed(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     (source / next(iter(ONE))).rename(tmp_path / "late")
     looked(tmp_path)
@@ -304,9 +302,7 @@ def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_
     ] == [(1, True, True)]
 
 
-def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_pin_of_the_hook_is_ours_and_stands_for_the_save_alone(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     first = next(iter(ONE))
     (source / first).rename(tmp_path / "late")
@@ -389,9 +385,7 @@ def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
     assert budgeted(tmp_path, 1, "oldest").saves[1].pin is not None
 
 
-def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_failure(
-    tmp_path: Path,
-) -> None:
+def test_on_a_full_disk_everything_is_seen_and_pinning_fails(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.worker.test_pinning import *\n"
         "out = Path(sys.argv[1]); rotated(out, 1); lay(out, ONE)\n"
@@ -425,9 +419,7 @@ def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_fa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_files_of_another_user_are_a_failure_with_advice_and_hide_no_other_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_files_of_another_user_are_a_failure_with_advice(tmp_path: Path) -> None:
     lay(tmp_path / "x", ONE).rename(tmp_path / "checkpoint-4")
     lay(tmp_path / "x", ONE).rename(tmp_path / "checkpoint-8")
     (tmp_path / "checkpoint-8").chmod(0)

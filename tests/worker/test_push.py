@@ -105,9 +105,7 @@ def test_the_second_node_killed_at_any_moment_leaves_the_first_whole(tmp_path: P
 @pytest.mark.parametrize(
     "order", sorted(set(itertools.permutations(["A0", "A1", "B0", "B1"]))), ids="-".join
 )
-def test_two_saves_of_two_nodes_never_mix_in_any_order(
-    tmp_path: Path, order: tuple[str, ...]
-) -> None:
+def test_saves_of_two_nodes_never_mix_in_any_order(tmp_path: Path, order: tuple[str, ...]) -> None:
     store = MemoryStore()
     content = {"A0": ONE, "B0": TWO, "A1": other(ONE), "B1": other(TWO)}
     sources = {
@@ -178,7 +176,7 @@ def test_a_file_whose_name_another_node_is_sending_lies_beside(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_exclusive", [True, False])
-def test_where_names_cannot_be_claimed_it_says_to_push_again(
+def test_where_no_name_can_be_claimed_it_says_push_again(
     tmp_path: Path, *, is_exclusive: bool
 ) -> None:
     store = MemoryStore()

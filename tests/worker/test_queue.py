@@ -160,9 +160,7 @@ def test_a_small_save_of_another_run_is_sent_while_a_large_one_is_held_up(tmp_pa
     assert set(serving.phases().values()) == {"stored"}
 
 
-def test_of_one_run_too_what_has_begun_holds_up_nothing_small_and_what_waits_does(
-    tmp_path: Path,
-) -> None:
+def test_in_one_run_a_large_upload_holds_up_only_those_behind_large_ones(tmp_path: Path) -> None:
     store = Gate()
     with Serving(tmp_path, store, "run") as serving:
         for n, weights in enumerate((LARGE, TINY, LARGE, TINY), 1):
@@ -178,9 +176,7 @@ def test_of_one_run_too_what_has_begun_holds_up_nothing_small_and_what_waits_doe
         assert until(lambda: serving.phases()["run/checkpoint-4"] == "sent")
 
 
-def test_what_is_in_hand_is_neither_planned_again_nor_given_up_and_gives_up_what_is_older(
-    tmp_path: Path,
-) -> None:
+def test_an_upload_is_not_given_up_and_a_newer_one_gives_up_those_between(tmp_path: Path) -> None:
     store = Gate()
     with Serving(tmp_path, store, "run", superseded="drop") as serving:
         step(tmp_path / "run", 1, LARGE)
@@ -304,9 +300,7 @@ def test_a_queue_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
     assert (queues.withdraw("a"), ended) == ((), [1])
 
 
-def test_killed_at_any_moment_with_both_queues_at_work_and_begun_again_all_is_whole(
-    tmp_path: Path,
-) -> None:
+def test_killed_at_any_moment_with_two_queues_all_is_whole_in_the_end(tmp_path: Path) -> None:
     lives, is_dead = 0, True
     while is_dead:
         lives += 3
@@ -351,9 +345,7 @@ class Silent(Gate):
         super().write(name, chunks, about)
 
 
-def test_what_is_in_hand_and_has_not_said_so_yet_is_not_given_up_for_a_newer_one(
-    tmp_path: Path,
-) -> None:
+def test_an_upload_that_is_not_announced_yet_is_not_given_up(tmp_path: Path) -> None:
     store = Silent()
     with Serving(tmp_path, store, "run", superseded="drop") as serving:
         step(tmp_path / "run", 1, LARGE)

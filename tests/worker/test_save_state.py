@@ -73,7 +73,7 @@ def test_a_save_goes_from_seen_over_queued_and_uploading_to_stored() -> None:
     ],
 )
 @pytest.mark.parametrize("before", [SEEN, QUEUED, UPLOADING, record_outcome(SEEN, AWAY)])
-def test_what_a_plan_or_a_try_ends_with_is_the_state(
+def test_the_end_of_a_plan_or_a_try_is_the_state(
     phase: Phase, state: State, before: SaveState
 ) -> None:
     save = record_outcome(before, ended(phase, "why"))

@@ -25,9 +25,7 @@ def scanner(out: Path, *, done: bool = False) -> Scanner:
     return Scanner(RunDir("run", out), Pinner("n0", lambda *_: False), Rule(), lambda _: done)
 
 
-def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_planned(
-    tmp_path: Path,
-) -> None:
+def test_due_counts_down_from_scan_to_scan_until_it_is_planned(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     planned: list[ScannedSave] = []
     pinner = Pinner("n0", lambda *_: False)
@@ -54,9 +52,7 @@ def test_what_may_never_be_whole_is_due_ever_more_seldom(tmp_path: Path) -> None
     assert [its.scan(now).due for now in (0.0, 50.0, 1000.0)] == [10.0, 10.0, 100.0]
 
 
-def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_is_refused_is_noted_once_it_does_not_change(tmp_path: Path) -> None:
     lay(tmp_path, {"model.safetensors": b"torn"})
     its = scanner(tmp_path)
     told = (
@@ -104,9 +100,7 @@ def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) ->
     assert its.saves()[0].observation is None
 
 
-def test_what_was_seen_at_rest_is_remembered_for_the_next_worker_and_after_rotation(
-    tmp_path: Path,
-) -> None:
+def test_what_was_at_rest_is_remembered_for_the_next_worker(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     its = scanner(tmp_path)
     its.scan(0.0)
@@ -231,9 +225,7 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     assert its.saves()[0].verdict.remaining is None
 
 
-def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
-    tmp_path: Path,
-) -> None:
+def test_a_torn_save_is_fresh_no_more_once_another_writes_over_it(tmp_path: Path) -> None:
     its = scanner(tmp_path)
     its.scan(0.0)
     write(tmp_path, {"m/__0_0.distcp": b"half"})
@@ -246,9 +238,7 @@ def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
     assert told == [True, True, False]
 
 
-def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to_begin(
-    tmp_path: Path,
-) -> None:
+def test_what_comes_with_a_mount_was_not_seen_to_begin(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     for away in (tmp_path / "empty", tmp_path / "away"):

@@ -52,9 +52,7 @@ class Overtaken(MemoryStore):
         return iter(found)
 
 
-def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its_reader_gets(
-    tmp_path: Path,
-) -> None:
+def test_a_reading_that_another_overtook_is_only_its_reader_s(tmp_path: Path) -> None:
     store = Overtaken()
     lay(tmp_path, ONE)
     local_save = seen(tmp_path)
@@ -303,9 +301,7 @@ def test_a_report_on_what_is_given_up_asks_for_nothing(tmp_path: Path) -> None:
     assert "run/checkpoint-1/model.safetensors" not in files(store)
 
 
-def test_what_a_report_wants_and_this_node_has_no_more_is_told_until_it_is_answered(
-    tmp_path: Path,
-) -> None:
+def test_what_this_node_lacks_is_told_until_a_report_answers(tmp_path: Path) -> None:
     store = MemoryStore()
     w = sent(tmp_path, store)
     verify(store, "checkpoint-1")

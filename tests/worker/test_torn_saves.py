@@ -144,9 +144,7 @@ def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_kill_s_rest_over_an_old_save_is_never_taken(tmp_path: Path, name: str) -> None:
     script, stage = trainers()[name], Stage(tmp_path)
     played(tmp_path, script, stage)
     old, stage.now = stage.now, stage.now + 1000 * S

@@ -152,9 +152,7 @@ class Comparing(MemoryStore):
         super().read_into(name, start, out)
 
 
-def test_a_killed_try_s_bytes_are_not_sent_or_read_again_where_the_store_compares(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_try_s_bytes_are_used_where_the_store_compares(tmp_path: Path) -> None:
     store = Comparing()
     for path, content in (("m/meta.txt", ONE["m/meta.txt"]), ("x", ONE["x"]), ("empty", b"Z")):
         store.write(f"run/checkpoint-4/{path}", [content])

@@ -87,9 +87,7 @@ def test_bytes_that_are_read_again_are_told_once(tmp_path: Path) -> None:
         assert sum(told) == len(LARGE)
 
 
-def test_an_upload_is_continued_by_the_same_node_with_the_same_file_and_by_no_other(
-    tmp_path: Path,
-) -> None:
+def test_an_upload_is_continued_by_the_same_node_and_file_alone(tmp_path: Path) -> None:
     local_file = make_local_file(tmp_path, b"abc")
     origin = UploadSource(local_file, "n0").about.origin
     assert UploadSource(local_file, "n0", entry(b"abc")).about.origin == origin
@@ -250,9 +248,7 @@ def test_what_is_told_may_fail_and_that_is_an_error_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [Transient, StoreError])
-def test_what_ends_since_another_failed_may_succeed_again_if_that_may(
-    kind: type[StoreError],
-) -> None:
+def test_what_ends_since_another_failed_is_of_its_kind(kind: type[StoreError]) -> None:
     ended: list[StoreError] = []
     together, failed = FilePool(2), threading.Event()
 

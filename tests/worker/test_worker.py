@@ -164,7 +164,7 @@ def test_what_is_written_over_after_the_last_scan_is_not_sent(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_a_second_save_under_the_name_goes_elsewhere_and_the_first_is_untouched(
+def test_a_second_save_of_a_name_leaves_the_first_untouched(
     tmp_path: Path, *, is_removed: bool
 ) -> None:
     store = MemoryStore()
@@ -309,7 +309,7 @@ def test_a_copy_beside_the_checkpoint_is_repaired_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, ["checkpoint-4.0"]), (0, [])])
-def test_pins_stay_until_verified_and_then_the_newest_few(
+def test_pins_stay_until_verified_then_the_newest(
     tmp_path: Path, keep: int, left: list[str]
 ) -> None:
     store = MemoryStore()
@@ -631,7 +631,7 @@ class Held(MemoryStore):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_save_that_is_removed_while_it_is_sent_is_reported_as_lost_once(
+def test_a_save_that_is_removed_while_it_is_sent_is_lost_once(
     tmp_path: Path, *, whole: bool
 ) -> None:
     out, store, queues = tmp_path / "out", Held(), UploadQueues(1)
