@@ -50,8 +50,8 @@ def stored(store: MemoryStore) -> list[str]:
 
 
 def watch(w: Worker, start: float, seconds: float) -> None:
-    """Look every minute for so long."""
-    for now in range(int(start), int(start + seconds), 60):
+    """Scan and plan every two minutes for so long."""
+    for now in range(int(start), int(start + seconds), 120):
         tick(w, float(now))
 
 

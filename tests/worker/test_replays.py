@@ -82,7 +82,7 @@ def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(
 ) -> None:
     script = (trainers() | others())[name]
     calls = len(played(tmp_path / "all", script))
-    for jump in sampled(range(0, calls, max(1, calls // 6)), 3, first=1):
+    for jump in sampled(range(0, calls, max(1, calls // 6)), 2, first=1):
         stage = Stage(tmp_path / str(jump))
         told: list[Observation] = []
         for n, _ in enumerate(stage.play(script)):

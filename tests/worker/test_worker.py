@@ -32,7 +32,6 @@ from tests.support.worker_in_process import (
     EIGHT,
     ONE,
     TWO,
-    damaged,
     kept,
     lay,
     manifests,
@@ -293,21 +292,6 @@ def test_only_the_pin_of_a_dead_node_is_taken_over(tmp_path: Path) -> None:
     assert kept(store) == {"checkpoint-4": {"b": ONE}}
 
 
-def test_a_copy_beside_the_checkpoint_is_repaired_too(tmp_path: Path) -> None:
-    store = MemoryStore()
-    lay(tmp_path / "a", ONE)
-    lay(tmp_path / "b", TWO, 0.5)
-    workers = [worker(tmp_path / n, store, n) for n in "ab"]
-    for w in workers:
-        settle(w)
-    beside = ".ckptsync/checkpoint-4/files/b/x"
-    store.delete(f"run/{beside}")
-    damaged(store, 0, beside)
-    results = [tick(w, 2000.0) for w in workers]
-    assert results[0].repairs == ()
-    assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
-
-
 @pytest.mark.parametrize(("keep", "left"), [(1, ["checkpoint-4.0"]), (0, [])])
 def test_pins_stay_until_verified_then_the_newest(
     tmp_path: Path, keep: int, left: list[str]
@@ -438,21 +422,6 @@ def test_a_newer_save_that_was_finished_meanwhile_goes_before_the_rest(tmp_path:
     assert store.created == ["checkpoint-3", "checkpoint-9", "checkpoint-2", "checkpoint-1"]
 
 
-def test_what_is_written_over_while_others_are_sent_waits_again(tmp_path: Path) -> None:
-    def meanwhile() -> None:
-        (tmp_path / "checkpoint-2" / "x").write_bytes(b"other weights")
-        w.scan(20.0)
-
-    store = Recording(meanwhile)
-    for n in (1, 2):
-        step(tmp_path, n)
-    w = worker(tmp_path, store)
-    tick(w, 0.0)
-    phases = progress(tick(w, 10.0))
-    assert [phases[f"checkpoint-{n}.0"].phase for n in (1, 2)] == ["sent", "waiting"]
-    assert store.created == ["checkpoint-1"]
-
-
 def test_superseded_saves_are_given_up_where_the_operator_says_so(tmp_path: Path) -> None:
     store = MemoryStore()
     paths = [step(tmp_path, n) for n in (1, 2, 3)]
@@ -526,15 +495,6 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     notes = w.notes
     assert "missed run/checkpoint-4" in notes[0]
     assert (tick(w, 2.0).progress, w.notes, w.scan(3.0).notes) == ((), notes, notes)
-
-
-def test_a_plan_goes_by_the_last_scan(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    w = worker(tmp_path, MemoryStore())
-    w.scan(0.0)
-    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
-    w.plan(10.0)
-    assert [(p.checkpoint, p.phase) for p in w.result().progress] == [("checkpoint-4", "waiting")]
 
 
 def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None:
