@@ -52,10 +52,10 @@ def test_the_variable_says_whether_trainers_have_the_hook(
     environment: Environment, value: str | None
 ) -> None:
     variables = {} if value is None else {"CKPTSYNC_AUTOLOAD": value}
-    is_on = value in ("1", "true", "yes")
-    done = environment.ran("-c", APPENDED if is_on else OURS, **variables)
-    # where it is off, nothing of ours is imported
-    assert (done.stdout.split(), done.stderr) == (BOTH if is_on else ["False"], "")
+    expected = BOTH if value in ("1", "true", "yes") else ["Flow"] if value else ["False"]
+    done = environment.ran("-c", APPENDED if value else OURS, **variables)
+    # without a value nothing of ours is imported
+    assert (done.stdout.split(), done.stderr) == (expected, "")
 
 
 def test_until_a_trainer_is_imported_only_a_finder_is_there(environment: Environment) -> None:

@@ -276,3 +276,13 @@ def test_weights_that_are_written_again_are_others(tmp_path: Path) -> None:
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
     assert trainer_saves.list_weights(tmp_path) != written_in_place, "another file of the same time"
     assert trainer_saves.list_weights(tmp_path / "nowhere") == frozenset()
+
+
+def test_ranks_that_never_meet_leave_it_to_the_files(tmp_path: Path) -> None:
+    said = Said()
+    saver = trains(tmp_path, 0, 2, said=said)
+    for step in (1, 2):
+        save(saver, step=step)
+        saver.commit(step)
+    assert markers.list_training_processes(tmp_path / "_ckptsync") == ()
+    assert "not all ranks have a hook" in said[0]

@@ -33,6 +33,7 @@ from ckptsync.worker.observation import (
     Observation,
     Span,
     Surroundings,
+    TrainerState,
     find_surroundings,
     fingerprint,
     hook_status,
@@ -104,11 +105,9 @@ def test_files_that_vanish_meanwhile_are_incomplete(out: Path) -> None:
 
 def test_a_name_that_goes_after_the_last_file_was_written_shows(out: Path) -> None:
     newest = max(f.mtime for f in list_local_files(out)[0].stats)
-    for folder in (
-        out / "checkpoint-4",
-        *(p for p in (out / "checkpoint-4").rglob("*") if p.is_dir()),
-    ):
-        os.utime(folder, ns=(newest, newest))
+    for path in (out / "checkpoint-4", *(out / "checkpoint-4").rglob("*")):
+        if path.is_dir():
+            os.utime(path, ns=(newest, newest))
     assert not gather(*list_local_files(out)).was_emptied
     (out / "checkpoint-4" / "latest").symlink_to("latest")  # a link to itself is no directory
     os.utime(out / "checkpoint-4", ns=(newest, newest))
@@ -130,18 +129,10 @@ def test_what_was_at_rest_before_is_known_by_the_fingerprint_beside_its_pin(out:
 
 def test_a_fingerprint_holds_until_something_is_added_taken_or_written_again() -> None:
     files = [Stat(name, 1, n, n, 0) for n, name in enumerate("abc")]
-    mark = fingerprint(files)
-    assert (
-        mark
-        == fingerprint(reversed(files))
-        == fingerprint(replace(f, inode=9, device=9) for f in files)
-    )
-    assert mark not in (
-        fingerprint(files[1:]),
-        fingerprint(replace(f, size=2) for f in files),
-        fingerprint(()),
-    )
-    assert mark != fingerprint([*files, Stat("d", 1, 1, 1, 0)])
+    same = (reversed(files), [replace(f, inode=9, device=9) for f in files])
+    others = (files[1:], [replace(f, size=2) for f in files], (), [*files, Stat("d", 1, 1, 1, 0)])
+    assert {fingerprint(f) for f in same} == {fingerprint(files)}
+    assert fingerprint(files) not in {fingerprint(f) for f in others}
 
 
 def test_what_lies_around_it_is_looked_at_again_and_its_files_are_not(out: Path) -> None:
@@ -166,11 +157,8 @@ def test_the_step_of_verl_s_driver_is_read(tmp_path: Path, text: bytes, step: in
     assert gather(hold_, checkpoint_dir).marker is None
     (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(text)
     marker = gather(hold_, checkpoint_dir).marker
-    assert marker is not None
-    assert (marker.step, marker.mtime) == (
-        step,
-        (tmp_path / "latest_checkpointed_iteration.txt").stat().st_mtime_ns,
-    )
+    mtime = (tmp_path / "latest_checkpointed_iteration.txt").stat().st_mtime_ns
+    assert marker == TrainerState(step, mtime)
 
 
 S = 10**9
@@ -236,18 +224,8 @@ def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: 
 
 
 def test_a_commit_counts_as_long_as_the_files_are_what_it_says() -> None:
-    commit = Commit(
-        "t",
-        "s0",
-        "checkpoint-4",
-        4,
-        2,
-        (0, 1),
-        "h",
-        "",
-        131.0,
-        {"a": (3, 110 * S), "b": (4, 120 * S)},
-    )
+    files = {"a": (3, 110 * S), "b": (4, 120 * S)}
+    commit = Commit("t", "s0", "checkpoint-4", 4, 2, (0, 1), "h", "", 131.0, files)
     assert said(pin=replace(PIN, commit=commit)) == "committed"
     # somebody deleted one
     assert said(pin=replace(PIN, commit=commit, files=PIN.files[:1])) == "training"
@@ -279,21 +257,12 @@ def test_marks_of_an_older_save_say_nothing_of_one_that_is_being_written() -> No
     assert said(*BOTH, *(replace(m, save="s1", at=m.at + 20) for m in BOTH), pin=again) == "marked"
 
 
-@pytest.mark.parametrize(
-    ("alive", "left", "expected"),
-    [
-        (True, 0, "training"),
-        (True, 140.0, "training"),
-        (False, 140.0, "marked"),
-        (False, 0, "killed"),
-    ],
-)
-def test_the_final_model_is_there_when_the_processes_have_left(
-    *, alive: bool, left: float, expected: str
-) -> None:
-    assert (
-        said(begun=replace(TRAINER, ended=105.0, left=left), name="final", alive=alive) == expected
-    )
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("left", [0.0, 140.0])
+def test_the_final_model_is_there_when_processes_have_left(*, alive: bool, left: float) -> None:
+    expected = "training" if alive else "marked" if left else "killed"
+    process = replace(TRAINER, ended=105.0, left=left)
+    assert said(begun=process, name="final", alive=alive) == expected
     # it was there before
     assert said(begun=replace(BEGUN, at=125.0, left=left), name="final", alive=alive) == ""
 
@@ -322,11 +291,8 @@ def make_save(name: str, *mtimes: int, family: Family = "trainer") -> LocalSave:
 
 
 def test_a_higher_number_that_was_begun_afterwards_is_later() -> None:
-    one, two, over = (
-        make_save("checkpoint-1", 10, 20),
-        make_save("checkpoint-2", 20, 30),
-        make_save("checkpoint-3", 15, 30),
-    )
+    one, two = make_save("checkpoint-1", 10, 20), make_save("checkpoint-2", 20, 30)
+    over = make_save("checkpoint-3", 15, 30)
     assert is_later(one, spans_of([one, two]))
     assert not is_later(one, spans_of([one, over]))
     assert not is_later(two, spans_of([one, two]))

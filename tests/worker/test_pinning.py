@@ -91,55 +91,36 @@ def test_only_the_newest_pin_follows_and_another_nodes_is_let_be() -> None:
 
 def commit(k: int, **told: int) -> Pin:
     """A pin that the hook committed."""
-    word = Commit(
-        "t",
-        "s",
-        "checkpoint-4",
-        4,
-        1,
-        (0,),
-        "h",
-        "hf",
-        0.0,
-        {f.path: (f.size, f.mtime) for f in files(told)},
-    )
-    return replace(pin(k, "n0", **told), commit=word)
+    sizes = {f.path: (f.size, f.mtime) for f in files(told)}
+    record = Commit("t", "s", "checkpoint-4", 4, 1, (0,), "h", "hf", 0.0, sizes)
+    return replace(pin(k, "n0", **told), commit=record)
 
 
 def test_what_the_hook_committed_neither_grows_nor_shrinks() -> None:
-    assert follow_source(make_listing(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(make_listing(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(make_listing(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(
-        new_k=1
-    )
-    assert follow_source(make_listing(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
-    assert follow_source(make_listing(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
+    committed = [commit(0, a=1, b=2)]
+    for source in (make_listing(a=1, b=2), make_listing(a=1)):
+        assert follow_source(source, committed, "n0") == PinChanges()
+    for source in (make_listing(a=1, b=2, c=3), make_listing(a=1, b=9), make_listing(b=9)):
+        assert follow_source(source, committed, "n0") == PinChanges(new_k=1)
 
 
 @pytest.mark.parametrize(
     "told", [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 7}, {"a": 1, "placeholder": 7}], ids=str
 )
 def test_what_was_pinned_of_a_save_before_the_hook_committed_it_goes(told: dict[str, int]) -> None:
-    ours = pin(0, "n0", **told)
+    ours, committed = pin(0, "n0", **told), commit(1, a=1, b=2)
     for source in (make_listing(a=1, b=2), make_listing(), None):
-        assert follow_source(source, [ours, commit(1, a=1, b=2)], "n0") == PinChanges((ours,))
-    assert (
-        follow_source(make_listing(a=1, b=2), [replace(ours, node="n1"), commit(1, a=1, b=2)], "n0")
-        == PinChanges()
-    )
+        assert follow_source(source, [ours, committed], "n0") == PinChanges((ours,))
+    others = [replace(ours, node="n1"), committed]
+    assert follow_source(make_listing(a=1, b=2), others, "n0") == PinChanges()
 
 
-def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
-    elsewhere, taken, committed = pin(0, a=5, b=6), finished(pin(0, a=1, b=7)), commit(0, a=1, b=7)
-    assert (
-        follow_source(make_listing(a=1, b=2), [elsewhere, commit(1, a=1, b=2)], "n0")
-        == PinChanges()
-    )
-    assert follow_source(make_listing(a=1, b=2), [taken, commit(1, a=1, b=2)], "n0") == PinChanges()
-    assert (
-        follow_source(make_listing(a=1, b=2), [committed, commit(1, a=1, b=2)], "n0")
-        == PinChanges()
-    )
+@pytest.mark.parametrize(
+    "earlier", [pin(0, a=5, b=6), finished(pin(0, a=1, b=7)), commit(0, a=1, b=7)]
+)
+def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed(earlier: Pin) -> None:
+    pins = [earlier, commit(1, a=1, b=2)]
+    assert follow_source(make_listing(a=1, b=2), pins, "n0") == PinChanges()
 
 
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
@@ -157,15 +138,8 @@ def cost(
     verified: bool = False,
     sending: int = 0,
 ) -> PinCost:
-    pin = Pin(
-        f"checkpoint-{step}",
-        0,
-        "n0",
-        0,
-        Path(str(step)),
-        notes=PinNotes(sending=sending),
-        stored=stored,
-    )
+    notes, path = PinNotes(sending=sending), Path(str(step))
+    pin = Pin(f"checkpoint-{step}", 0, "n0", 0, path, notes=notes, stored=stored)
     return PinCost(pin, size, gone, verified, step)
 
 
@@ -217,18 +191,12 @@ def test_where_the_disk_is_full_of_something_else_nothing_is_given_up_in_vain() 
     relief = choose_to_give_up(pins, SpoolRoom(30, 0, 21), SpoolRule())
     assert [p.checkpoint for p in relief.drop] == ["checkpoint-1"]
     assert (bool(relief.full), relief.given_up) == (True, ())
-    assert [
-        p.checkpoint for p in choose_to_give_up(pins, SpoolRoom(30, 0, 20), SpoolRule()).drop
-    ] == [
-        "checkpoint-1",
-        "checkpoint-2",
-    ]
-    assert [
-        p.checkpoint for p in choose_to_give_up(pins, SpoolRoom(30, 0, 21), SpoolRule(15)).drop
-    ] == [
-        "checkpoint-1",
-        "checkpoint-2",
-    ]
+    for room, rule in (
+        (SpoolRoom(30, 0, 20), SpoolRule()),
+        (SpoolRoom(30, 0, 21), SpoolRule(15)),
+    ):
+        relief = choose_to_give_up(pins, room, rule)
+        assert [p.checkpoint for p in relief.drop] == ["checkpoint-1", "checkpoint-2"]
 
 
 @pytest.mark.parametrize(
@@ -254,13 +222,9 @@ def test_bytes_are_held_by_pins_where_nobody_else_has_a_name_and_counted_once() 
     )
     twice = Pin("checkpoint-4", 1, "n0", 0, Path("y"), (replace(file, inode=2, links=2),))
     assert held_bytes([ours]) == 5
-    assert (held_bytes([ours, twice]), held_bytes([ours]), held_bytes([twice])) == (10, 5, 0)
-    assert (
-        held_bytes(
-            [replace(ours, files=(replace(file, links=2), replace(file, path="b", links=2)))]
-        )
-        == 5
-    )
+    assert (held_bytes([ours, twice]), held_bytes([twice])) == (10, 0)
+    two_names = (replace(file, links=2), replace(file, path="b", links=2))
+    assert held_bytes([replace(ours, files=two_names)]) == 5
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -356,20 +320,13 @@ def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Pa
     size = sum(map(len, ONE.values()))
     rotated(tmp_path, 1, 2, 3)
     mark_stored(next(p for p in list_pins(tmp_path) if p.checkpoint == "checkpoint-2"))
-    assert [s.checkpoint_dir.name for s in budgeted(tmp_path, 3 * size).saves] == [
-        "checkpoint-1",
-        "checkpoint-2",
-        "checkpoint-3",
-        "checkpoint-99",
-    ]
-    quiet = budgeted(tmp_path, 2 * size)
-    assert ([s.checkpoint_dir.name for s in quiet.saves], quiet.notes) == (
-        ["checkpoint-1", "checkpoint-3", "checkpoint-99"],
-        (),
-    )
-    loud = budgeted(tmp_path, size)
-    assert [s.checkpoint_dir.name for s in loud.saves] == ["checkpoint-3", "checkpoint-99"]
-    assert loud.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
+    steps = []
+    for most in (3, 2, 1):
+        scan = budgeted(tmp_path, most * size)
+        steps.append([s.checkpoint_dir.step for s in scan.saves])
+        assert bool(scan.notes) == (most == 1)
+    assert steps == [[1, 2, 3, 99], [1, 3, 99], [3, 99]]
+    assert scan.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
 
 
 def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:

@@ -496,3 +496,11 @@ def test_a_name_is_one_checkpoint_s_and_one_that_a_store_can_keep(
     source, is_plain = lay(tmp_path, FINISHED), name in ("two", "..")
     with pytest.raises(ConfigError, match="contains" if is_plain else "cannot keep"):
         find_offer(tmp_path if is_plain else source, name=name)
+
+
+def test_what_rotation_has_only_begun_to_take_is_sent_whole(tmp_path: Path) -> None:
+    store = MemoryStore()
+    commit(lay(tmp_path, FINISHED), "s1")
+    (tmp_path / "checkpoint-4" / "model.safetensors").unlink()
+    (result,) = push_now(tmp_path, store, "n0", "run")
+    assert (kept(store)["checkpoint-4"]["n0"], result.notes) == (FINISHED, ())

@@ -430,3 +430,28 @@ def test_all_is_taken_once_each_run_in_its_order_and_no_name_by_two(
     for line in wanted:
         for run in {j.name[0] for j in line}:
             assert [j for j in begun if j.name[0] == run] == [j for j in line if j.name[0] == run]
+
+
+def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
+    store = Gate()
+    with Serving(tmp_path, store, "run") as serving:
+        made = step(tmp_path / "run", 1, LARGE)
+        serving.plan(0.0)
+        assert until(lambda: "run/checkpoint-1/x" in store.begun)
+        shutil.rmtree(made)
+        step(tmp_path / "run", 1, TINY)
+        serving.plan(1.0)
+        serving.plan(2.0)
+        told = [p.phase for p in serving.workers["run"].result().progress]
+        assert told == ["sending", "waiting"]
+        store.open.set()
+        assert until(lambda: "sending" not in serving.phases().values())
+        serving.plan(3.0)
+        assert until(
+            lambda: is_drained(serving.queues) and "sending" not in serving.phases().values()
+        )
+        serving.plan(4.0)
+        assert [p.phase for p in serving.workers["run"].result().progress] == [
+            "stored",
+            "stored",
+        ]

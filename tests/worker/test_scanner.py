@@ -278,3 +278,17 @@ def test_what_could_not_be_looked_at_for_once_was_there_before(tmp_path: Path) -
     shutil.rmtree(torn / "d")
     its.scan(2.0)
     assert not is_fresh(its)
+
+
+def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
+    done = [True]
+    its = Scanner(
+        RunDir("run", tmp_path), Pinner("n0", lambda *_: False), Rule(), lambda _: done[0]
+    )
+    its.scan(0.0)
+    write(tmp_path, ONE)
+    its.scan(1.0)
+    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
+    done[0] = False
+    its.scan(2.0)
+    assert its.saves()[0].verdict.remaining is None
