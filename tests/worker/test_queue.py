@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -292,3 +292,16 @@ def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     done[0] = False
     its.scan(2.0)
     assert its.saves()[0].verdict.remaining is None
+
+
+def test_a_finished_save_is_fresh_no_more_once_another_writes_over_it(tmp_path: Path) -> None:
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    write(tmp_path, ONE)
+    assert its.scan(1.0).due == 10.0
+    write(tmp_path, {"late": b""}, 2.0)
+    assert its.scan(2.0).due == 10.0
+    write(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
+    its.scan(9.0)
+    (scanned,) = its.saves()
+    assert "was overwritten" in scanned.verdict.reason
