@@ -220,3 +220,11 @@ def test_what_was_added_takes_no_name_that_the_trainer_has_used(tmp_path: Path) 
     assert more.by_path.keys() == both.by_path.keys() | {"config.json"}
     assert more.by_path["a"] == both.by_path["a"]
     assert more.by_path["config.json"].is_added
+
+
+def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    both = two_files(tmp_path)
+    with pytest.raises(Corrupt, match="ends at byte 3"):
+        both.read_into("a", 2, memoryview(bytearray(2)))
+    with pytest.raises(Incomplete, match="not in"):
+        both.read_into("c", 0, memoryview(bytearray(1)))

@@ -404,3 +404,10 @@ def test_files_of_another_user_are_a_failure_with_advice(tmp_path: Path) -> None
     assert "('checkpoint-8', 'ConfigError', True)" in done.stdout, done.stderr
     protected = Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1"
     assert ("('checkpoint-4', 'ConfigError', True)" in done.stdout) == protected
+
+
+def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    (local_save,), _ = looked(tmp_path, is_proven=True)
+    assert local_save.pin is None
+    assert not (tmp_path / "_ckptsync").exists()

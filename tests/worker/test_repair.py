@@ -417,7 +417,11 @@ def write_other_bytes(path: Path) -> None:
 
 
 def replace_by(plant: Callable[[Path], None]) -> Callable[[Path], None]:
-    return lambda path: (path.unlink(), plant(path))[1]
+    def replace_path(path: Path) -> None:
+        path.unlink()
+        plant(path)
+
+    return replace_path
 
 
 def move_to_another_save(path: Path) -> None:

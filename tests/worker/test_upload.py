@@ -334,8 +334,8 @@ def test_a_file_that_lies_beside_stays_there_for_ever(tmp_path: Path) -> None:
     for node in "ab":
         push_now(sources[node], store, node)
     (mine,) = (k for k in manifests(store) if k.manifest.node == "a")
-    gone = {"location": "checkpoint-4~else", "supersedes": (mine.name,), "save": "else"}
-    put(store, replace(mine.manifest, **gone))
+    elsewhere = replace(mine.manifest, location="checkpoint-4~else", save="else")
+    put(store, replace(elsewhere, supersedes=(mine.name,)))
     before = {e.name: e.mtime for e in store.names("run/")}
     push_now(sources["b"], store, "b")
     assert {e.name: e.mtime for e in store.names("run/")} == before
