@@ -32,6 +32,7 @@ from tests.support.worker_in_process import (
     EIGHT,
     ONE,
     TWO,
+    damaged,
     kept,
     lay,
     manifests,
