@@ -11,6 +11,8 @@
 # make lint         format, lint, import rules, types, of the page too where tsc is installed
 # make format       format the code
 # make man          the man page of all commands, in build/ckptsync.1
+# make release      wheel, sdist and a single-file zipapp in build/release, each installed and tried
+#                   as users do: pip, uv, pipx
 # make clean        delete the environments
 #
 # PYTHON=python3.12 takes another Python, VENV=... another place for the environment,
@@ -82,6 +84,7 @@ BENCH_VENV ?= .venv-bench
 TRANSFER_VENV ?= .venv-transfer
 LLAMAFACTORY_VENV ?= .venv-llamafactory
 TRL_VENV ?= .venv-trl
+RELEASE_VENV ?= .venv-release
 LLAMAFACTORY ?=
 TRL ?=
 ONE ?= 4
@@ -111,7 +114,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal --durations 10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign-trainers campaign-in-front campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-doctor damage fuzz crash-states kill nspawn slurm clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man format guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign-trainers campaign-in-front campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-doctor damage fuzz crash-states kill nspawn slurm release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -154,6 +157,14 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	@if command -v tsc >/dev/null; then echo tsc --project .; tsc --project .; \
 	else echo "tsc: left out, it is not installed (Debian: node-typescript)"; fi
+
+release: $(RELEASE_VENV)/.installed
+	rm -rf build/release
+	$(RELEASE_VENV)/bin/python -m build --outdir build/release
+	$(RELEASE_VENV)/bin/twine check --strict build/release/*
+	$(RELEASE_VENV)/bin/shiv --quiet --extend-pythonpath --console-script ckptsync --python '/usr/bin/env python3' \
+	  --output-file build/release/ckptsync.pyz "$$(ls $(CURDIR)/build/release/*.whl)[s3,alerts,fsspec]"
+	CKPTSYNC_TEST_RELEASE=build/release $(RELEASE_VENV)/bin/python -m pytest -q --noconftest tests/release
 
 man: $(VENV)/.installed-test
 	mkdir -p build
@@ -238,7 +249,7 @@ slurm: $(VENV)/.installed-test
 	CKPTSYNC_TEST_SLURM=1 $(BIN)/python -m tests.support.run_again -rs tests/slurm
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) build/bench
+	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) $(TRL_VENV) $(RELEASE_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -288,6 +299,11 @@ $(TRL_VENV)/.installed: pyproject.toml tests/campaigns/trl.txt
 	@touch $@
 
 # rclone, sftp and rsync are the system's: the report names those that are missing.
+$(RELEASE_VENV)/.installed: tests/release/requirements.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/release/requirements.txt
+	@touch $@
+
 $(TRANSFER_VENV)/.installed: pyproject.toml benchmarks/requirements-transfer.txt
 	$(PYTHON) -m venv $(TRANSFER_VENV)
 	$(TRANSFER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements-transfer.txt --editable '.[s3]'

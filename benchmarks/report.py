@@ -25,15 +25,17 @@ measured. -->
 `make bench` wrote this file: GIB={gib:g} is the size of the float32 weights (halved where a table
 says so), ROUNDS={rounds}.
 
-Each program is a whole process, started from nothing into an empty output, once a round and in an
-order that turns; a round that does not count goes before. Wall and CPU seconds are medians; ratios
-are medians of the ratios within each round, ckptsync = 1. Peak memory is the largest resident set
-of any of its processes, and never less than the measuring one has when it starts them (what `cat`
-shows). *Output*: whether it wrote the tensors that ckptsync wrote. *Read* is what it asked of the
-kernel by read(2), its own program included and mapped files not, and its ratio to the bytes that
-the output is made of. *Cold*: the source was put out of the page cache before every run; *from
-disk* is what the kernel fetched, mapped files included. ckptsync checks every CRC32, computes the
-BLAKE3 of every file, and waits until the disk has everything; `cat` does not.
+- Each program is a whole process, from nothing into an empty output, once a round, in an order that
+  turns. A first round does not count.
+- Seconds are medians. Ratios are medians of the ratios within each round; ckptsync is 1.
+- *peak*: the largest resident set of any of its processes, and at least what `cat` shows.
+- *output*: whether it wrote the tensors that ckptsync wrote.
+- *read*: what it asked of the kernel by read(2), its own program included, mapped files not; and
+  its ratio to the bytes that the output is made of.
+- *cold*: the source was put out of the page cache before every run. *from disk*: what the kernel
+  fetched, mapped files included.
+- ckptsync checks every CRC32, computes the BLAKE3 of every file, and waits for the disk. `cat`
+  does not.
 
 ## The machine
 """

@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from ckptsync.config.loading import load
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,3 +52,18 @@ def test_the_extras_are_the_package_s_and_nothing_secret_is_built_in() -> None:
     assert not re.search(r"KEY|SECRET|TOKEN|PASSWORD", text)
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv*"} <= set(ignored)
+
+
+def test_composes_services_have_configurations_that_are_valid(tmp_path: Path) -> None:
+    variables = {"STORE": str(tmp_path), "OUT": str(tmp_path / "out"), "TRAINER": "1000:1000"}
+    text = (ROOT / "configs/compose.yml").read_text()
+    compose = yaml.safe_load(re.sub(r"\$\{(\w+)[^}]*\}", lambda m: variables[m[1]], text))
+    assert {*compose["services"]} == {"worker", "head"}
+    for name, service in compose["services"].items():
+        (config,) = service["configs"]
+        assert service["command"] == ["run", "-c", config["target"]]
+        mounted = {volume.partition(":")[0] for volume in service["volumes"]}
+        assert mounted <= {*variables.values()}
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(compose["configs"][config["source"]]["content"])
+        assert name in load(file, {}).roles

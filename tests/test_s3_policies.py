@@ -44,6 +44,7 @@ from ckptsync.stores.opening import create_store, open_any, open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
 from tests.support.fault_proxy import HttpProxy
+from tests.support.filled_stores import flip
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.network_faults import UP, Answer, Request
 from tests.support.retention_stores import FIRST, fill
@@ -96,11 +97,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         out = tmp_path_factory.mktemp("fsdp2")
         work(worker, out, by_worker)
         head = store_of(bucket, "policy-head", by_head, open_store)
-        weed().client().put_object(
-            Bucket=bucket, Key=f"store/{MODEL}", Body=b"of a head that died, with other options"
-        )
+        anybody = open_any(f"s3://{bucket}/store", weed().options())
+        anybody.write(MODEL, [b"of a head that died, with other options"])
         reports = [lead(head, 0.0, by_head)]
-        flip(bucket, f"store/{SHARD}")
+        flip(anybody, SHARD, 40_000)
         reports.append(lead(head, WEEK, by_head))
         repair(worker, out)
         reports.append(lead(head, 2 * WEEK, by_head))
@@ -109,9 +109,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 def store_of(bucket: str, name: str, recorder: Recorder, opened: Callable[..., Store]) -> Store:
     options = weed().identity(*policy(name, bucket, "store"))
-    return opened(
-        f"s3://{bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{recorder.port}"}
-    )
+    options["endpoint_url"] = f"http://127.0.0.1:{recorder.port}"
+    return opened(f"s3://{bucket}/store", options)
 
 
 def work(store: Store, out: Path, recorder: Recorder) -> None:
@@ -137,12 +136,9 @@ def large(store: Store, name: str, recorder: Recorder) -> None:
     with pytest.raises(NotFound):
         store.size(name)
     store.write(name, [PIECE] * 20, About(20 << 20, "n0:large"))
+    changing = dying(17, lambda: ValueError("changed"), recorder)
     with pytest.raises(ValueError, match="changed"):
-        store.write(
-            f"{name}2",
-            dying(17, lambda: ValueError("changed"), recorder),
-            About(20 << 20, "n0:large2"),
-        )
+        store.write(f"{name}2", changing, About(20 << 20, "n0:large2"))
 
 
 def dying(
@@ -165,13 +161,6 @@ def lead(store: Store, later: float, recorder: Recorder) -> str:
     report = verify_next(store, VerifyPolicy(), time.time() + later)
     assert report
     return report.verdict
-
-
-def flip(bucket: str, key: str) -> None:
-    client = weed().client()
-    data = bytearray(client.get_object(Bucket=bucket, Key=key)["Body"].read())
-    data[len(data) // 2] ^= 1
-    client.put_object(Bucket=bucket, Key=key, Body=bytes(data))
 
 
 def repair(store: Store, out: Path) -> None:
@@ -200,48 +189,40 @@ def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_wa
     assert refused(story.head, statements("head", story)) == []
     deleted = {a.resource for a in story.head if a.action == "s3:DeleteObject"}
     assert deleted == {f"arn:aws:s3:::{story.bucket}/store/{MODEL}"}
-    for other in (
-        SHARD,
-        f"{RECORDS}/manifest-n0-0-{DIGEST}.json",
-        f"{RECORDS}/model-0-{DIGEST}.json",
-    ):
-        asked = Asked("s3:DeleteObject", f"arn:aws:s3:::{story.bucket}/store/{other}")
-        assert not is_allowed(asked, statements("head", story))
 
 
 @pytest.mark.parametrize(
-    "action", sorted(actions([*policy("policy-worker"), *policy("policy-kms")]))
+    ("who", "action"),
+    [
+        (who, action)
+        for who in ("worker", "head")
+        for action in sorted(actions([*policy(f"policy-{who}"), *policy("policy-kms")]))
+    ],
 )
-def test_the_worker_needs_each_action(story: Story, action: str) -> None:
-    assert refused(story.worker, without(action, statements("worker", story)))
-
-
-@pytest.mark.parametrize("action", sorted(actions([*policy("policy-head"), *policy("policy-kms")])))
-def test_the_head_needs_each_action(story: Story, action: str) -> None:
-    assert refused(story.head, without(action, statements("head", story)))
+def test_each_action_is_needed(story: Story, who: str, action: str) -> None:
+    asked = {"worker": story.worker, "head": story.head}[who]
+    assert refused(asked, without(action, statements(who, story)))
 
 
 @pytest.mark.parametrize("location", policy("policy-head")[1]["Resource"])
 def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
+    own = location.replace("BUCKET/PREFIX", f"{story.bucket}/store")
     left = [
-        {
-            **s,
-            "Resource": [
-                r for r in s["Resource"] if not r.endswith(location.rpartition("PREFIX")[2])
-            ],
-        }
+        {**s, "Resource": [r for r in s["Resource"] if r != own]}
         if s["Sid"] == "WriteModelsAndTheirRecords"
         else s
         for s in statements("head", story)
     ]
+    assert left != statements("head", story)
     assert refused(story.head, left)
 
 
 def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: Story) -> None:
     rules = [EVERYTHING, *policy("bucket-policy", story.bucket, "store")]
     assert {a.resource for a in refused([*story.worker, *story.head], rules)} == set()
+    insecure = {"aws:SecureTransport": "false"}
     plain = [
-        Asked(a.action, a.resource, {**a.facts, "aws:SecureTransport": "false"})
+        Asked(a.action, a.resource, {**a.facts, **insecure})
         for a in story.worker
         if "s3:" in a.action
     ]
@@ -250,25 +231,16 @@ def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: 
 
 def test_the_bucket_refuses_to_write_a_record_twice() -> None:
     rules = [EVERYTHING, *policy("bucket-policy")]
-    for name in (
-        *(name for kind in get_args(RecordKind) for name in names_of(kind)),
-        f"{RECORDS}/agreement-0.json",
-        ".ckptsync/store.json",
-    ):
-        record = f"arn:aws:s3:::BUCKET/PREFIX/{name}"
-        once = {
-            "aws:SecureTransport": "true",
-            "s3:ObjectCreationOperation": "true",
-            "s3:if-none-match": "*",
-        }
-        assert is_allowed(Asked("s3:PutObject", record, once), rules)
-        assert not is_allowed(
-            Asked("s3:PutObject", record, {k: v for k, v in once.items() if "match" not in k}),
-            rules,
-        )
+    anew = {"aws:SecureTransport": "true", "s3:ObjectCreationOperation": "true"}
+    records = [name for kind in get_args(RecordKind) for name in names_of(kind)]
+    for name in (*records, f"{RECORDS}/agreement-0.json", ".ckptsync/store.json"):
+        record = put_of(name).resource
+        once = Asked("s3:PutObject", record, {**anew, "s3:if-none-match": "*"})
+        assert is_allowed(once, rules), name
+        assert not is_allowed(Asked("s3:PutObject", record, anew), rules), name
 
 
-WRITERS = {
+RECORDS_OF = {
     "manifest": "worker",
     "model": "head",
     "weights": "head",
@@ -277,15 +249,18 @@ WRITERS = {
     "tombstone": "gc",
     "keep": "gc",
     "join": "repair",
-    "agreement": "head",
-    "file": "worker",
-    "node's file": "worker",
-    "sending": "worker",
-    "consolidated": "head",
-    "clock": "worker head",
-    "node": "worker head",
-    "store": "worker head",
 }
+FILES_OF: dict[str, tuple[str, Callable[[str, str], str]]] = {
+    "agreement": ("head", lambda run, at: Agreement(run, at, 3, b"").name),
+    "file": ("worker", lambda run, at: file_name(run, at, "sub/model-0.json")),
+    "node's file": ("worker", lambda run, at: node_file_name(run, at, "n0", "x/agreement-0.bin")),
+    "sending": ("worker", lambda run, at: sending_prefix(run, checkpoint_of(at)) + "n0"),
+    "consolidated": ("head", lambda run, at: consolidated_prefix(run, at) + "model.safetensors"),
+    "clock": ("worker head", lambda *_: clock_name("n0")),
+    "node": ("worker head", lambda *_: node_facts_name("n0")),
+    "store": ("worker head", lambda *_: STORE_FILE),
+}
+WRITERS = RECORDS_OF | {kind: writers for kind, (writers, _) in FILES_OF.items()}
 """What of a store which policy lets be written; `repair` may write everything."""
 PLACES = [
     (run, location)
@@ -296,23 +271,14 @@ PLACES = [
 
 def names_of(kind: str) -> list[str]:
     """Names of that kind in a store, built by the code that writes them."""
-    build: dict[str, Callable[[str, str], str]] = {
-        "agreement": lambda run, at: Agreement(run, at, 3, b"").name,
-        "file": lambda run, at: file_name(run, at, "sub/model-0.json"),
-        "node's file": lambda run, at: node_file_name(run, at, "n0", "x/agreement-0.bin"),
-        "sending": lambda run, at: sending_prefix(run, checkpoint_of(at)) + "n0",
-        "consolidated": lambda run, at: consolidated_prefix(run, at) + "model.safetensors",
-        "clock": lambda *_: clock_name("n0"),
-        "node": lambda *_: node_facts_name("n0"),
-        "store": lambda *_: STORE_FILE,
-    }
-    for record in get_args(RecordKind):
-        node = "n0" if record == "manifest" else ""
-        build[record] = lambda run, at, r=record, n=node: str(  # type: ignore[misc]
-            RecordName(run, at, r, n, 7, DIGEST)
-        )
-    assert build.keys() == WRITERS.keys(), "a new kind of record needs a policy"
-    return [build[kind](run, location) for run, location in PLACES]
+    if kind in FILES_OF:
+        return [FILES_OF[kind][1](run, location) for run, location in PLACES]
+    node = "n0" if kind == "manifest" else ""
+    return [str(RecordName(run, at, kind, node, 7, DIGEST)) for run, at in PLACES]  # type: ignore[arg-type]
+
+
+def test_every_kind_of_record_has_a_writer() -> None:
+    assert RECORDS_OF.keys() == set(get_args(RecordKind))
 
 
 def policies() -> dict[str, list[Statement]]:
@@ -374,33 +340,18 @@ def test_names_that_no_key_is_kept_from_are_no_records() -> None:
                 own_prefixes(run, location)
 
 
-HEADS_OWN = (
-    MODEL,
-    "fsdp2/consolidated/checkpoint-4/modeling_evil.py",
-    "fsdp2/consolidated/checkpoint-77/config.json",
-    f"{RECORDS}/agreement-0.json",
-    f"{RECORDS}/agreement-999.json",
-    "fsdp2/.ckptsync/checkpoint-4~0a1b2c3d/agreement-0.json",
-    f"{RECORDS}/model-9-{DIGEST}.json",
-    f"{RECORDS}/report-9-{DIGEST}.json",
-    f"{RECORDS}/tombstone-9-{DIGEST}.json",
-    f"{RECORDS}/keep-9-{DIGEST}.json",
-    f"{RECORDS}/join-9-{DIGEST}.json",
-)
-
-
-def test_a_worker_cannot_delete_nor_speak_for_the_head_nor_leave_its_prefix(story: Story) -> None:
-    worker = opened("worker", story)
-    for name in HEADS_OWN:
-        with pytest.raises(StoreError, match="denied"):
-            worker.write(name, [b"{}"])
+def test_a_real_server_keeps_a_worker_from_what_the_policy_does_not_allow(story: Story) -> None:
+    """`test_only_its_writers_may_write_a_record` has every kind of name, and every policy."""
+    worker, elsewhere = opened("worker", story), opened("worker", story, "elsewhere")
+    evil = "fsdp2/consolidated/checkpoint-4/modeling_evil.py"
     for forbidden in (
-        lambda: worker.create(HEADS_OWN[1], [b"{}"]),
-        lambda: worker.create(f"{RECORDS}/agreement-1.json", [b"{}"]),
+        lambda: worker.write(MODEL, [b"{}"]),
+        lambda: worker.write(f"{RECORDS}/tombstone-9-{DIGEST}.json", [b"{}"]),
+        lambda: worker.create(evil, [b"{}"]),
+        lambda: worker.write(evil, [PIECE] * 20, About(20 << 20)),
         lambda: worker.delete(SHARD),
-        lambda: worker.write(HEADS_OWN[1], [PIECE] * 20, About(20 << 20)),
-        lambda: opened("worker", story, "elsewhere").write("x", [b""]),
-        lambda: list(opened("worker", story, "elsewhere").names("")),
+        lambda: elsewhere.write("x", [b""]),
+        lambda: list(elsewhere.names("")),
     ):
         with pytest.raises(StoreError, match="denied"):
             forbidden()
@@ -411,103 +362,29 @@ def test_a_worker_may_send_files_of_a_trainer_whose_names_are_like_a_heads() -> 
     rules = policy("policy-worker")
     for name in (
         "checkpoint-4/consolidated.00.pth",
-        "checkpoint-4/model-1.json",
         f"checkpoint-4/model-9-{DIGEST}.json",
         "checkpoint-4/agreement-0.json",
-        f".ckptsync/checkpoint-4/manifest-n0-0-{DIGEST}.json",
-        ".ckptsync/checkpoint-4/sending/n0",
         ".ckptsync/checkpoint-4/files/n0/consolidated.00.pth",
     ):
-        assert is_allowed(Asked("s3:PutObject", f"arn:aws:s3:::BUCKET/PREFIX/run/{name}"), rules), (
-            name
-        )
-    by_run = [
-        {
-            **s,
-            "Resource": [
-                r.replace("PREFIX/*/consolidated/", "PREFIX/run/consolidated/")
-                for r in s["Resource"]
-            ],
-        }
-        for s in rules
-    ]
-    inner = Asked(
-        "s3:PutObject",
-        "arn:aws:s3:::BUCKET/PREFIX/run/epoch_0_step_20/model/consolidated/config.json",
+        assert is_allowed(put_of(f"run/{name}"), rules), name
+    # as docs/s3.md says: with the run's name in the policy, its own directories may be named so
+    inner = put_of("run/epoch_0_step_20/model/consolidated/config.json")
+    by_run = json.loads(
+        json.dumps(rules).replace("PREFIX/*/consolidated/", "PREFIX/run/consolidated/")
     )
-    assert (is_allowed(inner, rules), is_allowed(inner, by_run)) == (False, True), (
-        "as docs/s3.md says"
-    )
-
-
-def test_a_key_of_one_node_of_one_run_speaks_for_no_other(story: Story) -> None:
-    """By the list of resources in docs/s3.md."""
-    told = (CONFIGS.parent / "docs" / "s3.md").read_text()
-    [listed] = re.findall(r"```json\n(\[.*?\])\n```", told, re.DOTALL)
-    rules = policy("policy-worker", story.bucket, "store")
-    for node, run in (("n0", "fsdp2"), ("other", "fsdp2"), ("n0", "other")):
-        own = json.loads(
-            listed.replace("BUCKET/PREFIX", f"{story.bucket}/store")
-            .replace("RUN", run)
-            .replace("NODE", node)
-        )
-        narrow = [
-            {**s, "Resource": own} if s["Sid"] == "SendFilesAndReadThemBack" else s for s in rules
-        ]
-        puts = [
-            a
-            for a in story.worker
-            if a.action == "s3:PutObject"
-            and "node1" not in a.resource
-            and "store.json" not in a.resource
-        ]
-        names = {a.resource.partition("/store/")[2] for a in refused(puts, narrow)}
-        if (node, run) == ("n0", "fsdp2"):
-            assert names == set()
-        elif run == "fsdp2":
-            assert any("manifest-n0-" in name for name in names)
-            assert ".ckptsync/nodes/n0.json" in names
-        else:
-            assert SHARD in names
-
-
-def test_a_head_cannot_touch_shards_and_manifests(story: Story) -> None:
-    head = opened("head", story)
-    for name in (SHARD, "fsdp2/.ckptsync/checkpoint-4/manifest-n0-9-0123456789abcdef.json"):
-        with pytest.raises(StoreError, match="denied"):
-            head.write(name, [b"x"])
-        with pytest.raises(StoreError, match="denied"):
-            head.delete(name)
-
-
-def test_only_garbage_collection_deletes(story: Story) -> None:
-    both = weed().identity(
-        *policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store")
-    )
-    collector = open_any(f"s3://{story.bucket}/store", both)
-    collector.create("fsdp2/.ckptsync/checkpoint-9/tombstone-0-0123456789abcdef.json", [b"{}"])
-    collector.delete("fsdp2/checkpoint-9/large")
-    with pytest.raises(NotFound):
-        collector.size("fsdp2/checkpoint-9/large")
-    with pytest.raises(StoreError, match="denied"):
-        collector.write("fsdp2/checkpoint-9/large", [b"x"])
+    assert not is_allowed(inner, rules)
+    assert is_allowed(inner, by_run)
 
 
 def test_retention_needs_no_more_than_that(story: Story) -> None:
     """Two checkpoints of a run of its own: the older one is marked and removed, the other one kept
     by hand.
     """
+    url = f"s3://{story.bucket}/store"
     for n in (1, 2):
-        fill(
-            open_any(f"s3://{story.bucket}/store", weed().options()),
-            f"checkpoint-{n}",
-            FIRST + n,
-            run="kept",
-        )
-    both = weed().identity(
-        *policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store")
-    )
-    collector = open_any(f"s3://{story.bucket}/store", both)
+        fill(open_any(url, weed().options()), f"checkpoint-{n}", FIRST + n, run="kept")
+    both = [s for who in ("head", "gc") for s in policy(f"policy-{who}", story.bucket, "store")]
+    collector = open_any(url, weed().identity(*both))
     assert keep(collector, "kept", "checkpoint-2")
     asked = RetentionRequest(lambda _: Rules(keep_last=1), 0.0, "kept")
     done = [
@@ -541,12 +418,10 @@ def test_what_is_not_there_is_told_from_what_may_not_be_read(story: Story) -> No
 
     options = weed().identity(*policy("policy-worker", story.bucket, "store"))
     with closing(HttpProxy(("127.0.0.1", weed().port), forbid)) as proxy:
-        store = open_any(
-            f"s3://{story.bucket}/store",
-            {**options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"},
-        )
-        for name, error in ((SHARD[:-1], "not in"), (SHARD, "denied")):
-            with pytest.raises(NotFound if error == "not in" else StoreError, match=error):
+        options["endpoint_url"] = f"http://127.0.0.1:{proxy.port}"
+        store = open_any(f"s3://{story.bucket}/store", options)
+        for name, kind, words in ((SHARD[:-1], NotFound, "not in"), (SHARD, StoreError, "denied")):
+            with pytest.raises(kind, match=words):
                 store.size(name)
-            with pytest.raises(NotFound if error == "not in" else StoreError, match=error):
+            with pytest.raises(kind, match=words):
                 store.read_into(name, 0, memoryview(bytearray(1)))

@@ -27,7 +27,9 @@ from ckptsync.cli.main import main
 from tests.campaigns.nodes import below
 from tests.support.exhaustive import sampled
 from tests.support.fault_proxy import HttpProxy
+from tests.support.files_in_memory import contents as contents_of
 from tests.support.network_faults import Answer, Fault, Request
+from tests.support.refused_commands import run
 from tests.support.seaweedfs import weed
 from tests.support.sshd import sshd
 
@@ -43,6 +45,11 @@ SIGNS = (
     "PRIVATE KEY",
 )
 SECONDS = 300.0
+QUICK = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "CKPTSYNC_LIMITS_PATIENCE": "300ms",
+    "CKPTSYNC_LOG_LEVEL": "debug",
+}
 
 
 @dataclass
@@ -63,13 +70,9 @@ def told(*arguments: str, until: str = "", **environment: str) -> Told:
     """Run it to its end, or to a word of its log."""
     command = [sys.executable, "-m", "ckptsync", *arguments]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CKPTSYNC_"))}
-    clean |= {
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "CKPTSYNC_LIMITS_PATIENCE": "300ms",
-        "CKPTSYNC_LOG_LEVEL": "debug",
-    }
+    environment = clean | QUICK | environment
     with subprocess.Popen(
-        command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=clean | environment
+        command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=environment
     ) as child:
         lines, over = set[str](), threading.Event()
         watching = threading.Thread(target=lambda: lines.update(_command_lines(child.pid, over)))
@@ -150,16 +153,11 @@ def test_of_credentials_that_are_refused_nothing_is_shown(
     tmp_path: Path, checkpoint: Path, command: str, way: int
 ) -> None:
     url = f"s3://{weed().bucket()}/store"
-    arguments = {
-        "push": [str(checkpoint), "--store", url],
-        "merge": [url, str(tmp_path / "model")],
-        "ls": ["--store", url],
-    }.get(command, [url])
     environment = list(ways(tmp_path, "AKIAPLANTED", WRONG, TOKEN, weed().endpoint))[way]
-    found = told(command, *arguments, **environment)
-    assert found.code in (2, 4), found.printed
-    assert "s3://" in found.printed
-    assert reveals(found.all(), WRONG, TOKEN) == []
+    done = run(words(command, url, checkpoint), QUICK | environment)
+    assert done.returncode in (2, 4), done.stderr
+    assert "s3://" in done.stderr
+    assert reveals(done.stdout + done.stderr, WRONG, TOKEN) == []
 
 
 class Failing:
@@ -181,25 +179,22 @@ def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(
         environment, *_ = ways(
             tmp_path, good["key"], good["secret"], "", f"http://127.0.0.1:{proxy.port}"
         )
-        assert told("push", str(checkpoint), "--store", url, **environment).code == 0
+        assert run(["push", str(checkpoint), "--store", url], QUICK | environment).returncode == 0
         commands = (("push", str(checkpoint), "--store", url), ("ls", "--store", url, "--json"))
         faults = (Answer(503, "SlowDown"), Answer(403, "ExpiredToken"), Answer(400, "Odd"))
         found = []
         for command, fault in sampled(itertools.product(commands, faults), 2):
             failing.answer = fault
-            found.append(told(*command, **environment))
-    assert {one.code for one in found} <= {2, 4}
-    assert reveals("".join(one.all() for one in found), good["secret"]) == []
+            found.append(run(command, QUICK | environment))
+    assert {done.returncode for done in found} <= {2, 4}
+    assert reveals("".join(done.stdout + done.stderr for done in found), good["secret"]) == []
 
 
 def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(
     tmp_path: Path, checkpoint: Path
 ) -> None:
-    good, bucket, failing = (
-        weed().identity({"Action": "s3:*", "Resource": "*"}),
-        weed().bucket(),
-        Failing(),
-    )
+    good = weed().identity({"Action": "s3:*", "Resource": "*"})
+    bucket, failing = weed().bucket(), Failing()
     with closing(HttpProxy(("127.0.0.1", weed().port), failing)) as proxy:
         config = tmp_path / "worker.yaml"
         options = json.dumps({**good, "endpoint_url": f"http://127.0.0.1:{proxy.port}"})
@@ -218,11 +213,8 @@ def test_a_daemon_at_debug_shows_nothing_and_leaves_nothing_in_the_store(
     assert (ill.code, "503" in ill.printed) == (0, True), ill.printed
     assert reveals(well.all() + ill.all(), good["secret"]) == []
     assert reveals("\n".join(contents(bucket)), good["secret"], good["key"]) == []
-    left = "".join(
-        p.read_bytes().decode("latin-1")
-        for p in (checkpoint.parent / "_ckptsync").rglob("*")
-        if p.is_file()
-    )
+    spool = contents_of(checkpoint.parent / "_ckptsync").values()
+    left = "".join(content.decode("latin-1") for content in spool)
     assert reveals(left, good["secret"], good["key"]) == []
 
 
@@ -234,24 +226,33 @@ def contents(bucket: str) -> Iterator[str]:
         yield f"{entry['Key']} {found['Metadata']} {found['Body'].read().decode('latin-1')}"
 
 
+def words(command: str, url: str, checkpoint: Path) -> list[str]:
+    """A command that asks for a store."""
+    if command == "merge":
+        return ["merge", url, str(checkpoint.with_name("model"))]
+    of_save = [str(checkpoint)] if command == "push" else []
+    return [command, *of_save, *(["--store"] if command in ("push", "ls") else []), url]
+
+
+PASSWORDS = (
+    f"s3://AKIA:{WRONG}@bucket/x",
+    f"s3://AKIA:{WRONG}/more@bucket/x",
+    "sftp://me:planted/Word@127.0.0.1/srv",
+    "webdav://me:planted/Word@127.0.0.1/x",
+)
+
+
 @pytest.mark.parametrize(
-    "url",
+    ("command", "url"),
     [
-        f"s3://AKIA:{WRONG}@bucket/x",
-        "sftp://me:planted/Word@127.0.0.1/srv",
-        "webdav://me:planted/Word@127.0.0.1/x",
+        *(("ls", url) for url in PASSWORDS),
+        *((command, PASSWORDS[0]) for command in ("push", "merge", "verify", "status", "inspect")),
     ],
 )
-@pytest.mark.parametrize("command", ["push", "merge", "verify", "ls", "status", "inspect"])
 def test_a_password_in_a_url_is_not_repeated(
-    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], url: str, command: str
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], command: str, url: str
 ) -> None:
-    arguments = {
-        "push": [str(checkpoint), "--store", url],
-        "merge": [url, str(tmp_path / "model")],
-        "ls": ["--store", url],
-    }.get(command, [url])
-    assert main([command, *arguments]) == 2
+    assert main(words(command, url, checkpoint)) == 2
     assert reveals("".join(capsys.readouterr()), WRONG, "planted/Word") == []
 
 
@@ -261,39 +262,22 @@ def test_a_configuration_with_a_mistake_repeats_no_option(tmp_path: Path) -> Non
         f"store: {{url: 's3://bucket/x', options: {{secret: '{WRONG}', tokn: '{TOKEN}'}}}}\n"
         "worker: {runs: [/nowhere]}\n"
     )
-    found = told(
-        "run",
-        "-c",
-        str(config),
-        AWS_ACCESS_KEY_ID="k",
-        AWS_SECRET_ACCESS_KEY="s",
-        AWS_DEFAULT_REGION="r",
-    )
-    assert found.code == 2
-    assert "tokn" in found.printed
-    assert reveals(found.all(), WRONG, TOKEN) == []
+    done = run(["run", "-c", config], {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"})
+    assert done.returncode == 2
+    assert "tokn" in done.stderr
+    assert reveals(done.stdout + done.stderr, WRONG, TOKEN) == []
 
 
 def test_ssh_is_started_with_nothing_that_is_secret(tmp_path: Path, checkpoint: Path) -> None:
     server = sshd()
     private = server.key.read_text().splitlines()[1]
-    options = json.dumps({**server.options, "password": "planted/Word"})
+    words = ("push", str(checkpoint), "--store", server.url(tmp_path / "store"))
     refused = told(
-        "push",
-        str(checkpoint),
-        "--store",
-        server.url(tmp_path / "store"),
-        CKPTSYNC_STORAGE_OPTIONS=options,
+        *words,
+        CKPTSYNC_STORAGE_OPTIONS=json.dumps({**server.options, "password": "planted/Word"}),
     )
-    assert refused.code == 2
-    good = told(
-        "push",
-        str(checkpoint),
-        "--store",
-        server.url(tmp_path / "store"),
-        CKPTSYNC_STORAGE_OPTIONS=json.dumps(dict(server.options)),
-    )
-    assert good.code == 0, good.printed
+    good = told(*words, CKPTSYNC_STORAGE_OPTIONS=json.dumps(dict(server.options)))
+    assert (refused.code, good.code) == (2, 0), good.printed
     assert any("ssh" in line.split(" ")[0] for line in good.lines), "no child was seen"
     assert reveals(refused.all() + good.all(), "planted/Word", private) == []
 
@@ -307,10 +291,11 @@ def test_what_is_planted_would_be_found(tmp_path: Path) -> None:
         base64.b64encode(WRONG.encode()).decode(),
     ):
         assert reveals(text, WRONG)
-    command = [sys.executable, "-c", "import time; time.sleep(30)", WRONG]
+    command = [sys.executable, "-c", "import time; time.sleep(300)", WRONG]
+    over = threading.Event()
+    alarm = threading.Timer(SECONDS, over.set)
+    alarm.start()
     with subprocess.Popen(command) as child:
-        over = threading.Event()
-        threading.Timer(2, over.set).start()
-        seen = "".join(_command_lines(child.pid, over))
+        assert any(reveals(line, WRONG) for line in _command_lines(child.pid, over))
         child.kill()
-    assert reveals(seen, WRONG)
+    alarm.cancel()

@@ -160,6 +160,10 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
             "install or uninstall the hook that CKPTSYNC_AUTOLOAD=1 gives each Trainer",
             ("hook install --python /opt/train/bin/python", "hook uninstall"),
         ),
+        "uninstall": Entry(
+            "remove what ckptsync has written on this machine outside its package and its stores",
+            ("uninstall --dry-run", "uninstall --purge"),
+        ),
     },
     "help": {
         "demo": Entry(

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,6 +126,8 @@ def working_directory(path: str | None) -> Path:
 
 def program() -> list[str]:
     """Return the words that call this program in a shell, also if it is not in PATH."""
+    if zipfile.is_zipfile(sys.argv[0]):  # a zipapp
+        return [str(Path(sys.argv[0]).absolute())]
     if shutil.which("ckptsync"):
         return ["ckptsync"]
     beside = Path(sys.executable).with_name("ckptsync")

@@ -195,12 +195,9 @@ def _print(args: argparse.Namespace, target: str) -> int:
         catalogue = select(store, read_now(), run_, location)
         rows = [row for row in _list_rows(catalogue.summaries) if _key(row) not in printed]
         printed |= {_key(row) for row in rows}
-        if args.follow and args.json:  # a line each
-            for row in rows:
-                print(json.dumps(row), flush=True)
-        elif args.json:
+        if args.json and (rows or not args.follow):
             output.print_json({"store": store.url, "events": rows}, exit_code(catalogue))
-        else:
+        elif not args.json:
             output.print_lines([_line(row) for row in rows])
             if not (rows or args.follow):
                 output.say(f"{store.url}/{target}: nothing has happened yet")

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import errno
 import gc
+import io
 import logging
 import os
 import signal
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ckptsync.child import die_with_parent
 
         die_with_parent()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = [*(sys.argv[1:] if argv is None else argv)]
     own = words[: words.index("--")] if "--" in words else words  # later words are a training's
     as_json = any(word.partition("=")[0] in ("--json", "--progress") for word in own)

@@ -335,6 +335,45 @@ def _list_workers() -> set[str]:
     return {path.name.removesuffix(".d").removesuffix(".service") for path in (*links, *folders)}
 
 
+def list_written_units() -> list[Path]:
+    """Return the files that install wrote, of the system's and of this user's own systemd."""
+    candidates = [
+        path
+        for folder in _unit_folders()
+        for pattern in ("ckptsync-*.service", f"ckptsync-*.service.d/{_DROP_IN}")
+        for path in sorted(folder.glob(pattern))
+    ]
+    return [path for path in candidates if _MARK in (_read_unit(path) or "")]
+
+
+def list_enabled() -> list[str]:
+    """Return the commands that disable the services that are enabled, one for each of them."""
+    return [
+        f"systemctl{'' if folder == SYSTEM else ' --user'} disable --now {link.stem}"
+        for folder in _unit_folders()
+        for link in sorted(folder.glob("*.wants/ckptsync-*.service"))
+    ]
+
+
+def list_configurations() -> list[Path]:
+    """Return the configurations, with their ``.env`` files, of the system and of this user."""
+    folders = [CONFIGS, *(folder.parents[1] / "ckptsync" for folder in _unit_folders()[1:])]
+    return [
+        path
+        for folder in folders
+        for pattern in ("*.yaml", "*.env")
+        for path in sorted(folder.glob(pattern))
+    ]
+
+
+def _unit_folders() -> list[Path]:
+    """Return the directories of units: the system's, and this user's own if it is this user's."""
+    try:
+        return [SYSTEM, _own_folder() / "systemd/user"]
+    except (ConfigError, RuntimeError):  # another user's home, or none
+        return [SYSTEM]
+
+
 def _read_unit(path: Path) -> str | None:
     """Return the text of a file; None if there is none, "" for a directory.
 

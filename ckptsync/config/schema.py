@@ -69,7 +69,9 @@ class StoreConfig:
         {},
         "Options of the store's client, by the names that s3fs and fsspec give them. No keys "
         "here: S3 finds them in `AWS_PROFILE`, `~/.aws`, `AWS_ACCESS_KEY_ID` or the "
-        "instance's role, SSH in its agent or `~/.ssh`. The variable takes JSON.",
+        "instance's role, SSH in its agent or `~/.ssh`. fsspec's own configuration "
+        "(`~/.config/fsspec`, `FSSPEC_S3_ENDPOINT_URL`, …) completes them; options for S3 and "
+        "SFTP that are not used are logged. The variable takes JSON.",
         variable="CKPTSYNC_STORAGE_OPTIONS",
         is_secret=True,
     )

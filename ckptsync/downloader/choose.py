@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptsync.catalogue.location_summary import Summary, by_age, last_models
+from ckptsync.downloader.download_plan import not_consolidated
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 
 LATEST = "latest"
@@ -123,10 +124,7 @@ def _check_may_be_given(summary: Summary, trust: Trust, part: PulledPart) -> Non
         )
     if part == "model":
         if not summary.model_record:
-            raise Incomplete(
-                f"{name}: it has not been consolidated",
-                hint=f"wait for a head, or run `ckptsync merge STORE_URL/{name} DST`",
-            )
+            raise not_consolidated(name)
         return
     if summary.shards_retired and trust != "any":
         raise Incomplete(

@@ -27,7 +27,7 @@ from ckptsync.quantities import show_size
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.parallel_download import THREADS, StoredFile, download
 from ckptsync.stores.posix.draft import is_unfinished
-from ckptsync.stores.posix.publish import sync_directory
+from ckptsync.stores.posix.publish import sync_path
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import has_same_bytes
 from ckptsync.threads import ThreadPool
@@ -281,7 +281,7 @@ class Download:
         Return the names of the pointer files that changed.
         """
         with _raising_ours(self._final):
-            _sync(self._parent)
+            sync_path(self._parent)
         return write_pointers(self._parent, self.plan.pointers)
 
     def _result(
@@ -368,7 +368,7 @@ def _set_times(root: Path, times: Mapping[str, int]) -> None:
             newest[above] = max(time, newest.get(above, time))
     for directory in sorted(newest, key=lambda d: -d.count("/") - bool(d)):
         os.utime(root / directory, ns=(newest[directory], newest[directory]))
-        _sync(root / directory)
+        sync_path(root / directory)
 
 
 def _lock(descriptor: int, hidden: Path) -> None:
@@ -408,15 +408,6 @@ def _lock(descriptor: int, hidden: Path) -> None:
             f"{hidden}: another pull has just finished, or it belongs to another user",
             hint="try again",
         )
-
-
-def _sync(directory: Path) -> None:
-    """Sync a directory to disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync_directory(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

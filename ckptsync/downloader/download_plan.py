@@ -137,11 +137,7 @@ def plan_model(state: LocationState) -> PullPlan:
     """
     record = state.model_record
     if record is None:
-        name = f"{state.run}/{state.location}"
-        raise Incomplete(
-            f"{name}: it has not been consolidated",
-            hint=f"wait for a head, or run `ckptsync merge STORE_URL/{name} DST`",
-        )
+        raise not_consolidated(f"{state.run}/{state.location}")
     prefix = consolidated_prefix(record.run, record.location)
     tensors: dict[str, list[ModelTensor]] = {}
     for tensor in record.tensors:
@@ -155,6 +151,17 @@ def plan_model(state: LocationState) -> PullPlan:
     missing_paths = [file.path for file in record.files if file not in present]
     missing = tuple(f"{path}: missing in the store, or of another size" for path in missing_paths)
     return PullPlan(state.checkpoint, tuple(files), missing=missing)
+
+
+def not_consolidated(name: str) -> Incomplete:
+    """Return the error for a checkpoint that has no consolidated model."""
+    return Incomplete(
+        f"{name}: it has no consolidated model yet",
+        hint=(
+            "wait until a head has made it (`ckptsync status` says whether one runs), or run"
+            f" `ckptsync merge STORE_URL/{name} DST`"
+        ),
+    )
 
 
 def model_digests(file: ModelFile, tensors: Sequence[ModelTensor]) -> RangeDigests:

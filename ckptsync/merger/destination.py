@@ -44,7 +44,7 @@ from ckptsync.stores.checkpoint_files import MERGING_LIMIT
 from ckptsync.stores.contract import About, Chunk, Rooted, Store, has_root, read_all
 from ckptsync.stores.opening import Access
 from ckptsync.stores.path_or_url import PathOrUrl
-from ckptsync.stores.posix.publish import sync_directory
+from ckptsync.stores.posix.publish import sync_path
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import has_same_bytes
 from ckptsync.stores.urls import Remote
@@ -110,7 +110,7 @@ def merge(
                 prepared.job, prepared.files, Destination(write), progress, work, engine=engine
             )
             check_unchanged((*prepared.trees, *prepared.fill))
-        return merged
+        return replace(merged, notes=(*merged.notes, *_list_leftovers(target)))
     destination = _StoreDestination(access.store(target), prepared)
     # with statistics each file is made again, since its values are not stored
     notes = [] if work.statistics else destination.resume()
@@ -133,7 +133,7 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
     end; after an error it is deleted. It is held open: whoever owns the one above may put another
     in its place. Raises StoreError for errors of the file system.
     """
-    temporary = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
+    temporary = destination.parent / f"{_temporary_prefix(destination)}{secrets.token_hex(4)}"
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
         """Write a file of the model; raise StoreError, with a hint if the disk is full."""
@@ -160,13 +160,29 @@ def _new_directory(destination: Path) -> Iterator[tuple[Path, Write]]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        with _open_directory(destination.parent) as above:
-            sync_directory(above)
+        sync_path(destination.parent)
     except OSError as e:
         why = (e.strerror or str(e)).lower()
         raise StoreError(
             f"{destination}: {why}", hint="check the free space and the permissions there"
         ) from e
+
+
+def _temporary_prefix(destination: Path) -> str:
+    """Return how the names of temporary directories begin."""
+    return f".{destination.name}.ckptsync-"
+
+
+def _list_leftovers(destination: Path) -> list[str]:
+    """Return a note for each temporary directory of another merge to the same destination."""
+    prefix = _temporary_prefix(destination)
+    with contextlib.suppress(OSError):
+        return [
+            f"{path}: left by a merge that was killed; delete it, unless that merge still runs"
+            for path in sorted(destination.parent.iterdir())
+            if path.name.startswith(prefix)
+        ]
+    return []
 
 
 @contextlib.contextmanager

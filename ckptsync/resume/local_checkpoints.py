@@ -28,7 +28,7 @@ from ckptsync.layouts import registry
 from ckptsync.resume.choose import Candidate, WholeSave
 from ckptsync.spool.markers import is_training, list_training_processes
 from ckptsync.spool.pins import list_pins
-from ckptsync.stores.posix.publish import sync_directory
+from ckptsync.stores.posix.publish import sync_path
 from ckptsync.walk import SPOOL, UnsafeSpool
 from ckptsync.worker.finished import Rule, judge, may_be_alone
 from ckptsync.worker.local_save import LocalSave, count_ranks
@@ -175,7 +175,7 @@ def move_aside(output_dir: Path, paths: Sequence[Path]) -> list[Path]:
                 continue
             moved.append(target)
         for folder in {path.parent for path in (*paths, *moved)}:
-            _sync(folder)
+            sync_path(folder)
     return moved
 
 
@@ -187,7 +187,7 @@ def put_in_place(staged: Path, final: Path) -> None:
     with _reported(final):
         with contextlib.suppress(FileNotFoundError):
             staged.rename(final)
-        _sync(final.parent)
+        sync_path(final.parent)
 
 
 def inode(path: Path | None) -> tuple[int, int] | None:
@@ -224,15 +224,6 @@ def staging_of(output_dir: Path, save_id: str) -> Path:
 def remove_staging(output_dir: Path) -> None:
     """Remove downloads that were not put in their places; the store has all of them."""
     shutil.rmtree(output_dir / STAGING, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Sync the names in a directory to the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync_directory(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ class CommandResult(msgspec.Struct, frozen=True):
             level: Literal["error", "info"] = "error" if r["verdict"] == "damaged" else "info"
             # `level` is the line's own
             verdict = {**_some(r, *where), "check": r["level"], **_some(r, "verdict", "read")}
-            yield Line("", pairs(phase="proved", **verdict), level)
+            yield Line("", pairs(phase="verified", **verdict), level)
             for f in r["findings"] if level == "error" else ():
                 values = {
                     "run": r["run"],

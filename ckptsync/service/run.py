@@ -102,7 +102,7 @@ def run(load: Callable[[], Config], until_gone: int | None = None, begin: Begin 
     for line in config.switched_off:
         log.info("%s", pairs(phase="off", detail=line))
     for line in list_unmatched(runs):
-        log.warning("%s", pairs(phase="no-match", detail=line))
+        log.warning("%s", pairs(phase="no-directory", detail=line))
     with stopping() as stop:
         _Service(config, stop, load, UntilGone(until_gone)).run(begin)
         logging.shutdown()

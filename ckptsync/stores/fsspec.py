@@ -17,9 +17,12 @@ How a file gets its name in one step:
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import errno
+import functools
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -67,6 +70,43 @@ _REFUSED = {
 }
 
 log = logging.getLogger(__name__)
+
+
+@functools.cache
+def configured_options(protocols: tuple[str, ...], known: frozenset[str]) -> Mapping[str, object]:
+    """Return the options that fsspec's own configuration has for these protocols.
+
+    fsspec reads ``*.json`` and ``*.ini`` in ~/.config/fsspec (or FSSPEC_CONFIG_DIR), and variables
+    such as FSSPEC_S3_ENDPOINT_URL. Options that are not ``known`` are left out, and their names
+    logged, once for each process. fsspec is imported only if it has a configuration, because that
+    takes time. Raise ConfigError if a file cannot be read.
+    """
+    directory = os.environ.get("FSSPEC_CONFIG_DIR", "~/.config/fsspec")
+    has_variables = any(name.startswith("FSSPEC_") for name in os.environ)
+    # pathlib raises where there is no home, or no access
+    has_files = os.path.isdir(os.path.expanduser(directory))  # noqa: PTH111, PTH112
+    if not has_variables and not has_files:
+        return {}
+    try:
+        from fsspec.config import conf  # noqa: PLC0415
+    except ImportError:
+        log.warning("fsspec's configuration is not read: %s", install_extra("fsspec"))
+        return {}
+    except (OSError, ValueError, TypeError, configparser.Error) as e:
+        raise ConfigError(
+            f"{directory}: the configuration of fsspec cannot be read: {e}",
+            hint="correct that file; fsspec takes JSON objects: {protocol: {option: value}}",
+        ) from e
+    options = {
+        name: value for protocol in protocols for name, value in conf.get(protocol, {}).items()
+    }
+    if unknown := sorted(options.keys() - known):
+        log.warning(
+            "%s://: fsspec's configuration has options that are not used here: %s",
+            protocols[0],
+            ", ".join(unknown),
+        )
+    return {name: value for name, value in options.items() if name in known}
 
 
 class GenericStore:

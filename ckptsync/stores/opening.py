@@ -151,16 +151,20 @@ def open_any(
             )
         return _local_store(target, "", limits)
     # imported where used: each kind brings a library of its own
+    from ckptsync.stores.fsspec import GenericStore, configured_options  # noqa: PLC0415
+
     if target.scheme == "s3":
+        from ckptsync.stores.s3.client import OPTIONS as S3_OPTIONS  # noqa: PLC0415
         from ckptsync.stores.s3.store import S3Store  # noqa: PLC0415
 
-        return S3Store(target, options, limits)
+        defaults = configured_options(("s3", "s3a"), S3_OPTIONS)
+        return S3Store(target, {**defaults, **options}, limits)
     if target.scheme == "sftp":
+        from ckptsync.stores.sftp.connection import OPTIONS as SFTP_OPTIONS  # noqa: PLC0415
         from ckptsync.stores.sftp.store import SftpStore  # noqa: PLC0415
 
-        return SftpStore(target, options, limits)
-    from ckptsync.stores.fsspec import GenericStore  # noqa: PLC0415
-
+        defaults = configured_options(("sftp", "ssh"), frozenset(SFTP_OPTIONS))
+        return SftpStore(target, {**defaults, **options}, limits)
     return Retrying(GenericStore(target, options, limits), Persistence(limits.patience))
 
 

@@ -83,6 +83,7 @@ DOORS = {
     "merge-structure": "fuzz_structure",
     "records": "fuzz_local",
     "argv": "fuzz_local",
+    "sftp-answers": "fuzz_servers",
 }
 """Door → the module that has it in its table ``DOORS``."""
 

@@ -189,7 +189,7 @@ _LIKELY: Mapping[str, Sequence[str]] = {
     "USER": ("root",),
 }  # fmt: skip
 # what does not end, runs a command or leaves a worker, and what changes the Python that it runs in
-_LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain", "events", "init")
+_LEFT_OUT = ("run", "web", "demo", "hook", "resume", "drain", "events", "init", "uninstall")
 # what does not end, asks systemd, writes the file that it names, or is to be run
 _NEVER = ("--watch", "--wait", "--user", "--python", "--html")
 _SLOW = ("load", "model")  # levels that start torch

@@ -66,7 +66,7 @@ LINES = [
     ("version", ()),
 ]  # fmt: skip
 # what needs more than this store is held by its own tests: they print through the same function
-ELSEWHERE = {"alert", "run", "demo", "service", "hook", "join", "resume", "rm", "web"}
+ELSEWHERE = {"alert", "run", "demo", "service", "hook", "join", "resume", "rm", "uninstall", "web"}
 
 
 @pytest.fixture(scope="module")

@@ -268,3 +268,16 @@ def test_what_an_error_or_a_warning_repeats_commands_no_terminal(tmp_path: Path)
     assert said[0].startswith("ckptsync: error: ")
     assert said[-1] == "ckptsync: a\\x1b[2J\\u202e"
     assert all(line.isprintable() for line in said)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["help", "formats"], ["inspect", "模型"]])
+def test_a_terminal_that_lacks_a_character_gets_its_number(words: list[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ckptsync", *words],
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    text = (ended.stdout + ended.stderr).decode("ascii")
+    assert "Traceback" not in text
+    assert "\\u" in text

@@ -122,7 +122,7 @@ def test_a_name_is_a_location_or_the_newest_save_of_that_name() -> None:
 
 def test_a_model_is_given_after_its_shards_were_deleted() -> None:
     assert choose([save(1, "RETIRED")], "run", "checkpoint-1", "verified", "model")
-    with pytest.raises(Incomplete, match="not been consolidated"):
+    with pytest.raises(Incomplete, match="no consolidated model yet"):
         choose([save(1, model_record="")], "run", "checkpoint-1", "verified", "model")
 
 

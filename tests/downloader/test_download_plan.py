@@ -156,7 +156,7 @@ def test_a_file_with_bytes_of_no_tensor_is_verified_as_a_whole() -> None:
 def test_a_missing_model_or_file_of_it_is_named() -> None:
     store = MemoryStore()
     arrive(store, {"a": b"1"}, demands=Demands())
-    with pytest.raises(Incomplete, match="not been consolidated"):
+    with pytest.raises(Incomplete, match="no consolidated model yet"):
         plan_model(seen(store))
     whole_ = whole_store()
     whole_.delete(consolidated_prefix(RUN, LOCATION) + "config.json")

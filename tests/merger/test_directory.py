@@ -355,3 +355,13 @@ def test_a_full_disk_is_said_of_the_directory_that_was_named(
         refused(StoreError, f"^{out}/model.safetensors: ", nodes, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_what_a_killed_merge_left_is_named(nodes: tuple[Path, ...], out: Path) -> None:
+    left = out.parent / f".{out.name}.ckptsync-0123abcd"
+    for path in (left, out.parent / f".{out.name}er.ckptsync-0123abcd"):
+        path.mkdir()
+    merged = merge_local(nodes, out, KEEP)
+    assert [note for note in merged.notes if "killed" in note] == [
+        f"{left}: left by a merge that was killed; delete it, unless that merge still runs"
+    ]

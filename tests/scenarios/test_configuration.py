@@ -102,7 +102,7 @@ def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status
         ["worker"],
         {"worker": {"runs": [{"path": f"{world.home}/none/*"}], "scan_every": "1s"}},
     )
-    assert service.wait(phase="no-match")["level"] == "warning"
+    assert service.wait(phase="no-directory")["level"] == "warning"
     service.wait(phase="started")
     world.until(
         lambda: f"{world.home}/none/*" in world.run("status", "--store", world.store.url).out,

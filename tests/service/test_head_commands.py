@@ -111,7 +111,7 @@ def test_a_job_is_done_and_answered(tmp_path: Path, home: Path) -> None:
     where = "run=fsdp2 location=checkpoint-4"
     for job, text in (
         (CONSOLIDATE, rf"phase=consolidated {where} files=[1-9]\d* bytes=[1-9]\d* notes=\".*\""),
-        (VERIFY, rf"phase=proved {where} check=digest verdict=ok read=[1-9]\d*"),
+        (VERIFY, rf"phase=verified {where} check=digest verdict=ok read=[1-9]\d*"),
     ):
         code, said, _ = answered(tmp_path, job, home)
         result = said[-1]

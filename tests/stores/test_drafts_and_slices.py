@@ -127,11 +127,6 @@ def test_only_drafts_are_dropped_and_no_link_is_followed(tmp_path: Path) -> None
     assert [e.name for e in store.names("run/")] == ["run/a"]
 
 
-def test_a_store_without_directories_has_none() -> None:
-    assert list(abandoned_drafts(MemoryStore(), NOW)) == []
-    assert not remove_draft(MemoryStore(), "x")
-
-
 def test_a_store_over_ssh_is_the_same_store(tmp_path: Path) -> None:
     old = draft(tmp_path)
     store = over_ssh(tmp_path)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,17 +71,15 @@ def chunks(data: bytes, size: int) -> Iterator[memoryview]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 200, 201, 1234])
-@pytest.mark.parametrize("chunk", [1, 30, 100, 1000])
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("told", ["size", "nothing"])
-def test_a_file_arrives_as_it_is(size: int, chunk: int, threads: int, told: str) -> None:
-    data, shelf = content(size)[:size], Shelf()
-    UploadPool(threads, 300).send(
-        shelf, chunks(data, chunk), About(size) if told == "size" else UNKNOWN, 100
-    )
-    assert shelf.file == data
-    assert shelf.begun == (size > 100)
-    assert sorted(shelf.puts) == (list(range(1, -(-size // 100) + 1)) if size > 100 else [])
+def test_a_file_arrives_as_it_is(size: int) -> None:
+    data = content(size)[:size]
+    ways = itertools.product([1, 30, 100, 1000], [1, 3], [About(size), UNKNOWN])
+    for chunk, threads, about in ways:
+        shelf = Shelf()
+        UploadPool(threads, 300).send(shelf, chunks(data, chunk), about, 100)
+        assert shelf.file == data
+        assert shelf.begun == (size > 100)
+        assert sorted(shelf.puts) == (list(range(1, -(-size // 100) + 1)) if size > 100 else [])
 
 
 def test_what_an_earlier_try_has_left_is_not_sent_again() -> None:
@@ -176,17 +176,10 @@ def test_no_more_than_the_budget_is_in_flight() -> None:
 
     shelves = [Slow(), Slow()]
     parts = UploadPool(8, 400)
-    threads = [
-        threading.Thread(
-            target=parts.send, args=(s, chunks(content(3000)[:3000], 70), About(3000), 100)
-        )
-        for s in shelves
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [s.file for s in shelves] == [content(3000)[:3000]] * 2
+    data = content(3000)[:3000]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda s: parts.send(s, chunks(data, 70), About(3000), 100), shelves))
+    assert [s.file for s in shelves] == [data] * 2
     assert 100 < sum(s.most for s in shelves) <= 800
     assert max(s.most for s in shelves) <= 400
 
@@ -198,11 +191,8 @@ def test_parts_grow_with_the_file_and_ten_thousand_suffice_for_five_terabytes() 
         assert each % MIB == 0
         assert -(-size // each) <= 10_000
     assert part_size(5 << 40) == 525 * MIB
+    assert len({part_size(10**12, n) for n in (1, 2, 9000)}) == 1, "a try finds them again"
     assert sum(part_size(None, n) for n in range(1, 10_001)) > 5 << 40
-
-
-def test_parts_of_one_size_are_found_again_where_they_were() -> None:
-    assert len({part_size(10**12, n) for n in (1, 2, 9000)}) == 1
 
 
 def test_a_small_content_is_written_while_a_large_ones_chunks_are_made_whatever_the_budget() -> (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
+import itertools
 import os
 import random
 import resource
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
@@ -77,26 +76,21 @@ def test_only_what_is_missing_is_written(
     draft = begin(at)
     assert draft.initial_size == count
     written = writes(monkeypatch)
-    assert (
-        finish(draft, CONTENT[:70_000], CONTENT[70_000:2_500_000], CONTENT[2_500_000:]) == CONTENT
-    )
+    chunks = (CONTENT[:70_000], CONTENT[70_000:2_500_000], CONTENT[2_500_000:])
+    assert finish(draft, *chunks) == CONTENT
     assert sum(written) == len(CONTENT) - count // 4096 * 4096
 
 
-@pytest.mark.parametrize("odd", [0, 5000, 1_999_999])
-def test_what_is_not_the_same_is_written_again(at: int, odd: int) -> None:
+def test_what_is_not_the_same_or_longer_is_written_again(at: int) -> None:
     """A power cut leaves zeros, or the source has changed."""
-    other = bytearray(CONTENT[:2_000_000])
-    other[odd] ^= 1
-    left(at, bytes(other))
-    assert finish(begin(at), CONTENT) == CONTENT
-
-
-def test_what_is_longer_is_cut(at: int) -> None:
-    left(at, CONTENT)
-    assert finish(begin(at), CONTENT[:100_000]) == CONTENT[:100_000]
-    left(at, CONTENT)
-    assert finish(begin(at)) == b""
+    for odd in (0, 5000, 1_999_999):
+        other = bytearray(CONTENT[:2_000_000])
+        other[odd] ^= 1
+        left(at, bytes(other))
+        assert finish(begin(at), CONTENT) == CONTENT
+    for content in (CONTENT[:100_000], b""):
+        left(at, CONTENT)
+        assert finish(begin(at), content) == content
 
 
 def test_nobody_else_continues_it(at: int, tmp_path: Path) -> None:
@@ -131,53 +125,32 @@ def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) 
     assert (tmp_path / "named").read_bytes() == CONTENT
 
 
-def test_what_is_not_a_file_of_ours_is_not_continued(at: int, tmp_path: Path) -> None:
-    path = left(at, b"x")
-    path.unlink()
-    os.mkfifo(path)
-    draft = begin(at)
-    assert draft.part != path.name
-    assert finish(draft, CONTENT) == CONTENT
+TAIL = len(CONTENT) % BLOCK
 
 
-def test_removing_makes_room(at: int, tmp_path: Path) -> None:
-    draft = begin(at)
-    draft.end(keep=False)
-    draft.end(keep=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def shared(store: PosixStore, there: bytes, content: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes that were written for ``content`` where the file system has given the new file the
-    bytes ``there``.
-    """
-    written: list[int] = []
-    write = os.pwrite
-
-    def counted(fd: int, data: memoryview, start: int) -> int:
-        written.append(write(fd, data, start))
-        return written[-1]
+@pytest.mark.parametrize(
+    ("shared", "missing"),
+    [
+        (CONTENT, TAIL),
+        (CONTENT + b"what has come since", TAIL),
+        (CONTENT[:8192], len(CONTENT) - 8192),
+        (b"", len(CONTENT)),
+        (bytes(len(CONTENT)), len(CONTENT)),
+    ],
+    ids=["same", "longer", "shorter", "empty", "other bytes"],
+)
+def test_what_is_shared_is_compared_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bytes, missing: int
+) -> None:
+    store, written = PosixStore(str(tmp_path)), list[list[int]]()
 
     def share(fd: int) -> None:
-        os.pwrite(fd, there, 0)
-        monkeypatch.setattr(os, "pwrite", counted)
+        os.pwrite(fd, shared, 0)
+        written.append(writes(monkeypatch))
 
-    store.write("a", [content[:70_000], content[70_000:]], About(len(content), share=share))
-    monkeypatch.undo()
-    assert read_all(store, "a") == content
-    return sum(written)
-
-
-def test_what_is_shared_is_compared_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = PosixStore(str(tmp_path))
-    tail = len(CONTENT) % 4096
-    assert shared(store, CONTENT, CONTENT, monkeypatch) == tail
-    assert shared(store, CONTENT + b"what has come since", CONTENT, monkeypatch) == tail
-    assert shared(store, CONTENT[:8192], CONTENT, monkeypatch) == len(CONTENT) - 8192
-    assert shared(store, b"", CONTENT, monkeypatch) == len(CONTENT)
-    assert shared(store, bytes(len(CONTENT)), CONTENT, monkeypatch) == len(CONTENT), "other bytes"
+    store.write("a", [CONTENT[:70_000], CONTENT[70_000:]], About(len(CONTENT), share=share))
+    assert read_all(store, "a") == CONTENT
+    assert sum(written[0]) == missing
 
 
 def test_a_share_that_fails_is_no_write(tmp_path: Path) -> None:
@@ -210,7 +183,6 @@ def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_a
     assert read_all(store, "a") == CONTENT
 
 
-PLACED = os.urandom((1 << 20) + 5000)
 PLACES = [Path("/dev/shm"), Path("/var/tmp")]  # a tmpfs, and most often a disk
 
 
@@ -222,34 +194,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[PosixStore]:
         yield PosixStore(place)
 
 
-def view(data: bytes) -> memoryview:
-    """In memory that begins where a disk wants it."""
-    memory = memoryview(mmap.mmap(-1, max(1, len(data))))[: len(data)]
-    memory[:] = data
-    return memory
-
-
 def hidden(store: PosixStore) -> list[str]:
     return [path.name for path in Path(store.root).iterdir() if path.name.startswith(".")]
-
-
-def test_bytes_in_any_order_are_one_file_once_it_is_committed(store: PosixStore) -> None:
-    draft = store.open_draft("a", len(PLACED))
-    for start in (1 << 19, 0, 1 << 20):
-        draft.write_at(start, view(PLACED[start : start + (1 << 19) if start < 1 << 20 else None]))
-    assert list(store.names("")) == []
-    draft.commit()
-    assert read_all(store, "a") == PLACED
-    assert not hidden(store)
-
-
-def test_what_was_there_is_replaced_and_only_then(store: PosixStore) -> None:
-    store.write("d/a", [b"old"])
-    draft = store.open_draft("d/a", 3)
-    draft.write_at(0, memoryview(b"new"))
-    assert read_all(store, "d/a") == b"old"
-    draft.commit()
-    assert read_all(store, "d/a") == b"new"
 
 
 def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixStore) -> None:
@@ -276,16 +222,6 @@ def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixSto
     assert not hidden(store)
 
 
-def test_what_another_try_left_beyond_the_end_is_cut_off(store: PosixStore) -> None:
-    draft = store.open_draft("a", 10, "origin")
-    draft.write_at(0, memoryview(b"0123456789"))
-    draft.give_up(Transient("busy"))
-    draft = store.open_draft("a", 4, "origin")
-    assert draft.initial_size == 4
-    draft.commit()
-    assert read_all(store, "a") == b"0123"
-
-
 def test_a_file_that_cannot_be_so_large_is_named_and_not_begun(store: PosixStore) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -302,22 +238,22 @@ def made(path: Path, content: bytes) -> os.stat_result:
     return path.stat()
 
 
-def losing_the_answer(call: Callable[..., None], code: int) -> Callable[..., None]:
+@pytest.mark.parametrize(
+    ("call", "code"), [("rename", errno.ENOENT), ("link", errno.EEXIST)], ids=["replace", "claim"]
+)
+def test_a_name_was_given_though_the_answer_was_lost(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    real = getattr(os, call)
+
     def lost(*args: Any, **kwargs: Any) -> None:
-        call(*args, **kwargs)
+        real(*args, **kwargs)
         raise OSError(code, "sent again by the NFS client")
 
-    return lost
-
-
-def test_a_rename_whose_answer_was_lost_is_a_success(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     part = made(tmp_path / "part", b"new")
-    made(tmp_path / "a", b"old")
-    monkeypatch.setattr(os, "rename", losing_the_answer(os.rename, errno.ENOENT))
-    publish.replace(at, "part", "a", part)
-    assert (tmp_path / "a").read_bytes() == b"new"
+    monkeypatch.setattr(os, call, lost)
+    (publish.replace if call == "rename" else publish.claim)(at, "part", "a", part)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"new")]
 
 
 def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
@@ -329,15 +265,6 @@ def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
     made(tmp_path / "a", b"somebody else's")
     with pytest.raises(FileNotFoundError):
         publish.replace(at, "part", "a", part)
-
-
-def test_a_link_whose_answer_was_lost_is_a_success(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = made(tmp_path / "part", b"x")
-    monkeypatch.setattr(os, "link", losing_the_answer(os.link, errno.EEXIST))
-    publish.claim(at, "part", "a", part)
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"x")]
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
@@ -357,12 +284,13 @@ def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
 def test_directories_that_cannot_be_synced_need_not_be(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: int, code: list[int]) -> None:
-        raise OSError(code[0], os.strerror(code[0]))
+    codes = [errno.EINVAL, errno.EIO]
 
-    monkeypatch.setattr(os, "fsync", lambda fd: refused(fd, [errno.EINVAL]))
+    def refused(_: int) -> None:
+        raise OSError(codes[0], os.strerror(codes.pop(0)))
+
+    monkeypatch.setattr(os, "fsync", refused)
     publish.sync_directory(at)
-    monkeypatch.setattr(os, "fsync", lambda fd: refused(fd, [errno.EIO]))
     with pytest.raises(OSError, match="Input/output"):
         publish.sync_directory(at)
 
@@ -455,9 +383,9 @@ SIZES = [
 
 
 def aligned(size: int) -> memoryview:
-    held = np.random.default_rng(size).integers(0, 256, size + BLOCK, "u1")
-    at = -held.ctypes.data % BLOCK
-    return held[at : at + size].data
+    room = chunk_room(size)
+    room[:] = random.Random(size).randbytes(size)
+    return room
 
 
 def askew(size: int) -> memoryview:
@@ -483,12 +411,8 @@ def test_the_file_is_the_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(draft, "is_on_disk", is_on_disk)
+    monkeypatch.setattr(draft, "DROP_EVERY", LEAST)  # what was written leaves the page cache
     write_whole(at, [memory(size) for size in sizes])
-
-
-def test_what_was_written_is_let_go_of_and_stays(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "DROP_EVERY", 1000)
-    write_whole(at, [askew(700) for _ in range(9)])
 
 
 @pytest.mark.parametrize("most", [BLOCK, 3 * BLOCK])
@@ -496,11 +420,10 @@ def test_short_writes_and_a_refusal_in_the_midst_lose_and_double_nothing(
     at: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk may take less than it was given, and refuse the rest."""
-    real, calls = os.pwrite, []
+    real, numbers = os.pwrite, itertools.count(1)
 
     def short(fd: int, data: memoryview, start: int) -> int:
-        calls.append(len(data))
-        if len(calls) == 3:
+        if next(numbers) == 3:
             raise OSError(errno.EINVAL, "not aligned")
         return real(fd, data[:most], start)
 
@@ -526,10 +449,3 @@ def test_large_chunks_go_past_the_cache_and_what_follows_them_through_it(
     monkeypatch.setattr(draft, "is_on_disk", lambda _: True)
     write_whole(at, [aligned(LEAST_DIRECT), aligned(LEAST_DIRECT + 5), aligned(LEAST_DIRECT)])
     assert calls == [(True, LEAST_DIRECT), (True, LEAST_DIRECT), (False, 5), (False, LEAST_DIRECT)]
-
-
-@pytest.mark.parametrize("size", [0, 1, BLOCK + 1, LEAST_DIRECT])
-def test_room_for_a_chunk_is_as_large_as_asked_and_begins_with_a_block(size: int) -> None:
-    room = chunk_room(size)
-    assert len(room) == size
-    assert not size or np.frombuffer(room, "u1").ctypes.data % BLOCK == 0

@@ -15,7 +15,7 @@ from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.campaigns.killing import can_trap
 from tests.support.exhaustive import ALL
-from tests.support.strace_faults import CALLS, NEW, OTHER, Outcome, injected
+from tests.support.strace_faults import CALLS, NEW, OTHER, Outcome, injected, outcomes_of
 
 pytestmark = pytest.mark.skipif(
     not can_trap(), reason="strace is not installed, or may not trace here"
@@ -39,11 +39,8 @@ def faulty(home: Path, call: str) -> Iterator[tuple[Path, list[Outcome]]]:
     """
     first, every = (2, 2) if call == "close" else (1, 2) if call in FEW else (1, 5)
     for n in itertools.count(1, 1) if ALL else itertools.count(first, every):
-        for error in (
-            ERRORS[:4]
-            if call in FEW and ALL
-            else [ERRORS[n % 4 if call in FEW else n % len(ERRORS)]]
-        ):
+        drawn = ERRORS[n % 4 if call in FEW else n % len(ERRORS)]
+        for error in ERRORS[:4] if call in FEW and ALL else [drawn]:
             root = home / f"{n}-{error}"
             root.mkdir()
             found, is_met = injected(root, f"{call}:error={error}:when={n}", CHANGES)
@@ -87,9 +84,7 @@ def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(
             assert outcome.hint, outcome
         if call != "unlinkat" and "Transient" not in {outcome.error for outcome in failed}:
             assert unfinished(root) == [], outcomes
-        again, _ = (
-            injected(root, "", [outcome.call for outcome in failed]) if failed else ([], False)
-        )
+        again = list(outcomes_of(root, [outcome.call for outcome in failed]))
         assert {outcome.error for outcome in again} <= {"", "Exists"}, again
         assert call == "unlinkat" or unfinished(root) == [], outcomes
     assert met, "no call of this name was met"

@@ -65,26 +65,27 @@ def opened() -> Iterator[list[PrefetchedFiles]]:
         pieces.close()
 
 
-def test_small_reads_beside_each_other_are_one_request() -> None:
+SIZE = 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("reads", "requested"),
+    [
+        ([(at, 100) for at in (0, 8, 5000, 60_000)], Extent("a", 0, AROUND)),
+        (
+            [(SIZE - at, min(at, 76)) for at in (22, 98, 5000, AROUND)],
+            Extent("a", SIZE - AROUND, AROUND),
+        ),
+        ([(5, LARGE)], Extent("a", 5, LARGE)),
+    ],
+    ids=["beside each other", "before the end", "large"],
+)
+def test_reads_are_one_request(reads: list[tuple[int, int]], requested: Extent) -> None:
     far = Far("a")
     pieces = PrefetchedFiles(far)
-    for at in (0, 8, 5000, 60_000):
-        assert read(pieces, Extent("a", at, 100)) == far.content["a"][at : at + 100]
-    assert far.requests == [Extent("a", 0, AROUND)]
-
-
-def test_what_lies_before_the_end_is_there_once_the_end_was_looked_at() -> None:
-    far = Far("a")
-    pieces, size = PrefetchedFiles(far), 8 * MIB
-    for at in (22, 98, 5000, AROUND):
-        read(pieces, Extent("a", size - at, min(at, 76)))
-    assert far.requests == [Extent("a", size - AROUND, AROUND)]
-
-
-def test_a_large_read_is_a_request_of_its_own_into_the_readers_memory() -> None:
-    far = Far("a")
-    assert read(PrefetchedFiles(far), Extent("a", 5, LARGE)) == far.content["a"][5 : 5 + LARGE]
-    assert far.requests == [Extent("a", 5, LARGE)]
+    for at, size in reads:
+        assert read(pieces, Extent("a", at, size)) == far.content["a"][at : at + size]
+    assert far.requests == [requested]
 
 
 def test_what_is_expected_is_asked_for_at_once_and_before_it_is_read(

@@ -17,7 +17,6 @@ from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.sftp.protocol import (
     PIECE,
-    Attributes,
     Fields,
     Flag,
     Malformed,
@@ -30,16 +29,6 @@ from ckptsync.stores.sftp.protocol import (
 from ckptsync.stores.sftp.server_files import Sessions
 from tests.support.rate_limits import Counted
 from tests.support.sftp_stores import AT_ONCE, SOON, address_of
-
-
-def test_attributes_are_read_whichever_of_them_come() -> None:
-    body = struct.pack(">IQIIIII", 0x80000001 | 2 | 4 | 8, 9, 1, 2, stat.S_IFREG | 0o644, 3, 4)
-    found = Fields(body + struct.pack(">I", 1) + text(b"more") + text(b"")).attributes()
-    assert found == Attributes(9, stat.S_IFREG | 0o644, 4)
-    assert found.is_file
-    assert not found.is_directory
-    assert Fields(struct.pack(">II", 4, stat.S_IFDIR)).attributes().is_directory
-    assert not Fields(struct.pack(">II", 4, stat.S_IFLNK)).attributes().is_file
 
 
 @pytest.mark.parametrize(
@@ -99,17 +88,6 @@ def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(
     assert session.is_usable
     session.close()
     assert not session.is_usable
-
-
-@pytest.mark.parametrize("fault", ["plain", "reorder", "short"])
-def test_where_a_file_ends_is_told_however_much_is_asked_for(tmp_path: Path, fault: str) -> None:
-    (tmp_path / "a").write_bytes(CONTENT[:40_000])
-    session, out = Session(address_of(tmp_path, fault), SOON), bytearray(1 << 20)
-    handle = opened(session, tmp_path / "a")
-    assert session.read_into(handle, 0, memoryview(out)) == 40_000
-    assert bytes(out[:40_000]) == CONTENT[:40_000]
-    assert session.read_into(handle, 50_000, memoryview(out)) == 0
-    session.close()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
 from ckptsync.digest import digest
-from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_any
@@ -29,27 +29,24 @@ CONTENT = bytes(range(251)) * 20
 
 
 class Source:
-    """Says which reads are going on; those ``waiting`` for the gate end in whatever order."""
+    """Says which reads have begun."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at = fails_at
         self.begun: list[int] = []
-        self.gate = threading.Event()
-        self.gate.set()
         self.has_begun = threading.Condition()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         with self.has_begun:
             self.begun.append(start)
             self.has_begun.notify_all()
-        self.gate.wait(60)
         if start == self.fails_at:
             raise Transient(f"no answer at {start}")
         out[:] = CONTENT[start : start + len(out)]
 
     def wait_for(self, count: int) -> bool:
         with self.has_begun:
-            return self.has_begun.wait_for(lambda: len(self.begun) >= count, 10)
+            return self.has_begun.wait_for(lambda: len(self.begun) >= count, 60)
 
 
 def readers() -> list[str]:
@@ -78,7 +75,7 @@ def test_the_next_pieces_are_being_read_while_one_is_used_and_no_more_than_that(
 
 
 def test_a_piece_is_not_overwritten_while_it_is_used() -> None:
-    source, pieces = Source(), None
+    source = Source()
     pieces = read_ahead(source, "a", 5000, 100, 4)
     for n, piece in enumerate(pieces):
         source.wait_for(min(50, n + 5))
@@ -86,18 +83,15 @@ def test_a_piece_is_not_overwritten_while_it_is_used() -> None:
 
 
 def test_memory_is_so_many_buffers_whatever_the_file() -> None:
-    class Counting(Source):
-        buffers: set[int] = set()  # noqa: RUF012 - one source, one set
-        held: list[object] = []  # noqa: RUF012 - so that no id is used twice
+    buffers: list[object] = []  # kept, so that no id is used twice
 
+    class Keeping(Source):
         def read_into(self, name: str, start: int, out: memoryview) -> None:
-            self.held.append(out.obj)
-            self.buffers.add(id(out.obj))
+            buffers.append(out.obj)
             super().read_into(name, start, out)
 
-    source = Counting()
-    assert sum(map(len, read_ahead(source, "a", 5020, 10, 4))) == 5020
-    assert len(source.buffers) == 5
+    assert sum(map(len, read_ahead(Keeping(), "a", 5020, 10, 4))) == 5020
+    assert len({id(buffer) for buffer in buffers}) == 5
 
 
 def test_an_error_comes_in_its_turn_as_it_is_and_no_thread_stays() -> None:
@@ -123,19 +117,17 @@ def streamed(store: Store, extent: Extent, buffer: int = 100) -> list[bytes]:
     return got
 
 
-def memory() -> Store:
-    return MemoryStore()
-
-
-def s3() -> Store:
-    server = weed()
-    return open_any(f"s3://{server.bucket()}", server.options())
-
-
-@pytest.mark.parametrize("made", [memory, s3])
-def test_a_range_comes_in_full_buffers_and_a_rest(made: Callable[[], Store]) -> None:
-    store = made()
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    if request.param == "memory":
+        store: Store = MemoryStore()
+    else:
+        store = open_any(f"s3://{weed().bucket()}", weed().options())
     store.write("a", [CONTENT])
+    return store
+
+
+def test_a_range_comes_in_full_buffers_and_a_rest(store: Store) -> None:
     got = streamed(store, Extent("a", 7, 1050))
     assert b"".join(got) == CONTENT[7:1057]
     assert [len(each) for each in got] == [100] * 10 + [50]
@@ -144,12 +136,7 @@ def test_a_range_comes_in_full_buffers_and_a_rest(made: Callable[[], Store]) -> 
         streamed(store, Extent("a", 5000, 100))
 
 
-@pytest.mark.parametrize("made", [memory, s3])
-def test_what_the_taker_raises_is_raised_as_it_is_and_nothing_is_tried_again(
-    made: Callable[[], Store],
-) -> None:
-    store = made()
-    store.write("a", [CONTENT])
+def test_what_the_taker_raises_is_raised_as_it_is_and_nothing_is_tried_again(store: Store) -> None:
     taken: list[int] = []
 
     def full(view: memoryview) -> None:
@@ -182,20 +169,6 @@ def test_what_broke_off_goes_on_and_no_byte_comes_twice() -> None:
     assert [a.headers.get("if-match") for a in script.asked[:2]] == [None, '"1"']
 
 
-class Mute(MemoryStore):
-    """Says that a name is taken, and of the bytes what it was made with."""
-
-    def __init__(self, *, is_same: bool | None = None) -> None:
-        super().__init__()
-        self.is_same = is_same
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        try:
-            super().create(name, chunks, about)
-        except Exists as e:
-            raise Exists(str(e), is_same=self.is_same) from None
-
-
 class Early(MemoryStore):
     """Sees that a name is taken before it asks for a chunk."""
 
@@ -224,38 +197,37 @@ def test_who_creates_second_learns_whether_the_same_bytes_are_there(
 
 @pytest.mark.parametrize("is_same", [False, True])
 def test_what_the_store_compared_is_not_read_back(*, is_same: bool) -> None:
-    store = Mute(is_same=is_same)
-    store.write("x", [b"one"])
-    assert create_same(store, "x", [b"one"]) is is_same
+    class Comparing(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            raise Exists(name, is_same=is_same)
+
+    assert create_same(Comparing(), "x", [b"one"]) is is_same
 
 
 def test_what_is_stored_is_known_by_its_size_and_digest() -> None:
-    store, seen = MemoryStore(), list[int]()
+    store, read = MemoryStore(), list[int]()
     assert has_same_bytes(store, "x", 5, digest(b"model")) is None
-    for data, expected in (
-        (b"model", True),
-        (b"nodel", False),
-        (b"mode", False),
-        (b"models", False),
-    ):
+    for data in (b"model", b"nodel", b"mode", b"models"):
         store.write("x", [data])
-        assert has_same_bytes(store, "x", 5, digest(b"model"), seen.append) is expected
-    assert seen == [5, 5], "a file of another size is not read"
+        is_same = has_same_bytes(store, "x", 5, digest(b"model"), read.append)
+        assert is_same == (data == b"model")
+    assert read == [5, 5], "a file of another size is not read"
     assert stored_digest(store, "x", 6) == digest(b"models")
 
 
-def test_a_file_that_becomes_shorter_or_goes_is_not_stored() -> None:
+@pytest.mark.parametrize(
+    ("error", "is_same"), [(NotFound("x"), None), (Corrupt("x: ends at byte 1"), False)]
+)
+def test_a_file_that_goes_or_becomes_shorter_is_not_stored(
+    error: CkptsyncError, *, is_same: bool | None
+) -> None:
     class Shrinking(MemoryStore):
         def read_into(self, name: str, start: int, out: memoryview) -> None:
-            raise self.error
-
-        error: StoreError | Corrupt = NotFound("x")
+            raise error
 
     store = Shrinking()
     store.write("x", [b"one"])
-    assert has_same_bytes(store, "x", 3, digest(b"one")) is None
-    store.error = Corrupt("x: ends at byte 1")
-    assert has_same_bytes(store, "x", 3, digest(b"one")) is False
+    assert has_same_bytes(store, "x", 3, digest(b"one")) is is_same
 
 
 @pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1])

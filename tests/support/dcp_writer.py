@@ -87,12 +87,9 @@ def described(
     held |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
     places: dict[object, object] = {}
     for name, (_, _, chunks) in tensors.items():
-        places |= {
-            _Key(
-                "metadata", "MetadataIndex", {"fqn": name, "offset": c.offsets, "index": n}
-            ): _place(c)
-            for n, c in enumerate(chunks)
-        }
+        for n, chunk in enumerate(chunks):
+            index = {"fqn": name, "offset": chunk.offsets, "index": n}
+            places[_Key("metadata", "MetadataIndex", index)] = _place(chunk)
     content = {
         "state_dict_metadata": held,
         "planner_data": paths,
@@ -110,12 +107,11 @@ Pickler.dispatch |= {_Key: _save_built}
 
 
 def _place(chunk: Chunk) -> Built:
-    state = {"relative_path": chunk.file, "offset": chunk.start, "length": chunk.length}
-    return Built(
-        "filesystem",
-        "_StorageInfo",
-        state | ({"transform_descriptors": chunk.transforms} if chunk.transforms else {}),
-    )
+    state: dict[str, object] = {"relative_path": chunk.file, "offset": chunk.start}
+    state["length"] = chunk.length
+    if chunk.transforms:
+        state["transform_descriptors"] = chunk.transforms
+    return Built("filesystem", "_StorageInfo", state)
 
 
 def _tensor(dtype: str, shape: Shape, chunks: Sequence[Chunk]) -> Built:
@@ -124,11 +120,8 @@ def _tensor(dtype: str, shape: Shape, chunks: Sequence[Chunk]) -> Built:
         Built("metadata", "ChunkStorageMetadata", {"offsets": c.offsets, "sizes": c.sizes})
         for c in chunks
     ]
-    return Built(
-        "metadata",
-        "TensorStorageMetadata",
-        {"properties": properties, "size": shape, "chunks": boxes},
-    )
+    state = {"properties": properties, "size": shape, "chunks": boxes}
+    return Built("metadata", "TensorStorageMetadata", state)
 
 
 def item(data: bytes, shape: Shape, strides: Shape | None = None) -> bytes:
@@ -177,9 +170,6 @@ def found(files: MemoryFiles, root: str = "") -> dict[str, Tensor]:
 def fields_of(name: str, sizes: Shape) -> dict[str, object]:
     box = Built("metadata", "ChunkStorageMetadata", {"offsets": (0,), "sizes": sizes})
     properties = Built("metadata", "TensorProperties", (Global("torch", "float32"),))
-    tensor = Built(
-        "metadata",
-        "TensorStorageMetadata",
-        {"properties": properties, "size": sizes, "chunks": [box]},
-    )
+    state = {"properties": properties, "size": sizes, "chunks": [box]}
+    tensor = Built("metadata", "TensorStorageMetadata", state)
     return {"state_dict_metadata": {name: tensor}, "planner_data": None, "storage_data": {}}

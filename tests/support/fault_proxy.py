@@ -16,7 +16,6 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,11 +28,9 @@ from tests.support.network_faults import (
     END,
     HEADLESS,
     STALL,
-    TRICKLE,
     UP,
     Answer,
     Break,
-    Delay,
     Fault,
     Plan,
     Request,
@@ -41,7 +38,6 @@ from tests.support.network_faults import (
 )
 
 PIECE = 64 << 10
-CRUMB, PAUSE = 1 << 10, 0.005  # bytes, and seconds after each, of a direction that trickles
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +155,6 @@ class TcpProxy:
             fault = self.plan(Request(self.requests.total(), kind, target))
             if fault:
                 self.faults.append((kind, fault))
-        if isinstance(fault, Delay):
-            time.sleep(fault.seconds)
         return fault
 
     def _send(self, sink: socket.socket, pieces: Iterable[bytes], side: str, told: _Told) -> None:
@@ -172,7 +166,7 @@ class TcpProxy:
                 self.bytes[side] += len(piece)
                 self.bytes[f"{told.kind} {side}"] += len(piece)
                 self._changed.notify_all()
-        if mine and mine.how != TRICKLE:
+        if mine:
             _break(mine, told.client)
 
 
@@ -234,35 +228,20 @@ def _break(fault: Break, client: socket.socket) -> None:
 def _limited(pieces: Iterable[bytes], fault: Break) -> Iterator[bytes]:
     left = max(fault.after, 0)
     for piece in pieces:
-        if fault.how == TRICKLE and left > 0:
-            yield from _crumbs(piece)
-        elif fault.how == TRICKLE or len(piece) < left:
-            yield piece
-        else:
+        if len(piece) >= left:
             yield piece[:left]
             return
+        yield piece
         left -= len(piece)
-
-
-def _crumbs(piece: bytes) -> Iterator[bytes]:
-    for start in range(0, len(piece), CRUMB):
-        time.sleep(PAUSE)
-        yield piece[start : start + CRUMB]
 
 
 def _answer(client: socket.socket, method: str, fault: Answer, unread: Iterable[bytes]) -> None:
     for _ in unread:
         pass
-    body = (
-        f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>by the"
-        " proxy</Message></Error>".encode()
-    )
-    head = (
-        f"HTTP/1.1 {fault.status} {fault.code}\r\n"
-        "Content-Type: application/xml\r\n"
-        f"Content-Length: {len(body)}\r\n"
-        "\r\n"
-    )
+    error = f"<Error><Code>{fault.code}</Code><Message>by the proxy</Message></Error>"
+    body = f"<?xml version='1.0'?>{error}".encode()
+    fields = f"Content-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+    head = f"HTTP/1.1 {fault.status} {fault.code}\r\n{fields}\r\n"
     client.sendall(head.encode() + (b"" if method == "HEAD" else body))
 
 
@@ -280,14 +259,8 @@ def _head(stream: BinaryIO) -> list[bytes]:
 
 
 def _header(head: list[bytes], name: bytes) -> bytes:
-    return next(
-        (
-            line.partition(b":")[2].strip()
-            for line in head[1:]
-            if line.partition(b":")[0].lower() == name
-        ),
-        b"",
-    )
+    fields = (line.partition(b":") for line in head[1:])
+    return next((value.strip() for key, _, value in fields if key.lower() == name), b"")
 
 
 def _body(stream: BinaryIO, head: list[bytes], otherwise: bytes) -> Iterator[bytes]:

@@ -6,22 +6,22 @@ Honest, and different: plain (no extensions), reorder (what came last is answere
 unsynced (no fsync of directories), limits=N (READ and WRITE may have so many bytes). In trouble:
 full (no WRITE succeeds), denied (no file is opened to be written), unreadable (no directory but the
 first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and
-the connection ends; the file MARKER tells that it was). log=FILE tells what changes something, or
-makes it durable. Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless,
-branching, noisy, chatty, silent, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are
-answered so), mutate=SEED (every fourth answer, about, is not what it should be).
+the connection ends; the file MARKER tells that it was). changes=FILE has what is replaced in
+packets: a list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether
+the packet's length is right]. log=FILE tells what changes something, or makes it durable. Lying:
+huge, vast, more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty,
+old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so).
 """
 
 # ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import select
 import struct
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +35,8 @@ OFFERED = (
 FILES: dict[bytes, int] = {}
 LISTINGS: dict[bytes, list[bytes]] = {}
 HANDLES = iter(range(1 << 30))
+NUMBERS = iter(range(1 << 30))
+CHANGES = json.loads(Path(VALUES["changes"]).read_text()) if "changes" in VALUES else []
 Fields = tuple[bytes, ...]
 EXTENDED, STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED_REPLY = 200, 101, 102, 103, 104, 105, 201
 
@@ -141,19 +143,8 @@ def entries(body: bytes) -> tuple[int, bytes]:
     out = [(os.path.basename(path), os.lstat(path)) for path in names]
     names.clear()
     if "names" in FAULTS:
-        hostile = [
-            b"..",
-            b".",
-            b"",
-            b"../x",
-            b"/etc/passwd",
-            b"a/b",
-            b"\xff",
-            b"a\nb",
-            b"a\\b",
-            b"x" * 300,
-            b"nul\0",
-        ]
+        hostile = [b"..", b".", b"", b"../x", b"/etc/passwd", b"a/b", b"\xff", b"a\nb"]
+        hostile += [b"a\\b", b"x" * 300, b"nul\0"]
         out += [(name, out[0][1]) for name in hostile]
     return NAME, struct.pack(">I", len(out)) + b"".join(
         text(name) + text(b"-rw") + attributes(found) for name, found in out
@@ -265,7 +256,13 @@ def send(data: bytes) -> None:
 
 
 def say(packet: bytes) -> None:
-    send(struct.pack(">I", len(packet)) + packet)
+    """Send it, changed as was asked for."""
+    number, body, size = next(NUMBERS), packet, len(packet)
+    for at, start, count, instead, is_right in CHANGES:
+        if at == number:
+            body = body[:start] + bytes.fromhex(instead) + body[start + count :]
+            size = len(body) if is_right else size
+    send(struct.pack(">I", size) + body)
 
 
 def request() -> tuple[int, int, bytes]:
@@ -281,33 +278,9 @@ def is_lost(kind: int) -> bool:
     return True
 
 
-def mutated(chance: random.Random, kind: int, body: bytes) -> tuple[int, bytes]:
-    """Something near what it should be."""
-    at = chance.randrange(len(body) + 1)
-    return chance.choice(
-        [
-            (kind, body[:at]),
-            (
-                kind,
-                body[:at]
-                + chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
-                + body[at + 4 :],
-            ),
-            (kind, body[:at] + chance.randbytes(chance.randrange(40)) + body[at:]),
-            (chance.choice([STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED_REPLY, 0, 255]), body),
-            (STATUS, struct.pack(">I", chance.choice([0, 1, 2, 3, 4, 8, 99, 1 << 31]))),
-            (kind, text(bytes(200_000))),
-            (kind, b""),
-        ]
-    )
-
-
 def main() -> None:
-    chance = random.Random(VALUES["mutate"]) if "mutate" in VALUES else None
     while "noisy" in FAULTS:
         os.write(2, b"x" * 4096)
-    if "silent" in FAULTS:
-        time.sleep(60)
     if "chatty" in FAULTS:
         send(b"Welcome to this machine!\n")
     received(9)
@@ -320,10 +293,9 @@ def main() -> None:
         while "reorder" in FAULTS and select.select([0], [], [], 0.002)[0]:
             waiting.append(request())
         answers = [(number, kind, answer(kind, body)) for kind, number, body in waiting]
-        for number, asked, said in reversed(answers):
+        for number, asked, (kind, body) in reversed(answers):
             if is_lost(asked):
                 return
-            kind, body = mutated(chance, *said) if chance and chance.random() < 0.25 else said
             if "vast" in FAULTS:
                 send(struct.pack(">I", 1 << 30))
             say(bytes([kind]) + struct.pack(">I", number + ("strange" in FAULTS)) + body)

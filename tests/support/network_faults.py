@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 UP, DOWN = "up", "down"  # requests; responses
-CUT, END, STALL, TRICKLE = "cut", "end", "stall", "trickle"
+CUT, END, STALL = "cut", "end", "stall"
 HEADLESS = -1
 
 
@@ -20,8 +20,7 @@ class Break:
     """One direction is reset, ended as if all were said, or says no more after ``after`` bytes of
     its body, at the latest where this ends.
 
-    `HEADLESS`: before its head.  DOWN is after the server has done what was asked.  A direction
-    that trickles does so for ``after`` bytes.
+    `HEADLESS`: before its head.  DOWN is after the server has done what was asked.
     """
 
     side: str
@@ -41,14 +40,7 @@ class Answer:
     is_done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """The request is passed on so many seconds later."""
-
-    seconds: float
-
-
-Fault = Break | Answer | Delay
+Fault = Break | Answer
 Plan = Callable[["Request"], "Fault | None"]
 
 

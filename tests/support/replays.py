@@ -37,11 +37,9 @@ class Script:
         """Each pattern as the files that it matches, in order of names."""
         found = []
         for verb, pattern in (order.split(" ", 1) for order in self.orders):
-            names = (
-                [n for n in sorted(self.files) if re.fullmatch(pattern, n)]
-                if verb in ("write", "swap", "metadata")
-                else [pattern]
-            )
+            names = [pattern]
+            if verb in ("write", "swap", "metadata"):
+                names = [n for n in sorted(self.files) if re.fullmatch(pattern, n)]
             assert names, f"{self.checkpoint}: nothing is {pattern}"
             found += [(verb, name) for name in names]
         return found
@@ -83,16 +81,10 @@ class Stage:
         yield f"{path.name} renamed"
 
     def _write(self, path: Path, content: bytes) -> Iterator[str]:
-        changed = [
-            folder
-            for folder in path.parents
-            if folder.is_relative_to(self.out) and not folder.exists()
-        ]
-        changed = (
-            [path.parent, *(folder.parent for folder in changed)]
-            if changed or not path.exists()
-            else []
-        )
+        within = (folder for folder in path.parents if folder.is_relative_to(self.out))
+        made = [folder for folder in within if not folder.exists()]
+        is_new = made or not path.exists()
+        changed = [path.parent, *(folder.parent for folder in made)] if is_new else []
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb", buffering=0) as file:
             self._passed(path, *changed)
@@ -188,11 +180,8 @@ def others() -> dict[str, Script]:
         for n in fsdp
         if "_0/" in n
     }
-    v1 |= {
-        f"{kind}/rank_{r}.pt": fsdp["rng_state_0.pth"]
-        for kind in ("dataloader", "rng_state")
-        for r in (0, 1)
-    }
+    each_rank = [f"{kind}/rank_{r}.pt" for kind in ("dataloader", "rng_state") for r in (0, 1)]
+    v1 |= dict.fromkeys(each_rank, fsdp["rng_state_0.pth"])
     v1 |= {"metadata.json": b"{}", "scheduler.pt": fsdp["scheduler.pt"]}
     ranks = tuple(f"write actor/{kind}_world.*" for kind in ("model", "optim", "extra_state"))
     dcp = (r"write __\d_0.distcp", "metadata .metadata")
@@ -227,11 +216,8 @@ def unproven() -> dict[str, Script]:
     accelerate = {
         n.removeprefix("checkpoints/checkpoint_0/"): data for n, data in of("acc-zero3").items()
     }
-    tagged = {
-        n.removeprefix("global_step2/"): data
-        for n, data in of("raw-ds-zero1-bf16").items()
-        if "/" in n
-    }
+    zero1 = of("raw-ds-zero1-bf16").items()
+    tagged = {n.removeprefix("global_step2/"): data for n, data in zero1 if "/" in n}
     shards = ("write pytorch_model.*_0.distcp", "write optimizer.*_0.distcp")
     states = ("write global_step4/.*", "write global_step4/.*")
     return {

@@ -75,13 +75,11 @@ def fill(
     """
     checkpoint = checkpoint_of(location)
     step = int(checkpoint.rpartition("-")[2]) if "-" in checkpoint else 0
-    state = json.dumps(
-        {"global_step": step, "log_history": [{"step": step, "eval_loss": loss}]}
-    ).encode()
+    state = {"global_step": step, "log_history": [{"step": step, "eval_loss": loss}]}
     contents = {
         "a.bin": f"a of {location}".encode(),
         "b.bin": b"b" * 100,
-        "trainer_state.json": state,
+        "trainer_state.json": json.dumps(state).encode(),
     }
     for path, content in contents.items():
         store.write(f"{run}/{location}/{path}", [content])
@@ -97,18 +95,10 @@ def fill(
 
 def verify(store: Store, location: str, manifests: tuple[str, ...], run: str = "run") -> None:
     """Consolidate it, and report that all is well."""
-    checkpoint, model = checkpoint_of(location), f"model of {location}".encode()
-    store.write(f"{run}/consolidated/{location}/model.safetensors", [model])
-    consolidated = ModelFile(
-        "model.safetensors", len(model), digest_stream([model], len(model)).digest
-    )
-    model_record = put(
-        store,
-        ModelRecord(
-            run, checkpoint, location, 0, manifests, {"dtype": "auto"}, (consolidated,), ()
-        ),
-    )
-    put(
-        store,
-        Report(run, checkpoint, location, 1, "digest", "ok", manifests, model_record, 1, (), 0.0),
-    )
+    checkpoint, data = checkpoint_of(location), f"model of {location}".encode()
+    store.write(f"{run}/consolidated/{location}/model.safetensors", [data])
+    digest = digest_stream([data], len(data)).digest
+    consolidated = ModelFile("model.safetensors", len(data), digest)
+    where, options = (run, checkpoint, location), {"dtype": "auto"}
+    model = put(store, ModelRecord(*where, 0, manifests, options, (consolidated,), ()))
+    put(store, Report(*where, 1, "digest", "ok", manifests, model, 1, (), 0.0))

@@ -117,9 +117,8 @@ def has(modules: str) -> str:
         "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m)"
         " is None][:1])"
     )
-    return subprocess.run(
-        [TRAINERS, "-c", script, *modules.split()], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    command = [TRAINERS, "-c", script, *modules.split()]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @dataclass(slots=True)
@@ -137,21 +136,14 @@ class Location:
         demo = Path(ckptsync.__file__).parent / "demo_data"
         for node in ("node0", "node1"):
             for where in (node, "out"):
-                shutil.copytree(
-                    demo / "fsdp2" / node / "checkpoint-4",
-                    self.home / "work" / where / "checkpoint-500",
-                    dirs_exist_ok=True,
-                )
+                shards = self.home / "work" / where / "checkpoint-500"
+                shutil.copytree(demo / "fsdp2" / node / "checkpoint-4", shards, dirs_exist_ok=True)
         shutil.copytree(demo / "base", self.home / "models" / "base")
 
     def do(self, block: Block) -> None:
         """Raises AssertionError where something is not as the document says."""
         if block.mark == "file":
-            path = (
-                Path(self.here(block.about))
-                if block.about.startswith("/")
-                else self.home / "work" / block.about
-            )
+            path = self.home / "work" / self.here(block.about)  # which may be absolute
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self.here(block.text))
         elif block.mark == "serve":
@@ -169,9 +161,8 @@ class Location:
     def here(self, text: str) -> str:
         """With the directories of this location."""
         for location in LOCATIONS:
-            text = re.sub(
-                rf"(?<![\w./]){re.escape(location)}(?![\w])", str(self.home) + location, text
-            )
+            pattern = rf"(?<![\w./]){re.escape(location)}(?![\w])"
+            text = re.sub(pattern, str(self.home) + location, text)
         return text
 
     def _run(self, block: Block, *, check: bool) -> str:
@@ -189,12 +180,10 @@ class Location:
         return printed
 
     def _start(self, text: str, out: int | IO[str]) -> subprocess.Popen[str]:
-        command = ["bash", "-euo", "pipefail", "-c", text]
-        cwd, env = self.home / "work", self.environment()
         return subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=env,
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.home / "work",
+            env=self.environment(),
             stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
@@ -221,9 +210,8 @@ class Location:
             assert one.poll() is None, f"ended with {one.returncode}\n{self._logs()}"
 
     def _logs(self) -> str:
-        return "\n".join(
-            path.read_text()[-3000:] for path in sorted(self.home.glob("served-*.log"))
-        )
+        logs = sorted(self.home.glob("served-*.log"))
+        return "\n".join(path.read_text()[-3000:] for path in logs)
 
     def _has_line(self, words: list[str]) -> bool:
         return any(all(word in line for word in words) for line in self.printed.splitlines())
@@ -234,25 +222,17 @@ class Location:
 
     def environment(self) -> dict[str, str]:
         """Return what commands of the document are run with."""
-        clean = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_"))
+        others = ("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+        own = {
+            "HOME": str(self.home),
+            "XDG_CACHE_HOME": f"{self.home}/cache",
+            # DeepSpeed's; a killed compiler leaves a lock
+            "TORCH_EXTENSIONS_DIR": clean.get("TORCH_EXTENSIONS_DIR", f"{self.home}/compiled"),
+            "PATH": f"{self.home}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
         }
-        homes = {"HOME": str(self.home), "XDG_CACHE_HOME": f"{self.home}/cache"}
-        homes["TORCH_EXTENSIONS_DIR"] = os.environ.get(
-            "TORCH_EXTENSIONS_DIR", f"{self.home}/compiled"
-        )  # DeepSpeed's; a killed compiler leaves a lock
-        return (
-            clean
-            | QUICK
-            | homes
-            | TRAINING
-            | {
-                "PATH": f"{self.home}/bin:{os.environ['PATH']}",
-                "PYTHONPATH": str(ROOT),
-            }
-        )
+        return clean | QUICK | TRAINING | own
 
 
 @contextlib.contextmanager

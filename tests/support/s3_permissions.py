@@ -93,17 +93,13 @@ def needed(head: list[bytes]) -> Iterator[Asked]:
         if match := _header(head, b"if-none-match"):
             facts["s3:if-none-match"] = match.decode()
         if _OBJECT[kind] == "s3:PutObject":
-            facts["s3:ObjectCreationOperation"] = str(
-                kind in ("PutObject", "CompleteMultipartUpload")
-            ).lower()
+            creates = kind in ("PutObject", "CompleteMultipartUpload")
+            facts["s3:ObjectCreationOperation"] = str(creates).lower()
         yield Asked(_OBJECT[kind], f"arn:aws:s3:::{bucket}/{key}", facts)
     elif kind in _BUCKET:
-        has_prefix = kind == "ListObjectsV2" and "prefix" in query
-        yield Asked(
-            _BUCKET[kind],
-            f"arn:aws:s3:::{bucket}",
-            facts | ({"s3:prefix": query["prefix"]} if has_prefix else {}),
-        )
+        if kind == "ListObjectsV2" and "prefix" in query:
+            facts["s3:prefix"] = query["prefix"]
+        yield Asked(_BUCKET[kind], f"arn:aws:s3:::{bucket}", facts)
     else:
         yield Asked(f"s3:{kind}", f"arn:aws:s3:::{bucket}")  # none that a policy of ours names
     if kind in _KMS:
@@ -170,12 +166,8 @@ def _holds(operator: str, key: str, values: list[str], facts: Mapping[str, str])
 
 def _matches(pattern: str, text: str) -> bool:
     """``*`` is any number of characters, slashes too, ``?`` one."""
-    return (
-        re.fullmatch(
-            "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern), text, re.DOTALL
-        )
-        is not None
-    )
+    words = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
+    return re.fullmatch(words, text, re.DOTALL) is not None
 
 
 def _list(value: str | list[str]) -> list[str]:

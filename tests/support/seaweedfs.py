@@ -76,15 +76,10 @@ class Weed:
         SeaweedFS keeps to actions (``s3:PutObject``), resources (``arn:aws:s3:::bucket/prefix/*``)
         and the conditions on prefixes.
         """
-        name, key, secret = (
-            f"user-{len(self._identities)}",
-            secrets.token_hex(10).upper(),
-            secrets.token_hex(20),
-        )
-        policy = {
-            "Version": "2012-10-17",
-            "Statement": [{"Effect": "Allow", **statement} for statement in statements],
-        }
+        name = f"user-{len(self._identities)}"
+        key, secret = secrets.token_hex(10).upper(), secrets.token_hex(20)
+        allowed = [{"Effect": "Allow", **statement} for statement in statements]
+        policy = {"Version": "2012-10-17", "Statement": allowed}
         self._policies.append({"name": name, "content": json.dumps(policy)})
         self._identities.append(_identity(name, key, secret, policyNames=[name]))
         self._tell()
@@ -190,26 +185,21 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
         "s3.autoCreateBucket": "false", "s3.port.iceberg": 0, "s3.port.lance": 0,
         "master.telemetry": "false", "volume.max": 1000, "master.volumeSizeLimitMB": 4096,
     }  # fmt: skip
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": str(folder),
+        "GOMAXPROCS": "2",
+        # at 256MiB it does little but collect garbage
+        "GOMEMLIMIT": os.environ.get("GOMEMLIMIT", "1GiB"),
+    }
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [
-                found,
-                "-logtostderr=true",
-                "server",
-                *(f"-{flag}={value}" for flag, value in flags.items()),
-            ],
+            [found, "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in flags.items())],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={
-                "PATH": os.environ.get("PATH", ""),
-                "HOME": str(folder),
-                "GOMAXPROCS": "2",
-                "GOMEMLIMIT": os.environ.get(
-                    "GOMEMLIMIT", "1GiB"
-                ),  # at 256MiB it does little but collect garbage
-            },
+            env=environment,
             preexec_fn=die_with_parent,  # noqa: PLW1509  it takes no lock
         )
 

@@ -17,16 +17,6 @@ from ckptsync.stores.urls import Remote
 from tests.support.sshd import sshd
 
 SERVER = Path(__file__).parent / "faulty_sftp_server.py"
-_CUT = """
-import os, subprocess, sys
-left, process = int(sys.argv[1]), subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, bufsize=0)
-while left > 0 and (data := os.read(0, min(left, 65536))):
-    left -= len(data)
-    while data:
-        data = data[process.stdin.write(data):]
-process.stdin.close()
-process.wait()
-"""
 # a busy machine may be slow to begin; nothing is lost on the way
 SOON = Limits(patience=30.0, stall=30.0)
 AT_ONCE = Limits(patience=0.0, stall=30.0)
@@ -56,11 +46,6 @@ def through(port: int, home: Path, limits: Limits) -> Store:
 
 def program(*faults: str) -> Sequence[str]:
     return (sys.executable, "-S", "-E", str(SERVER), *faults)
-
-
-def cut_after(count: int, command: Sequence[str]) -> Sequence[str]:
-    """A command that gets so many bytes of what it should, and then its end."""
-    return (sys.executable, "-S", "-E", "-c", _CUT, str(count), *command)
 
 
 def address_of(path: Path, *faults: str) -> Address:

@@ -80,10 +80,8 @@ def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
     for kind in ("manifest-node0", "model-0", "report-1", "keep", "join", "tombstone"):
         name = next(e.name for e in made.names("run/.ckptsync/") if f"/{kind}-" in e.name)
         record = json.loads(read(made, name))
-        yield (
-            name,
-            _indented(_short({key: value for key, value in record.items() if key not in hidden})),
-        )
+        shown = {key: value for key, value in record.items() if key not in hidden}
+        yield name, _indented(_short(shown))
         hidden = COMMON
 
 
@@ -93,13 +91,8 @@ def _indented(value: object, depth: int = 1) -> str:
     if len(line) + depth < 100 and depth > 1:
         return line
     opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else [("", v) for v in value]
-        if isinstance(value, list)
-        else ()
-    )
+    values = value if isinstance(value, list) else []
+    items = value.items() if isinstance(value, dict) else [("", v) for v in values]
     if not items:
         return line
     lines = [

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,34 +56,29 @@ def injected(
     """
     log = root.with_name(f"{root.name}.strace")
     paths = [root, root / "run", root / "run/a", root / "run/dir", root / "run/dir/b"]
-    drafts = [
-        root / "run" / part_of("a", "us"),
-        root / "run" / part_of("a", "us again"),
-        root / "run/dir" / part_of("b", "us"),
-    ]
-    only = [word for path in (*paths, *drafts) for word in ("-P", str(path))]
+    drafts = [("run", "a", "us"), ("run", "a", "us again"), ("run/dir", "b", "us")]
+    paths += [root / folder / part_of(name, origin) for folder, name, origin in drafts]
+    only = [word for path in paths for word in ("-P", str(path))]
     strace = ["strace", "-f", "-qq", "-o", str(log), *only]
     strace += ["-e", f"trace={fault.partition(':')[0]}", "-e", f"inject={fault}"]
     program = [sys.executable, "-m", "tests.support.strace_faults", str(root), mount, *calls]
-    done = subprocess.run(
-        [*strace, *program] if fault else program, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*strace, *program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [Outcome(**json.loads(line)) for line in done.stdout.splitlines()], bool(
-        fault
-    ) and "INJECTED" in log.read_text()
+    outcomes = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
+    return outcomes, "INJECTED" in log.read_text()
 
 
-def _main(root: str, mount: str, *calls: str) -> None:
-    store = PosixStore(root, mount=MOUNTS[mount])
+def outcomes_of(root: Path, calls: Iterable[str], mount: str = "local") -> Iterator[Outcome]:
+    """Do each call; yield what came of it."""
+    store = PosixStore(str(root), mount=MOUNTS[mount])
     for call in calls:
-        said: dict[str, object] = {"call": call}
         try:
-            said["value"] = CALLS[call](store)
+            outcome = Outcome(call, value=CALLS[call](store))
         except CkptsyncError as e:
-            said |= {"error": type(e).__name__, "text": str(e), "hint": e.hint}
-        print(json.dumps(said), flush=True)
+            outcome = Outcome(call, type(e).__name__, str(e), e.hint)
+        yield outcome
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    for each in outcomes_of(Path(sys.argv[1]), sys.argv[3:], sys.argv[2]):
+        print(json.dumps(asdict(each)), flush=True)

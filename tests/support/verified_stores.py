@@ -68,12 +68,8 @@ def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: o
     for path, data in files.items():
         store.write({**plain, **beside}[path], [data])
     made = manifest(files, node, **more)
-    return put(
-        store,
-        replace(
-            made, files=tuple(replace(f, stored_as=beside.get(f.path, "")) for f in made.files)
-        ),
-    )
+    entries = tuple(replace(f, stored_as=beside.get(f.path, "")) for f in made.files)
+    return put(store, replace(made, files=entries))
 
 
 def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
@@ -82,10 +78,8 @@ def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
     merged = consolidate(
         files, lambda name, chunks: store.write(prefix + name, chunks), MergeOptions()
     )
-    return put(
-        store,
-        ModelRecord(RUN, LOCATION, LOCATION, 0, tuple(manifests), {}, merged.files, merged.tensors),
-    )
+    where, of = (RUN, LOCATION, LOCATION), tuple(manifests)
+    return put(store, ModelRecord(*where, 0, of, {}, merged.files, merged.tensors))
 
 
 def whole_store() -> MemoryStore:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ckptsync.merger.plan import DType, MergeOptions
 from tests.support.files_in_memory import MemoryFiles
-from tests.support.merge_in_memory import consolidate
+from tests.support.merge_in_memory import Written, consolidate
 from tests.support.torch_bytes import saved
 
 Tensors = dict[str, torch.Tensor]
@@ -50,16 +50,14 @@ def files(of: Zero) -> MemoryFiles:
     content: dict[str, bytes] = {}
     for rank in range(of.world):
         optim = f"{of.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        content[optim] = saved(
-            {"optimizer_state_dict": optimizer(of, rank), "ds_version": "0.19.8"}
-        )
+        state = {"optimizer_state_dict": optimizer(of, rank), "ds_version": "0.19.8"}
+        content[optim] = saved(state)
         if of.stage == 3:
             content[f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"] = saved(model(of, rank))
     if of.stage < 3:
         content["mp_rank_00_model_states.pt"] = saved(model(of, 0))
-    return MemoryFiles(
-        {f"{of.root}/{name}" if of.root else name: data for name, data in content.items()}
-    )
+    prefix = f"{of.root}/" if of.root else ""
+    return MemoryFiles({prefix + name: data for name, data in content.items()})
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,15 +75,14 @@ def model(of: Zero, rank: int) -> dict[str, Any]:
     }
     frozen = {n: torch.empty(0, dtype=t.dtype) if third else t for n, t in of.frozen.items()}
     tied = {name: trained.get(stored, frozen.get(stored)) for name, stored in of.tied.items()}
+    frozen_shapes = {n: t.shape for n, t in of.frozen.items()}
     fragments = {n: _slice(t, rank, of.world) if third else t for n, t in of.frozen.items()}
     return {
         "module": {**trained, **frozen, **tied, **of.buffers},
         "buffer_names": list(of.buffers),
         "optimizer": None,
         "param_shapes": [{n: t.shape for n, t in group.items()} for group in of.groups],
-        "frozen_param_shapes": None
-        if of.stage == 1
-        else {n: t.shape for n, t in of.frozen.items()},
+        "frozen_param_shapes": None if of.stage == 1 else frozen_shapes,
         "frozen_param_fragments": None if of.stage == 1 else fragments,
         "shared_params": of.tied if rank == 0 else {},
         "dp_world_size": of.world,
@@ -96,9 +93,8 @@ def model(of: Zero, rank: int) -> dict[str, Any]:
 def optimizer(of: Zero, rank: int) -> dict[str, Any]:
     """One rank's optimizer state."""
     if of.stage == 3:
-        mine = torch.cat(
-            [torch.empty(0), *(_slice(t, rank, of.world) for t in of.trained.values())]
-        )
+        slices = [_slice(t, rank, of.world) for t in of.trained.values()]
+        mine = torch.cat([torch.empty(0), *slices])
         cuts = sorted({0, len(mine), *(int(c * len(mine)) for c in of.cuts)})
         groups = [mine[a:b].clone() for a, b in pairwise(cuts)] or [mine]
         held = {n: _states(of, group) for n, group in enumerate(groups)}
@@ -135,9 +131,8 @@ def _states(of: Zero, flat: torch.Tensor) -> dict[str, Any]:
 def _slice(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """A rank's ``ceil(numel / world)`` elements, the last ones padding."""
     each = -(-tensor.numel() // world)
-    padded = torch.cat(
-        [tensor.reshape(-1), torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)]
-    )
+    padding = torch.full((each * world - tensor.numel(),), JUNK, dtype=tensor.dtype)
+    padded = torch.cat([tensor.reshape(-1), padding])
     return padded[rank * each : (rank + 1) * each].clone()
 
 
@@ -162,10 +157,7 @@ def _partition(of: Zero, index: int, rank: int) -> tuple[torch.Tensor, int]:
 def expected(of: Zero, dtype: DType) -> Tensors:
     """What a merge must give."""
     keep = dtype == "keep"
-    trained = {
-        n: t if keep else t.to(torch.bfloat16) if of.stage == 3 else own(t)
-        for n, t in of.trained.items()
-    }
+    trained = {n: t if keep else own(t) for n, t in of.trained.items()}
     found = {**trained, **of.frozen, **of.buffers}
     return found | {name: found[stored] for name, stored in of.tied.items()}
 
@@ -174,12 +166,8 @@ def merged(held: MemoryFiles, dtype: DType) -> Tensors:
     """The output of a merge, read by the safetensors library."""
     from safetensors.torch import load
 
-    written: dict[str, bytes] = {}
-    consolidate(
-        held,
-        lambda name, chunks: written.update({name: b"".join(map(bytes, chunks))}),
-        MergeOptions(dtype),
-    )
+    written = Written()
+    consolidate(held, written.write, MergeOptions(dtype))
     return load(written["model.safetensors"]) if written else {}
 
 
@@ -197,11 +185,10 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple) | st.sampled_from(
 def zeros(draw: st.DrawFn) -> Zero:
     """Any checkpoint there might be."""
     stage, world = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 9))
+    shapes_of_groups = st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3)
     groups = [
         {f"g{g}.p {n}": values(shape, 1000 * g + 64 * n) for n, shape in enumerate(shapes)}
-        for g, shapes in enumerate(
-            draw(st.lists(st.lists(SHAPES, min_size=1, max_size=5), min_size=1, max_size=3))
-        )
+        for g, shapes in enumerate(draw(shapes_of_groups))
     ]
     frozen = {
         f"frozen.{n}": values(s, n, torch.bfloat16)

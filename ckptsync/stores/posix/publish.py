@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from ckptsync import safe_open
 from ckptsync.safe_open import OpenFiles
@@ -90,6 +91,15 @@ def sync_directory(directory_fd: int) -> None:
     except OSError as e:
         if e.errno != errno.EINVAL:  # the answer of file systems that have no such thing to do
             raise
+
+
+def sync_path(directory: Path) -> None:
+    """Make the names in a directory durable; raise OSError."""
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_directory(directory_fd)
+    finally:
+        os.close(directory_fd)
 
 
 def _has_name(directory_fd: int, last: str, status: os.stat_result) -> bool:

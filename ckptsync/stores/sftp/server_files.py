@@ -327,19 +327,19 @@ class ServerFiles:
         if directory in self._made:
             return
         if not directory:
-            self.check_root()
-        else:
-            parent = directory.rpartition("/")[0]
-            self._make_directories(parent)
+            self.check_root()  # each time: a disk that is no longer mounted gets no new run
+            return
+        parent = directory.rpartition("/")[0]
+        self._make_directories(parent)
 
-            attributes = self.on(directory, lambda s: s.make_directory(self.path(directory)))
-            if not attributes.is_directory:
-                raise StoreError(
-                    f"{self.shown(directory)}: not a directory",
-                    hint="a file or a link stands where a directory should be",
-                )
-            # another writer may have made it, and be killed before its name is durable
-            self.sync_directory(parent)
+        attributes = self.on(directory, lambda s: s.make_directory(self.path(directory)))
+        if not attributes.is_directory:
+            raise StoreError(
+                f"{self.shown(directory)}: not a directory",
+                hint="a file or a link stands where a directory should be",
+            )
+        # another writer may have made it, and be killed before its name is durable
+        self.sync_directory(parent)
         self._made.add(directory)
 
     def sync_directory(self, directory: str) -> None:

@@ -80,16 +80,10 @@ def test_a_bucket_is_where_botocore_says(options: dict[str, Any], root: str, reg
 def test_the_environment_and_profiles_are_obeyed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "config").write_text(
-        "[profile lab]\n"
-        "region = lab-1\n"
-        "services = ours\n"
-        "aws_access_key_id = FROMPROFILE\n"
-        "aws_secret_access_key = s\n"
-        "[services ours]\n"
-        "s3 =\n"
-        "  endpoint_url = http://lab.example:1234\n"
-    )
+    profile = "region = lab-1\nservices = ours\naws_access_key_id = FROMPROFILE\n"
+    profile += "aws_secret_access_key = s\n"
+    services = "[services ours]\ns3 =\n  endpoint_url = http://lab.example:1234\n"
+    (tmp_path / "config").write_text(f"[profile lab]\n{profile}{services}")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://env.example")
     assert endpoint(access()) == "https://env.example/bucket/K"
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
@@ -103,18 +97,14 @@ def test_the_environment_and_profiles_are_obeyed(
 
 
 def test_a_url_has_a_bucket_and_a_prefix() -> None:
-    for rest, bucket, prefix in [
-        ("b", "b", ""),
-        ("bkt/a", "bkt", "a/"),
-        ("bkt/a b/c", "bkt", "a b/c/"),
-    ]:
-        found = BucketAccess(Remote("s3", rest), {**MINE, "endpoint_url": "http://h"})
-        assert (found.bucket, found.prefix) == (bucket, prefix)
+    for rest, prefix in (("bkt", ""), ("bkt/a", "a/"), ("bkt/a b/c", "a b/c/")):
+        found = access(rest, endpoint_url="http://h")
+        assert (found.bucket, found.prefix) == ("bkt", prefix)
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/mine"
     found = access(f"{arn}/a/b")
     assert (found.bucket, found.prefix) == (arn, "a/b/")
-    access_point = "https://mine-123456789012.s3-accesspoint.eu-west-1.amazonaws.com/K"
-    assert endpoint(found) == access_point
+    host = "mine-123456789012.s3-accesspoint.eu-west-1.amazonaws.com"
+    assert endpoint(found) == f"https://{host}/K"
 
 
 @pytest.mark.parametrize(
@@ -140,16 +130,18 @@ def test_nonsense_is_a_configuration_error_without_secrets(
     assert "verysecret" not in f"{caught.value!r}{caught.value.hint}"
 
 
+def test_a_bucket_that_can_be_none_or_is_of_directories_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Not A Bucket"):
+        S3Store(Remote("s3", "Not A Bucket"), MINE).size("a")
+    with pytest.raises(Unsupported, match="directory buckets"):
+        access("bkt--use1-az4--x-s3/a")
+
+
 def test_without_credentials_it_is_said_where_they_may_come_from() -> None:
     with pytest.raises(ConfigError, match="no credentials") as caught:
         BucketAccess(Remote("s3", "bucket"), {})
     assert "AWS_PROFILE" in caught.value.hint
     assert BucketAccess(Remote("s3", "bucket"), {"anon": True}).keys() is None
-
-
-def test_directory_buckets_are_unsupported() -> None:
-    with pytest.raises(Unsupported, match="directory buckets"):
-        access("bkt--use1-az4--x-s3/a")
 
 
 def sent(put: int = 1, **options: Any) -> list[Asked]:
@@ -178,15 +170,12 @@ def test_encryption_and_payers_are_said_where_s3_wants_to_hear_it() -> None:
 
 def test_a_customers_key_goes_with_every_request_that_needs_it() -> None:
     key = "k" * 32
+    name, md5 = "x-amz-server-side-encryption-customer-key", hashlib.md5(key.encode()).digest()
     for asked in sent(
         s3_additional_kwargs={"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
     ):
-        name = "x-amz-server-side-encryption-customer-key"
         assert asked.headers[name] == base64.b64encode(key.encode()).decode()
-        assert (
-            asked.headers[f"{name}-md5"]
-            == base64.b64encode(hashlib.md5(key.encode()).digest()).decode()
-        )
+        assert asked.headers[f"{name}-md5"] == base64.b64encode(md5).decode()
 
 
 def test_a_payload_is_signed_where_nothing_else_protects_it() -> None:
@@ -196,17 +185,10 @@ def test_a_payload_is_signed_where_nothing_else_protects_it() -> None:
     assert not access().signs_payload
     assert access(config_kwargs={"s3": {"payload_signing_enabled": True}}).signs_payload
     assert "x-amz-checksum-crc32" in sent()[0].headers
-    assert (
-        "content-md5"
-        in sent(config_kwargs={"request_checksum_calculation": "when_required"})[0].headers
-    )
+    required = {"request_checksum_calculation": "when_required"}
+    assert "content-md5" in sent(config_kwargs=required)[0].headers
 
 
 def test_nothing_waits_for_a_server_to_say_continue() -> None:
     assert "expect" not in sent()[0].headers
     assert "ckptsync/" in sent()[0].headers["user-agent"]
-
-
-def test_a_bucket_that_can_be_none_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="Not A Bucket"):
-        S3Store(Remote("s3", "Not A Bucket"), MINE).size("a")

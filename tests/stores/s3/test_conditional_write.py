@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import socket
 import threading
-import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 
@@ -16,7 +14,7 @@ from ckptsync.digest import crc32
 from ckptsync.errors import Exists, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.requests import PartSum, StoredObject, base64_of, is_md5, sum_of, sum_parts
+from ckptsync.stores.s3.requests import PartSum, StoredObject, base64_of, sum_of, sum_parts
 from ckptsync.stores.s3.requests import md5 as md5_of
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
@@ -111,64 +109,42 @@ def test_a_server_that_does_not_know_crc32_gets_md5s_from_then_on() -> None:
     def taking(asked: Asked) -> Say:
         return Say(200, b"", {"ETag": md5(asked)})
 
+    wanted = b64encode(md5_of(b"x")).decode()
     with scripted(taking, taking, taking) as script:
         store = script.store(config_kwargs=UNSIGNED["config_kwargs"])
         for name in "ab":
             store.write(name, [b"x"])
-        first, second = script.asked
-    assert "content-md5" not in first.headers, "its tag was compared"
-    assert second.headers["content-md5"] == b64encode(md5_of(b"x")).decode()
-
-
-def test_a_server_that_says_nothing_of_what_it_has_stored_is_sent_it_again_with_an_md5() -> None:
-    with scripted(
-        Say(200, b"", {"ETag": '"opaque"'}), Say(200, b"", {"ETag": '"opaque"'})
-    ) as script:
+        assert [a.headers.get("content-md5") for a in script.asked] == [None, wanted]
+    with scripted(*[Say(200, b"", {"ETag": '"opaque"'})] * 2) as script:
         script.store(config_kwargs=UNSIGNED["config_kwargs"]).write("a", [b"x"])
-        assert [a.headers.get("content-md5") for a in script.asked] == [
-            None,
-            b64encode(md5_of(b"x")).decode(),
-        ]
+        # of what it has stored it says nothing, so it is sent again
+        assert [a.headers.get("content-md5") for a in script.asked] == [None, wanted]
 
 
-def test_a_put_whose_answer_is_lost_has_succeeded_only_if_its_bytes_are_there() -> None:
-    def there(body: bytes) -> Say:
-        return Say(200, body, {"ETag": f'"{md5_of(body).hex()}"'})
-
-    for body, is_ours in [(b"mine", True), (b"their", False)]:
-        with scripted(
-            Say(404),
-            error(404, "NoSuchKey"),
-            error(500, "InternalError"),
-            error(412, "PreconditionFailed"),
-            there(body),
-        ) as script:
-            if is_ours:
-                script.store().create("a", [b"mine"])
-            else:
-                with pytest.raises(Exists) as caught:
-                    script.store().create("a", [b"mine"])
-                assert caught.value.is_same is False
+GOOD, SUM = md5_of(DATA).hex(), sum_of(DATA)
+PARTS = sum_parts([sum_of(memoryview(part)) for part in (b"abc", b"de")])
 
 
-def test_what_is_there_is_compared_by_what_can_be_compared() -> None:
-    good, mine = md5_of(DATA).hex(), sum_of(DATA)
-    assert StoredObject(10, f'"{good}"', "").is_same(mine) is True
-    assert StoredObject(10, f'"{"0" * 32}"', "").is_same(mine) is False
-    assert StoredObject(9, f'"{good}"', "").is_same(mine) is False
-    no_proof = StoredObject(10, "", base64_of(crc32(DATA)))
-    assert no_proof.is_same(mine) is None, "a CRC32 is no proof"
-    assert StoredObject(10, f'"{good}"', base64_of(1)).is_same(mine) is False
-
-
-def test_a_file_of_parts_is_compared_by_its_tag() -> None:
-    sums = sum_parts([sum_of(memoryview(part)) for part in (b"abc", b"de")])
-    assert StoredObject(5, f'"{sums.tag}"', "").is_same(sums) is True
-    assert StoredObject(5, '"0-2"', "").is_same(sums) is None, "parts may have been cut otherwise"
-    assert StoredObject(6, f'"{sums.tag}"', "").is_same(sums) is False
-    assert StoredObject(5, "", base64_of(sums.crc)).is_same(sums) is None
-    assert StoredObject(5, "", base64_of(sums.crc)).may_be(sums)
-    assert not StoredObject(5, "", "").may_be(sums)
+@pytest.mark.parametrize(
+    ("stored", "mine", "is_same"),
+    [
+        (StoredObject(10, f'"{GOOD}"', ""), SUM, True),
+        (StoredObject(10, f'"{"0" * 32}"', ""), SUM, False),
+        (StoredObject(9, f'"{GOOD}"', ""), SUM, False),
+        (StoredObject(10, "", base64_of(crc32(DATA))), SUM, None),  # a CRC32 is no proof
+        (StoredObject(10, f'"{GOOD}"', base64_of(1)), SUM, False),
+        (StoredObject(5, f'"{PARTS.tag}"', ""), PARTS, True),
+        (StoredObject(5, '"0-2"', ""), PARTS, None),  # parts may have been cut otherwise
+        (StoredObject(6, f'"{PARTS.tag}"', ""), PARTS, False),
+        (StoredObject(5, "", base64_of(PARTS.crc)), PARTS, None),
+    ],
+)
+def test_what_is_there_is_compared_by_what_can_be_compared(
+    stored: StoredObject, mine: PartSum, *, is_same: bool | None
+) -> None:
+    assert stored.is_same(mine) is is_same
+    assert StoredObject(5, "", base64_of(PARTS.crc)).may_be(PARTS)
+    assert not StoredObject(5, "", "").may_be(PARTS)
 
 
 ABSENT = (Say(404), error(404, "NoSuchKey"))  # the second, to a GET, says that it is not the bucket
@@ -213,41 +189,35 @@ def test_a_server_that_ignores_conditions_is_found_out_and_looked_at_first(
         ]
 
 
-def test_a_server_that_refuses_conditions_is_written_without() -> None:
-    with scripted(*ABSENT, error(501, "NotImplemented"), put, Say(404), put) as script:
-        store = script.store()
-        store.create("a", [b"x"])
-        store.create("b", [b"x"])
-        assert not store.is_exclusive
-        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"] == [
-            "*",
-            None,
-            None,
-        ]
+BEGUN = Say(
+    200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+)
+UNABLE = error(501, "NotImplemented")
 
 
-def test_a_large_file_for_a_server_that_refuses_conditions_is_completed_without() -> None:
-    begun = Say(
-        200,
-        b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
-    )
-    with scripted(
-        *ABSENT,
-        begun,
-        put,
-        put,
-        error(501, "NotImplemented"),
-        Say(404),
-        Say(200, b"<CompleteMultipartUploadResult/>"),
-    ) as script:
+@pytest.mark.parametrize(
+    ("files", "answers", "conditions"),
+    [
+        ({"a": b"x", "b": b"x"}, [UNABLE, put, Say(404), put], ["*", None, None]),
+        (
+            {"a": b"0123456789abc"},
+            [BEGUN, put, put, UNABLE, Say(404), Say(200, b"<CompleteMultipartUploadResult/>")],
+            [None, None, None, "*", None],
+        ),
+    ],
+    ids=["small", "in parts"],
+)
+def test_a_server_that_refuses_conditions_is_written_without(
+    files: dict[str, bytes], answers: list[Say], conditions: list[str | None]
+) -> None:
+    with scripted(*ABSENT, *answers) as script:
         store = script.store()
         store.least = 10
-        store.create("a", [b"0123456789abc"])
-        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "POST"] == [
-            None,
-            "*",
-            None,
-        ]
+        for name, content in files.items():
+            store.create(name, [content])
+        assert not store.is_exclusive
+        changes = [a for a in script.asked if a.method in ("PUT", "POST")]
+        assert [a.headers.get("if-none-match") for a in changes] == conditions
 
 
 def test_of_a_taken_name_whose_tag_says_nothing_nothing_is_claimed() -> None:
@@ -263,18 +233,3 @@ def test_a_small_file_is_not_asked_for_once_the_server_is_known_to_keep_conditio
         store.create("a", [b"x"])
         store.create("b", [b"x"])
         assert [a.method for a in script.asked] == ["HEAD", "GET", "PUT", "PUT", "PUT"]
-
-
-def test_the_sums_of_parts_are_those_of_the_whole() -> None:
-    pieces = [b"a" * 1000, b"", b"b" * 77, b"c"]
-    sums = sum_parts([sum_of(memoryview(piece)) for piece in pieces])
-    assert sums.crc == zlib.crc32(b"".join(pieces))
-    assert sums.tag == hashlib.md5(b"".join(map(md5_of, pieces))).hexdigest() + "-4"
-    assert sum_parts([PartSum(1, 0, '"opaque"')]).tag == ""
-    assert base64_of(zlib.crc32(b"x" * 100)) == "Xg5djw=="  # as SeaweedFS and AWS say it
-
-
-def test_a_tag_that_can_be_no_md5_is_none() -> None:
-    assert is_md5('"0123456789abcdef0123456789abcdef"')
-    assert not is_md5('"0123456789abcdef0123456789abcdef-3"')
-    assert not is_md5("")
