@@ -40,7 +40,7 @@ const STRINGS = {
   "rate": ["$1/s", "$1/秒"],
   newest: ["Newest checkpoints", "最新检查点"],
   "newest-of": ["Newest checkpoints of $1, the newest on the right; arrow keys move", "$1 的最新检查点，最右为最新；用方向键移动"],
-  "latest-verified": ["OverviewCache verified", "最新已校验"],
+  "latest-verified": ["Latest verified", "最新已校验"],
   "no-verified": ["none verified", "尚无已校验"],
   step: ["Step", "步数"],
   "step-n": ["step $1", "第 $1 步"],
