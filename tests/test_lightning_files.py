@@ -47,9 +47,7 @@ def worker(out: Path, store: MemoryStore) -> Worker:
 
 
 @pytest.mark.parametrize("size", [0, 2, len(DATA) // 2, len(DATA) - 1])
-def test_what_has_not_its_end_is_never_sent_and_what_has_is_complete(
-    size: int, tmp_path: Path
-) -> None:
+def test_only_what_has_its_end_is_sent(size: int, tmp_path: Path) -> None:
     store = MemoryStore()
     ours = worker(tmp_path, store)
     (tmp_path / NAME).write_bytes(DATA[:size])
@@ -83,9 +81,7 @@ def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) 
     assert (found.verdict, found.findings[0].name) == ("damaged", f"{LOCATION}/{NAME}")
 
 
-def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(
-    tmp_path: Path,
-) -> None:
+def test_one_of_which_nobody_knows_the_model_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(saved({"generator": {"w": WEIGHT}, "critic": {"w": WEIGHT}}))
     store = MemoryStore()
     ours = worker(tmp_path, store)

@@ -45,9 +45,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_a_pool_works_with_the_threads_that_there_are(
-    most: int, limited: Callable[[int], None]
-) -> None:
+def test_a_pool_works_with_fewer_threads(most: int, limited: Callable[[int], None]) -> None:
     limited(most)
     with ThreadPool(8) as pool:
         assert [*pool.map(abs, range(100))] == [*range(100)]

@@ -175,9 +175,10 @@ class RunRecords:
         )
 
     def is_safe(self, location: str, *, retired_too: bool = True) -> bool:
-        """Return whether a location is VERIFIED with its model or, if ``retired_too``, given up.
+        """Return whether a location is VERIFIED with its model and not given up.
 
-        False where a record cannot be read: a newer program may have written it.
+        If the store has given it up, or its shards, return ``retired_too``.  False where a record
+        cannot be read: a newer program may have written it.
         """
         if self.broken_location(checkpoint_of(location)) is not None:
             return False
@@ -185,8 +186,8 @@ class RunRecords:
         model_record, _ = newest_model_record(records.model_records, manifests)
         names = {stored.name for stored in manifests}
         decision = fate(records.tombstones, names)
-        if retired_too and (decision.retired or decision.shards):
-            return True
+        if decision.retired or decision.shards:
+            return retired_too
         return bool(model_record) and proof(records.reports, names, model_record).holds
 
 

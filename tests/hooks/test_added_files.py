@@ -58,9 +58,7 @@ def written(folder: Path) -> dict[str, Any]:
     return {p.name: json.loads(p.read_text()) for p in folder.iterdir() if p.is_file()}
 
 
-def test_configuration_and_tokenizer_are_written_and_the_model_s_own_are_left_alone(
-    spool: Path,
-) -> None:
+def test_configuration_and_tokenizer_are_written_beside_the_model_s(spool: Path) -> None:
     model = FSDPLlama()
     assert added_files.write_added(model, Kept("tokenizer.json"), spool / "added") == []
     written_configs = written(spool / "added")
@@ -132,11 +130,6 @@ def test_of_the_environment_only_what_is_listed_is_told(monkeypatch: pytest.Monk
     assert told["NCCL_SOCKET_IFNAME"] == "eth0"
     assert "secret" not in told.values()
     assert told["python"]
-
-
-def test_a_library_that_is_not_there_has_no_version() -> None:
-    assert added_files.version_of("no-such-library") == ""
-    assert added_files.version_of("pytest") == pytest.__version__
 
 
 def test_the_collator_s_tokenizer_is_the_model_s_where_there_is_no_other() -> None:

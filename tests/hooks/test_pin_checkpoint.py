@@ -53,14 +53,6 @@ def test_a_pin_holds_every_file_and_says_which(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_nothing_is_written_into_the_checkpoint(tmp_path: Path) -> None:
-    it = source(tmp_path, a="1")
-    before = it.stat()
-    pin_checkpoint(it, tmp_path, COMMIT, Said())
-    after = it.stat()
-    assert (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
-
-
 def test_a_pin_has_the_added_files_that_the_checkpoint_lacks(tmp_path: Path) -> None:
     it = source(tmp_path, **{"config.json": "its own"})
     added = tmp_path / "_ckptsync" / "added" / "t"
@@ -102,10 +94,7 @@ def test_a_checkpoint_that_rotation_takes_meanwhile_is_not_called_whole(tmp_path
 
     def look(path: Path) -> Listing:
         if listings:
-            (
-                path / "b"
-                # it was linked already, and another file may have gone before we first looked
-            ).unlink()
+            (path / "b").unlink()  # it was linked already; another may have gone before
         listings.append(walk(path))
         return listings[-1]
 
@@ -115,21 +104,7 @@ def test_a_checkpoint_that_rotation_takes_meanwhile_is_not_called_whole(tmp_path
     assert hidden(tmp_path) == []
 
 
-def test_a_node_that_has_nothing_of_it_pins_nothing(tmp_path: Path) -> None:
-    pin_checkpoint(source(tmp_path), tmp_path, COMMIT, Said())
-    assert commits(tmp_path) == {}
-
-
-def test_a_second_save_of_a_step_gets_the_next_number(tmp_path: Path) -> None:
-    it = source(tmp_path, a="1")
-    pin_checkpoint(it, tmp_path, COMMIT, Said())
-    pin_checkpoint(it, tmp_path, COMMIT, Said())
-    assert set(commits(tmp_path)) == {"checkpoint-1.0", "checkpoint-1.1"}
-
-
-def test_on_another_file_system_the_pin_appears_when_it_is_copied(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_on_another_file_system_a_pin_appears_once_copied(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it = source(tmp_path, a="1")
     (it / "a").chmod(0o600)
@@ -138,11 +113,9 @@ def test_on_another_file_system_the_pin_appears_when_it_is_copied(
     pin = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0"
     assert (pin / "files" / "a").stat().st_mode & 0o777 == 0o600
     assert not (pin / "files" / "a").samefile(it / "a")
-    assert (
-        (pin / "files" / "a").stat().st_mtime_ns
-        == (it / "a").stat().st_mtime_ns
-        == commits(tmp_path)[pin.name].files["a"][1]
-    )
+    mtime = (it / "a").stat().st_mtime_ns
+    assert (pin / "files" / "a").stat().st_mtime_ns == mtime
+    assert commits(tmp_path)[pin.name].files["a"][1] == mtime
     assert hidden(tmp_path) == []
 
 
@@ -160,9 +133,7 @@ def test_links_that_cannot_become_a_pin_hold_no_bytes(
     assert ((it / "a").stat().st_nlink, hidden(tmp_path)) == (1, [])
 
 
-def test_a_copy_that_the_trainer_overtakes_is_no_pin_and_is_said(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_a_copy_that_the_trainer_overtakes_is_no_pin(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it, said = source(tmp_path, a="1"), Said()
     before = walk(it)
@@ -190,15 +161,13 @@ def test_on_another_file_system_bytes_outlive_rotation_and_a_writer_is_noticed(
     before = len(list(Path("/proc/self/fd").iterdir()))
     begin[0]()
     assert len(list(Path("/proc/self/fd").iterdir())) == before - 2
-    sizes_by_name = {
-        p.name: p.stat().st_size for p in other_disk.glob("pins/checkpoint-1.0/files/*")
-    }
-    assert (sizes_by_name, said == []) == (
-        ({}, False) if is_written else ({"a": 100_000, "b": 1}, True)
-    )
+    files = other_disk.glob("pins/checkpoint-1.0/files/*")
+    sizes = {} if is_written else {"a": 100_000, "b": 1}
+    assert {path.name: path.stat().st_size for path in files} == sizes
+    assert bool(said) == is_written
 
 
-def test_without_room_older_saves_are_given_up_aloud(
+def test_without_room_older_saves_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, said = source(tmp_path, a="1"), Said()
@@ -214,9 +183,7 @@ def test_without_room_older_saves_are_given_up_aloud(
     assert hidden(tmp_path) == []
 
 
-def test_two_saves_of_one_name_are_copied_beside_each_other(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_two_saves_of_one_name_are_both_copied(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it, said = source(tmp_path), Said()
     for size in (LONG, 5):
@@ -244,9 +211,7 @@ atexit.register(pin_checkpoint, it, output_dir, COMMIT, print)
 """
 
 
-def test_when_the_interpreter_ends_a_copy_is_made_before_it_is_gone(
-    tmp_path: Path, other_disk: Path
-) -> None:
+def test_a_copy_is_made_before_the_interpreter_is_gone(tmp_path: Path, other_disk: Path) -> None:
     """It waits for threads before that, and later for none."""
     done = ran("-c", AT_EXIT, str(tmp_path), str(other_disk), cwd=ROOT)
     assert (done.stdout, done.stderr) == ("checkpoint-1.0\n", "")
@@ -267,23 +232,13 @@ def chosen(found: tuple[Pin, ...], wanted: int, newest: str = "none") -> list[in
     return [p.k for p in pinning.choose_pins_to_drop(found, Path("/pins", newest), wanted)]
 
 
-def test_what_is_stored_goes_first_and_then_the_oldest() -> None:
-    found = (
-        kept(0, 10, at=5.0),
-        kept(1, 10, at=2.0),
-        kept(2, 10, at=9.0, stored=True),
-        kept(3, 10),
-    )
+def test_what_is_stored_goes_first_and_then_the_oldest_but_never_the_newest() -> None:
+    found = (*(kept(n, 10, at=at) for n, at in enumerate((5.0, 2.0))), kept(3, 10))
+    found += (kept(2, 10, at=9.0, stored=True),)
     assert chosen(found, 40) == [2, 1, 3, 0]
     assert chosen(found, 11) == [2, 1]
     assert chosen(found, 1) == [2]
-
-
-def test_what_would_gain_nothing_stays() -> None:
-    assert chosen((kept(0, 10, links=2), kept(1, 10)), 10) == [1]
-
-
-def test_the_newest_never_goes() -> None:
+    assert chosen((kept(0, 10, links=2), kept(1, 10)), 10) == [1], "the other gains nothing"
     assert chosen((kept(0, 10), kept(1, 10)), 100, "c.1") == [0]
 
 

@@ -11,13 +11,6 @@ from tests.hooks.training import trains
 from tests.support.stand_in_programs import ROOT, ran
 
 
-def test_who_begins_says_so_in_the_spool(tmp_path: Path) -> None:
-    mine = trains(tmp_path, 1, 4).begun
-    assert markers.list_training_processes(tmp_path / "_ckptsync") == (mine,)
-    assert (mine.rank, mine.world, mine.train, mine.trainer) == (1, 4, "", "transformers 5")
-    assert markers.is_training(mine)
-
-
 def test_a_shared_directory_is_one_location_whatever_the_hosts(tmp_path: Path) -> None:
     mine, other = (trains(tmp_path, rank, 2) for rank in range(2))
     assert mine.writers((mine.begun.process, other.begun.process)) == (0, 1)

@@ -89,11 +89,6 @@ def test_a_name_that_somebody_has_is_not_taken_from_him(spool: Path) -> None:
     assert [(p.name, (p / "x").read_text()) for p in list_paths(spool)] == [("b", "b"), ("c", "a")]
 
 
-def test_what_is_gone_has_no_children_and_is_removed_already(tmp_path: Path, spool: Path) -> None:
-    assert list_paths(spool / "gone") == list_paths(tmp_path / "gone" / "_ckptsync" / "pins") == []
-    remove(spool / "gone")
-
-
 @pytest.fixture
 def thesis(tmp_path: Path) -> Path:
     """What a user of the worker's has elsewhere."""
@@ -121,7 +116,7 @@ def whole(folder: Path) -> dict[str, str]:
         "pins/checkpoint-4.0/files",
     ],
 )
-def test_nothing_is_reached_through_a_link_in_the_spool(
+def test_no_link_in_the_spool_is_followed(
     tmp_path: Path, spool: Path, thesis: Path, link: str
 ) -> None:
     """`manifests -> ~/thesis` was removed at the first tick, and a linked pin was written
@@ -201,7 +196,7 @@ def test_folders_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None
     assert modes | {stat.S_IMODE((tmp_path / "_ckptsync").stat().st_mode)} == {0o700}
 
 
-def test_a_folder_that_is_used_loses_the_right_of_its_group_to_write(
+def test_a_folder_that_is_used_is_no_more_writable_by_the_group(
     tmp_path: Path, spool: Path
 ) -> None:
     lay(tmp_path, ONE)
@@ -231,9 +226,7 @@ def test_a_spool_elsewhere_is_the_operators_link_and_nobody_elses(tmp_path: Path
 
 
 @pytest.mark.parametrize("process", ["../../thesis/text", "/etc/passwd", ".."])
-def test_a_name_in_a_file_of_the_spool_leads_nowhere_else(
-    spool: Path, thesis: Path, process: str
-) -> None:
+def test_a_name_in_the_spool_leads_nowhere_else(spool: Path, thesis: Path, process: str) -> None:
     before = whole(thesis)
     safe_files.make_folders(spool / "trains")
     for act in (safe_files.unlink, safe_files.remove):
@@ -258,9 +251,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_spool_that_is_removed_and_made_again_is_the_new_one_to_a_worker_that_runs(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_that_runs_uses_a_spool_that_is_made_again(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     store, spool = MemoryStore(), tmp_path / "_ckptsync"
     w = worker(tmp_path, store)
@@ -307,9 +298,7 @@ REPLACED = ("pins/checkpoint-4.0/owner.json", "pins/checkpoint-4.0/notes.json", 
         "hook.log",
     ],
 )
-def test_a_pipe_in_the_spool_is_waited_for_by_nobody(
-    tmp_path: Path, spool: Path, pipe: str
-) -> None:
+def test_a_pipe_in_the_spool_holds_up_nobody(tmp_path: Path, spool: Path, pipe: str) -> None:
     lay(tmp_path, ONE)
     safe_files.make_folders((spool / pipe).parent)
     if pipe != "trains" and not pipe.startswith("trains/"):  # else no marks are read
@@ -339,9 +328,7 @@ while True:
 
 
 @as_root
-def test_who_may_write_the_output_directory_cannot_lead_the_worker_elsewhere(
-    tmp_path: Path, thesis: Path
-) -> None:
+def test_who_may_write_there_cannot_lead_the_worker_elsewhere(tmp_path: Path, thesis: Path) -> None:
     out = tmp_path / "out"
     lay(out, ONE)
     for above in (out, *out.parents):

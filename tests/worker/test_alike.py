@@ -44,9 +44,7 @@ def test_a_first_save_of_weights_alone_is_never_taken_and_it_is_said_why(tmp_pat
     assert kept(store) == {}
 
 
-def test_a_second_one_like_it_that_is_at_rest_for_long_tells_that_this_is_all(
-    tmp_path: Path,
-) -> None:
+def test_a_similar_one_at_rest_for_long_tells_that_this_is_all(tmp_path: Path) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     saved(tmp_path, "checkpoint-1")
@@ -61,9 +59,7 @@ def test_a_second_one_like_it_that_is_at_rest_for_long_tells_that_this_is_all(
     assert kept(store).keys() == {"checkpoint-1", "checkpoint-20"}
 
 
-def test_what_trainer_leaves_on_its_way_tells_nothing_and_its_end_tells_that_the_first_was_torn(
-    tmp_path: Path,
-) -> None:
+def test_a_whole_save_of_a_trainer_tells_that_the_first_was_torn(tmp_path: Path) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     torn = saved(tmp_path, "checkpoint-1")
@@ -94,9 +90,7 @@ def test_one_that_lacks_a_file_of_the_others_is_not_like_them(tmp_path: Path, na
     assert kept(store) == {}
 
 
-def test_what_a_script_removes_meanwhile_stays_pinned_and_goes_when_another_tells(
-    tmp_path: Path,
-) -> None:
+def test_what_a_script_removes_is_sent_when_a_similar_one_tells(tmp_path: Path) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     first = saved(tmp_path, "checkpoint-1")
@@ -125,9 +119,7 @@ def test_what_a_script_removes_meanwhile_can_be_pushed(tmp_path: Path) -> None:
 ACCELERATE = {"model.safetensors": EMPTY, "optimizer.bin": b"pickled", "scheduler.bin": b"pickled"}
 
 
-def test_accelerate_s_save_without_the_first_rank_s_random_state_is_like_one_of_another_node(
-    tmp_path: Path,
-) -> None:
+def test_accelerate_s_save_without_rank_0_s_state_needs_a_similar_one(tmp_path: Path) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
     files = {

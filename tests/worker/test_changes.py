@@ -31,9 +31,6 @@ BEFORE = {
 }
 
 
-STORES = pytest.mark.parametrize("made", [in_memory, on_disk, in_a_bucket])
-
-
 def grows(path: Path) -> None:
     with path.open("ab") as f:
         f.write(b"more")
@@ -66,8 +63,7 @@ def is_renamed_over(path: Path) -> None:
     path.with_name("fresh").rename(path)
 
 
-def vanishes(path: Path) -> None:
-    path.unlink()
+vanishes = Path.unlink
 
 
 def vanishes_with_its_directory(path: Path) -> None:
@@ -100,20 +96,22 @@ def pushed(source: Path, store: Store, strike: Callable[[], object], after: int)
 
 
 MIDWAY, READ = CHUNK, sum(map(len, BEFORE.values()))
-CASES = [(made, after) for made in (in_memory, on_disk) for after in (MIDWAY, READ)]
+CASES = [
+    *((change, on_disk, after) for change in CHANGES for after in (MIDWAY, READ)),
+    (ends_early_and_is_filled_up_again, in_memory, MIDWAY),
+    (ends_early_and_is_filled_up_again, in_a_bucket, MIDWAY),
+]
 
 
-@pytest.mark.parametrize(("made", "after"), [*CASES, (in_a_bucket, MIDWAY)])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "made", "after"), CASES)
 def test_a_source_that(
     tmp_path: Path, made: Callable[[Path], Store], change: Callable[[Path], None], after: int
 ) -> None:
     store, source = made(tmp_path), lay(tmp_path / "out", BEFORE)
     with pytest.raises(Incomplete) as caught:
         pushed(source, store, lambda: change(source / "shard"), after)
-    assert (
-        "push a later" if change in (vanishes, vanishes_with_its_directory) else "push it again"
-    ) in caught.value.hint.lower()
+    is_gone = change in (vanishes, vanishes_with_its_directory)
+    assert ("push a later" if is_gone else "push it again") in caught.value.hint.lower()
     assert manifests(store) == []
     if source.exists():
         push_now(source, store, "n0", "run")
@@ -121,7 +119,7 @@ def test_a_source_that(
         assert kept(store) == {"checkpoint-4": {"n0": now}}
 
 
-@STORES
+@pytest.mark.parametrize("made", [on_disk, in_a_bucket])
 def test_a_pin_that_comes_and_a_name_that_rotation_takes_are_no_change(
     tmp_path: Path, made: Callable[[Path], Store]
 ) -> None:

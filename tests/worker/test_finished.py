@@ -46,39 +46,121 @@ DONE = {
     "trainer_state.json": 101.2,
 }
 SHARDS = {"pytorch_model_fsdp_0/__2_0.distcp": 100.0, "rng_state_2.pth": 101.0}
+SHARDED = DONE | {"m/__0_0.distcp": 100.0, "m/__1_0.distcp": 100.0, "m/.metadata": 100.5}
+BARE = {"config.json": 1.0, "model.safetensors": 1.0}
+ZERO_3 = {
+    "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": 100.0,
+    "latest": 100.1,
+    "config.json": 99.0,
+}
+JUMPED = DONE | {"trainer_state.json": 101.2 - 3600}
+LATE = {"m/__0_0.distcp": 4000.0, "m/.metadata": 401.0, "rng_state_0.pth": 402.0}
+ACCELERATE = {"model.safetensors": 1.0, "optimizer.bin": 2.0, "random_states_0.pkl": 3.0}
+V1 = {
+    "model/__0_0.distcp": 1.0,
+    "model/.metadata": 2.0,
+    "metadata.json": 3.0,
+    "dataloader/rank_0.pt": 3.0,
+    "rng_state/rank_0.pt": 4.0,
+}
+V1_SHARDS = {"model/__2_0.distcp": 1.0, "dataloader/rank_2.pt": 3.0, "rng_state/rank_2.pt": 4.0}
+SCRIPT = {name: at for name, at in V1.items() if name.startswith("model/")}
+STEP = {"step/.metadata": 96.0, "step/__0_0.distcp": 100.0, "trainer_state.json": 101.0}
+FAMILIES: dict[Family, float] = {"dcp": 10, "accelerate": 60, "deepspeed": 60, "trainer": 600}
+TMP = files({".tmpAb3xYz": 102.0})
+OLD_TMP = files({".tmpAb3xYz": 99.0, "optimizer_0/.metadata.tmp": 99.1})
+TORN_STATE = TrainerState(None, 200 * S)
 
 
-def test_a_trainer_state_that_is_the_newest_needs_only_quiet() -> None:
-    assert wait(trainer(DONE)) == 10
-    assert wait(trainer(DONE | {"rng_state_1.pth": 105.0})) == 10
-
-
-def test_no_clock_is_compared_with_another() -> None:
-    for at in (-1e6, 0.0, 1e9, 1e12):
-        assert wait(trainer({name: at + t for name, t in DONE.items()})) == 10
-
-
-def test_zero_3_between_its_two_writes_waits_for_the_trainer_state() -> None:
-    shards = {
-        "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": 100.0,
-        "latest": 100.1,
-        "config.json": 99.0,
-    }
-    assert wait(trainer(shards)) is None
-    assert wait(trainer(shards | {"trainer_state.json": 102.0})) == 10
-
-
-def test_an_old_trainer_state_proves_nothing_of_newer_shards() -> None:
-    # written over, and never finished
-    assert wait(trainer(DONE | {"optimizer.pt": 5000.0})) is None
-    # a callback edits it after the trainer
-    assert wait(trainer(DONE | {"model.safetensors": 103.0})) == 60
-
-
-def test_a_node_of_shards_waits_longer_unless_something_else_tells() -> None:
-    assert wait(trainer(SHARDS)) == 60
-    assert wait(trainer(SHARDS, other_part=True)) == 10
-    assert wait(trainer(SHARDS, later=True)) == 10
+@pytest.mark.parametrize(
+    ("evidence", "seconds"),
+    [
+        # trainer_state.json is the newest: only quiet is needed
+        (trainer(DONE), 10),
+        (trainer(DONE | {"rng_state_1.pth": 105.0}), 10),
+        # no clock is compared with another
+        *((trainer({n: at + t for n, t in DONE.items()}), 10) for at in (-1e6, 0.0, 1e9, 1e12)),
+        # ZeRO-3 between its two writes
+        (trainer(ZERO_3), None),
+        (trainer(ZERO_3 | {"trainer_state.json": 102.0}), 10),
+        # an old trainer_state.json proves nothing of newer shards
+        (trainer(DONE | {"optimizer.pt": 5000.0}), None),
+        # a callback edits a file after the trainer
+        (trainer(DONE | {"model.safetensors": 103.0}), 60),
+        # a node of shards waits longer unless something else tells
+        (trainer(SHARDS), 60),
+        (trainer(SHARDS, other_part=True), 10),
+        (trainer(SHARDS, later=True), 10),
+        # a partial file delays and does not block, unless it is older than the end of the save
+        (trainer(DONE, partial=TMP), 600),
+        (trainer(DONE, partial=OLD_TMP), 10),
+        (trainer(DONE, partial=OLD_TMP + files({".tmpZz9xYz": 101.3})), 600),
+        (trainer(DONE, partial=OLD_TMP, state=TORN_STATE), 600),
+        (trainer(SHARDS, partial=OLD_TMP), 600),
+        # of a save that was seen to begin no time is compared
+        (trainer(JUMPED), None),
+        (trainer(JUMPED, is_new=True), 10),
+        (trainer(LATE | {"trainer_state.json": 403.0}, is_new=True), 10),
+        (trainer(LATE, is_new=True), None),
+        (trainer(DONE, is_new=True, state=TrainerState(8, 200 * S)), 600),
+        # a trainer_state.json of another step, or torn
+        (trainer(DONE, state=TrainerState(8, 200 * S)), 600),
+        (trainer(DONE, state=TORN_STATE), 600),
+        # empty shards are legal, and unknown writers do not block
+        (replace(trainer(DONE), files=files(DONE, size=0)), 10),
+        (trainer(DONE, writing=None), 10),
+        # what rotation took is finished at once if it was at rest before
+        (trainer(DONE, is_gone=True, stable=True), 0),
+        (trainer(SHARDS, is_gone=True, stable=True), 0),
+        # what the hook committed is finished whatever its files say
+        (trainer(DONE, hook="committed", is_gone=True), 0),
+        (
+            trainer(
+                DONE | {"model.safetensors": 9e3}, hook="committed", unclosed=("a.json", "x.bin")
+            ),
+            0,
+        ),
+        (trainer(DONE, hook="committed", writing=("model.safetensors",)), None),
+        # a training that lives may rewrite it after trainer_state.json
+        (trainer(DONE, hook="training"), 600),
+        (trainer(DONE, hook="marked", partial=TMP), 600),
+        # a rank whose random state is not here yet, or of the save before this one
+        (trainer(SHARDED), 60),
+        (trainer(SHARDED | {"rng_state_1.pth": 101.5}), 10),
+        (trainer(SHARDED | {"rng_state_1.pth": 98.9}), 60),
+        (trainer(SHARDS | {"m/__3_0.distcp": 100.0}, other_part=True), 60),
+        # that training goes on proves nothing of a save that a crash cut short
+        (trainer(BARE, later=True), None),
+        (trainer(BARE, later=True, has_similar=True), 600),
+        (trainer(DONE | {"model.safetensors": 103.0}, later=True), 10),
+        # accelerate's scripts write no trainer_state.json
+        (trainer(ACCELERATE), 60),
+        (trainer(ACCELERATE, later=True), 10),
+        # JSON that is none delays
+        (trainer(DONE, unclosed=("metrics.json",)), 60),
+        (trainer(DONE, unclosed=("trainer_state.json",)), None),
+        # LLaMA-Factory's marker is the newest but for random states
+        (trainer(V1), None),
+        (trainer(SCRIPT), None),
+        (trainer(SCRIPT, has_similar=True), 600),
+        (trainer(V1 | {"CHECKPOINT_COMPLETE": 3.0}), 10),
+        (trainer(V1 | {"CHECKPOINT_COMPLETE": 0.5}), 600),
+        (trainer(V1_SHARDS), 60),
+        # metadata is the last word only where nothing follows it
+        *(
+            (Observation(family, 4, files({".metadata": 100.0, "__0_0.distcp": 100.0})), seconds)
+            for family, seconds in FAMILIES.items()
+        ),
+        # metadata older than its shards: a copy may have such times
+        (trainer(STEP | {"step/.metadata": 90.0}), None),
+        (trainer(STEP), 60),
+        (trainer(STEP | {"step/.metadata": 100.0}), 10),
+    ],
+)
+def test_seconds_without_a_change_until_a_save_is_finished(
+    evidence: Observation, seconds: float | None
+) -> None:
+    assert wait(evidence) == seconds
 
 
 @pytest.mark.parametrize(
@@ -97,166 +179,45 @@ def test_what_is_surely_unfinished_waits_for_ever_and_says_why(evidence: Observa
     assert verdict.reason
 
 
-def test_a_partial_file_that_a_crash_left_delays_and_does_not_block() -> None:
-    assert wait(trainer(DONE, partial=files({".tmpAb3xYz": 102.0}))) == 600
-
-
-def test_of_a_save_that_was_seen_to_begin_no_time_is_compared() -> None:
-    jumped = DONE | {"trainer_state.json": 101.2 - 3600}
-    assert wait(trainer(jumped)) is None
-    assert wait(trainer(jumped, is_new=True)) == 10
-    sharded = {"m/__0_0.distcp": 4000.0, "m/.metadata": 401.0, "rng_state_0.pth": 402.0}
-    assert wait(replace(trainer(sharded | {"trainer_state.json": 403.0}), is_new=True)) == 10
-    assert wait(replace(trainer(sharded), is_new=True)) is None
-    assert wait(trainer(DONE, is_new=True, state=TrainerState(8, 200 * S))) == 600
-
-
-def test_a_trainer_state_of_another_step_or_cut_short_is_doubted() -> None:
-    assert wait(trainer(DONE, state=TrainerState(8, 200 * S))) == 600
-    assert wait(trainer(DONE, state=TrainerState(None, 200 * S))) == 600
-
-
-def test_empty_shards_are_legal_and_unknown_writers_do_not_block() -> None:
-    assert wait(replace(trainer(DONE), files=files(DONE, size=0))) == 10
-    assert wait(trainer(DONE, writing=None)) == 10
-
-
-def test_what_rotation_took_is_finished_at_once_if_it_was_at_rest_before_and_else_never() -> None:
-    assert wait(trainer(DONE, is_gone=True, stable=True)) == 0
-    assert wait(trainer(SHARDS, is_gone=True, stable=True)) == 0
-    for more in (
-        {},
-        {"later": True},
-        {"other_part": True},
-        {"hook": "marked"},
-        {"hook": "training"},
-    ):
-        assert wait(trainer(DONE, is_gone=True, **more)) is None
-        assert is_lost(trainer(DONE, is_gone=True, **more))
+@pytest.mark.parametrize(
+    "more", [{}, {"later": True}, {"other_part": True}, {"hook": "marked"}, {"hook": "training"}]
+)
+def test_what_rotation_took_before_it_was_at_rest_is_lost(more: dict[str, object]) -> None:
+    assert wait(trainer(DONE, is_gone=True, **more)) is None
+    assert is_lost(trainer(DONE, is_gone=True, **more))
 
 
 def test_what_is_gone_and_was_at_rest_is_lost_once_its_end_is_known_to_be_missing() -> None:
-    kept = trainer({"config.json": 1.0, "model.safetensors": 2.0}, is_gone=True, stable=True)
+    kept = trainer(BARE, is_gone=True, stable=True)
     assert (is_lost(kept), wait(kept), wait(replace(kept, has_similar=True))) == (False, None, 0)
     assert is_lost(replace(kept, has_trainer=True))
-    assert not any(
-        is_lost(replace(kept, has_trainer=True, hook=word)) for word in ("committed", "marked")
-    )
+    for hook in ("committed", "marked"):
+        assert not is_lost(replace(kept, has_trainer=True, hook=hook))
+    assert not is_lost(replace(kept, is_gone=False, stable=False))
+    assert is_lost(replace(kept, stable=False))
+    assert not is_lost(replace(kept, stable=False, hook="committed"))
 
 
-def test_only_what_is_gone_can_be_hopeless() -> None:
-    half = trainer({"config.json": 1.0, "model.safetensors": 2.0})
-    assert not is_lost(half)
-    assert is_lost(replace(half, is_gone=True))
-    assert not is_lost(replace(half, is_gone=True, hook="committed"))
-    assert not is_lost(replace(half, is_gone=True, stable=True))
-
-
-def test_what_the_hook_committed_is_finished_whatever_its_files_say() -> None:
-    assert wait(trainer(DONE, hook="committed", is_gone=True)) == 0
-    assert (
-        wait(
-            trainer(
-                DONE | {"model.safetensors": 9000.0},
-                hook="committed",
-                unclosed=("log.json", "x.bin"),
-            )
-        )
-        == 0
-    )
-    assert wait(trainer(DONE, hook="committed", writing=("model.safetensors",))) is None
-
-
-def test_a_training_that_lives_is_waited_for_and_not_for_ever() -> None:
-    # callbacks may rewrite it after trainer_state.json
-    assert wait(trainer(DONE, hook="training")) == 600
-
-
-def test_marks_of_every_rank_need_a_second_and_do_not_outweigh_a_doubt() -> None:
+def test_marks_of_every_rank_need_a_second() -> None:
     observation = trainer(SHARDS, hook="marked")
     assert not judge(observation, 0.9, RULE).finished
     assert judge(observation, 1.0, RULE).finished
-    assert wait(trainer(DONE, hook="marked", partial=files({".tmpAb3xYz": 102.0}))) == 600
-
-
-def test_a_rank_whose_random_state_is_not_here_yet_is_waited_for() -> None:
-    sharded = DONE | {"m/__0_0.distcp": 100.0, "m/__1_0.distcp": 100.0, "m/.metadata": 100.5}
-    assert wait(trainer(sharded)) == 60
-    assert wait(trainer(sharded | {"rng_state_1.pth": 101.5})) == 10
-    assert wait(trainer(SHARDS | {"m/__3_0.distcp": 100.0}, other_part=True)) == 60
-    assert wait(trainer(sharded | {"rng_state_1.pth": 98.9})) == 60  # of the save before this one
-
-
-def test_that_training_goes_on_proves_nothing_of_a_save_that_a_crash_cut_short() -> None:
-    assert wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True)) is None
-    assert (
-        wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True, has_similar=True))
-        == 600
-    )
-    assert wait(trainer(DONE | {"model.safetensors": 103.0}, later=True)) == 10
-
-
-def test_accelerate_s_scripts_use_the_trainer_s_names_and_write_no_trainer_state() -> None:
-    saved = {"model.safetensors": 1.0, "optimizer.bin": 2.0, "random_states_0.pkl": 3.0}
-    assert wait(trainer(saved)) == 60
-    assert wait(trainer(saved, later=True)) == 10
-
-
-def test_json_that_is_none_delays_and_does_not_block() -> None:
-    assert wait(trainer(DONE, unclosed=("metrics.json",))) == 60
-    assert wait(trainer(DONE, unclosed=("trainer_state.json",))) is None
-
-
-V1 = {
-    "model/__0_0.distcp": 1.0,
-    "model/.metadata": 2.0,
-    "metadata.json": 3.0,
-    "dataloader/rank_0.pt": 3.0,
-    "rng_state/rank_0.pt": 4.0,
-}
-
-
-def test_llama_factory_s_marker_is_the_newest_but_for_random_states() -> None:
-    assert wait(trainer(V1)) is None
-    of_a_script = trainer({name: at for name, at in V1.items() if name.startswith("model/")})
-    assert (wait(of_a_script), wait(replace(of_a_script, has_similar=True))) == (None, 600)
-    assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 3.0})) == 10
-    # the save before it, which this one writes over
-    assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 0.5})) == 600
-    assert (
-        wait(
-            trainer(
-                {"model/__2_0.distcp": 1.0, "dataloader/rank_2.pt": 3.0, "rng_state/rank_2.pt": 4.0}
-            )
-        )
-        == 60
-    )
 
 
 def test_the_final_model_waits_for_the_training_to_leave_or_for_long() -> None:
-    final = Observation(
-        "final",
-        None,
-        files({"model-00001-of-00002.safetensors": 1.0, "model-00002-of-00002.safetensors": 1.0}),
-    )
+    parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
+    final = Observation("final", None, files(dict.fromkeys(parts, 1.0)))
     assert wait(final) == 60
     assert wait(replace(final, hook="training")) == 600
     assert judge(replace(final, hook="marked"), 1.0, RULE).finished
-    assert (
-        "model-00002-of-00002.safetensors is missing"
-        in judge(replace(final, files=final.files[:1]), 0.0, RULE).reason
-    )
+    verdict = judge(replace(final, files=final.files[:1]), 0.0, RULE)
+    assert f"{parts[1]} is missing" in verdict.reason
 
 
 def test_verl_s_driver_says_which_step_is_written() -> None:
-    saved = files(
-        {
-            f"actor/{kind}_world_size_2_rank_{r}.pt": 100.0
-            for kind in ("model", "optim", "extra_state")
-            for r in (0, 1)
-        }
-    )
-    observation = Observation("verl", 4, saved)
+    kinds = ("model", "optim", "extra_state")
+    names = [f"actor/{kind}_world_size_2_rank_{r}.pt" for kind in kinds for r in (0, 1)]
+    observation = Observation("verl", 4, files(dict.fromkeys(names, 100.0)))
     assert wait(observation) == 60
     assert wait(replace(observation, marker=TrainerState(4, 101 * S))) == 10
     assert wait(replace(observation, marker=TrainerState(6, 101 * S))) == 10
@@ -274,58 +235,18 @@ def test_verl_s_sft_ranks_leave_their_loaders_state_beside_the_word_of_rank_0() 
     }
     observation = Observation("verl", 4, files(saved), marker=TrainerState(4, 101 * S))
     assert wait(observation) == 10
-    assert (
-        wait(replace(observation, files=files(saved | {"model_world_size_2_rank_1.pt": 101.5})))
-        == 60
-    )
+    late = files(saved | {"model_world_size_2_rank_1.pt": 101.5})
+    assert wait(replace(observation, files=late)) == 60
 
 
-def test_lightning_s_file_is_whole_when_it_appears_and_its_directory_when_meta_is_the_newest() -> (
-    None
-):
-    assert wait(Observation("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}))) == 10
-    assert (
-        wait(
-            Observation(
-                "lightning",
-                4,
-                files({"epoch=0-step=4.ckpt": 1.0}),
-                unclosed=("epoch=0-step=4.ckpt",),
-            )
-        )
-        is None
-    )
+def test_lightning_s_file_is_whole_when_it_appears_and_its_directory_with_meta() -> None:
+    name = "epoch=0-step=4.ckpt"
+    assert wait(Observation("lightning", 4, files({name: 1.0}))) == 10
+    assert wait(Observation("lightning", 4, files({name: 1.0}), unclosed=(name,))) is None
     sharded = {"__0_0.distcp": 1.0, "__1_0.distcp": 1.0, ".metadata": 2.0}
     assert wait(Observation("lightning", 4, files(sharded))) == 60
     assert wait(Observation("lightning", 4, files(sharded | {"meta.pt": 3.0}))) == 10
     assert wait(Observation("lightning", 4, files(sharded | {"meta.pt": 0.0}))) == 60
-
-
-@pytest.mark.parametrize(
-    ("family", "seconds"), [("dcp", 10), ("accelerate", 60), ("deepspeed", 60), ("trainer", 600)]
-)
-def test_metadata_is_the_last_word_only_where_nothing_follows_it(
-    family: Family, seconds: float
-) -> None:
-    assert (
-        wait(Observation(family, 4, files({".metadata": 100.0, "__0_0.distcp": 100.0}))) == seconds
-    )
-
-
-def test_metadata_older_than_its_shards_is_a_save_in_progress() -> None:
-    told = {"step/.metadata": 96.0, "step/__0_0.distcp": 100.0}
-    assert wait(trainer(told | {"step/.metadata": 90.0, "trainer_state.json": 101.0})) is None
-    # it may be copied, with times as they came
-    assert wait(trainer(told | {"trainer_state.json": 101.0})) == 60
-    assert wait(trainer(told | {"step/.metadata": 100.0, "trainer_state.json": 101.0})) == 10
-
-
-def test_a_partial_file_older_than_the_end_of_the_save_is_of_one_that_was_killed_before() -> None:
-    left = files({".tmpAb3xYz": 99.0, "optimizer_0/.metadata.tmp": 99.1})
-    assert wait(trainer(DONE, partial=left)) == 10
-    assert wait(trainer(DONE, partial=left + files({".tmpZz9xYz": 101.3}))) == 600
-    assert wait(trainer(DONE, partial=left, state=TrainerState(None, 200 * S))) == 600
-    assert wait(trainer(SHARDS, partial=left)) == 600
 
 
 def rest(evidence: Observation, still: float) -> bool:
@@ -339,9 +260,8 @@ def test_two_looks_that_see_the_same_whole_save_are_enough() -> None:
 
 def test_a_directory_that_rotation_has_begun_to_empty_is_never_at_rest() -> None:
     assert not rest(trainer(DONE, was_emptied=True), 9.0)
-    assert rest(
-        trainer(DONE, was_emptied=True, is_new=True), 9.0
-    )  # a clock was set while we looked on
+    # a clock was set meanwhile
+    assert rest(trainer(DONE, was_emptied=True, is_new=True), 9.0)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +303,7 @@ def test_every_rank_s_last_file_says_that_accelerate_s_save_is_at_rest() -> None
 
 
 def test_what_might_be_cut_short_is_at_rest_when_nobody_can_be_writing_it_any_more() -> None:
-    bare = trainer({"config.json": 1.0, "model.safetensors": 2.0})
+    bare = trainer(BARE)
     assert (rest(bare, 599.9), rest(bare, 600.0)) == (False, True)
     assert not rest(replace(bare, has_trainer=True), 600.0)
     assert not rest(replace(bare, partial=files({".tmpAb3xYz": 1.0})), 600.0)

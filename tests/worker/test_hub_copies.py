@@ -50,8 +50,8 @@ def stored(store: MemoryStore) -> list[str]:
 
 
 def watch(w: Worker, start: float, seconds: float) -> None:
-    """Look every minute for so long."""
-    for now in range(int(start), int(start + seconds), 60):
+    """Scan and plan every two minutes for so long."""
+    for now in range(int(start), int(start + seconds), 120):
         tick(w, float(now))
 
 
@@ -107,7 +107,7 @@ def test_a_lone_save_that_is_not_the_last_makes_no_final_model_for_a_day(tmp_pat
 
 
 @pytest.mark.parametrize("saves", [(500,), (500, 1000)])
-def test_a_model_saved_long_after_the_last_save_is_final_at_once(
+def test_a_model_long_after_the_last_save_is_final_at_once(
     tmp_path: Path, saves: tuple[int, ...]
 ) -> None:
     """transformers before 4.43 saves no checkpoint at the last step, here 1,200."""

@@ -89,16 +89,6 @@ def test_the_id_is_the_host_and_a_hash_of_the_machine(tmp_path: Path) -> None:
     assert one == node_id("gpu-7", tmp_path / "id") != other
 
 
-@pytest.mark.parametrize("told", [None, "", "\n", "uninitialized\n"])
-def test_without_a_machine_id_it_is_still_the_same_at_every_start(
-    tmp_path: Path, told: str | None
-) -> None:
-    path = tmp_path / "id"
-    if told is not None:
-        path.write_text(told)
-    assert node_id("h", path) == node_id("h", path)
-
-
 @pytest.mark.parametrize("host", ["", "..", "a b/c", "ünï", "x" * 300, "-"])
 def test_any_host_name_makes_a_valid_id(tmp_path: Path, host: str) -> None:
     assert checked_node(node_id(host, tmp_path / "none"))

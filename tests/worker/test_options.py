@@ -7,19 +7,12 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt
-from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, checked_run, local_root
+from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, checked_run
 from ckptsync.worker.results import Phase, UploadProgress, WorkerResult, describe_failure
 
 
 def options(path: Path, node: str = "n0", run: str = "run") -> WorkerOptions:
     return WorkerOptions(node, RunDir(run, path))
-
-
-def test_a_source_and_a_store_apart_are_fine(tmp_path: Path) -> None:
-    told = options(tmp_path / "a")
-    assert checked_options(told, str(tmp_path / "store")) == told
-    assert checked_options(told, "s3://bucket/a") == told
-    assert checked_options(options(tmp_path), str(tmp_path / "store")) == options(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["store", "store/run", "store/run/out"])
@@ -61,12 +54,6 @@ def test_a_run_within_another_is_refused_since_nobody_would_look_for_it_there() 
     with pytest.raises(ConfigError, match="run 'team/exp': not one directory's name") as caught:
         checked_run("team/exp")
     assert "team-exp" in caught.value.hint
-
-
-def test_only_some_urls_are_directories_here() -> None:
-    assert local_root("file:///a/b") == Path("/a/b")
-    assert local_root("/a/b") == Path("/a/b")
-    assert local_root("s3://a/b") is None
 
 
 def test_what_is_on_its_way_and_what_failed_are_told_in_a_line_each() -> None:

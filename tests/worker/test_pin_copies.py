@@ -93,9 +93,7 @@ def test_what_is_still_is_copied_with_its_time_and_then_pinned(out: Path, source
     assert descriptors(source) == before
 
 
-def test_what_rotation_takes_before_it_was_copied_is_copied_all_the_same_and_seen_when_it_is_whole(
-    out: Path, source: Path
-) -> None:
+def test_what_rotation_takes_before_it_is_copied_is_copied_whole(out: Path, source: Path) -> None:
     looking = Looking(out)
     looking.after(0)
     content = {f.path: (source / f.path).read_bytes() for f in walk(source).files}
@@ -123,19 +121,7 @@ def test_what_grows_is_not_copied_until_it_is_still(out: Path, source: Path) -> 
     assert "a" in looking.pinned()
 
 
-def test_a_placeholder_that_the_trainer_takes_back_is_let_go(out: Path, source: Path) -> None:
-    looking = Looking(out)
-    looking.after(0)
-    (source / "a").unlink()
-    (source / "shard").write_bytes(b"s")
-    looking.after(0)
-    looking.after(STILL)
-    assert looking.pinned() == ["c", "shard", "sub/b"]
-
-
-def test_a_save_made_again_in_location_of_a_copied_one_is_another_pin(
-    out: Path, source: Path
-) -> None:
+def test_a_save_in_place_of_a_copied_one_is_another_pin(out: Path, source: Path) -> None:
     looking = Looking(out)
     looking.after(0)
     looking.after(STILL)
@@ -176,9 +162,7 @@ def test_what_cannot_be_copied_is_told_and_tried_again(out: Path, source: Path) 
     assert walk(source).files
 
 
-def test_a_copy_of_a_pin_that_was_dropped_makes_nothing_of_it_again(
-    out: Path, source: Path
-) -> None:
+def test_a_copy_of_a_dropped_pin_makes_nothing_of_it_again(out: Path, source: Path) -> None:
     clock = Clock()
     copies = PinCopies(clock)
     pin = create_pin(out, source.name, 0, "n0")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ckptsync.checkpoint_dirs import ListedCheckpoint
-from ckptsync.spool.markers import Commit, PinNotes, write_log
+from ckptsync.spool.markers import Commit, PinNotes
 from ckptsync.spool.pins import Pin, list_pins, mark_stored
 from ckptsync.walk import Stat
 from ckptsync.worker.local_save import LocalSave
@@ -91,55 +91,36 @@ def test_only_the_newest_pin_follows_and_another_nodes_is_let_be() -> None:
 
 def commit(k: int, **told: int) -> Pin:
     """A pin that the hook committed."""
-    word = Commit(
-        "t",
-        "s",
-        "checkpoint-4",
-        4,
-        1,
-        (0,),
-        "h",
-        "hf",
-        0.0,
-        {f.path: (f.size, f.mtime) for f in files(told)},
-    )
-    return replace(pin(k, "n0", **told), commit=word)
+    sizes = {f.path: (f.size, f.mtime) for f in files(told)}
+    record = Commit("t", "s", "checkpoint-4", 4, 1, (0,), "h", "hf", 0.0, sizes)
+    return replace(pin(k, "n0", **told), commit=record)
 
 
 def test_what_the_hook_committed_neither_grows_nor_shrinks() -> None:
-    assert follow_source(make_listing(a=1, b=2), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(make_listing(a=1), [commit(0, a=1, b=2)], "n0") == PinChanges()
-    assert follow_source(make_listing(a=1, b=2, c=3), [commit(0, a=1, b=2)], "n0") == PinChanges(
-        new_k=1
-    )
-    assert follow_source(make_listing(a=1, b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
-    assert follow_source(make_listing(b=9), [commit(0, a=1, b=2)], "n0") == PinChanges(new_k=1)
+    committed = [commit(0, a=1, b=2)]
+    for source in (make_listing(a=1, b=2), make_listing(a=1)):
+        assert follow_source(source, committed, "n0") == PinChanges()
+    for source in (make_listing(a=1, b=2, c=3), make_listing(a=1, b=9), make_listing(b=9)):
+        assert follow_source(source, committed, "n0") == PinChanges(new_k=1)
 
 
 @pytest.mark.parametrize(
     "told", [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 7}, {"a": 1, "placeholder": 7}], ids=str
 )
 def test_what_was_pinned_of_a_save_before_the_hook_committed_it_goes(told: dict[str, int]) -> None:
-    ours = pin(0, "n0", **told)
+    ours, committed = pin(0, "n0", **told), commit(1, a=1, b=2)
     for source in (make_listing(a=1, b=2), make_listing(), None):
-        assert follow_source(source, [ours, commit(1, a=1, b=2)], "n0") == PinChanges((ours,))
-    assert (
-        follow_source(make_listing(a=1, b=2), [replace(ours, node="n1"), commit(1, a=1, b=2)], "n0")
-        == PinChanges()
-    )
+        assert follow_source(source, [ours, committed], "n0") == PinChanges((ours,))
+    others = [replace(ours, node="n1"), committed]
+    assert follow_source(make_listing(a=1, b=2), others, "n0") == PinChanges()
 
 
-def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed() -> None:
-    elsewhere, taken, committed = pin(0, a=5, b=6), finished(pin(0, a=1, b=7)), commit(0, a=1, b=7)
-    assert (
-        follow_source(make_listing(a=1, b=2), [elsewhere, commit(1, a=1, b=2)], "n0")
-        == PinChanges()
-    )
-    assert follow_source(make_listing(a=1, b=2), [taken, commit(1, a=1, b=2)], "n0") == PinChanges()
-    assert (
-        follow_source(make_listing(a=1, b=2), [committed, commit(1, a=1, b=2)], "n0")
-        == PinChanges()
-    )
+@pytest.mark.parametrize(
+    "earlier", [pin(0, a=5, b=6), finished(pin(0, a=1, b=7)), commit(0, a=1, b=7)]
+)
+def test_an_earlier_save_stays_beside_the_one_that_the_hook_committed(earlier: Pin) -> None:
+    pins = [earlier, commit(1, a=1, b=2)]
+    assert follow_source(make_listing(a=1, b=2), pins, "n0") == PinChanges()
 
 
 def test_a_void_commit_is_a_pin_like_any_other() -> None:
@@ -157,15 +138,8 @@ def cost(
     verified: bool = False,
     sending: int = 0,
 ) -> PinCost:
-    pin = Pin(
-        f"checkpoint-{step}",
-        0,
-        "n0",
-        0,
-        Path(str(step)),
-        notes=PinNotes(sending=sending),
-        stored=stored,
-    )
+    notes, path = PinNotes(sending=sending), Path(str(step))
+    pin = Pin(f"checkpoint-{step}", 0, "n0", 0, path, notes=notes, stored=stored)
     return PinCost(pin, size, gone, verified, step)
 
 
@@ -217,18 +191,12 @@ def test_where_the_disk_is_full_of_something_else_nothing_is_given_up_in_vain() 
     relief = choose_to_give_up(pins, SpoolRoom(30, 0, 21), SpoolRule())
     assert [p.checkpoint for p in relief.drop] == ["checkpoint-1"]
     assert (bool(relief.full), relief.given_up) == (True, ())
-    assert [
-        p.checkpoint for p in choose_to_give_up(pins, SpoolRoom(30, 0, 20), SpoolRule()).drop
-    ] == [
-        "checkpoint-1",
-        "checkpoint-2",
-    ]
-    assert [
-        p.checkpoint for p in choose_to_give_up(pins, SpoolRoom(30, 0, 21), SpoolRule(15)).drop
-    ] == [
-        "checkpoint-1",
-        "checkpoint-2",
-    ]
+    for room, rule in (
+        (SpoolRoom(30, 0, 20), SpoolRule()),
+        (SpoolRoom(30, 0, 21), SpoolRule(15)),
+    ):
+        relief = choose_to_give_up(pins, room, rule)
+        assert [p.checkpoint for p in relief.drop] == ["checkpoint-1", "checkpoint-2"]
 
 
 @pytest.mark.parametrize(
@@ -254,17 +222,9 @@ def test_bytes_are_held_by_pins_where_nobody_else_has_a_name_and_counted_once() 
     )
     twice = Pin("checkpoint-4", 1, "n0", 0, Path("y"), (replace(file, inode=2, links=2),))
     assert held_bytes([ours]) == 5
-    assert (held_bytes([ours, twice]), held_bytes([ours]), held_bytes([twice])) == (10, 5, 0)
-    assert (
-        held_bytes(
-            [replace(ours, files=(replace(file, links=2), replace(file, path="b", links=2)))]
-        )
-        == 5
-    )
-
-
-def test_the_rule_that_an_operator_writes() -> None:
-    assert [SpoolRule(full=word).every for word in ("oldest", "wait", "every:4")] == [0, 0, 4]
+    assert (held_bytes([ours, twice]), held_bytes([twice])) == (10, 0)
+    two_names = (replace(file, links=2), replace(file, path="b", links=2))
+    assert held_bytes([replace(ours, files=two_names)]) == 5
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -275,43 +235,6 @@ def looked(
 ) -> tuple[tuple[LocalSave, ...], tuple[Failure, ...]]:
     scan = list_and_pin_saves(RunDir("run", out), Pinner(node, lambda *_: is_proven))
     return scan.saves, scan.failures
-
-
-def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:
-    for step in (12, 4):
-        lay(tmp_path / "x", ONE).rename(tmp_path / f"checkpoint-{step}")
-    seen, failures = looked(tmp_path)
-    assert [(s.checkpoint_dir.name, s.k, s.files.is_gone, s.files.unpinned) for s in seen] == [
-        ("checkpoint-4", 0, False, ()),
-        ("checkpoint-12", 0, False, ()),
-    ]
-    assert failures == ()
-
-
-def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location(
-    tmp_path: Path,
-) -> None:
-    source = lay(tmp_path, ONE)
-    looked(tmp_path)
-    shutil.rmtree(source)
-    assert [(s.k, s.files.is_gone) for s in looked(tmp_path)[0]] == [(0, True)]
-    lay(tmp_path, ONE, 5000.0)
-    assert [(s.k, s.files.is_gone) for s in looked(tmp_path)[0]] == [(0, True), (1, False)]
-
-
-def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    (local_save,), _ = looked(tmp_path, is_proven=True)
-    assert local_save.pin is None
-    assert not (tmp_path / "_ckptsync").exists()
-
-
-def test_another_nodes_pin_is_seen_and_let_be(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    looked(tmp_path, "n0")
-    (local_save,), _ = looked(tmp_path, "n1")
-    assert local_save.pin is not None
-    assert local_save.pin.node == "n0"
 
 
 @dataclass(frozen=True)
@@ -325,9 +248,7 @@ class Interrupted(Pinner):
         return Pinner.make_room(self, *args)
 
 
-def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_missed(
-    tmp_path: Path,
-) -> None:
+def test_a_commit_and_rotation_during_one_scan_are_not_missed(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     (source / next(iter(ONE))).rename(tmp_path / "late")
     looked(tmp_path)
@@ -345,9 +266,7 @@ def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_
     ] == [(1, True, True)]
 
 
-def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_pin_of_the_hook_is_ours_and_stands_for_the_save_alone(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     first = next(iter(ONE))
     (source / first).rename(tmp_path / "late")
@@ -401,20 +320,13 @@ def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Pa
     size = sum(map(len, ONE.values()))
     rotated(tmp_path, 1, 2, 3)
     mark_stored(next(p for p in list_pins(tmp_path) if p.checkpoint == "checkpoint-2"))
-    assert [s.checkpoint_dir.name for s in budgeted(tmp_path, 3 * size).saves] == [
-        "checkpoint-1",
-        "checkpoint-2",
-        "checkpoint-3",
-        "checkpoint-99",
-    ]
-    quiet = budgeted(tmp_path, 2 * size)
-    assert ([s.checkpoint_dir.name for s in quiet.saves], quiet.notes) == (
-        ["checkpoint-1", "checkpoint-3", "checkpoint-99"],
-        (),
-    )
-    loud = budgeted(tmp_path, size)
-    assert [s.checkpoint_dir.name for s in loud.saves] == ["checkpoint-3", "checkpoint-99"]
-    assert loud.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
+    steps = []
+    for most in (3, 2, 1):
+        scan = budgeted(tmp_path, most * size)
+        steps.append([s.checkpoint_dir.step for s in scan.saves])
+        assert bool(scan.notes) == (most == 1)
+    assert steps == [[1, 2, 3, 99], [1, 3, 99], [3, 99]]
+    assert scan.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
 
 
 def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
@@ -430,15 +342,7 @@ def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
     assert budgeted(tmp_path, 1, "oldest").saves[1].pin is not None
 
 
-def test_what_a_hook_had_to_say_is_told(tmp_path: Path) -> None:
-    rotated(tmp_path)
-    write_log(tmp_path / "_ckptsync", "pinning failed: No space left on device")
-    assert budgeted(tmp_path, 0).notes == ("pinning failed: No space left on device",)
-
-
-def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_failure(
-    tmp_path: Path,
-) -> None:
+def test_on_a_full_disk_everything_is_seen_and_pinning_fails(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.worker.test_pinning import *\n"
         "out = Path(sys.argv[1]); rotated(out, 1); lay(out, ONE)\n"
@@ -472,9 +376,7 @@ def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_fa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_files_of_another_user_are_a_failure_with_advice_and_hide_no_other_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_files_of_another_user_are_a_failure_with_advice(tmp_path: Path) -> None:
     lay(tmp_path / "x", ONE).rename(tmp_path / "checkpoint-4")
     lay(tmp_path / "x", ONE).rename(tmp_path / "checkpoint-8")
     (tmp_path / "checkpoint-8").chmod(0)
@@ -502,3 +404,10 @@ def test_files_of_another_user_are_a_failure_with_advice_and_hide_no_other_check
     assert "('checkpoint-8', 'ConfigError', True)" in done.stdout, done.stderr
     protected = Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1"
     assert ("('checkpoint-4', 'ConfigError', True)" in done.stdout) == protected
+
+
+def test_what_is_proven_and_not_pinned_is_not_pinned_again(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    (local_save,), _ = looked(tmp_path, is_proven=True)
+    assert local_save.pin is None
+    assert not (tmp_path / "_ckptsync").exists()

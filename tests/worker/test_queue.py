@@ -26,7 +26,6 @@ from ckptsync.worker.queue import (
     UploadQueue,
     UploadQueues,
     order_saves,
-    pick_next,
     split_threads,
 )
 from ckptsync.worker.upload import small_at_once
@@ -162,9 +161,7 @@ def test_a_small_save_of_another_run_is_sent_while_a_large_one_is_held_up(tmp_pa
     assert set(serving.phases().values()) == {"stored"}
 
 
-def test_of_one_run_too_what_has_begun_holds_up_nothing_small_and_what_waits_does(
-    tmp_path: Path,
-) -> None:
+def test_in_one_run_a_large_upload_holds_up_only_those_behind_large_ones(tmp_path: Path) -> None:
     store = Gate()
     with Serving(tmp_path, store, "run") as serving:
         for n, weights in enumerate((LARGE, TINY, LARGE, TINY), 1):
@@ -180,9 +177,7 @@ def test_of_one_run_too_what_has_begun_holds_up_nothing_small_and_what_waits_doe
         assert until(lambda: serving.phases()["run/checkpoint-4"] == "sent")
 
 
-def test_what_is_in_hand_is_neither_planned_again_nor_given_up_and_gives_up_what_is_older(
-    tmp_path: Path,
-) -> None:
+def test_an_upload_is_not_given_up_and_a_newer_one_gives_up_those_between(tmp_path: Path) -> None:
     store = Gate()
     with Serving(tmp_path, store, "run", superseded="drop") as serving:
         step(tmp_path / "run", 1, LARGE)
@@ -200,31 +195,6 @@ def test_what_is_in_hand_is_neither_planned_again_nor_given_up_and_gives_up_what
         assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
     assert store.begun.count("run/checkpoint-1/x") == 1
     assert set(kept(store)) == {"checkpoint-1", "checkpoint-3"}
-
-
-def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
-    store = Gate()
-    with Serving(tmp_path, store, "run") as serving:
-        made = step(tmp_path / "run", 1, LARGE)
-        serving.plan(0.0)
-        assert until(lambda: "run/checkpoint-1/x" in store.begun)
-        shutil.rmtree(made)
-        step(tmp_path / "run", 1, TINY)
-        serving.plan(1.0)
-        serving.plan(2.0)
-        told = [p.phase for p in serving.workers["run"].result().progress]
-        assert told == ["sending", "waiting"]
-        store.open.set()
-        assert until(lambda: "sending" not in serving.phases().values())
-        serving.plan(3.0)
-        assert until(
-            lambda: is_drained(serving.queues) and "sending" not in serving.phases().values()
-        )
-        serving.plan(4.0)
-        assert [p.phase for p in serving.workers["run"].result().progress] == [
-            "stored",
-            "stored",
-        ]
 
 
 def test_queues_together_send_no_more_large_files_at_once_than_threads_allow(
@@ -331,9 +301,7 @@ def test_a_queue_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
     assert (queues.withdraw("a"), ended) == ((), [1])
 
 
-def test_killed_at_any_moment_with_both_queues_at_work_and_begun_again_all_is_whole(
-    tmp_path: Path,
-) -> None:
+def test_killed_at_any_moment_with_two_queues_all_is_whole_in_the_end(tmp_path: Path) -> None:
     lives, is_dead = 0, True
     while is_dead:
         lives += 3
@@ -378,9 +346,7 @@ class Silent(Gate):
         super().write(name, chunks, about)
 
 
-def test_what_is_in_hand_and_has_not_said_so_yet_is_not_given_up_for_a_newer_one(
-    tmp_path: Path,
-) -> None:
+def test_an_upload_that_is_not_announced_yet_is_not_given_up(tmp_path: Path) -> None:
     store = Silent()
     with Serving(tmp_path, store, "run", superseded="drop") as serving:
         step(tmp_path / "run", 1, LARGE)
@@ -441,16 +407,6 @@ def test_queues_together_take_no_more_than_one_would() -> None:
         assert min(wide.threads, narrow.threads, wide.small, narrow.small) > 0
 
 
-def test_files_that_are_sent_one_at_a_time_need_one_queue() -> None:
-    assert split_threads(1) == (QueueCapacity(None, 1, 1),)
-
-
-def test_what_is_large_is_never_the_narrow_queues_nor_what_waits_behind_it_in_its_run() -> None:
-    lines: Lines = {"a": [job("r", "1", SMALL + 1), job("r", "2", 1), job("s", "1", 1)]}
-    assert pick_next(lines, (), SMALL) == ("a", lines["a"][2])
-    assert pick_next(lines, (), None) == ("a", lines["a"][0])
-
-
 @given(LINES, st.randoms(use_true_random=False), st.integers(1, 5))
 def test_all_is_taken_once_each_run_in_its_order_and_no_name_by_two(
     drawn: list[list[tuple[int, int, int]]], dice: random.Random, threads: int
@@ -475,3 +431,28 @@ def test_all_is_taken_once_each_run_in_its_order_and_no_name_by_two(
     for line in wanted:
         for run in {j.name[0] for j in line}:
             assert [j for j in begun if j.name[0] == run] == [j for j in line if j.name[0] == run]
+
+
+def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
+    store = Gate()
+    with Serving(tmp_path, store, "run") as serving:
+        made = step(tmp_path / "run", 1, LARGE)
+        serving.plan(0.0)
+        assert until(lambda: "run/checkpoint-1/x" in store.begun)
+        shutil.rmtree(made)
+        step(tmp_path / "run", 1, TINY)
+        serving.plan(1.0)
+        serving.plan(2.0)
+        told = [p.phase for p in serving.workers["run"].result().progress]
+        assert told == ["sending", "waiting"]
+        store.open.set()
+        assert until(lambda: "sending" not in serving.phases().values())
+        serving.plan(3.0)
+        assert until(
+            lambda: is_drained(serving.queues) and "sending" not in serving.phases().values()
+        )
+        serving.plan(4.0)
+        assert [p.phase for p in serving.workers["run"].result().progress] == [
+            "stored",
+            "stored",
+        ]

@@ -109,17 +109,14 @@ def test_each_of_two_nodes_is_requested_its_own_copy_and_both_a_shared_one() -> 
         other.manifest, files=(replace(other.manifest.files[0], stored_as=f"run/{beside}"),)
     )
     two = (manifest("n0", "a"), replace(other, manifest=lying))
-    assert requested(report(0), known=(manifest("n0", "a"), other)) == [], (
-        "the name may have the other's bytes"
-    )
-    assert requested(report(0, name=beside), node="n1", known=two) == [
-        ("report-0", f"run/{beside}")
-    ]
+    same = (manifest("n0", "a"), manifest("n1", "a"))
+    # the name may have the other's bytes
+    assert requested(report(0), known=(manifest("n0", "a"), other)) == []
+    own = [("report-0", f"run/{beside}")]
+    assert requested(report(0, name=beside), node="n1", known=two) == own
     assert requested(report(0, name=beside), node="n0", known=two) == []
     assert requested(report(0), node="n1", known=two) == []
-    assert requested(report(0), node="n1", known=(manifest("n0", "a"), manifest("n1", "a"))) == [
-        ("report-0", "run/c-1/x")
-    ]
+    assert requested(report(0), node="n1", known=same) == [("report-0", "run/c-1/x")]
 
 
 def test_what_was_broken_before_it_was_sent_is_not_sent_again() -> None:
@@ -145,7 +142,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, error: Exception, *roots: Path) 
 
 
 @pytest.mark.parametrize("error", [Transient("the process ends"), OSError(errno.EIO, "broken")])
-def test_a_copy_that_the_disk_cannot_read_is_passed_over_and_tried_again_if_no_other_is_well(
+def test_a_copy_that_cannot_be_read_is_passed_over_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     outs = tmp_path / "pinned", tmp_path / "pulled"
@@ -213,11 +210,10 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     w, queues = hurt(tmp_path, store)
     plan(w, 1000.0)
     again = begin(queues)
-    assert (again.name, again.size, w.result().repairs) == (
-        ("run", "checkpoint-4"),
-        len(ONE["x"]),
-        (),
-    )
+    assert (again.name, again.size) == (("run", "checkpoint-4"), len(ONE["x"]))
+    assert w.result().repairs == ()
+    plan(w, 1000.5)
+    assert is_drained(queues), "it is not queued twice"
     lay(tmp_path / "later", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     plan(w, 1001.0)
     plan(w, 2000.0)
@@ -226,27 +222,11 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     end(queues, again)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
     assert [r.name for r in w.result().repairs] == ["checkpoint-4/x"]
-    plan(w, 2001.0)
-    assert (is_drained(queues), w.result().repairs) == (True, ()), (
-        "it is reported until the next plan, and sent once"
-    )
+    plan(w, 2001.0)  # until then it is reported
+    assert (is_drained(queues), w.result().repairs) == (True, ())
 
 
-def test_what_is_in_hand_is_not_queued_again(tmp_path: Path) -> None:
-    w, queues = hurt(tmp_path, MemoryStore())
-    plan(w, 1000.0)
-    again = begin(queues)
-    for now in (1001.0, 1002.0):
-        plan(w, now)
-        assert is_drained(queues)
-    end(queues, again)
-    plan(w, 1003.0)
-    assert is_drained(queues)
-
-
-def test_a_failed_upload_is_tried_again_with_the_next_plan_and_a_missing_file_is_reported_at_once(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_repair_is_tried_again_and_a_missing_file_reported(tmp_path: Path) -> None:
     store = Refusing()
     w, queues = hurt(tmp_path, store)
     plan(w, 1000.0)
@@ -279,33 +259,24 @@ def stored(out: Path) -> tuple[MemoryStore, str, bytes, Worker]:
 
 def witnessed(store: MemoryStore, name: str) -> None:
     """A report that names it, so that it is missed."""
-    (known,) = (k.manifest for k in manifests(store) if k.name == name)
-    put(
-        store,
-        Report(known.run, known.checkpoint, known.location, 0, "digest", "ok", (name,), "", 0, ()),
-    )
+    put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", (name,), "", 0, ()))
 
 
 @pytest.mark.parametrize("how", ["empty", "short", "other", "gone"])
-def test_a_manifest_that_is_damaged_or_gone_is_written_again_also_by_a_new_worker(
-    tmp_path: Path, how: str
-) -> None:
+def test_a_manifest_that_is_damaged_or_gone_is_written_again(tmp_path: Path, how: str) -> None:
     store, name, data, _ = stored(tmp_path)
     witnessed(store, name)
+    damage = {"empty": b"", "short": data[:-3], "other": data.replace(b"n0", b"n9")}
     if how == "gone":
         store.delete(name)
     else:
-        store.write(
-            name, [{"empty": b"", "short": data[:-3], "other": data.replace(b"n0", b"n9")}[how]]
-        )
+        store.write(name, [damage[how]])
     w = Worker(WorkerOptions("n0", RunDir("run", tmp_path)), store)
     assert [p.phase for p in tick(w, 0.0).progress] == ["stored"]
     assert (read_all(store, name), [k.name for k in manifests(store)]) == (data, [name])
 
 
-def test_a_manifest_is_written_again_after_its_pin_has_gone_and_forgotten_with_the_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_manifest_s_copy_outlives_its_pin_but_not_the_checkpoint(tmp_path: Path) -> None:
     store, name, data, w = stored(tmp_path)
     verify(store)
     tick(w, 1000.0)
@@ -349,9 +320,7 @@ def test_a_manifest_with_a_copy_that_the_store_refuses_is_not_called_lost(
 
 
 @pytest.mark.parametrize("spoil", [b"", b"damaged"])
-def test_without_a_copy_a_new_one_replaces_a_manifest_that_is_gone_and_a_damaged_one_is_reported(
-    tmp_path: Path, spoil: bytes
-) -> None:
+def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: bytes) -> None:
     out = tmp_path / "out"
     store, name, _, w = stored(out)
     witnessed(store, name)
@@ -371,9 +340,7 @@ def test_without_a_copy_a_new_one_replaces_a_manifest_that_is_gone_and_a_damaged
     assert [p.phase for p in tick(w, 2000.0).progress] == ["stored"]
 
 
-def test_another_save_that_comes_to_lie_where_a_manifest_is_gone_does_not_take_it_back(
-    tmp_path: Path,
-) -> None:
+def test_another_save_does_not_take_back_a_lost_manifest(tmp_path: Path) -> None:
     out = tmp_path / "out"
     store, name, _, _ = stored(out)
     witnessed(store, name)
@@ -411,22 +378,6 @@ def sent(out: Path, store: Store) -> Worker:
     return w
 
 
-def test_a_damaged_file_that_the_hook_added_is_sent_again(
-    tmp_path: Path,
-) -> None:
-    store = MemoryStore()
-    w = sent(tmp_path, store)
-    data = read_all(store, CONFIG)
-    store.write(CONFIG, [b"damaged"])
-    damaged(store, 1, "checkpoint-4/config.json")
-    (repaired,) = tick(w, 1001.0).repairs
-    assert (repaired.name, repaired.reason, read_all(store, CONFIG)) == (
-        "checkpoint-4/config.json",
-        "",
-        data,
-    )
-
-
 def test_what_is_to_be_sent_again_says_so_until_it_was_sent(tmp_path: Path) -> None:
     store = MemoryStore()
     w = sent(tmp_path, store)
@@ -458,59 +409,55 @@ def test_a_plan_and_a_repair_that_ends_do_not_meet(tmp_path: Path) -> None:
     assert w.running(0.0) == []
 
 
-def test_other_bytes_of_the_same_size_are_never_sent(tmp_path: Path) -> None:
-    store = MemoryStore()
-    w = sent(tmp_path, store)
-    for path in (tmp_path / "_ckptsync/pins/checkpoint-4.0/added").iterdir():
-        times = path.stat().st_mtime_ns
-        flip(path)
-        os.utime(path, ns=(times, times))
-    store.write(CONFIG, [b"damaged"])
-    damaged(store, 1, "checkpoint-4/config.json")
-    (repaired,) = tick(w, 1001.0).repairs
-    assert (repaired.reason, read_all(store, CONFIG)) == (
-        "this node no longer has the file",
-        b"damaged",
-    )
+def write_other_bytes(path: Path) -> None:
+    """Of the same size and time."""
+    times = path.stat().st_mtime_ns
+    flip(path)
+    os.utime(path, ns=(times, times))
+
+
+def replace_by(plant: Callable[[Path], None]) -> Callable[[Path], None]:
+    def replace_path(path: Path) -> None:
+        path.unlink()
+        plant(path)
+
+    return replace_path
+
+
+def move_to_another_save(path: Path) -> None:
+    out = path.parents[4]
+    for folder in ("checkpoint-4", "_ckptsync/pins/checkpoint-4.0"):
+        shutil.rmtree(out / folder)
+    add(commit(lay(out / "later", ONE, 50.0).rename(out / "checkpoint-8")))
 
 
 @pytest.mark.parametrize(
-    "plant", [lambda path: path.symlink_to(ROOT / "base" / path.name), os.mkfifo, os.mkdir]
+    ("happens", "is_repaired"),
+    [
+        (lambda path: None, True),
+        (move_to_another_save, True),
+        (write_other_bytes, False),
+        (replace_by(lambda path: path.symlink_to(ROOT / "base" / path.name)), False),
+        (replace_by(os.mkfifo), False),
+        (replace_by(os.mkdir), False),
+    ],
 )
-def test_what_is_no_file_is_neither_followed_nor_waited_for(
-    tmp_path: Path, plant: Callable[[Path], None]
+def test_a_damaged_file_is_sent_again_from_the_very_same_file(
+    tmp_path: Path, happens: Callable[[Path], None], *, is_repaired: bool
 ) -> None:
     store = MemoryStore()
     w = sent(tmp_path, store)
-    path = tmp_path / "_ckptsync/pins/checkpoint-4.0/added/config.json"
-    path.unlink()
-    plant(path)
+    data = read_all(store, CONFIG)
+    happens(tmp_path / "_ckptsync/pins/checkpoint-4.0/added/config.json")
     store.write(CONFIG, [b"damaged"])
     damaged(store, 1, "checkpoint-4/config.json")
     (repaired,) = tick(w, 1001.0).repairs
-    assert (repaired.reason, read_all(store, CONFIG)) == (
-        "this node no longer has the file",
-        b"damaged",
-    )
+    assert repaired.name == "checkpoint-4/config.json"
+    assert repaired.reason == ("" if is_repaired else "this node no longer has the file")
+    assert read_all(store, CONFIG) == (data if is_repaired else b"damaged")
 
 
-def test_the_same_file_of_another_save_does_as_well(tmp_path: Path) -> None:
-    store = MemoryStore()
-    w = sent(tmp_path, store)
-    for folder in ("checkpoint-4", "_ckptsync/pins/checkpoint-4.0"):
-        shutil.rmtree(tmp_path / folder)
-    source = lay(tmp_path / "later", ONE, 50.0).rename(tmp_path / "checkpoint-8")
-    add(commit(source))
-    data = read_all(store, CONFIG)
-    store.write(CONFIG, [b"damaged"])
-    damaged(store, 1, "checkpoint-4/config.json")
-    assert [r.reason for r in tick(w, 1001.0).repairs] == [""]
-    assert read_all(store, CONFIG) == data
-
-
-def test_a_real_sharded_location_is_whole_again_though_only_the_spool_has_what_was_lost(
-    tmp_path: Path,
-) -> None:
+def test_a_real_sharded_location_is_repaired_from_the_spool(tmp_path: Path) -> None:
     store = create_store(str(tmp_path / "store"))
     outs = [tmp_path / f"n{n}" for n in range(2)]
     pins = []
@@ -524,11 +471,9 @@ def test_a_real_sharded_location_is_whole_again_though_only_the_spool_has_what_w
 
     def findings() -> list[tuple[str, str]]:
         (location_records,) = read_state(store).locations
-        verify_results = verify_location(store, location_records, VerifyOptions("digest"))
-        write_report(store, verify_results)
-        return [
-            (f.kind, f.name) for f in verify_results.findings if verify_results.verdict == "damaged"
-        ]
+        results = verify_location(store, location_records, VerifyOptions("digest"))
+        write_report(store, results)
+        return [(f.kind, f.name) for f in results.findings if results.verdict == "damaged"]
 
     assert [m.location for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
     assert findings() == []

@@ -73,7 +73,7 @@ def test_a_save_goes_from_seen_over_queued_and_uploading_to_stored() -> None:
     ],
 )
 @pytest.mark.parametrize("before", [SEEN, QUEUED, UPLOADING, record_outcome(SEEN, AWAY)])
-def test_what_a_plan_or_a_try_ends_with_is_the_state(
+def test_the_end_of_a_plan_or_a_try_is_the_state(
     phase: Phase, state: State, before: SaveState
 ) -> None:
     save = record_outcome(before, ended(phase, "why"))
@@ -102,12 +102,6 @@ def test_a_failure_is_shown_until_another_try_has_ended_or_a_plan_decides_anew()
 def test_what_no_later_try_mends_is_refused() -> None:
     assert record_outcome(UPLOADING, BAD).state == "refused"
     assert record_outcome(SEEN, BAD).is_due is False
-
-
-def test_what_is_postponed_stays_due_and_is_not_queued() -> None:
-    save = postpone(QUEUED, "a newer one goes first")
-    assert (save.state, save.is_due) == ("waiting", True)
-    assert save.progress == ended("waiting", "a newer one goes first")
 
 
 def test_what_is_removed_before_it_is_stored_is_lost_whatever_failed_before() -> None:

@@ -18,7 +18,7 @@ from tests.support.exhaustive import ALL
 from tests.support.hook_pins import commit
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = 20 if ALL else 10
+STEPS = 20 if ALL else 6
 FILES = 8
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,7 @@ def scanner(out: Path, *, done: bool = False) -> Scanner:
     return Scanner(RunDir("run", out), Pinner("n0", lambda *_: False), Rule(), lambda _: done)
 
 
-def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_planned(
-    tmp_path: Path,
-) -> None:
+def test_due_counts_down_from_scan_to_scan_until_it_is_planned(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     planned: list[ScannedSave] = []
     pinner = Pinner("n0", lambda *_: False)
@@ -55,9 +52,7 @@ def test_what_may_never_be_whole_is_due_ever_more_seldom(tmp_path: Path) -> None
     assert [its.scan(now).due for now in (0.0, 50.0, 1000.0)] == [10.0, 10.0, 100.0]
 
 
-def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_is_refused_is_noted_once_it_does_not_change(tmp_path: Path) -> None:
     lay(tmp_path, {"model.safetensors": b"torn"})
     its = scanner(tmp_path)
     told = (
@@ -105,15 +100,7 @@ def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) ->
     assert its.saves()[0].observation is None
 
 
-def test_what_the_hook_committed_is_due_at_once(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    commit(tmp_path / "checkpoint-4")
-    assert scanner(tmp_path).scan(0.0).due == 0.0
-
-
-def test_what_was_seen_at_rest_is_remembered_for_the_next_worker_and_after_rotation(
-    tmp_path: Path,
-) -> None:
+def test_what_was_at_rest_is_remembered_for_the_next_worker(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     its = scanner(tmp_path)
     its.scan(0.0)
@@ -166,25 +153,6 @@ def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Pat
     scan = scanner(tmp_path).scan(0.0)
     assert scan.due == 0.0
     assert [f.checkpoint for f in scan.failures] == ["checkpoint-4"]
-
-
-def test_saves_are_told_apart(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
-    its = Scanner(
-        RunDir("a", tmp_path),
-        Pinner("n0", lambda *_: False),
-        Rule(),
-        lambda s: s.checkpoint_dir.step == 4,
-    )
-    its.scan(0.0)
-    assert [(w.key, w.observation is None) for w in its.saves()] == [
-        (("a", "checkpoint-4", 0), True),
-        (("a", "checkpoint-8", 0), False),
-    ]
-    assert its.latest(("a", "checkpoint-8", 0)) == its.saves()[1]
-    assert its.latest(("b", "checkpoint-8", 0)) is None
-    assert replace(its.saves()[0]) == its.saves()[0]
 
 
 def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:
@@ -257,38 +225,7 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     assert its.saves()[0].verdict.remaining is None
 
 
-def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(
-    tmp_path: Path,
-) -> None:
-    its = scanner(tmp_path)
-    its.scan(0.0)
-    write(tmp_path, ONE)
-    assert its.scan(1.0).due == 10.0
-    write(tmp_path, {"late": b""}, 2.0)
-    assert its.scan(2.0).due == 10.0
-    write(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
-    its.scan(9.0)
-    (scanned,) = its.saves()
-    assert "was overwritten" in scanned.verdict.reason
-
-
-def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
-    done = [True]
-    its = Scanner(
-        RunDir("run", tmp_path), Pinner("n0", lambda *_: False), Rule(), lambda _: done[0]
-    )
-    its.scan(0.0)
-    write(tmp_path, ONE)
-    its.scan(1.0)
-    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
-    done[0] = False
-    its.scan(2.0)
-    assert its.saves()[0].verdict.remaining is None
-
-
-def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
-    tmp_path: Path,
-) -> None:
+def test_a_torn_save_is_fresh_no_more_once_another_writes_over_it(tmp_path: Path) -> None:
     its = scanner(tmp_path)
     its.scan(0.0)
     write(tmp_path, {"m/__0_0.distcp": b"half"})
@@ -301,9 +238,7 @@ def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(
     assert told == [True, True, False]
 
 
-def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to_begin(
-    tmp_path: Path,
-) -> None:
+def test_what_comes_with_a_mount_was_not_seen_to_begin(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     for away in (tmp_path / "empty", tmp_path / "away"):
@@ -343,3 +278,30 @@ def test_what_could_not_be_looked_at_for_once_was_there_before(tmp_path: Path) -
     shutil.rmtree(torn / "d")
     its.scan(2.0)
     assert not is_fresh(its)
+
+
+def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
+    done = [True]
+    its = Scanner(
+        RunDir("run", tmp_path), Pinner("n0", lambda *_: False), Rule(), lambda _: done[0]
+    )
+    its.scan(0.0)
+    write(tmp_path, ONE)
+    its.scan(1.0)
+    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
+    done[0] = False
+    its.scan(2.0)
+    assert its.saves()[0].verdict.remaining is None
+
+
+def test_a_finished_save_is_fresh_no_more_once_another_writes_over_it(tmp_path: Path) -> None:
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    write(tmp_path, ONE)
+    assert its.scan(1.0).due == 10.0
+    write(tmp_path, {"late": b""}, 2.0)
+    assert its.scan(2.0).due == 10.0
+    write(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
+    its.scan(9.0)
+    (scanned,) = its.saves()
+    assert "was overwritten" in scanned.verdict.reason

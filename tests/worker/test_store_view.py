@@ -23,7 +23,7 @@ from ckptsync.safe_names import RECORDS
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from ckptsync.worker.file_selection import EVERYTHING, Selection
+from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.store_view import RunRecords, StoreView, read_run
 from ckptsync.worker.worker import Worker
@@ -40,33 +40,6 @@ from tests.support.worker_in_process import (
 )
 
 
-class Counting(MemoryStore):
-    """Counts listings."""
-
-    listed = 0
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        self.listed += 1
-        return iter(super().names(prefix))
-
-
-def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> None:
-    store = Counting()
-    lay(tmp_path, ONE)
-    local_save = seen(tmp_path)
-    store_save(local_save, store)
-    view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
-    before = store.listed
-    assert not view.is_done(local_save)
-    assert not view.is_done(local_save)
-    assert store.listed == before
-    view.refresh()
-    assert view.is_done(local_save)
-    assert view.is_done(local_save)
-    assert not view.is_proven("checkpoint-4", local_save.files.stats)
-    assert store.listed == before + 1
-
-
 class Overtaken(MemoryStore):
     """While it is listed for the first time, something else happens."""
 
@@ -79,9 +52,7 @@ class Overtaken(MemoryStore):
         return iter(found)
 
 
-def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its_reader_gets(
-    tmp_path: Path,
-) -> None:
+def test_a_reading_that_another_overtook_is_only_its_reader_s(tmp_path: Path) -> None:
     store = Overtaken()
     lay(tmp_path, ONE)
     local_save = seen(tmp_path)
@@ -94,31 +65,6 @@ def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its
     store.meanwhile = meanwhile
     assert not view.refresh().records
     assert view.is_done(local_save)
-
-
-def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
-    store = MemoryStore()
-    lay(tmp_path, ONE)
-    local_save = seen(tmp_path)
-    store_save(local_save, store)
-    verify(store)
-    view = StoreView(store, "n0", "run", EVERYTHING, lambda: 0)
-    view.refresh()
-    assert view.is_proven("checkpoint-4", local_save.files.stats)
-
-
-def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path: Path) -> None:
-    store, chosen = MemoryStore(), Selection(exclude=("x",))
-    lay(tmp_path, ONE)
-    local_save = seen(tmp_path)
-    store_save(local_save, store, chosen)
-    everything, part = (
-        StoreView(store, "n0", "run", selection, lambda: 0) for selection in (EVERYTHING, chosen)
-    )
-    for view in (everything, part):
-        view.refresh()
-    assert part.is_done(local_save)
-    assert not everything.is_done(local_save)
 
 
 def test_a_save_that_this_node_said_it_was_sending_is_begun(tmp_path: Path) -> None:
@@ -169,13 +115,6 @@ def test_records_are_read_once_and_sorted_by_what_they_are() -> None:
     assert run_records.records_about("c-1").manifests == {}
     assert run_records.sizes["run/.ckptsync/c-1/files/n0/x"] == 4
     assert run_records.times[manifest] == 1
-
-
-def test_what_was_deleted_is_no_longer_known() -> None:
-    store, manifest, _ = filled()
-    run_records = read_run(store, "run", RunRecords())
-    store.delete(manifest)
-    assert read_run(store, "run", run_records).manifests("c-1") == ()
 
 
 def test_a_broken_record_concerns_every_location_of_its_checkpoint_and_no_other() -> None:
@@ -362,9 +301,7 @@ def test_a_report_on_what_is_given_up_asks_for_nothing(tmp_path: Path) -> None:
     assert "run/checkpoint-1/model.safetensors" not in files(store)
 
 
-def test_what_a_report_wants_and_this_node_has_no_more_is_told_until_it_is_answered(
-    tmp_path: Path,
-) -> None:
+def test_what_this_node_lacks_is_told_until_a_report_answers(tmp_path: Path) -> None:
     store = MemoryStore()
     w = sent(tmp_path, store)
     verify(store, "checkpoint-1")

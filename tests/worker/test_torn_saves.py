@@ -26,7 +26,6 @@ from ckptsync.worker.torn_saves import (
     two_saves,
 )
 from tests.support.replays import Stage, others, trainers, unproven
-from tests.support.vector import vector
 from tests.worker.test_finished import RULE, S, trainer
 from tests.worker.test_finished import files as of
 from tests.worker.test_replays import played
@@ -103,66 +102,49 @@ def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) ->
     observation = Observation(family, 4, of(told))
     assert is_ever_finished(observation)
     for n in range(1, len(ACCELERATE)):
-        torn = Observation(
-            family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0))
-        )
+        written = dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)
+        torn = Observation(family, 4, of(written))
         assert not is_ever_finished(torn), n
         assert is_ever_finished(replace(torn, has_similar=True)), n
     # all that every rank writes
     of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)
     assert is_ever_finished(Observation(family, 4, of(of_node_1)))
-    assert not is_ever_finished(
-        Observation(
-            family,
-            4,
-            of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}),
-        )
-    )
+    unet = {"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}
+    assert not is_ever_finished(Observation(family, 4, of(unet)))
     assert not is_ever_finished(Observation(family, 4, of({"optimizer.bin": 1.0})))
 
 
 def test_a_save_of_accelerate_s_over_an_old_one_that_was_cut_short_is_never_taken() -> None:
-    old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)} | {
-        "random_states_1.pkl": 0.9,
-        "custom_checkpoint_0.pkl": 1.4,
-    }
-    assert is_ever_finished(Observation("accelerate", 4, of(old)))
-    for newer in (
-        ("random_states_1.pkl", "model.safetensors"),
-        ("model.safetensors", "optimizer.bin"),
-    ):
+    old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)}
+    old |= {"random_states_1.pkl": 0.9, "custom_checkpoint_0.pkl": 1.4}
+
+    def is_taken(*newer: str) -> bool:
         over = old | {name: 30.0 + n for n, name in enumerate(newer)}
-        assert not is_ever_finished(Observation("accelerate", 4, of(over))), newer
-    # somebody's `save_model`
-    assert is_ever_finished(Observation("accelerate", 4, of(old | {"model.safetensors": 30.0})))
-    assert is_ever_finished(
-        Observation("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0}))
-    )
+        return is_ever_finished(Observation("accelerate", 4, of(over)))
 
-
-def test_a_save_of_accelerate_s_cut_short_between_two_parts_of_a_model_is_never_taken() -> None:
-    parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
-    old = {name: 1.0 + n / 10 for n, name in enumerate((*parts, *ACCELERATE[1:]))}
-    assert is_ever_finished(Observation("accelerate", 4, of(old)))
-    assert not is_ever_finished(Observation("accelerate", 4, of(old | {parts[0]: 30.0})))
-    # somebody's `save_model`
-    both = old | dict.fromkeys(parts, 30.0)
-    assert is_ever_finished(Observation("accelerate", 4, of(both)))
+    assert is_taken()
+    assert not is_taken("random_states_1.pkl", "model.safetensors")
+    assert not is_taken("model.safetensors", "optimizer.bin")
+    assert is_taken("model.safetensors"), "somebody's `save_model`"
+    assert is_taken("custom_checkpoint_0.pkl")
+    # a model in two parts
+    del old["model.safetensors"]
+    old |= dict(zip(PARTS, (1.0, 1.1), strict=True))
+    assert is_taken()
+    assert not is_taken(PARTS[0])
+    assert is_taken(*PARTS)
 
 
 def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
     shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
+    of_ray_train = {"model.pt": 1.0, "optimizer.pt": 1.0}
     assert not is_ever_finished(Observation("accelerate", 4, of(shards)))
     assert is_ever_finished(Observation("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
-    assert is_ever_finished(
-        Observation("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0}))
-    )  # of a Ray Train script
+    assert is_ever_finished(Observation("accelerate", 4, of(of_ray_train)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_kill_s_rest_over_an_old_save_is_never_taken(tmp_path: Path, name: str) -> None:
     script, stage = trainers()[name], Stage(tmp_path)
     played(tmp_path, script, stage)
     old, stage.now = stage.now, stage.now + 1000 * S
@@ -189,46 +171,51 @@ def is_whole_but_for_texts(one: Observation, old: int) -> bool:
     )
 
 
+PARTS = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
+ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
+ALL_BUT_RANDOM = [name for name in A if name != "rng_state_0.pth"]
+
+
+def soon_over(*names: str) -> Observation:
+    """The same, begun eight seconds after the old one: a script that is killed is often started
+    again at once.
+    """
+    told = A | dict(zip(PARTS, (100.1, 100.15), strict=True)) | {"rng_state_1.pth": 100.0}
+    return trainer(told | {name: 108.5 + n / 10 for n, name in enumerate(names)})
+
+
 @pytest.mark.parametrize(
-    ("names", "why"),
+    ("observation", "why"),
     [
-        (("optimizer.pt",), "optimizer.pt was overwritten"),
-        (("rng_state_0.pth",), "rng_state_0.pth was overwritten"),
-        (("config.json", "model.safetensors"), "model.safetensors was overwritten"),
+        (trainer(over("optimizer.pt")), "optimizer.pt was overwritten"),
+        (trainer(over("rng_state_0.pth")), "rng_state_0.pth was overwritten"),
+        (trainer(over("config.json", "model.safetensors")), "model.safetensors was overwritten"),
+        (trainer(over(*ADAPTER)), "adapter_model.safetensors was overwritten"),
+        (trainer(over(*ALL_BUT_RANDOM)), "rng_state_0.pth is of an older save"),
+        (soon_over("config.json", PARTS[0]), f"{PARTS[0]} was overwritten"),
         (
-            ("adapter_model.safetensors", "adapter_config.json"),
-            "adapter_model.safetensors was overwritten",
+            soon_over("rng_state_1.pth", "config.json", "model.safetensors"),
+            "rng_state_1.pth was overwritten",
         ),
+        (soon_over("rng_state_1.pth"), "rng_state_1.pth was overwritten"),
         (
-            (
-                "config.json",
-                "model.safetensors",
-                "training_args.bin",
-                "optimizer.pt",
-                "trainer_state.json",
-            ),
-            "rng_state_0.pth is of an older save",
+            soon_over("config.json", "model.safetensors", "training_args.bin"),
+            "training_args.bin was overwritten",
         ),
     ],
 )
 def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(
-    names: tuple[str, ...], why: str
+    observation: Observation, why: str
 ) -> None:
-    observation = trainer(over(*names))
     verdict = judge(observation, 1e9, RULE)
     assert not verdict.finished
     assert verdict.reason.startswith(why)
 
 
 def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() -> None:
-    for names in (
-        ("config.json",),
-        ("model.safetensors",),
-        ("pytorch_model.bin",),
-        ("config.json", "tokenizer.json"),
-        ("notes.pt",),
-    ):
-        assert is_ever_finished(trainer(over(*names)))
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "notes.pt"):
+        assert is_ever_finished(trainer(over(name)))
+    assert is_ever_finished(trainer(over("config.json", "tokenizer.json")))
     # a callback that evaluates, and saves once more
     assert is_ever_finished(trainer(A | {"config.json": 130.0, "model.safetensors": 130.1}))
     assert not is_ever_finished(trainer(A | {"config.json": 130.0, "optimizer.pt": 130.1}))
@@ -238,49 +225,8 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
     assert is_ever_finished(trainer(over("optimizer.pt"), is_new=True))
 
 
-def soon_over(*names: str) -> Observation:
-    """The same, begun eight seconds after the old one: a script that is killed is often started
-    again at once.
-    """
-    told = A | {
-        "model-00001-of-00002.safetensors": 100.1,
-        "model-00002-of-00002.safetensors": 100.15,
-        "rng_state_1.pth": 100.0,
-    }
-    return trainer(told | {name: 108.5 + n / 10 for n, name in enumerate(names)})
-
-
-@pytest.mark.parametrize(
-    ("names", "why"),
-    [
-        (
-            ("config.json", "model-00001-of-00002.safetensors"),
-            "model-00001-of-00002.safetensors was overwritten",
-        ),
-        (
-            ("rng_state_1.pth", "config.json", "model.safetensors"),
-            "rng_state_1.pth was overwritten",
-        ),
-        (("rng_state_1.pth",), "rng_state_1.pth was overwritten"),
-        (
-            ("config.json", "model.safetensors", "training_args.bin"),
-            "training_args.bin was overwritten",
-        ),
-    ],
-)
-def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(
-    names: tuple[str, ...], why: str
-) -> None:
-    observation = soon_over(*names)
-    assert judge(observation, 1e9, RULE).reason.startswith(why)
-
-
 def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
-    assert is_ever_finished(
-        soon_over(
-            "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-        )
-    )
+    assert is_ever_finished(soon_over("config.json", *PARTS))
     assert is_ever_finished(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
     late = {"pytorch_model_fsdp_0/__1_0.distcp": 100.2, "rng_state_1.pth": 108.5}
     assert is_ever_finished(trainer(A | late))
@@ -289,14 +235,7 @@ def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other
 
 def test_a_copy_without_times_is_no_mixture_however_slow_it_was() -> None:
     at, told = 0.0, {}
-    for name in (
-        "trainer_state.json",
-        "rng_state_0.pth",
-        "optimizer.pt",
-        "config.json",
-        "model.safetensors",
-        "training_args.bin",
-    ):
+    for name in reversed(A):
         at += 1000 * MIB / (50 << 20) if name.endswith((".pt", ".safetensors")) else 0.1
         told[name] = at
     files = tuple(
@@ -313,15 +252,9 @@ def test_shards_of_two_saves_are_told_by_the_time_between_them_on_any_node() -> 
     }
     assert "is of an older save" in two_saves(of(shards), None, 60.0)
     assert two_saves(of(dict.fromkeys(shards, 100.0)), None, 60.0) == ""
-    sharded = {
-        "step-4/.metadata": 100.0,
-        "step-4/__0_0.distcp": 700.0,
-        "step-4/__1_0.distcp": 700.1,
-    }
-    assert (
-        two_saves(of(sharded), None, 60.0)
-        == "step-4/__0_0.distcp was overwritten, and step-4/.metadata was not"
-    )
+    told = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 700.0, "step-4/__1_0.distcp": 700.1}
+    why = "step-4/__0_0.distcp was overwritten, and step-4/.metadata was not"
+    assert two_saves(of(told), None, 60.0) == why
 
 
 def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save() -> None:
@@ -331,25 +264,11 @@ def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save
     }
     assert two_saves(of(node1), None, 60.0) == ""
     again = node1 | {"optimizer_0/__2_0.distcp": 120.0}
-    assert (
-        two_saves(of(again), None, 60.0)
-        == "optimizer_0/__2_0.distcp was overwritten after rng_state_3.pth"
-    )
-    assert two_saves(
-        of(again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2}), None, 60.0
-    )  # rank 3 was killed
-    assert not two_saves(
-        of(
-            again
-            | {
-                "optimizer_0/__3_0.distcp": 120.1,
-                "rng_state_2.pth": 120.2,
-                "rng_state_3.pth": 180.0,
-            }
-        ),
-        None,
-        60.0,
-    )
+    why = "optimizer_0/__2_0.distcp was overwritten after rng_state_3.pth"
+    assert two_saves(of(again), None, 60.0) == why
+    killed_rank_3 = again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2}
+    assert two_saves(of(killed_rank_3), None, 60.0)
+    assert not two_saves(of(killed_rank_3 | {"rng_state_3.pth": 180.0}), None, 60.0)
     # of a rank without shards: it need not wait
     assert not two_saves(of(node1 | {"rng_state_1.pth": 20.0}), None, 99.0)
     slow = tuple(
@@ -366,9 +285,8 @@ def test_large_shards_much_newer_than_their_metadata_wait_ten_times_as_long() ->
     assert two_saves(large, None, 60.0) == ""
     assert not judge(observation, 599.9, RULE).finished
     assert judge(observation, 600.0, RULE).finished
-    assert not is_stable(
-        replace(observation, later=True), 599.9, RULE, judge(observation, 599.9, RULE)
-    )
+    followed = replace(observation, later=True)
+    assert not is_stable(followed, 599.9, RULE, judge(observation, 599.9, RULE))
     # a second of `cp -r` proves nothing
     at_once = tuple(replace(f, mtime=min(f.mtime, 130 * S)) for f in large)
     assert judge(Observation("dcp", 4, at_once), RULE.unmarked, RULE).finished
@@ -376,18 +294,12 @@ def test_large_shards_much_newer_than_their_metadata_wait_ten_times_as_long() ->
 
 def test_a_wait_for_other_nodes_is_no_gap() -> None:
     """Ranks whose own shards are written wait at a barrier for those of a slow disk elsewhere."""
-    late = {
-        "optimizer_0/__0_0.distcp": 100.0,
-        "optimizer_0/.metadata": 1900.0,
-        "scheduler.pt": 1900.1,
-        "rng_state_0.pth": 1900.2,
-    }
-    assert two_saves(of(late | {"trainer_state.json": 1900.3}), 1900_300_000_000, 60.0) == ""
+    names = ("optimizer_0/.metadata", "scheduler.pt", "rng_state_0.pth", "trainer_state.json")
+    late = {"optimizer_0/__0_0.distcp": 100.0} | dict(zip(names, range(1900, 1904), strict=True))
+    assert two_saves(of(late), 1903 * S, 60.0) == ""
 
 
-def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_trainer_writes() -> (
-    None
-):
+def test_weights_alone_are_taken_beside_a_similar_checkpoint_without_a_trainer() -> None:
     model = {"config.json": 1.0, "model.safetensors": 1.1}
     assert is_ever_finished(trainer(model, has_similar=True))
     assert is_ever_finished(trainer(model, hook="marked"))
@@ -395,9 +307,8 @@ def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_tr
     assert not is_ever_finished(trainer(model, has_similar=True, has_trainer=True))
     assert not is_ever_finished(trainer({"README.md": 1.0}, has_similar=True, has_trainer=True))
     assert not is_ever_finished(trainer(model | {"training_args.bin": 1.2}, has_similar=True))
-    assert judge(
-        trainer(model, has_trainer=True), 1.0, Rule(0, 0, 0)
-    ).finished  # somebody pushes it by hand
+    # somebody pushes it by hand
+    assert judge(trainer(model, has_trainer=True), 1.0, Rule(0, 0, 0)).finished
 
 
 def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
@@ -408,46 +319,31 @@ def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
 
 
 def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_arguments() -> None:
-    told = {
-        "config.json": 1.0,
-        "model.safetensors": 1.1,
-        "tokenizer.json": 1.2,
-        "training_args.bin": 1.3,
-        "README.md": 1.4,
-    }
+    names = ("config.json", "model.safetensors", "tokenizer.json", "training_args.bin", "README.md")
+    told = {name: 1.0 + n / 10 for n, name in enumerate(names)}
     model = Observation("final", None, of(told), hook="killed")
     assert judge(model, 1.0, RULE).finished  # nobody is left who could write to it
     assert not is_ever_finished(replace(model, files=of(told | {"model.safetensors": 1.5})))
     # LLaMA-Factory's reward models
     rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}
     assert is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 1.8})))
-    assert not is_ever_finished(
-        replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))
-    ), "an earlier training's"
-    short = replace(
-        model, files=of({name: at for name, at in told.items() if name != "training_args.bin"})
-    )
+    # an earlier training's
+    assert not is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 0.8})))
+    del told["training_args.bin"]
+    short = replace(model, files=of(told))
     assert judge(short, 1e9, RULE).reason.startswith("no training_args.bin")
     assert is_ever_finished(replace(short, hook="marked"))
     assert is_ever_finished(replace(short, hook=""))
 
 
 def test_a_final_model_of_which_some_parts_are_of_an_older_one_is_never_taken() -> None:
-    parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
-    told = {
-        "config.json": 1.0,
-        parts[0]: 1.1,
-        parts[1]: 1.2,
-        "training_args.bin": 1.3,
-        "README.md": 1.4,
-    }
+    names = ("config.json", *PARTS, "training_args.bin", "README.md")
+    told = {name: 1.0 + n / 10 for n, name in enumerate(names)}
     assert is_ever_finished(Observation("final", None, of(told)))
-    assert not is_ever_finished(
-        Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1}))
-    )
-    assert is_ever_finished(
-        Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2}))
-    )  # merged by hand
+    told |= {"config.json": 9.0, PARTS[0]: 9.1}
+    assert not is_ever_finished(Observation("final", None, of(told)))
+    merged_by_hand = told | {PARTS[1]: 9.2}
+    assert is_ever_finished(Observation("final", None, of(merged_by_hand)))
 
 
 def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
@@ -463,25 +359,15 @@ def test_what_was_cut_short_is_not_at_rest_either() -> None:
 
 
 def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> None:
-    local_save = LocalSave(
-        "run",
-        CheckpointDir("checkpoint-1", "trainer", tmp_path),
-        LocalFiles(
-            "checkpoint-1",
-            "trainer",
-            {TRAINER_STATE: LocalFile(of(A)[0], tmp_path, is_pinned=False)},
-        ),
-        None,
-    )
-    begun = TrainingProcess(
-        "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0"
-    )
+    state = {TRAINER_STATE: LocalFile(of(A)[0], tmp_path, is_pinned=False)}
+    files = LocalFiles("checkpoint-1", "trainer", state)
+    directory = CheckpointDir("checkpoint-1", "trainer", tmp_path)
+    local_save = LocalSave("run", directory, files, None)
+    bare = replace(local_save, files=replace(files, by_path={}))
+    process = TrainingProcess("t", 0, 1, 1, "h", 1, "1", "boot", 1.0, trainer="transformers 5.23.0")
     assert is_trainer_at_work([local_save], ())
-    assert is_trainer_at_work([], [begun])
-    assert not is_trainer_at_work(
-        [replace(local_save, files=LocalFiles("checkpoint-1", "trainer", {}))],
-        [replace(begun, trainer="mine 1")],
-    )
+    assert is_trainer_at_work([], [process])
+    assert not is_trainer_at_work([bare], [replace(process, trainer="mine 1")])
 
 
 FSDP = (
@@ -511,52 +397,33 @@ V1 = (
 )
 
 
+TWO_OF_THREE = [f"model-0000{n}-of-00003.safetensors" for n in (1, 3)]
+
+
 @pytest.mark.parametrize(
-    "names",
+    ("names", "missing"),
     [
-        FSDP + RANDOM,
-        FSDP,
-        ZERO,
-        VERL,
-        V1,
-        ("model.safetensors", "rng_state.pth"),
-        ("rng_state_0.pth",),
-        (),
+        *((names, "") for names in (FSDP + RANDOM, FSDP, ZERO, VERL, V1, RANDOM[:1], ())),
+        (("model.safetensors", "rng_state.pth"), ""),
+        # a rank that left its random state had nothing else to write: a hybrid sharding's replica
+        ((*FSDP, *RANDOM, "rng_state_2.pth", "rng_state_3.pth"), ""),
+        # ranks write such parts on their own nodes
+        (("shard-00003-model-00003-of-00004.safetensors",), ""),
+        ((*FSDP, "rng_state_1.pth"), "the random state of rank 0"),
+        (FSDP[:-1], "optimizer_*/__*_*.distcp of rank 1"),
+        (TWO_OF_THREE, "model-00002-of-00003.safetensors"),
+        (("pytorch_model-00001-of-00002.bin", *RANDOM), "pytorch_model-00002-of-00002.bin"),
     ],
 )
-def test_all_of_every_rank_lacks_nothing(names: tuple[str, ...]) -> None:
-    assert lacking_file(names) == ""
+def test_what_the_other_ranks_files_show_to_be_missing(names: list[str], missing: str) -> None:
+    assert lacking_file(names) == missing
 
 
 @pytest.mark.parametrize("names", [FSDP + RANDOM, FSDP, ZERO, VERL, V1])
-def test_each_file_of_the_last_kind_is_missed_where_another_rank_has_one(
-    names: tuple[str, ...],
-) -> None:
+def test_each_rank_s_last_file_is_missed(names: tuple[str, ...]) -> None:
     last = [n for n in names if is_random_state(n)] or [n for n in names if rank_of(n) is not None]
     for gone in last:
         assert lacking_file(n for n in names if n != gone)
-
-
-def test_what_is_missed_is_said() -> None:
-    assert lacking_file((*FSDP, "rng_state_1.pth")) == "the random state of rank 0"
-    assert lacking_file(FSDP[:-1]) == "optimizer_*/__*_*.distcp of rank 1"
-    assert (
-        lacking_file(("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"))
-        == "model-00002-of-00003.safetensors"
-    )
-    assert (
-        lacking_file(("pytorch_model-00001-of-00002.bin", *RANDOM))
-        == "pytorch_model-00002-of-00002.bin"
-    )
-
-
-def test_a_rank_that_left_its_random_state_had_nothing_else_to_write() -> None:
-    # a replica of a hybrid sharding
-    assert lacking_file((*FSDP, *RANDOM, "rng_state_2.pth", "rng_state_3.pth")) == ""
-
-
-def test_parts_that_ranks_write_on_their_own_nodes_are_not_missed() -> None:
-    assert lacking_file(("shard-00003-model-00003-of-00004.safetensors",)) == ""
 
 
 def test_every_random_state_is_there_or_it_is_not() -> None:
@@ -564,27 +431,6 @@ def test_every_random_state_is_there_or_it_is_not() -> None:
     assert are_all_ranks_done(("model.safetensors", "random_states_0.pkl"))
     assert not are_all_ranks_done((*FSDP, "rng_state_1.pth"))
     assert not are_all_ranks_done(("model.safetensors",))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hf-fsdp2-2node",
-        "hf-zero3-2node",
-        "hf-ddp",
-        "verl-fsdp2",
-        "titan",
-        "acc-ranks-fsdp1",
-        "raw-ds-tensor",
-        "lightning",
-    ],
-)
-def test_what_real_trainers_write_lacks_nothing_on_any_node(name: str) -> None:
-    for source in vector(name).sources:
-        assert (
-            lacking_file(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
-            == ""
-        )
 
 
 def test_adapters_in_directories_of_their_names_await_the_trainers_last_file() -> None:
