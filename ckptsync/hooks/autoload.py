@@ -101,8 +101,8 @@ def _wrap(trainer: Any) -> None:
 
         handler = trainer.CallbackHandler
         construct = handler.__init__
-        if construct.__module__ == __name__:
-            return
+        if getattr(construct, "__module__", "") == __name__:
+            return  # it is wrapped
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # its own name
             """Construct the handler, and add our callback, unless it has been given one."""
