@@ -11,6 +11,7 @@ own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from ckptsync.tensors import Extent, Files, Tensor
 _END = ".ckpt"
 _STATE = "state_dict"
 _OF_FABRIC = ("model", "module", "model_state_dict")
+_OPTIMIZER = re.compile("optimizers?(_states?)?|optim")  # Fabric's keys are the script's own
 _ALLOWED = AnyClass(ALLOWED)
 
 
@@ -73,6 +75,18 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
         return weights
     remark = f"{', '.join(map(brief, other_keys))}: other values of the weights, which are left out"
     return (replace(weights[0], remark=remark), *weights[1:])
+
+
+def has_optimizer(files: Files, root: str) -> bool:
+    """Return whether an optimizer's state lies beside the model's: ``optimizer_states``.
+
+    False for ``save_weights_only``, and for a pickle that cannot be read.
+    """
+    try:
+        value, _ = _load(files, _where(files, root))
+    except (Unsupported, Corrupt):
+        return False
+    return isinstance(value, dict) and any(map(_OPTIMIZER.fullmatch, map(str, value)))
 
 
 def _where(files: Files, root: str) -> Extent:

@@ -194,3 +194,20 @@ def test_of_several_files_none_is_guessed_and_beside_other_weights_it_gives_way(
 
 def test_only_files_of_the_checkpoints_own_directory_are_claimed() -> None:
     assert lightning.roots([NAME, "deeper/b.ckpt", ".ckpt", "c.ckpt.tmp"]) == (NAME,)
+
+
+@pytest.mark.parametrize(
+    ("value", "resumes"),
+    [
+        ({"state_dict": WEIGHTS, "optimizer_states": [ADAM]}, True),
+        ({"model": WEIGHTS, "optimizer": ADAM, "step": 3}, True),
+        ({"state_dict": WEIGHTS, "global_step": 3}, False),  # save_weights_only
+    ],
+)
+def test_a_file_with_an_optimizer_is_all_that_a_resumed_training_needs(
+    value: dict[str, Any], *, resumes: bool
+) -> None:
+    files = one(value)
+    needed = registry.demands(files)
+    assert needed.model == {NAME: files.sizes()[NAME]}
+    assert needed.resume == (needed.model if resumes else {})
