@@ -37,7 +37,8 @@ from tests.campaigns.campaign import CKPTSYNC, CLEAN, new_store, started
 from tests.campaigns.cluster import head_command, stored_bytes
 from tests.campaigns.killing import PATIENCE, Ended, Victim, unexpected
 from tests.support.files_in_memory import write_files
-from tests.support.retention_stores import FIRST, entry, fill, put, verify
+from tests.support.filled_stores import entry, put
+from tests.support.retention_stores import FIRST, fill, verify
 
 MOST_ROUNDS = 6  # of gc, until nothing is left to do
 DRAFT = ".ckptsync-0123456789abcdef.part"

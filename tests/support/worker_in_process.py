@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.digest import digest
-from ckptsync.records.io import Record, decode, encode, record_name
+from ckptsync.records.io import decode
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.manifest_groups import (
     StoredManifest,
@@ -45,6 +45,7 @@ from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import Sent, UploadContext, upload
 from ckptsync.worker.worker import Worker
 from tests.support import seaweedfs
+from tests.support.filled_stores import put
 
 T = 1_700_000_000 * 10**9
 ONE = {
@@ -129,12 +130,6 @@ def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
                 for node in at.nodes:
                     found.setdefault(location, {}).setdefault(node, {})[path] = data
     return found
-
-
-def put(store: Store, record: Record) -> str:
-    data = encode(record)
-    store.create(record_name(record, data), [data])
-    return record_name(record, data)
 
 
 def damaged(store: Store, n: int, *names: str) -> str:
