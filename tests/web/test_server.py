@@ -18,6 +18,7 @@ from ckptsync.web import server as module
 from ckptsync.web.app import Text, make_app
 from ckptsync.web.server import MANY, HttpServer
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 LARGE = (200, bytes(32 << 20), "text/plain")
 PAGES: dict[str, Callable[[], Text]] = {
@@ -153,17 +154,17 @@ def test_who_sends_a_head_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "SLOW", 1.0)
     with listening() as web, connected(web.port, b"GET /metrics HTTP/1.0\r\nX: ") as slow:
         slow.settimeout(0.05)
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
+
+        def is_over() -> bool:
             try:
                 slow.sendall(b"x")
-                assert slow.recv(1) == b""
-                break
+                return slow.recv(1) == b""
             except TimeoutError:
-                continue
+                return False
             except ConnectionError:
-                break
-        assert time.monotonic() < end
+                return True
+
+        assert until(is_over, 60, 0)
 
 
 @pytest.mark.parametrize(
@@ -229,15 +230,7 @@ def test_pages_that_hang_are_few_and_are_not_cut_off_and_healthz_answers_beside_
 
 
 @pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"GET /large",
-        b"GET /large HTTP/1.0\r\n\r\n",
-        b"POST / HTTP/1.0\r\n\r\n",
-        b"\n\n",
-        b"\0",
-    ],
+    "head", [b"GET /large", b"GET /large HTTP/1.0\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"\0"]
 )
 def test_a_client_that_hangs_up_is_no_error(
     head: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -271,10 +264,3 @@ def test_a_page_that_cannot_be_made_is_an_error_in_the_log(
         assert answer(web.port, "/large")[0] == 500
         assert answer(web.port, "/metrics")[0] == 200
     assert "ZeroDivisionError: a bug" in caplog.text
-
-
-def test_a_head_that_is_too_long_has_no_page() -> None:
-    with listening() as web, contextlib.suppress(ConnectionError):
-        lines = b"".join(b"X-%d: %s\r\n" % (n, b"x" * 60_000) for n in range(5))
-        with connected(web.port, b"GET /metrics HTTP/1.0\r\n" + lines + b"\r\n") as talking:
-            assert talking.recv(12) in (b"", b"HTTP/1.1 400")
