@@ -51,14 +51,14 @@ def test_a_store_or_a_run_that_may_not_be_read(
 
 
 def test_a_location_that_may_not_be_written_to(store: Path, tmp_path: Path) -> None:
-    push = ("push", FSDP / "node0", "--store")
-    for directory, words, name in (
-        (store, (*push, store, "--run", "other"), "other/"),
-        (tmp_path, (*push, tmp_path / "new"), "new"),
-        (tmp_path, ("merge", *SHARDS, tmp_path / "out"), ""),
+    push = f"push {FSDP}/node0 --store"
+    for directory, command, name in (
+        (store, f"{push} {store} --run other", "other/"),
+        (tmp_path, f"{push} {tmp_path}/new", "new"),
+        (tmp_path, f"merge {SHARDS[0]} {SHARDS[1]} {tmp_path}/out", ""),
     ):
         with forbidden(directory, 0o555):
-            said = refused(*words, code=4, names=[directory, name, "permission denied"])
+            said = refused(*command.split(), code=4, names=[directory, name, "permission denied"])
         assert "hint: " in said
 
 

@@ -27,6 +27,18 @@ PAGES: dict[str, Callable[[], Text]] = {
 }
 
 
+class Hanging:
+    """A page that is answered once `go_on` is set; `began` counts who asked for it."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Semaphore(0), threading.Event()
+
+    def __call__(self) -> Text:
+        self.began.release()
+        assert self.go_on.wait(60)
+        return LARGE
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut nobody off for being slow, as a busy machine is, but where a test is about that."""
@@ -206,26 +218,20 @@ def test_an_answer_that_nobody_takes_is_given_up_in_time(
 
 
 def test_pages_that_hang_are_few_and_are_not_cut_off_and_healthz_answers_beside_them() -> None:
-    began, go_on = threading.Semaphore(0), threading.Event()
-
-    def large() -> Text:
-        began.release()
-        assert go_on.wait(60)
-        return LARGE
-
     with contextlib.ExitStack() as stack:
+        large = Hanging()
         web = stack.enter_context(listening(large=large))
-        stack.callback(go_on.set)
+        stack.callback(large.go_on.set)
         head = b"GET /large HTTP/1.0\r\n\r\n"
         waiting = []
         for _ in range(MANY):
             waiting.append(stack.enter_context(connected(web.port, head)))
-            assert began.acquire(timeout=60)
+            assert large.began.acquire(timeout=60)
         for _ in range(2 * MANY):
             stack.enter_context(connected(web.port, b"G"))
         assert answer(web.port, "/large")[0] == 503
         assert answer(web.port, "/healthz") == (503, b"no\n")
-        go_on.set()
+        large.go_on.set()
         assert all(client.recv(12) == b"HTTP/1.1 200" for client in waiting)
 
 
@@ -235,20 +241,14 @@ def test_pages_that_hang_are_few_and_are_not_cut_off_and_healthz_answers_beside_
 def test_a_client_that_hangs_up_is_no_error(
     head: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    began, go_on = threading.Semaphore(0), threading.Event()
-
-    def large() -> Text:
-        began.release()
-        go_on.wait(60)
-        return LARGE
-
+    large = Hanging()
     with listening(large=large) as web:
         with connected(web.port, head) as client:
             if head.endswith(b"/1.0\r\n\r\n") and head.startswith(b"GET"):
-                assert began.acquire(timeout=60)
+                assert large.began.acquire(timeout=60)
             reset = struct.pack("ii", 1, 0)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-        go_on.set()
+        large.go_on.set()
         assert answer(web.port, "/metrics")[0] == 200
     assert capfd.readouterr().err == ""
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
