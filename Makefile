@@ -19,61 +19,36 @@
 # PYTHON=python3.12 takes another Python, VENV=... another place for the environment,
 # TESTS=tests/base/test_walk.py fewer tests.
 #
-# Campaigns kill, damage or flood real processes. Each takes options in a variable, for example
-# CAMPAIGN="--rounds 20 --seed 7"; `--help` of the module that the target starts lists them.
+# Campaigns kill real processes, and damage what they read. Each takes options in a variable, for example
+# KILL="--only pull --seed 7"; `--help` of the module that the target starts lists them.
 #
-# make campaign               kill the processes of a small cluster at any moment
 # make campaign-trainers      train on two nodes, with and without the hook: DDP, FSDP2, ZeRO-2, ZeRO-3;
-#                             each saved step must be in the store and equal what the framework gathered
+#                             each saved step must be in the store as in a training that nobody disturbs
 #                             (15 minutes a round; as root each node has its own network)
-#                             TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3"
-# make campaign-resume        lose two nodes with their disks, pull, and go on training (5 minutes)
-#                             RESUME="--modes zero3 --store sftp --ranks 2"
-# make campaign-universal     resume ZeRO's shards of two ranks on three and on one, from our conversion and
-#                             from DeepSpeed's: the losses are the same, bit for bit (30 minutes)
-#                             UNIVERSAL="--only zero3 zero2-fp16"
-# make campaign-killed        kill trainers in the middle of a save: what the store calls complete must
-#                             be one finished save, byte for byte (30 minutes)
-#                             KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2"
-# make campaign-in-front      `ckptsync resume` before a training on two nodes, killed again and again: the
-#                             losses are those of one that was never interrupted (10 minutes)
-#                             IN_FRONT="--modes zero3 --store s3 --trust verified --seed 7"
-# make campaign-titan         torchtitan's saves with rotation, its ranks killed and restarted;
-#                             plain torch as torchtitan uses it, unless TITAN="--python PYTHON" has torchtitan
-# make campaign-ray-train     Ray Train on two nodes without a shared disk: normal, killed, failed
-#                             (installs Ray) RAY_TRAIN="--modes ddp fsdp2"
-# make campaign-llamafactory  LLaMA-Factory in one process, under torchrun, on two nodes and under Ray,
-#                             with each way to install the hook (30 minutes, installs 2 GB)
-#                             LLAMAFACTORY="--ways torchrun --hooks autoload"
+#                             TRAINERS="--hooks hook --steps 12 --kill 3 --store s3"
+# make campaign-in-front      `ckptsync resume` before a training on two nodes, killed again and again, with
+#                             its disks: the losses are those of one that was never interrupted (10 minutes)
+#                             IN_FRONT="--modes zero3 --store s3 --seed 7"
+# make campaign-llamafactory  LLaMA-Factory in one process, under torchrun and on two nodes (20 minutes,
+#                             installs 2 GB) LLAMAFACTORY="--ways torchrun --hooks autoload"
 # make campaign-trl           TRL's SFT, DPO, GRPO, adapters with names, the best model at the end, copies
 #                             for the Hub, with the hook and with a worker alone (5 minutes, installs 2 GB)
-#                             TRL="--modes named hub --hooks none"
+#                             TRL="--ways named hub --hooks none"
+# make campaign-ray-train     Ray Train with two workers, of which one is killed (installs Ray)
+#                             RAY_TRAIN="--ways ddp --hooks kill"
 # make campaign-names         `merge --names-of` and `--fill-from` against save_pretrained, for about 55
 #                             architectures of transformers (8 minutes) NAMES="--classes MixtralForCausalLM"
-# make campaign-ray           merge over S3 on two Ray nodes, one of them killed (installs Ray)
 # make campaign-doctor        plant about 80 faults: `ckptsync doctor` must find each, and raise no alarm
 #                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
-# make campaign-hostile       floods of files, few inotify watches, full disks, a clock that jumps
-#                             HOSTILE="--only clock"
-# make kill-stores            kill writers to a directory, S3 and SFTP at every system call that changes
-#                             something (2 hours; strace and sshd) KILL="--stores s3 --calls 50 --moments 50"
-# make kill-heads             the same for heads, two with different options at once (30 minutes)
-#                             HEADS="--calls 10 --moments 40 --seed 7", HEADS="--stores s3"
-# make kill-gc                the same for `ckptsync gc` and retention (30 minutes)
-#                             GC="--stores s3 --scenes remove --calls 20 --moments 40"
-# make kill-pull              the same for `ckptsync pull` (15 minutes) PULL="--stores posix --calls 40"
-# make kill-merge             the same for `ckptsync merge` into a directory and into a store, continued
-#                             with the same and with other options (20 minutes)
-#                             MERGES="--stores s3 --calls 10"
-# make kill-resume            the same for `ckptsync resume` of one node (5 minutes) RESUMES="--calls 10"
-# make crash-states           simulate a power cut at every moment of a store's work (strace)
+# make kill                   kill push, pull, merge, gc and a head's consolidation at every system call
+#                             that changes something (strace), and at random moments (2 hours)
+#                             KILL="--only push --stores s3 --calls 50 --moments 50"
+# make crash-states           simulate a power cut at every moment of a store's work
 #                             CRASH="--states 5000 --random 100"
 # make damage                 damage every vector in every way: nothing may pass unseen
 #                             DAMAGE="--flips 400 --only zero3"
-# make flips                  flip 10,000 bits in a store, cut, swap and delete files: `ckptsync verify`
-#                             must find each, and nothing else FLIPS="--flips 1000 --store s3"
 # make fuzz                   hostile input to everything that reads, for a minute; findings are kept in
-#                             tests/fuzz_findings FUZZ="--seconds 600 --door servers --seed 7"
+#                             tests/fuzz_findings FUZZ="--seconds 600 --door records --seed 7"
 # make guides                 run docs/guides/ with the real trainers, Lightning and Ray
 # make nspawn                 the services under real systemd in a container (root, systemd-nspawn)
 # make slurm                  the batch script of docs/slurm.md under a real Slurm (root, Debian: slurm-wlm)
@@ -122,27 +97,15 @@ SFTP ?= 1
 MERGE ?= 2
 WORK ?= /dev/shm
 TOOLS ?=
-CAMPAIGN ?=
 DAMAGE ?=
 CRASH ?=
 KILL ?=
-HEADS ?=
-GC ?=
-PULL ?=
-MERGES ?=
-RESUMES ?=
 TRAINERS ?=
-HOSTILE ?=
 DOCTOR ?=
-RESUME ?=
-KILLED ?=
-UNIVERSAL ?=
-RAY ?=
 RAY_TRAIN ?=
 BESIDE ?=
 BENCH_CATALOGUE ?=
 BENCH_HEAD ?=
-FLIPS ?=
 VERIFY ?=
 KILLED_TRANSFERS ?=
 IDLE ?=
@@ -153,7 +116,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal --durations 10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format flips guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-universal campaign-killed campaign-in-front campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull kill-merge kill-resume nspawn slurm release clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign-trainers campaign-in-front campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-doctor damage fuzz crash-states kill nspawn slurm release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -231,47 +194,26 @@ bench: $(BENCH_VENV)/.installed bench-beside bench-idle bench-hook
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
 	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --mix $(MIX) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)' --document docs/benchmarks-transfer.md
 
-campaign: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill services $(CAMPAIGN)
-
 campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.trainers --python $(BENCH_VENV)/bin/python $(TRAINERS)
-
-campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.resume --python $(BENCH_VENV)/bin/python $(RESUME)
-
-campaign-universal: $(VENV)/.installed-test $(BENCH_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.universal --python $(BENCH_VENV)/bin/python $(UNIVERSAL)
-
-campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)
 
 campaign-in-front: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.in_front --python $(BENCH_VENV)/bin/python $(IN_FRONT)
 
-campaign-titan: $(VENV)/.installed-test $(BENCH_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.titan --python $(BENCH_VENV)/bin/python $(TITAN)
-
 campaign-llamafactory: $(LLAMAFACTORY_VENV)/.installed
-	$(LLAMAFACTORY_VENV)/bin/python -m tests.campaigns.llamafactory $(LLAMAFACTORY)
+	$(LLAMAFACTORY_VENV)/bin/python -m tests.campaigns.released llamafactory $(LLAMAFACTORY)
 
 campaign-trl: $(VENV)/.installed-test $(TRL_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.trl_trainers --python $(TRL_VENV)/bin/python $(TRL)
+	$(BIN)/python -m tests.campaigns.released trl --python $(TRL_VENV)/bin/python $(TRL)
 
 campaign-names: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.names_of --python $(BENCH_VENV)/bin/python $(NAMES)
 
-campaign-ray: $(VENV)/.installed-ray
-	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)
-
 campaign-ray-train: $(VENV)/.installed-test $(BENCH_VENV)/.installed-ray
-	$(BIN)/python -m tests.campaigns.ray_train --python $(BENCH_VENV)/bin/python $(RAY_TRAIN)
+	$(BIN)/python -m tests.campaigns.released ray --python $(BENCH_VENV)/bin/python $(RAY_TRAIN)
 
 campaign-doctor: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.doctor $(DOCTOR)
-
-campaign-hostile: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.hostile $(HOSTILE)
 
 bench-killed: $(TRANSFER_VENV)/.installed
 	$(TRANSFER_VENV)/bin/python -m benchmarks.killed --document docs/benchmarks-killed.md $(KILLED_TRANSFERS)
@@ -299,32 +241,14 @@ damage: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.fuzz $(FUZZ)
 
-flips: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.flips $(FLIPS)
-
 bench-verify: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.verify --document docs/benchmarks-verify.md $(VERIFY)
 
 guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed-lightning $(BENCH_VENV)/.installed-ray
 	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py
 
-kill-stores: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill stores $(KILL)
-
-kill-heads: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill heads $(HEADS)
-
-kill-gc: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill gc $(GC)
-
-kill-pull: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill pull $(PULL)
-
-kill-merge: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill merge $(MERGES)
-
-kill-resume: $(VENV)/.installed-test
-	$(BIN)/python -m tests.campaigns.kill resume $(RESUMES)
+kill: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.kill $(KILL)
 
 crash-states: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)
@@ -354,11 +278,6 @@ $(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/support/get
 
 $(VENV)/.installed-web: $(VENV)/.installed-test
 	$(PIP) --editable '.[test-web]'
-	@touch $@
-
-# Ray is large, and one campaign's alone.
-$(VENV)/.installed-ray: $(VENV)/.installed-test
-	$(PIP) --editable '.[ray]'
 	@touch $@
 
 $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt

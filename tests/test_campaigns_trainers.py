@@ -1,102 +1,127 @@
-"""The campaigns with trainers, real and replayed, in short: `make campaign-trainers` and `make
-campaign-hostile` are the long ones.
-"""
+"""The judge of real trainings, and one of each program where this Python, or another, has it."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.campaigns import hostile
-from tests.campaigns.cluster import Service, at_work, longest
-from tests.campaigns.judged import Judge
+from ckptsync.stores.opening import create_store
+from tests.campaigns import released, trainers
 from tests.campaigns.nodes import Namespace, Network, can_isolate
-from tests.campaigns.replayed import Replay
-from tests.campaigns.two_nodes import NODES, START, Job, TwoNodes, can_train, default_python, finish
+from tests.campaigns.released import PLAIN, Run, Trl
+from tests.campaigns.two_nodes import NODES, can_train, default_python, has_modules
 from tests.support.exhaustive import in_exhaustive
+from tests.support.worker_in_process import push_now
 
-PYTHON = default_python()
 LONG = 30
-NEEDS_TRAINER = pytest.mark.skipif(
-    not can_train(PYTHON),
-    reason=(
-        "CKPTSYNC_TEST_TRAINER names no Python with transformers and accelerate, and this one has"
-        " them not"
-    ),
-)
+RUN, REFERENCE = Run("sft", "hook"), Run("sft", PLAIN)
+STATE = {"max_steps": 2, "log_history": [{"step": 1, "loss": 2.5}, {"train_runtime": 3.0}]}
 NEEDS_ISOLATION = pytest.mark.skipif(
     not can_isolate(), reason="only root may make network namespaces"
 )
 
 
+def model(text: str) -> bytes:
+    header = json.dumps({"__metadata__": {"of": text}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Trl:
+    """Two trainings that are as they should be: the store has every step, the disk the last one."""
+    program = Trl(tmp_path, "python", 2)
+    root = program.out(REFERENCE)
+    for folder in (root, root / "checkpoint-1", root / "checkpoint-2"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(model(folder.name))
+        (folder / "config.json").write_text("{}")
+        step = int(folder.name[-1]) if folder != root else 2
+        (folder / "trainer_state.json").write_text(json.dumps({**STATE, "global_step": step}))
+    shutil.copytree(root, program.out(RUN))
+    store = create_store(str(program.store(RUN)))
+    for path in (program.out(RUN) / "checkpoint-1", program.out(RUN)):
+        push_now(path, store, "node0", "out")
+    shutil.rmtree(program.out(RUN) / "checkpoint-1")
+    return program
+
+
+def wrong(program: Trl) -> list[str]:
+    return [*released.unsent(program, RUN), *released.differing(program, RUN)]
+
+
+def test_a_training_that_left_all_as_without_us_is_right(program: Trl) -> None:
+    assert wrong(program) == []
+
+
+def test_a_flipped_bit_in_the_store_is_seen(program: Trl) -> None:
+    stored = program.store(RUN) / "out" / "checkpoint-1" / "model.safetensors"
+    stored.write_bytes(model("checkpoint-0"))
+    assert wrong(program) == [
+        "checkpoint-1/model.safetensors: not the bytes that the trainer wrote"
+    ]
+
+
+def test_other_losses_are_seen_and_another_runtime_is_not(program: Trl) -> None:
+    path = program.out(RUN) / "checkpoint-2" / "trainer_state.json"
+    path.write_text(path.read_text().replace("3.0", "4.0"))
+    assert wrong(program) == []
+    path.write_text(path.read_text().replace("2.5", "2.25"))
+    assert wrong(program) == [
+        "checkpoint-2/trainer_state.json: on the disk it is another one than without us"
+    ]
+
+
+def test_files_and_saves_that_lack_or_are_too_many_are_seen(program: Trl) -> None:
+    (program.out(RUN) / "left-by-us").touch()
+    (program.out(RUN) / "config.json").unlink()
+    (program.out(REFERENCE) / "checkpoint-2" / "optimizer.pt").touch()
+    store = create_store(str(program.store(RUN)))
+    push_now(program.out(RUN) / "checkpoint-2", store, "node0", "out", name="copy")
+    assert sorted(wrong(program)) == [
+        "checkpoint-2/optimizer.pt: not in the store",
+        "checkpoint-2/optimizer.pt: not on the disk",
+        "config.json: not on the disk",
+        "copy: nobody wrote that",
+        "left-by-us: only there with us",
+    ]
+
+
+def test_a_step_that_is_not_in_the_store_of_its_node_is_missed(program: Trl) -> None:
+    shutil.rmtree(program.store(RUN) / "out" / ".ckptsync" / "checkpoint-1")
+    assert "checkpoint-1: not in the store of node0" in wrong(program)
+
+
 @in_exhaustive
-@NEEDS_TRAINER
+@pytest.mark.skipif(
+    not can_train(default_python()),
+    reason="CKPTSYNC_TEST_TRAINER names no Python with transformers, and this one has it not",
+)
 def test_every_step_of_a_training_on_two_nodes_is_in_the_store_as_the_framework_gathered_it(
     tmp_path: Path,
 ) -> None:
-    job = Job("run", "ddp", hook=True, steps=3, ranks=1)
-    with ExitStack() as stack:
-        network = stack.enter_context(closing(Network(NODES))) if can_isolate() else None
-        nodes = stack.enter_context(
-            closing(TwoNodes(tmp_path, "posix", PYTHON, {"quiet": "1s"}, network))
-        )
-        for n in range(NODES):
-            nodes.begin(n)
-        with nodes.training(job) as trainers:
-            codes = finish(trainers, START)
-        judge = Judge(nodes, job)
-        judge.wait(60)
-        tally = judge.tally(codes)
-    assert tally.wrong == ()
-    assert (tally.saved, tally.wanted) == (3, 3)
+    words = ["--modes", "ddp", "--hooks", "hook", "--steps", "3", "--ranks", "1"]
+    assert trainers.main([*words, "--home", str(tmp_path)]) == 0
 
 
-def test_a_judge_sees_what_is_missed_torn_and_touched(tmp_path: Path) -> None:
-    replay = Replay(tmp_path, {})
-    replay.save("run", 1)
-    assert replay.judged(0)[0] == "run/checkpoint-1: MISSED"
-    pushed = [
-        sys.executable,
-        "-m",
-        "ckptsync",
-        "push",
-        str(replay.out("run") / "checkpoint-1"),
-        "--store",
-        replay.store.url,
-        "--run",
-        "run",
-        "--node",
-        "node",
-    ]
-    subprocess.run(pushed, check=True, capture_output=True)
-    assert replay.judged(0) == []
-    stored = tmp_path / "store" / "run" / "checkpoint-1" / "model.safetensors"
-    stored.write_bytes(bytes(stored.stat().st_size))
-    (replay.out("run") / "checkpoint-1" / "ours").touch()
-    shutil.copytree(replay.out("run") / "checkpoint-1", tmp_path / "truth" / "run" / "checkpoint-2")
-    assert replay.judged(0) == [
-        "run/checkpoint-1/model.safetensors: TORN, not the bytes that the trainer wrote",
-        "run/checkpoint-2: MISSED",
-        f"{replay.out('run') / 'checkpoint-1'}: was touched",
-    ]
-
-
-def test_a_worker_is_asked_for_what_it_could_see(tmp_path: Path) -> None:
-    lives = at_work([(10.2, 14.0), (14.5, 15.5), (16.0, float("inf"))], [11.0, 15.0, 17.0])
-    assert lives == [(12.0, 14.0), (18.0, float("inf"))]
-    assert [longest(lives, begin, 20.0) for begin in (0.0, 13.0, 19.0)] == [2.0, 2.0, 1.0]
-    assert longest([], 0.0, 9.0) == 0.0
-    service = Service(tmp_path, "n", "worker")
-    service.log.write_text(
-        '{"time": "2026-11-21T16:00:00Z", "phase": "started", "node": "n"}\n{"torn'
-    )
-    assert service.at_work() == []
+@pytest.mark.parametrize(
+    ("program", "way", "hook"),
+    [("llamafactory", "single", "autoload"), ("trl", "sft", "hook"), ("ray", "ddp", "hook")],
+)
+def test_a_trainer_as_it_was_released_trains_with_the_hook_and_nothing_is_lost(
+    tmp_path: Path, program: str, way: str, hook: str
+) -> None:
+    python = default_python(program.upper())
+    if not has_modules(python, *released.PROGRAMS[program].needs):
+        pytest.skip(f"CKPTSYNC_TEST_{program.upper()} names no Python with it, nor has this one it")
+    words = [program, "--ways", way, "--hooks", hook, "--steps", "2", "--python", python]
+    assert released.main([*words, "--home", str(tmp_path)]) == 0
 
 
 def _reaches(node: Namespace, address: tuple[str, int], patience: float) -> bool:
@@ -127,11 +152,3 @@ def test_a_node_that_is_cut_off_reaches_the_hub_no_more_until_it_is_mended() -> 
         assert answers(1) == [False, True]
         network.mend(0)
         assert answers(LONG) == [True, True]
-
-
-@in_exhaustive
-@pytest.mark.parametrize("name", ["clock"])
-def test_a_worker_in_hostile_surroundings_misses_nothing(tmp_path: Path, name: str) -> None:
-    if why := hostile.missing(name):
-        pytest.skip(why)
-    assert hostile.main(["--only", name, "--home", str(tmp_path)]) == 0

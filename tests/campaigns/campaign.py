@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.seaweedfs import weed
+from tests.support.sshd import sshd
 
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("CKPTSYNC_")}
 """The environment without ckptsync's variables."""
@@ -60,9 +61,14 @@ def working(name: str, home: str | None = None, *, in_memory: bool = False) -> I
 
 
 def new_store(kind: str, home: Path) -> tuple[str, dict[str, Any]]:
-    """Return URL and storage options of an empty store: ``posix``, below ``home``, or ``s3``."""
+    """Return URL and storage options of an empty store: ``posix``, ``sftp`` or ``s3``.
+
+    The first two are the directory ``store`` below ``home``.
+    """
     if kind == "s3":
         return f"s3://{weed().bucket()}/store", weed().options()
+    if kind == "sftp":
+        return sshd().url(home / "store"), dict(sshd().options)
     return str(home / "store"), {}
 
 

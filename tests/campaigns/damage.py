@@ -3,124 +3,259 @@ to be one that nothing covers.
 
     python -m tests.campaigns.damage --flips 40 --seed 1 [--only VECTOR]
 
-One file at a time is deleted, cut, made longer, given a flipped bit, replaced by the same file of
-another save, or swapped with another rank's. A merge that succeeds with other tensors than the
-undamaged one's is SILENT, unless ``uncovered.py`` names those bytes with the reason.
+One file at a time is deleted, cut, made longer, given a flipped bit, or swapped with another
+rank's.  A merge that succeeds with other tensors than the undamaged one's is SILENT, unless
+`UNCOVERED` names those bytes with the reason.  ``docs/formats.md`` names the same; the manifest of
+a store covers all.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import io
+import os
 import random
+import re
+import shutil
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise, repeat
+from pathlib import Path
 
+from ckptsync.cli.main import main as ckptsync
+from ckptsync.errors import CkptsyncError
+from ckptsync.layouts import registry
+from ckptsync.merger.engine import MergeResult
+from ckptsync.merger.plan import DType, MergeOptions
+from ckptsync.stores.checkpoint_files import DirectoryFiles, Overlay
 from tests.campaigns.campaign import arguments, working
-from tests.campaigns.damaged import Damage, Outcome, Patient, Way, damages
-from tests.campaigns.uncovered import reason
+from tests.support.files_in_memory import contents
+from tests.support.merge_on_disk import merge_local
 from tests.support.vector import Vector, vectors
 
+ENDS = 4096  # bytes at both ends of a file, where headers and directories are
 LOOKS = 8  # one damage in so many is shown to inspect and verify too
+REFUSALS = (3, 5, 10)
 SHOWN = 40
+SLOW = 5.0  # seconds of CPU that no answer about a vector may take
+_BEGIN = 1_700_000_000  # when the save was
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What came of all damages to one vector."""
+class Damage:
+    """``content`` is what each file has instead; ``None``: it is gone."""
 
-    name: str
-    counts: Counter[str]
-    uncovered: Counter[str]
-    findings: tuple[str, ...]
+    kind: str
+    file: str
+    where: str
+    content: Mapping[str, bytes | None]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.file} {self.where}".rstrip()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0 if nothing was silent but what is known to be, 1 if something was."""
-    args = _arguments().parse_args(argv)
-    begun = time.monotonic()
-    chosen = [v for v in vectors() if args.only in v.name]
-    with ProcessPoolExecutor(2) as pool:
-        told = list(
-            pool.map(campaign, chosen, [args.flips] * len(chosen), [args.seed] * len(chosen))
-        )
-    for one in told:
-        print(f"{one.name}: {_listed(one.counts)}")
-    print(
-        f"{_listed(sum((t.counts for t in told), Counter()))} in {time.monotonic() - begun:.0f} s,"
-        f" seed {args.seed}"
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to merge a vector, and what comes of it undamaged."""
+
+    options: MergeOptions
+    reference: MergeResult
+
+    def __str__(self) -> str:
+        source = self.options.source
+        return f"--dtype {self.options.dtype}" + (f" --source {source}" if source else "")
+
+
+class Patient:
+    """A copy of a vector's files with the times that a save would give them."""
+
+    def __init__(self, of: Vector, home: Path) -> None:
+        self.home = home
+        folder = of.keep.parent.parent
+        self.sources = tuple(home / source.relative_to(folder) for source in of.sources)
+        for source, here in zip(of.sources, self.sources, strict=True):
+            shutil.copytree(source, here)
+        self.files = contents(home)
+        for name in self.files:
+            self._date(name)
+        self.ways = tuple(self._ways())
+
+    @contextlib.contextmanager
+    def damaged(self, by: Damage) -> Iterator[None]:
+        """With the damage done, and undone at the end."""
+        try:
+            for name, content in by.content.items():
+                if content is None:
+                    (self.home / name).unlink()
+                else:
+                    (self.home / name).write_bytes(content)
+                    self._date(name)
+            yield
+        finally:
+            for name in by.content:
+                (self.home / name).write_bytes(self.files[name])
+                self._date(name)
+
+    def merge(self, way: Way) -> tuple[str, str]:
+        """Return what comes of it, against the undamaged, and what was said.
+
+        That is ``refused``, ``harmless``, ``beside`` (only files beside the weights differ),
+        ``SILENT``, ``TRACEBACK`` or ``SLOW``.
+        """
+        begun = time.process_time()
+        try:
+            merged = merge_local(self.sources, self.home / "merged", way.options)
+        except CkptsyncError as e:
+            word = "refused" if e.exit_code in REFUSALS else "TRACEBACK"
+            said = f"{type(e).__name__}: {e}"
+        except Exception:  # noqa: BLE001 - what is no CkptsyncError is what this looks for
+            word, said = "TRACEBACK", traceback.format_exc()
+        else:
+            word, said = _compared(merged, way.reference)
+        finally:
+            shutil.rmtree(self.home / "merged", ignore_errors=True)
+        return ("SLOW" if time.process_time() - begun > SLOW else word), said
+
+    def look(self) -> tuple[str, str]:
+        """Return whether inspect and verify say something."""
+        for command in (["inspect"], ["verify", "--level", "parse"]):
+            told = io.StringIO()
+            try:
+                with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+                    code = ckptsync([*command, *map(str, self.sources)])
+            except BaseException:  # noqa: BLE001 - as above
+                return "TRACEBACK", f"{' '.join(command)}\n{traceback.format_exc()}"
+            if code not in (0, *REFUSALS):
+                return "TRACEBACK", f"{' '.join(command)}: exit code {code}: {told.getvalue()}"
+        return "looked", ""
+
+    def _date(self, name: str) -> None:
+        """Shards first, then what is written when they are there."""
+        last = name.rpartition("/")[2]
+        is_metadata = last.endswith(".metadata") or last == "latest"
+        at = _BEGIN + (2 if last == "trainer_state.json" else int(is_metadata))
+        os.utime(self.home / name, (at, at))
+
+    def _ways(self) -> Iterator[Way]:
+        """Unasked first, which may choose another source when one is damaged; then every source.
+
+        A source that is refused undamaged (an optimizer, a placeholder) is none.
+        """
+        files = Overlay([DirectoryFiles(str(source)) for source in self.sources])
+        dtypes: tuple[DType, ...] = ("keep", "auto")
+        every = [MergeOptions(d, source=str(s)) for s in registry.sources(files) for d in dtypes]
+        for options in (MergeOptions("auto"), *every):
+            with contextlib.suppress(CkptsyncError):
+                yield Way(options, merge_local(self.sources, self.home / "merged", options))
+            shutil.rmtree(self.home / "merged", ignore_errors=True)
+
+
+def _compared(merged: MergeResult, reference: MergeResult) -> tuple[str, str]:
+    ours, theirs = (
+        {(t.name, t.dtype, t.shape, t.digest) for t in result.tensors}
+        for result in (merged, reference)
     )
-    for why, count in sum((t.uncovered for t in told), Counter[str]()).most_common():
-        print(f"  not covered: {count} {why}")
-    findings = [line for one in told for line in one.findings]
-    for line in findings[:SHOWN]:
-        print(f"FOUND {line}")
-    print(
-        f"{len(findings)} findings"
-        + ("" if len(findings) <= SHOWN else f", the first {SHOWN} shown")
-    )
-    return 1 if findings else 0
+    if ours != theirs:
+        return "SILENT", f"{sorted({name for name, *_ in ours ^ theirs})[:4]}, {merged.notes}"
+    weights = (".safetensors", ".safetensors.index.json")
+    beside = {f.path for f in {*merged.files} ^ {*reference.files} if not f.path.endswith(weights)}
+    return ("beside", ", ".join(sorted(beside))) if beside else ("harmless", "")
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = arguments(__doc__, "seed")
-    parser.add_argument(
-        "--flips", type=int, default=40, help="bits to flip in each stratum of each file"
-    )
-    parser.add_argument("--only", default="", help="vectors whose name has this in it")
-    return parser
+def damages(files: Mapping[str, bytes], flips: int, dice: random.Random) -> Iterator[Damage]:
+    """Yield every damage; ``flips`` bits in each file, and as many at its ends."""
+    for name, data in files.items():
+        yield Damage("delete", name, "", {name: None})
+        for size in sorted({0, len(data) // 2, len(data) - 1} - {-1, len(data)}):
+            yield Damage("cut", name, f"to {size} of {len(data)} bytes", {name: data[:size]})
+        for more in (b"\0", dice.randbytes(100), data[:4096]):
+            yield Damage("grow", name, f"by {len(more)} bytes", {name: data + more})
+        near = sorted({*range(min(ENDS, len(data))), *range(max(0, len(data) - ENDS), len(data))})
+        drawn = {*dice.sample(near, min(flips, len(near)))}
+        drawn |= {*dice.sample(range(len(data)), min(flips, len(data)))}
+        for at in sorted(drawn):
+            bit = dice.randrange(8)
+            changed = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+            yield Damage("flip", name, f"byte {at} bit {bit}", {name: changed})
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(files):
+        alike[re.sub(r"\d+", "#", name)].append(name)
+    for one, two in (pair for names in alike.values() for pair in pairwise(names)):
+        if files[one] != files[two]:
+            yield Damage("swap", one, f"with {two}", {one: files[two], two: files[one]})
 
 
-def campaign(of: Vector, flips: int, seed: int) -> Told:
-    """Every damage to one vector."""
-    dice = random.Random(f"{seed} {of.name}")
-    told = Told(of.name, Counter(), Counter(), ())
-    findings: list[str] = []
-    # each trial writes a few files, and nothing of it is kept
+UNCOVERED = (
+    (".*", r".*(\.json|\.jinja|\.model|\.txt|\.py)", "beside", "configuration is copied as it is"),
+    ("flip", r".*\.safetensors", "SILENT", "safetensors has no checksum"),
+    ("swap", r".*\.distcp", "SILENT", "the shards of two ranks do not say whose they are"),
+    ("swap", r".*layer_\d+.*-model_states\.pt", "SILENT", "layers do not say which they are"),
+)
+"""Kind of damage, file, outcome, and why it cannot be told on a bare directory."""
+
+
+def reason(damage: Damage, word: str, files: Mapping[str, bytes]) -> str:
+    """Return why this could not be seen; empty if it should have been."""
+    for kind, file, outcome, why in UNCOVERED:
+        if word == outcome and re.fullmatch(kind, damage.kind) and re.fullmatch(file, damage.file):
+            return why
+    if word == "SILENT" and damage.kind == "swap" and damage.file.endswith("_states.pt"):
+        ranks = {re.sub(r".*mp_rank_(\d+)_.*", r"\1", name) for name in damage.content}
+        if len(ranks) > 1:
+            return "the files of tensor-parallel ranks do not say whose they are"
+        if f"{damage.file.rpartition('/')[0]}/mp_rank_00_model_states.pt" not in files:
+            return "at stage 3 the files of two ranks do not say whose they are"
+    is_legacy = files[damage.file][:2] == b"\x80\x02" and damage.kind == "flip"
+    return "torch's legacy container has no checksum" if is_legacy else ""
+
+
+def campaign(of: Vector, flips: int, seed: int) -> tuple[str, Counter[str], Sequence[str]]:
+    """Do every damage to one vector; return its name, the outcomes, and what was found."""
+    dice, counts, findings = random.Random(f"{seed} {of.name}"), Counter[str](), list[str]()
     with working("damage", in_memory=True) as home:
         patient = Patient(of, home)
         if not patient.ways:
             findings.append(f"{of.name}: cannot be merged undamaged")
-        for damage in damages(patient.files, patient.read(), flips, dice):
-            for how, outcome in _outcomes(patient, damage, dice):
-                why = (
-                    reason(damage, outcome, patient.files)
-                    if outcome.word in ("SILENT", "beside")
-                    else None
-                )
-                told.counts[outcome.word if why is None else "uncovered"] += 1
-                if why is not None:
-                    told.uncovered[why] += 1
-                elif outcome.word not in ("refused", "harmless", "looked"):
-                    findings.append(
-                        f"{outcome.word} {of.name}: {damage} ({damage.stratum or 'file'}), {how}:"
-                        f" {outcome.said}"
-                    )
-    return Told(of.name, told.counts, told.uncovered, tuple(findings))
+        for damage in damages(patient.files, flips, dice):
+            with patient.damaged(damage):
+                # the unasked way, and one of the others
+                ways = {0, dice.randrange(len(patient.ways))} if patient.ways else set()
+                outcomes = [(str(patient.ways[n]), *patient.merge(patient.ways[n])) for n in ways]
+                if dice.randrange(LOOKS) == 0:
+                    outcomes.append(("looked at", *patient.look()))
+            for how, word, said in outcomes:
+                why = reason(damage, word, patient.files) if word in ("SILENT", "beside") else ""
+                counts[why or word] += 1
+                if not why and word not in ("refused", "harmless", "looked"):
+                    findings.append(f"{word} {of.name}: {damage}, {how}: {said}")
+    return of.name, counts, findings
 
 
-def _outcomes(
-    patient: Patient, damage: Damage, dice: random.Random
-) -> Iterator[tuple[str, Outcome]]:
-    with patient.damaged(damage):
-        for way in _ways(patient, damage):
-            yield str(way), patient.merge(way)
-        if dice.randrange(LOOKS) == 0:
-            yield "looked at", patient.look()
-
-
-def _ways(patient: Patient, damage: Damage) -> Sequence[Way]:
-    """Those that read what is damaged; if none does, the first: it must not mind.
-
-    What to merge is only chosen by names and sizes.
-    """
-    reading = [way for way in patient.ways if damage.content.keys() & way.strata.keys()]
-    return [
-        way for way in reading if way.source or damage.kind in ("delete", "cut", "grow")
-    ] or patient.ways[:1]
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if nothing was silent but what is known to be, 1 if something was."""
+    parser = arguments(__doc__, "seed")
+    parser.add_argument("--flips", type=int, default=40, help="bits to flip in each file")
+    parser.add_argument("--only", default="", help="vectors whose name has this in it")
+    args = parser.parse_args(argv)
+    begun, total, found = time.monotonic(), Counter[str](), list[str]()
+    chosen = [v for v in vectors() if args.only in v.name]
+    with ProcessPoolExecutor(2) as pool:
+        for name, counts, findings in pool.map(
+            campaign, chosen, repeat(args.flips), repeat(args.seed)
+        ):
+            print(f"{name}: {_listed(counts)}", flush=True)
+            total += counts
+            found += findings
+    print(f"{_listed(total)} in {time.monotonic() - begun:.0f} s, seed {args.seed}")
+    for line in found[:SHOWN]:
+        print(f"FOUND {line}")
+    print(f"{len(found)} findings, the first {SHOWN} shown")
+    return 1 if found else 0
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -3,7 +3,7 @@ sound pairs of every kind, on which nothing is found.
 
     python -m tests.campaigns.doctor  # all: about two minutes (root, iproute2; a C compiler for
                                       some)
-    python -m tests.campaigns.doctor --only clock-5s torch   # by name; --list names them
+    python -m tests.campaigns.doctor --only clock-5s torch   # by name
 
 Each time both nodes say with ``--publish`` what they are, the second compares, and somebody who is
 no node compares again.  What is found has to be exactly the kinds that the fault is to be found by
@@ -30,19 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 if all was found and nothing made up, 1 if not."""
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted({**FAULTS, **SOUND}), metavar="NAME")
-    parser.add_argument("--list", action="store_true", help="name the faults and the sound pairs")
     args = parser.parse_args(argv)
     chosen = {
         name: one for name, one in {**FAULTS, **SOUND}.items() if not args.only or name in args.only
     }
-    if args.list:
-        print(
-            "\n".join(
-                f"{name}: {', '.join(sorted(one.kinds)) or 'nothing'}"
-                for name, one in chosen.items()
-            )
-        )
-        return 0
     if not can_isolate():
         print("left out: only root makes nodes of their own, with iproute2")
         return 0

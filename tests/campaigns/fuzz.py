@@ -1,14 +1,13 @@
-"""Try inputs that nobody would write at six entry points of ckptsync, and keep each that does harm.
+"""Try inputs that nobody would write at entry points of ckptsync, and keep each that does harm.
 
     python -m tests.campaigns.fuzz --seconds 600 --door records --seed 7
-    python -m tests.campaigns.fuzz --replay tests/fuzz_findings/records/0a1b2c3d.json
 
-A door has a hypothesis strategy of cases (a few plain values, so that a case can be kept as a file)
-and gives each case to a public function or a command, in a process of its own.  Right answers are a
-right result and a `CkptsyncError` with an exit code of docs/cli.md.  A finding is anything else:
-another exception, a process that dies or does not come back, too much memory or time, a wrong
-result (`Wrong`), something read or written outside of the directories that were given.  Hypothesis
-makes findings smaller, but those of `by_dice`.
+A door makes cases by chance (a few plain values, so that a case can be kept as a file) and gives
+each case to a public function or a command, in a process of its own.  Right answers are a right
+result and a `CkptsyncError` with an exit code of docs/cli.md.  A finding is anything else: another
+exception, a process that dies or does not come back, too much memory or time, a wrong result
+(`Wrong`), something read or written outside of the directories that were given.  Of findings of one
+kind the smallest is kept.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import hypothesis
-from hypothesis import strategies
-
 from ckptsync.cli.main import main as ckptsync
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError
@@ -55,7 +51,7 @@ SECONDS = 5.0  # of CPU for one case
 HANGS = 30.0  # seconds without any work after which a process does not come back
 MEMORY = 300 << 20  # bytes that one case may need beyond what the process had
 ADDRESSES = 4 << 30  # bytes of address space, so that a runaway case ends in its own process
-BATCH = 200  # cases of one process, and of one run of hypothesis
+BATCH = 200  # cases of one process
 SECRET = b"what lies outside is nobody's business"
 
 Case = dict[str, Any]
@@ -68,46 +64,28 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """``cases`` makes cases; ``run`` tries one in an empty directory, and returns a word to count.
+    """``make`` makes a case; ``run`` tries one in an empty directory, and returns a word to count.
 
     ``run`` raises `Wrong`, or whatever the product raises.  Only what is below one of ``given`` in
     that directory may be read or written, and ``own``, which is home and temporary. ``ready`` is
     called before the first case, in the process that all others are forked from.
     """
 
-    cases: strategies.SearchStrategy[Case]
+    make: Callable[[random.Random], Case]
     run: Callable[[Case, Path], str]
     given: tuple[str, ...] = ()
     ready: Callable[[], object] = lambda: None
-    codes: frozenset[int] = CODES
     seconds: float = SECONDS
     memory: int = MEMORY
 
 
-def by_dice(make: Callable[[random.Random], Case]) -> strategies.SearchStrategy[Case]:
-    """Return the strategy of a function that makes a case by chance; hypothesis draws the seed.
-
-    Its findings are not made smaller, but it makes ten times as many cases as with every number
-    drawn by hypothesis; of one kind the smallest is kept.
-    """
-    return strategies.randoms(use_true_random=True).map(make)
-
-
-ENTRY_POINTS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "layouts": {"fuzz_merges": ("pickles",)},
-    "merge": {"fuzz_merges": ("merge-damage",), "fuzz_structure": ("merge-structure",)},
-    "verify": {"fuzz_stores": ("kept",)},
-    "records": {"fuzz_stores": ("records", "heartbeats")},
-    "commands": {"fuzz_local": ("configuration", "argv", "spool")},
-    "servers": {"fuzz_servers": ("s3-answers", "sftp-answers")},
-}
-"""Entry point → module → its doors, in the module's table ``DOORS``."""
 DOORS = {
-    door: module
-    for modules in ENTRY_POINTS.values()
-    for module, doors in modules.items()
-    for door in doors
+    "merge-structure": "fuzz_structure",
+    "records": "fuzz_local",
+    "argv": "fuzz_local",
+    "sftp-answers": "fuzz_servers",
 }
+"""Door → the module that has it in its table ``DOORS``."""
 
 
 @dataclass
@@ -120,10 +98,6 @@ class Finding:
     count: int = 1
 
 
-class Found(Exception):
-    """Tells hypothesis of a finding, so that it looks for a smaller one."""
-
-
 @dataclass
 class Tally:
     """What came of the cases of a door."""
@@ -131,32 +105,22 @@ class Tally:
     words: Counter[str] = field(default_factory=Counter)
     findings: dict[str, Finding] = field(default_factory=dict)
 
-    def add(self, word: str, said: str, case: Case) -> str:
-        """Count a case; return the kind of a finding, or nothing."""
+    def add(self, word: str, said: str, case: Case) -> None:
+        """Count a case."""
         self.words[word] += 1
         if word != "FOUND":
-            return ""
+            return
         kind = _kind(said)
         finding = self.findings.setdefault(kind, Finding(kind, said, case, 0))
         finding.count += 1
         if len(encoded(case)) < len(encoded(finding.case)):
             finding.said, finding.case = said, case
-        return kind
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if nothing was found."""
     args = _arguments().parse_args(argv)
-    if args.replay:
-        wrong = {path: said for path in args.replay if (said := again(Path(path)))}
-        for path, said in wrong.items():
-            print(f"FOUND {path}\n  {_indented(said)}")
-        print(f"{len(wrong)} of {len(args.replay)} findings are still there")
-        return 1 if wrong else 0
-    chosen = args.door or list(ENTRY_POINTS)
-    doors = [
-        d for name in chosen for ds in ENTRY_POINTS.get(name, {"": [name]}).values() for d in ds
-    ]
+    doors = args.door or list(DOORS)
     print(f"seed {args.seed}, {args.seconds:.0f} s, doors {', '.join(doors)}", flush=True)
     count = 0
     for name in doors:
@@ -178,10 +142,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help=told)
     seed = str(random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--seed", default=seed, help="(default: another one each time)")
-    names = [*ENTRY_POINTS, *(name for name in DOORS if name not in ENTRY_POINTS)]
-    told = "an entry point or one of its doors; may be repeated (default: all in turn)"
-    parser.add_argument("--door", action="append", choices=names, help=told)
-    parser.add_argument("--replay", nargs="+", metavar="FILE", help="run kept findings again")
+    told = "may be repeated (default: all in turn)"
+    parser.add_argument("--door", action="append", choices=DOORS, help=told)
     return parser
 
 
@@ -194,49 +156,12 @@ def door_of(name: str) -> Door:
 
 def search(name: str, seed: str, seconds: float) -> Tally:
     """Try cases of one door until the time is over."""
-    door, tally, shrunk, number = door_of(name), Tally(), set[str](), 0
-    end = time.monotonic() + seconds
+    door, tally, end = door_of(name), Tally(), time.monotonic() + seconds
     with contextlib.closing(Runner(door)) as runner:
-
-        def attempt(case: Case) -> None:
-            if tally.words and time.monotonic() >= end:
-                return
-            kind = tally.add(*runner.judge(case), case)
-            if kind and kind not in shrunk:
-                raise Found(kind)
-
-        while number == 0 or time.monotonic() < end:
-            with contextlib.suppress(Found, hypothesis.errors.Flaky):
-                explore(door.cases, attempt, f"{seed} {name} {number}")
-            shrunk |= tally.findings.keys()
-            number += 1
+        while not tally.words or time.monotonic() < end:
+            case = door.make(random.Random(f"{seed} {name} {tally.words.total()}"))
+            tally.add(*runner.judge(case), case)
     return tally
-
-
-def explore(
-    cases: strategies.SearchStrategy[Case],
-    attempt: Callable[[Case], None],
-    seed: str,
-    count: int = BATCH,
-) -> None:
-    """Give ``attempt`` so many cases of a seed, and smaller ones where it raises."""
-    settings = hypothesis.settings(
-        database=None,
-        deadline=None,
-        max_examples=count,
-        report_multiple_bugs=False,
-        print_blob=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )
-
-    @hypothesis.seed(seed)
-    @settings
-    @hypothesis.given(cases)
-    def explored(case: Case) -> None:
-        attempt(case)
-
-    explored()
 
 
 def keep(name: str, finding: Finding) -> Path:
@@ -408,7 +333,7 @@ def _judged(door: Door, case: Case, home: Path, guard: Guard) -> tuple[str, str]
         word, said = "FOUND", f"wrong: {e}"
     except CkptsyncError as e:
         word, said = f"refused {e.exit_code}", ""
-        if e.exit_code not in door.codes:
+        if e.exit_code not in CODES:
             word, said = "FOUND", traceback.format_exc()
     except BaseException:  # noqa: BLE001 - what is no CkptsyncError is what this looks for
         word, said = "FOUND", traceback.format_exc()

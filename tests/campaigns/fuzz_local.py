@@ -1,6 +1,4 @@
-"""Doors on this machine: the configuration, the command line, the spool beside a training, and
-files that may be lost (caches, what alerts told, baselines).
-"""
+"""Doors that commands have: records in a store that they read, and their own arguments."""
 
 from __future__ import annotations
 
@@ -8,112 +6,153 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.commands import COMMANDS
 from ckptsync.cli.main import parser
-from ckptsync.config.loading import from_environment, load
-from ckptsync.config.schema import KEYS, SECTIONS
-from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.spool import markers, pins
-from ckptsync.stores.contract import read_all
-from ckptsync.stores.memory import MemoryStore
-from ckptsync.walk import UnsafeSpool
-from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.worker import Worker
-from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, by_dice, command
-from tests.campaigns.fuzz_changes import NAMES, changed_bytes, changed_json, odd
-from tests.support import hook_pins, small_store
+from ckptsync.digest import digest
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.records.save_decisions import Tombstone
+from ckptsync.stores.opening import create_store, open_store
+from tests.campaigns.fuzz import Case, Door, Wrong, command
+from tests.campaigns.fuzz_changes import NAMES, changed_json
+from tests.support import small_store
 from tests.support.files_in_memory import contents, write_files
-from tests.support.worker_in_process import ONE, lay, tick
+from tests.support.filled_stores import put
+from tests.support.head_in_process import consolidate_due, verify_next
+from tests.support.worker_in_process import push_now
 
-# the configuration
-
-_CONFIGS = Path(KEPT.parent.parent / "configs")
-_YAML = (
-    "2001-99-99", "0b_", "0x_", "0o8", "1:99:99", "!!timestamp x", "!!int x", "!!float x",
-    "!!bool maybe", "!!binary ===", "!!set {a}", "!!omap [a]", "!!pairs [a]",
-    "!!python/object/apply:os.system [id]", "!x y", "!<tag:yaml.org,2002:int> x", "&a [*a]",
-    "*nobody", "<<: *a", "<<: [1]", "<<: {a: b}", "? [a]: b", "{[]: 1}", "{{}: 1}", "=", "~",
-    ".inf", "-.inf", ".nan", "1e999", "9" * 5000, "[" * 3000, "{a: " * 2000, "- " * 3000,
-    "? " * 2000,
-    ("a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c"
-    " [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e"
-    " [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e]"),
-    '"\\xZZ"', '"\\ud800"', "'", "%YAML 9.9\n---", "---\n---", "...", "\t- a", "| \n", ">-\n x",
-    "\u2028", "\ufeff", "\x85", "5s", "-5s", "1e9d", "99999999999d", "50MB/s", "0", "-1", "null",
-    "true", "[]", "{}", "08:00,50M 99:99,off", "''", "a: " * 50,
-)  # fmt: skip
+_RECORD = re.compile(
+    r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|model|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json"
+)
 
 
-_SET = {"store.url": "url: /mnt/x", "worker.runs": "runs: [{path: /data/out}]"}
+@cache
+def _good() -> Mapping[str, bytes]:
+    """A store with records of every kind, as files.
 
-
-def _every_key() -> list[str]:
-    """Return the lines of a file that loads; the other keys are commented out."""
-    lines = []
-    for section in ("", *SECTIONS):
-        lines += [f"{section}:"] if section else []
-        for name in (name for name in KEYS if name.rpartition(".")[0] == section):
-            default = f"# {name.rpartition('.')[2]}: {json.dumps(KEYS[name].default)}"
-            lines.append(f"{'  ' if section else ''}{_SET.get(name, default)}")
-    return lines
-
-
-def _make_configuration(dice: random.Random) -> Case:
-    lines = dice.choice(sorted(_CONFIGS.glob("*.yaml"))).read_text().splitlines()
-    if dice.randrange(2):
-        lines = _every_key()
-    lines = [
-        (
-            line.replace("# ", "", 1)
-            if line.lstrip().startswith("# ") and ": " in line and dice.randrange(3) == 0
-            else line
-        )
-        for line in lines
-    ]
-    for _ in range(dice.choice((1, 1, 2, 4))):
-        at, token = dice.randrange(len(lines)), dice.choice(_YAML)
-        key, colon, _ = lines[at].partition(": ")
-        kind = dice.randrange(6)
-        if kind <= 2 and colon:
-            lines[at] = f"{key}: {token}"
-        elif kind == 3:
-            lines.insert(
-                at, dice.choice((token, f"{dice.choice(sorted(KEYS)).rpartition('.')[2]}: {token}"))
+    Of ``other`` a head can make a model.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        root = small_store.make(Path(made) / "store")
+        store = create_store(str(root))
+        for node in ("node0", "node1"):
+            shutil.copytree(
+                small_store.DATA / "fsdp2" / node / "checkpoint-4",
+                Path(made) / node / "checkpoint-8",
             )
-        elif kind == 4:
-            lines[at] = " " * dice.randrange(4) + lines[at]
-        else:
-            lines[at : at + dice.randrange(3)] = dice.choices(lines, k=dice.randrange(3))
-    if dice.randrange(50) == 0:
-        lines += [f"key{n}: {n}" for n in range(40_000)]
-    text = "\n".join(lines).encode("utf-8", "surrogatepass")
-    variables = [key.variable for key in KEYS.values() if key.variable]
-    environment = {
-        dice.choice((*variables, "CKPTSYNC_HEAD_X")): str(dice.choice((*_YAML, odd(dice))))
-        for _ in range(dice.choice((0, 0, 1, 2)))
-    }
+            push_now(Path(made) / node, store, node, "fsdp2")
+            push_now(small_store.DATA / "fsdp2" / node, store, node, "other")
+        command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
+        locations = {p.location: p for p in read_state(store).locations if p.run == "fsdp2"}
+        manifests = tuple(k.name for k in locations["checkpoint-8"].manifests)
+        where = ("fsdp2", "checkpoint-8", "checkpoint-8")
+        put(store, Tombstone(*where, 0, manifests, "of a rule", "shards", "withdrawn"))
+        return contents(root)
+
+
+def _json(*argv: str) -> dict[str, Any]:
+    """What a command says with ``--json``; that it says nothing else than an error hides all."""
+    _, said = command(*argv, "--json")
+    found: dict[str, Any] = json.loads(said.splitlines()[0])
+    if "error" in found:
+        raise Wrong(f"{argv[0]} says nothing but {said[:800]}")
+    return found
+
+
+def _seen(url: str) -> dict[str, dict[Any, Any]]:
+    """By command, what each says of every location."""
+    status, verified = (
+        _json("status", "--store", url),
+        _json("verify", "--store", url, "--level", "stat"),
+    )
     return {
-        "text": changed_bytes(text, dice) if dice.randrange(4) == 0 else text,
-        "environment": environment,
+        "ls": {
+            (p["run"], p["location"]): p["status"]
+            for p in _json("ls", "--store", url).get("locations", ())
+        },
+        "status": {(p["run"], p["location"]): p["status"] for p in status.get("locations", ())},
+        "verify": {(r["run"], r["location"]): r["verdict"] for r in verified.get("reports", ())},
     }
 
 
-def _run_configuration(case: Case, home: Path) -> str:
-    path = home / "in" / "c.yaml"
-    path.write_bytes(case["text"])
-    try:
-        from_environment(case["environment"])
-    except CkptsyncError as e:
-        if e.exit_code != 2:
-            raise
-    load(path, case["environment"])
-    return "loaded"
+@cache
+def _before() -> dict[str, dict[Any, Any]]:
+    with tempfile.TemporaryDirectory() as made:
+        return _seen(str(write_files(Path(made) / "store", _good())))
+
+
+def _compare(url: str, touched: str) -> None:
+    """Raises Wrong where more is hidden, or changed, than what belongs to the run ``touched``."""
+    seen = _seen(url)
+    for how, before in _before().items():
+        for key, word in before.items():
+            if key[0] != touched and seen[how].get(key) != word:
+                raise Wrong(f"{how}: {key} was {word}, is {seen[how].get(key, 'hidden')}")
+
+
+# records
+
+
+def _make_records(dice: random.Random) -> Case:
+    """All records of a location, some of them others than they were."""
+    run, location = dice.choice(
+        (("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4"))
+    )
+    names = [
+        n for n in _good() if n.startswith(f"{run}/.ckptsync/{location}/") and "/sending/" not in n
+    ]
+    files = {name: _good()[name] for name in names}
+    for name in dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2)))):
+        data = changed_json(_good()[name], dice) if dice.randrange(8) else _good()[name]
+        found, title = _RECORD.fullmatch(name), name
+        if found and dice.randrange(12):
+            n = dice.choice((*[found[2]] * 5, str(dice.randrange(9)), "007", "\u0663", "9" * 30))
+            title = f"{found[1]}{n}-{digest(data)[:16]}.json"
+        if dice.randrange(8) == 0:
+            other = dice.choice(
+                ("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x")
+            )
+            title = title.replace(location, other, 1)
+        if dice.randrange(3):
+            del files[name]
+        files[title] = data
+    return {"run": run, "location": location, "files": files, "head": dice.randrange(4) == 0}
+
+
+def _run_records(case: Case, home: Path) -> str:
+    others = {
+        n: d
+        for n, d in _good().items()
+        if not n.startswith(f"{case['run']}/.ckptsync/{case['location']}/")
+    }
+    url = str(write_files(home / "store", others | case["files"]))
+    _compare(url, case["run"])
+    for argv in (
+        ("repair", "--store", url),
+        ("gc", "--store", url, "--dry-run", "--keep-last", "1"),
+        ("gc", "--store", url, "--dry-run", "--orphans"),
+    ):
+        command(*argv, "--json")
+    command("pull", f"{case['run']}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
+    if case["head"]:
+        made = consolidate_due(open_store(url), HeadOptions())
+        proved = [verify_next(open_store(url), VerifyPolicy(), 2e9) for _ in range(4)]
+        if ("other", "VERIFIED") not in [
+            (p["run"], p["status"]) for p in _json("ls", "--store", url)["locations"]
+        ]:
+            raise Wrong(
+                f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}"
+            )
+    return "read"
 
 
 # command lines
@@ -241,131 +280,7 @@ def _run_argv(case: Case, home: Path) -> str:
     return f"exit code {code}"
 
 
-# the spool
-
-
-@cache
-def _spooled() -> Mapping[str, bytes]:
-    """An output directory in which a hook and a worker have been at work."""
-    with tempfile.TemporaryDirectory() as made:
-        out = Path(made)
-        source = lay(out, ONE)
-        hook_pins.commit(source)
-        spool = out / "_ckptsync"
-        begun = markers.TrainingProcess(
-            "t", 0, 1, 1, "host", 1, "1", "boot", 1.0, "trainer", {"torch": "2.13"}, "p1", "m"
-        )
-        markers.write_mark(markers.process_path(spool, "p1"), begun)
-        mark = markers.RankMark("t", "save", "checkpoint-4", 4, 0, 1, 1, "host", 1, 1.0)
-        markers.write_mark(markers.save_folder(spool, "checkpoint-4", "save") / "rank-0.json", mark)
-        tick(Worker(WorkerOptions("n0", RunDir("run", out)), MemoryStore()), 0.0)
-        return contents(out)
-
-
-_KINDS = (
-    "directory",
-    "fifo",
-    "link",
-    "link to a directory",
-    "broken link",
-    "link to itself",
-    "gone",
-    "no rights",
-)
-_TARGETS = {"link": "secret", "link to a directory": ".", "broken link": "nothing"}
-_SPOOLED = ("_ckptsync", "_ckptsync/pins", "_ckptsync/trains", "_ckptsync/saves",
-    "_ckptsync/pins/checkpoint-4.0", "_ckptsync/pins/checkpoint-4.0/files",
-    "_ckptsync/pins/checkpoint-4.0/added", "_ckptsync/took", "_ckptsync/hook.log")  # fmt: skip
-
-
-def _make_spool(dice: random.Random) -> Case:
-    """``files`` that are others, and ``kinds``: what stands in place of a file or directory."""
-    good = _spooled()
-    names = [name for name in good if name.startswith("_ckptsync/") and "/files/" not in name] + [
-        "checkpoint-4/trainer_state.json"
-    ]
-    files: dict[str, bytes] = {}
-    for name in dice.sample(names, dice.choice((0, 1, 1, 2))):
-        title = name
-        if dice.randrange(3) == 0:
-            folder, _, base = name.rpartition("/")
-            base = dice.choice(
-                (
-                    "rank-1.json",
-                    "rank-٣.json",
-                    "x.json",
-                    ".json",
-                    "owner.json",
-                    "notes.json",
-                    "stored",
-                    ".fresh-owner.json",
-                    "x" * 200,
-                )
-            )
-            places = (
-                folder,
-                "_ckptsync/pins/checkpoint-4.1",
-                "_ckptsync/pins/.claim-n0@checkpoint-4.7",
-                "_ckptsync/pins/.new-n0-checkpoint-4",
-                "_ckptsync/pins/.claim-n0-",
-                "_ckptsync/saves/checkpoint-4@",
-                "_ckptsync/saves/@",
-            )
-            title = f"{dice.choice(places)}/{base}"
-        files[title] = changed_json(good.get(name, b"{}"), dice)
-    found_dirs = (*names, *_SPOOLED, "checkpoint-4", "checkpoint-4/model.safetensors")
-    kinds = {dice.choice(found_dirs): dice.choice(_KINDS) for _ in range(dice.choice((0, 0, 1, 2)))}
-    if kinds.get("_ckptsync") == "link to a directory":  # which an operator may have made
-        del kinds["_ckptsync"]
-    return {"files": files, "kinds": kinds}
-
-
-def _run_spool(case: Case, home: Path) -> str:
-    write_files(home / "run", {**_spooled(), **case["files"]})
-    for name, kind in case["kinds"].items():
-        _put(home / "run" / name, kind, home / "outside")
-    store, failures = MemoryStore(), []
-    try:
-        worker = Worker(WorkerOptions("n0", RunDir("run", home / "run")), store)
-        failures = [f for now in (0.0, 10.0, 700.0, 1400.0) for f in tick(worker, now).failures]
-    except (StoreError, UnsafeSpool):
-        pass  # by these a service leaves out this directory alone
-    except CkptsyncError as e:
-        raise Wrong(f"other directories wait for one: {type(e).__name__}: {e}") from e
-    leaked = [e.name for e in store.names("") if b"what lies outside" in read_all(store, e.name)]
-    if leaked:
-        raise Wrong(f"sends what lies outside as {leaked}")
-    spool = home / "run" / "_ckptsync"
-    markers.list_training_processes(spool)
-    markers.list_rank_marks(spool, "checkpoint-4")
-    pins.list_pins(home / "run")
-    return f"{len(failures)} failures"
-
-
-def _put(path: Path, kind: str, outside: Path) -> None:
-    """Something else than a file stands there."""
-    if not path.parent.is_dir() or path.parent.resolve() != path.parent:
-        return  # another one stands in its way
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif kind != "no rights" or not path.exists():
-        path.unlink(missing_ok=True)
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind in _TARGETS:
-        path.symlink_to(outside / _TARGETS[kind])
-    elif kind == "link to itself":
-        path.symlink_to(path.name)
-    elif kind == "no rights" and path.exists():
-        path.chmod(0)
-
-
 DOORS: Mapping[str, Door] = {
-    "configuration": Door(
-        by_dice(_make_configuration), _run_configuration, ("in",), codes=frozenset({2})
-    ),
-    "argv": Door(by_dice(_make_argv), _run_argv, ("store", "work", "out", ""), _world),
-    "spool": Door(by_dice(_make_spool), _run_spool, ("run",), _spooled),
+    "records": Door(_make_records, _run_records, ("store", "out"), _before),
+    "argv": Door(_make_argv, _run_argv, ("store", "work", "out", ""), _world),
 }

@@ -6,21 +6,17 @@ hold.
 
 It runs in a Python that has transformers, accelerate, for ZeRO DeepSpeed, and for LoRA peft, and
 knows nothing of the rest of this project but its hook. In ``--truth``, a directory of each node:
-``checkpoint-N/`` as the trainer had written it, copied when every rank had gone on to the next
-step's gradients (so every rank had written all of it) and before rotation takes it; on the node of
-rank 0 ``model-N.safetensors``, the weights as the framework gathered them at the end of step N;
-``events-R.jsonl``: what happened when; ``root/``: the files that lay beside the checkpoints in the
-end.
+``events-R.jsonl``, what happened when; and, on the node of rank 0, ``model-N.safetensors``, the
+weights as the framework gathered them at the end of step N.
 """
 
 import argparse
 import importlib
 import os
-import shutil
 import time
 from typing import Any
 
-from tests.campaigns.witness import LOCAL, RANK, Truth, sentence, training_parser
+from tests.campaigns.witness import RANK, Witness, sentence, training_parser
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 MODES = ("ddp", "fsdp2", "zero2", "zero3", "lora")
@@ -130,21 +126,18 @@ def gather(trainer: Any, mode: str) -> dict[str, torch.Tensor]:
     return trainer.model.state_dict()
 
 
-class Witness(TrainerCallback, Truth):
-    """Keeps the truth.
+class Callback(TrainerCallback, Witness):
+    """Says what happens.
 
     Its only collective is what gathers the weights, at the end of a step: none stands between a
     save and the next step.
     """
 
-    def __init__(self) -> None:
-        Truth.__init__(self, OPTIONS.out, OPTIONS.truth)
-        self.trainer: Any = None
+    trainer: Any = None
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Let checkpoints live."""
         self.say("begin", state.global_step + 1)
-        torch.rand(OPTIONS.flavour)  # and random states are others, too
         time.sleep(OPTIONS.pause)
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -158,8 +151,6 @@ class Witness(TrainerCallback, Truth):
                 name: value.detach().cpu().contiguous().clone() for name, value in full.items()
             }
             save_file(tensors, OPTIONS.truth / f"model-{state.global_step}.safetensors")
-        self.keep(f"checkpoint-{state.global_step - 1}")
-        self.say("gone", state.global_step - 1)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
         """What a step's training came to."""
@@ -193,7 +184,7 @@ def trained() -> None:
         **strategy(OPTIONS.mode),
     )
     tokenizer = AutoTokenizer.from_pretrained(OPTIONS.base)
-    witness = Witness()
+    witness = Callback(OPTIONS.truth)
     callbacks: list[Any] = [witness]
     if OPTIONS.hook:
         callbacks.append(importlib.import_module("ckptsync.hooks.hf").CkptSyncCallback())
@@ -201,8 +192,7 @@ def trained() -> None:
         model=model(),
         args=arguments,
         train_dataset=[
-            {"input_ids": tokenizer(sentence(n, OPTIONS.flavour) + "</s>")["input_ids"][:24]}
-            for n in range(40)
+            {"input_ids": tokenizer(sentence(n) + "</s>")["input_ids"][:24]} for n in range(40)
         ],
         processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
@@ -210,19 +200,10 @@ def trained() -> None:
     )
     witness.trainer = trainer
     if OPTIONS.slow:
-        importlib.import_module("tests.campaigns.slow_saving").slow_down(
-            trainer, OPTIONS.slow, witness.say
-        )
+        importlib.import_module("tests.campaigns.slow_saving").slow_down(trainer, OPTIONS.slow)
     trainer.train(resume_from_checkpoint=str(OPTIONS.resume) if OPTIONS.resume else None)
     trainer.save_model()
     witness.say("trained", trainer.state.global_step)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-    if not OPTIONS.no_truth:
-        witness.keep(f"checkpoint-{trainer.state.global_step}")
-        if LOCAL == 0:
-            keep_rest()
-    witness.say("kept", trainer.state.global_step)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -240,20 +221,6 @@ def model() -> Any:
     config = AutoConfig.from_pretrained(OPTIONS.base)
     config.hidden_size, config.intermediate_size = OPTIONS.hidden, 4 * OPTIONS.hidden
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def keep_rest() -> None:
-    """What lies beside the checkpoints: files in ``root``.
-
-    A DeepSpeed tag (ZeRO-3's final save) is a checkpoint of its own.
-    """
-    root = OPTIONS.truth / "root"
-    root.mkdir()
-    for path in OPTIONS.out.iterdir():
-        if path.is_file():
-            shutil.copy2(path, root)
-        elif path.name.startswith("global_step"):
-            shutil.copytree(path, OPTIONS.truth / path.name)
 
 
 if __name__ == "__main__":

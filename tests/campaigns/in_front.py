@@ -3,19 +3,20 @@ of a training that was never interrupted.
 
     python -m tests.campaigns.in_front --modes ddp fsdp2 zero3 lora --chains 2
 
-A real training (Hugging Face's Trainer) is trained once to its end, without anything of ckptsync.
-Then the same training runs on two nodes that share no disk, ``ckptsync resume`` before it on each,
-and is killed at random moments: its processes on one node or on both, ``resume`` itself, or all
-that a node runs, with its disk.  Saves are slow, so that many kills leave a torn one.  A node may
-come back under another name, and the store may be away as an attempt begins.  A worker that
-``resume`` runs is killed alone, and so is the head (it is started again); each time the training
-goes on, or is killed later.  Attempts follow each other until one ends by itself.
+A real training (Hugging Face's Trainer) is trained once to its end, without anything of ckptsync,
+and keeps every checkpoint.  Then the same training runs on two nodes that share no disk,
+``ckptsync resume`` before it on each, and is killed at random moments: its processes on one node or
+on both, ``resume`` itself, or all that a node runs, with its disk, or with both disks.  Saves are
+slow, so that many kills leave a torn one.  A node may come back under another name.  A worker
+that ``resume`` runs is killed alone; then the training goes on, or is killed later.  Attempts
+follow each other until one ends by itself.
 
 Every step of every attempt must have the loss and the norm of the gradients that it has in the
-training that was not interrupted, bit for bit; the last weights must be the same; both nodes of an
+training that was not interrupted, bit for bit; the last weights must be the same; what the store
+calls COMPLETE must be, file by file, what the undisturbed training has saved; both nodes of an
 attempt must begin at the same step; the last one must leave nothing that is whole and not stored;
-and no finished checkpoint may be gone from a disk, under its
-own name or under the one that it was moved to.
+and no finished checkpoint may be gone from a disk, under its own name or under the one that it was
+moved to.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ import contextlib
 import random
 import shutil
 import subprocess
-import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,11 +35,18 @@ import yaml
 
 from ckptsync.digest import digest
 from ckptsync.walk import SPOOL
+from ckptsync.worker.torn_saves import is_random_state
 from tests.campaigns.campaign import CKPTSYNC, end_by_signal, flags, verdict, working
-from tests.campaigns.cluster import Service
+from tests.campaigns.judged import (
+    FINAL,
+    differences,
+    is_same,
+    locations,
+    merged_otherwise,
+    truths,
+)
 from tests.campaigns.nodes import below, command_lines, kill, kill_tree
 from tests.campaigns.two_nodes import (
-    MODES,
     NODES,
     SCRIPT,
     START,
@@ -56,10 +63,8 @@ from tests.support.vector import ROOT
 from tests.support.waiting import until
 
 WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
-SERVICES = ("worker", "head")  # of which no training needs to know
-SCOPES = ("trainings", "training", "resume", "disk", "node", "all", "name", "store", *SERVICES)
+SCOPES = ("trainings", "training", "resume", "disk", "disks", "node", "all", "name", "worker")
 MOST_ATTEMPTS = 30
-AWAY = 30.0  # seconds in which the store cannot be reached
 DRAIN = "8m"
 PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
 
@@ -72,64 +77,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             working("in-front", args.home) as home,
             on_two_nodes(home / mode, args.store, args.python, **WORKER) as nodes,
-            _head(nodes, is_wanted=args.trust == "verified") as head,
         ):
-            campaign = Campaign(nodes, head, mode, args)
-            wrong += verdict([*campaign.run()])
+            wrong += verdict(Campaign(nodes, mode, args).run())
     return 1 if wrong else 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = training_arguments(__doc__, modes=(*MODES, "lora"), default=("ddp", "fsdp2"))
+    parser = training_arguments(__doc__, ("ddp", "fsdp2"))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
     parser.add_argument("--kills", type=int, default=4, help="of each training")
-    parser.add_argument("--trust", choices=("verified", "complete"), default="complete")
     parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
-    parser.add_argument("--seed", type=int, default=1)
     return parser
-
-
-@contextlib.contextmanager
-def _head(nodes: TwoNodes, *, is_wanted: bool) -> Iterator[Service | None]:
-    """A head beside the nodes, so that checkpoints are verified."""
-    if not is_wanted:
-        yield None
-        return
-    rules = {"every": "1s", "config_from": {"*": str(ROOT / "base")}}
-    verify = {"level": "digest", "period": "1h", "tick": "1s"}
-    store = {"url": nodes.url, "options": nodes.options}
-    head = Service(nodes.home, "head", "head", "verifier", store=store, head=rules, verify=verify)
-    head.start()
-    try:
-        yield head
-    finally:
-        head.kill()
 
 
 class Campaign:
     """All trainings of one mode."""
 
-    def __init__(
-        self, nodes: TwoNodes, head: Service | None, mode: str, args: argparse.Namespace
-    ) -> None:
-        self._nodes, self._head, self._mode, self._args = nodes, head, mode, args
+    def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
+        self._nodes, self._mode, self._args = nodes, mode, args
         self._dice = random.Random(f"{args.seed} {mode}")
-        self._scopes = [*args.scopes]
-        if "store" in self._scopes and (not nodes.network or args.store == "posix"):
-            self._scopes.remove("store")
-            print(f"{mode}: no link leads to this store: it is not cut", flush=True)
-        if "head" in self._scopes and head is None:
-            self._scopes.remove("head")
+        self._whole = replace(
+            self._job("whole", ""), is_alone=True, more=flags(limit=50, slow=0.01)
+        )
+        self._saved: Mapping[str, Mapping[str, Path]] = {}
 
     def run(self) -> Iterator[str]:
         """Train; yield what is wrong."""
-        whole = self._nodes.home / "whole"
-        with self._trainings("whole", "0", is_alone=True) as trainings:
+        with self._nodes.training(self._whole) as trainings:
             if finish(trainings, START * 2) != [0] * NODES:
-                yield f"{self._mode}: the training that nobody kills has failed: {whole}"
+                yield f"{self._mode}: the training that nobody kills has failed: {self._nodes.home}"
                 return
-        expected = losses(self._nodes.node(0) / "truth" / "whole.0")
+        self._saved = truths(self._nodes.outs(self._whole), _is_weights)
+        expected = losses(self._nodes.truth(0, self._whole))
         if sorted(expected) != [*range(1, self._args.steps + 1)]:
             yield f"{self._mode}: the training that nobody kills has losses of {sorted(expected)}"
             return
@@ -140,12 +120,13 @@ class Campaign:
         kills = self._args.kills
         for number in range(MOST_ATTEMPTS):
             finished = [self._checkpoints(n, run) for n in range(NODES)]
-            scope = self._dice.choice(self._scopes) if number < kills else ""
+            scope = self._dice.choice(self._args.scopes) if number < kills else ""
             lost, codes = yield from self._attempt(run, f"a{number}", scope)
             for n in range(NODES):
                 if n not in lost:
                     yield from self._missing(n, run, finished[n])
             yield from self._compared(run, f"a{number}", expected)
+            yield from self._claimed(run)
             if codes == [0] * NODES and self._is_trained(run, f"a{number}"):
                 yield from self._unsent(run, f"a{number}")
                 break
@@ -155,7 +136,7 @@ class Campaign:
         else:
             yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
             return
-        one, other = (self._nodes.node(0) / "out" / name for name in ("whole", run))
+        one, other = self._nodes.outs(self._whole)[0], self._out(0, run)
         for path in sorted(one.glob("*.safetensors")):
             if not (other / path.name).is_file():
                 yield f"{run}: {path.name} is missing in the end"
@@ -169,17 +150,13 @@ class Campaign:
         """One start on both nodes, and its end; return the nodes without a disk, and the codes."""
         lost: set[int] = set()
         node = self._dice.randrange(NODES)
-        # without its worker, or the head, a training goes on, or is killed itself
-        is_killed = scope not in ("", *SERVICES) or (scope != "" and self._dice.random() < 0.6)
-        with (
-            self._store_away(is_wanted=scope == "store"),
-            self._without_head(is_wanted=scope == "head"),
-            self._trainings(run, attempt) as fronts,
-        ):
+        # without its worker a training goes on, or is killed itself
+        is_killed = scope not in ("", "worker") or (scope != "" and self._dice.random() < 0.6)
+        with self._trainings(run, attempt) as fronts:
             if scope:
                 self._wait_for_step(run, attempt, fronts)
                 if scope == "worker":
-                    _kill_worker(self._nodes.node(node) / "out" / run)
+                    _kill_worker(self._out(node, run))
                 # mostly before its last step
                 last = self._args.steps - 1
                 until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
@@ -190,9 +167,10 @@ class Campaign:
                 yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
             if not is_killed and any(codes):
                 yield f"{run} {attempt}: {scope or 'not killed'}, and ended with {codes}"
-        if scope == "disk":
-            shutil.rmtree(self._nodes.node(node) / "out" / run, ignore_errors=True)
-            lost.add(node)
+        if scope in ("disk", "disks"):
+            lost = {node} if scope == "disk" else {*range(NODES)}
+            for n in lost:
+                shutil.rmtree(self._out(n, run), ignore_errors=True)
         if scope == "name":
             self._rename(node, f"node{node}-{run}-{attempt}")
         steps = self._steps(run, attempt)
@@ -200,25 +178,26 @@ class Campaign:
         print(f"{run} {attempt}: {scope or 'not killed'}: {trained}, ended {codes}", flush=True)
         return lost, codes
 
+    def _job(self, run: str, attempt: str) -> Job:
+        more, steps = flags(limit=50, no_truth=True), self._args.steps
+        return Job(
+            run, self._mode, hook=False, steps=steps, pause=0.3, ranks=1, attempt=attempt, more=more
+        )
+
     def _trainings(
-        self, run: str, attempt: str, *, is_alone: bool = False
+        self, run: str, attempt: str
     ) -> contextlib.AbstractContextManager[list[subprocess.Popen[bytes]]]:
-        """Return a training on both nodes, with ``resume`` before it unless it is alone."""
-        args = self._args
-        more = flags(limit=50, no_truth=True)
-        job = Job(
-            run, self._mode, hook=False, steps=args.steps, pause=0.3, ranks=1, attempt=attempt,
-            more=more,
-        )  # fmt: skip
-        if is_alone:
-            return self._nodes.training(job)
-        job = replace(job, hook=True, more=[*more, *flags(slow=0.1, resume="{checkpoint}")])
+        """Return a training on both nodes, with ``resume`` before it."""
+        job = self._job(run, attempt)
+        # every second chain is without the hook: there the files say alone what is whole
+        hook = int(run.rpartition("-")[2]) % 2 == 1
+        job = replace(job, hook=hook, more=[*job.more, *flags(slow=0.1, resume="{checkpoint}")])
 
         def front(n: int) -> list[str]:
-            out, config = self._nodes.node(n) / "out" / run, self._nodes.workers[n].config
+            out, config = self._out(n, run), self._nodes.workers[n].config
             told = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
             resume = [*CKPTSYNC, "resume", str(out), "-c", str(config), *told]
-            return [*resume, "--trust", args.trust, "--"]
+            return [*resume, "--trust", "complete", "--"]
 
         return self._nodes.training(job, front)
 
@@ -237,7 +216,7 @@ class Campaign:
             fronts[node].kill()
             time.sleep(1)
             kill_tree(fronts[node])
-        elif scope in ("trainings", "training", "store", *SERVICES):
+        elif scope in ("trainings", "training", "worker"):
             for front in [fronts[node]] if scope == "training" else fronts:
                 its = {*below(front.pid)} - {front.pid}
                 words = f"{SCRIPT}\0".encode()
@@ -247,45 +226,8 @@ class Campaign:
                     if pid in its and words in line and b"\0ckptsync\0" not in line
                 )
         else:
-            for front in fronts if scope == "all" else [fronts[node]]:
+            for front in fronts if scope in ("all", "disks") else [fronts[node]]:
                 kill_tree(front)
-
-    @contextlib.contextmanager
-    def _store_away(self, *, is_wanted: bool) -> Iterator[None]:
-        """Cut both nodes from the store, and mend that after a while."""
-        network = self._nodes.network
-        if not is_wanted or network is None:
-            yield
-            return
-
-        def mend() -> None:
-            for n in range(NODES):
-                network.mend(n)
-
-        for n in range(NODES):
-            network.cut(n)
-        timer = threading.Timer(AWAY, mend)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
-            mend()
-
-    @contextlib.contextmanager
-    def _without_head(self, *, is_wanted: bool) -> Iterator[None]:
-        """Kill the head, and start it again after a while."""
-        if not is_wanted or self._head is None:
-            yield
-            return
-        self._head.kill()
-        timer = threading.Timer(self._dice.uniform(0, AWAY), self._head.start)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.join()
 
     def _rename(self, n: int, name: str) -> None:
         """Have a node come back under another name, with its disk."""
@@ -303,7 +245,7 @@ class Campaign:
 
     def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
         """Return the digests of each checkpoint that lies on a node's disk, by its path."""
-        out = self._nodes.node(n) / "out" / run
+        out = self._out(n, run)
         paths = [*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*")]
         return {str(path.relative_to(out)): _digests(path) for path in sorted(paths)}
 
@@ -312,6 +254,24 @@ class Campaign:
         for name, digests in before.items():
             if digests and not any(digests.items() <= its.items() for its in now):
                 yield f"{run}: node{n}: {name} is gone from its disk"
+
+    def _claimed(self, run: str) -> Iterator[str]:
+        """Yield what the store calls COMPLETE or better, and is not what was saved undisturbed."""
+        for name, state in locations(self._nodes.store, run).items():
+            if state.status in ("COMPLETE", "CONSOLIDATED", "VERIFIED"):
+                saved = self._saved.get(state.checkpoint, {})
+                is_needed = _is_weights if state.checkpoint == FINAL else _is_state
+                told = differences(
+                    self._nodes.store, state, saved, is_needed=is_needed, is_same=_is_like
+                )
+                yield from (f"{run}/{name} is {state.status}; {path}: {how}" for path, how in told)
+                step = state.checkpoint.rpartition("-")[2]
+                model = self._nodes.truth(0, self._whole) / f"model-{step}.safetensors"
+                fetched = self._nodes.home / "fetched" / name
+                if model.is_file() and self._mode != "lora":
+                    base, store = ROOT / "base", self._nodes.store
+                    how = merged_otherwise(store, state, fetched, model, base)
+                    yield from [f"{run}/{name} is {state.status}: {how}"] * bool(how)
 
     def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
         begun = [all_events(self._truth(n, run, attempt), "begin")[:1] for n in range(NODES)]
@@ -322,8 +282,11 @@ class Campaign:
             if values != expected[step]:
                 yield f"{run} {attempt}: step {step}: {values}, {expected[step]} without kills"
 
+    def _out(self, n: int, run: str) -> Path:
+        return self._nodes.node(n) / "out" / run
+
     def _truth(self, n: int, run: str, attempt: str) -> Path:
-        return self._nodes.node(n) / "truth" / f"{run}.{attempt}"
+        return self._nodes.truth(n, self._job(run, attempt))
 
     def _steps(self, run: str, attempt: str) -> list[int]:
         """Return the steps that were trained in an attempt."""
@@ -337,6 +300,21 @@ def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """Return the exit codes once all have ended; None for one that does not."""
     until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
     return [front.poll() for front in fronts]
+
+
+def _is_weights(path: str) -> bool:
+    return path.endswith(".safetensors")
+
+
+def _is_state(path: str) -> bool:
+    """Return whether a save is not whole without it: a Trainer resumes without a random state."""
+    return not is_random_state(path)
+
+
+def _is_like(path: str, ours: bytes, reference: bytes) -> bool:
+    """Return whether a file is of the same save: states of a resumed training have other bytes."""
+    is_weights = path.endswith(".safetensors")
+    return is_same(path, ours, reference) or (not is_weights and len(ours) == len(reference))
 
 
 def _digests(directory: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Kill a command with SIGKILL, run it again, and compare: the one driver of all `make kill-...`.
+"""Kill a command with SIGKILL, run it again, and compare: the driver of `make kill`.
 
 A `Victim` is a command with a world that is made anew for each death.  The driver kills it at its
 n-th system call that changes something outside of the process (strace injects the signal), for
@@ -91,17 +91,6 @@ class Victim(ABC):
     def finish(self) -> Iterable[str]:
         """Do the work again to its end; yield what is not as if nobody had died."""
 
-    def beside(self, _number: int) -> AbstractContextManager[object]:
-        """Run something beside the command in every ``_number``-th death at a moment."""
-        return contextlib.nullcontext()
-
-    def wait(self, process: subprocess.Popen[str], life: float, dice: random.Random) -> str:
-        """Wait until the moment of death, drawn from a life of so many seconds; say which."""
-        pause = dice.uniform(0.3, 1.1) * life
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(pause)
-        return f"{pause:.3f} s of {life:.3f}"
-
 
 class Driver:
     """The deaths of one victim: ``tally`` counts them, ``wrong`` has each violation."""
@@ -127,16 +116,18 @@ class Driver:
             self._judge(str(trap), self._run(trap.before()))
 
     def kill_at_moments(self, count: int) -> None:
-        """Kill so many times at a random moment."""
+        """Kill so many times at a random moment of a life that is as long as an undisturbed one."""
         begun = time.monotonic()
-        self._run(())
+        if count:
+            self._run(())
         life = time.monotonic() - begun
-        for number in range(count):
-            command = self._victim.prepare()
-            with self._victim.beside(number), self._started(command) as process:
-                moment = self._victim.wait(process, life, self._dice)
+        for _ in range(count):
+            pause = self._dice.uniform(0.3, 1.1) * life
+            with self._started(self._victim.prepare()) as process:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(pause)
                 kill_session(process)
-                self._judge(moment, _ended(process))
+                self._judge(f"{pause:.3f} s of {life:.3f}", _ended(process))
 
     def _run(self, before: Sequence[str]) -> Ended:
         with self._started([*before, *self._victim.prepare()]) as process:

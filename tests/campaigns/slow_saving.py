@@ -1,5 +1,4 @@
-"""Within a trainer: saves slow enough to be killed in their middle, and a word when each begins and
-ends.
+"""Within a trainer: saves slow enough to be killed in their middle.
 
 Slow are the system calls that Python makes while a save is under way (opening for writing,
 renaming, removing), and the bytes of tensors, which trickle.  What is written, and in which order,
@@ -32,42 +31,29 @@ class Slow:
         self._pace, self._is_saving, self._dice = pace, False, random.Random()
         sys.addaudithook(self._heard)
 
-    def told(self, save: Callable[..., Any], say: Callable[[str], None]) -> Callable[..., None]:
-        """A save that says ``saving`` and ``written``, and is slow in between."""
+    def slowed(self, save: Callable[..., Any]) -> Callable[..., None]:
+        """Return a save that is slow."""
 
         def saving(*args: Any, **kwargs: Any) -> None:
-            say("saving")
             self._is_saving = True
             try:
                 save(*args, **kwargs)
             finally:
                 self._is_saving = False
-            say("written")
 
         return saving
 
-    def before_removing(
-        self, remove: Callable[..., Any], say: Callable[[str], None]
-    ) -> Callable[..., Any]:
-        """Rotation, which follows the last file of a save, and belongs to it no more."""
-
-        def removing(*args: Any, **kwargs: Any) -> Any:
-            say("written")
-            return remove(*args, **kwargs)
-
-        return removing
-
     def torch_save(self, save: Callable[..., None]) -> Callable[..., None]:
-        """``torch.save``, whose bytes torch itself would write out of Python's reach."""
+        """Return ``torch.save``, whose bytes torch itself would write out of Python's reach."""
 
         def saved(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if not self._is_saving:
-                save(obj, f, *args, **kwargs)
-            elif isinstance(f, (str, os.PathLike)):
-                with Path(f).open("wb", buffering=0) as file:
-                    save(obj, _Trickle(file, self._rest), *args, **kwargs)
-            else:  # one of many tensors in a file of torch's distributed checkpoint
-                save(obj, f, *args, **kwargs)
+            if self._is_saving and isinstance(f, (str, os.PathLike)):
+                data = io.BytesIO()
+                save(obj, data, *args, **kwargs)
+                self._write(Path(f), data.getbuffer(), 0o666)
+                return
+            save(obj, f, *args, **kwargs)
+            if self._is_saving:  # one of many tensors in a file of torch's distributed checkpoint
                 f.flush()
                 self._rest()
 
@@ -77,18 +63,17 @@ class Slow:
         """``save_file`` as safetensors 0.8 does it: a hidden name of six letters, and a rename."""
         from safetensors.torch import save
 
-        data = save(tensors, metadata)
-        hidden = Path(filename).with_name(
-            ".tmp" + "".join(self._dice.choices(string.ascii_letters, k=6))
-        )
-        with open(
-            hidden, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)
-        ) as file:
+        letters = "".join(self._dice.choices(string.ascii_letters, k=6))
+        hidden = Path(filename).with_name(f".tmp{letters}")
+        self._write(hidden, save(tensors, metadata), 0o600)
+        hidden.rename(filename)
+
+    def _write(self, path: Path, data: Any, mode: int) -> None:
+        with open(path, "wb", 0, opener=lambda p, flags: os.open(p, flags, mode)) as file:
             size = len(data) // _TRICKLES + 1
             for start in range(0, len(data), size):
                 file.write(data[start : start + size])
                 self._rest()
-        hidden.rename(filename)
 
     def _rest(self) -> None:
         time.sleep(self._dice.uniform(0, 2 * self._pace / _TRICKLES))
@@ -100,34 +85,12 @@ class Slow:
             time.sleep(self._dice.uniform(0, self._pace))
 
 
-class _Trickle(io.RawIOBase):
-    """A file that takes its time."""
-
-    def __init__(self, file: io.FileIO, rest: Callable[[], None]) -> None:
-        self._file, self._rest = file, rest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._rest()
-        return self._file.write(data)
-
-
-def slow_down(trainer: Any, pace: float, say: Callable[[str, int], None]) -> None:
-    """Of Hugging Face's Trainer: every checkpoint, and its rotation."""
+def slow_down(trainer: Any, pace: float) -> None:
+    """Slow down every checkpoint of Hugging Face's Trainer, and its rotation."""
     import torch
     import transformers.modeling_utils
-    import transformers.trainer
 
     slow = Slow(pace)
-
-    def told(event: str) -> None:
-        say(event, trainer.state.global_step)
-
     torch.save = slow.torch_save(torch.save)
     transformers.modeling_utils.safe_save_file = slow.safetensors_save
-    transformers.trainer.rotate_checkpoints = slow.before_removing(
-        transformers.trainer.rotate_checkpoints, told
-    )
-    trainer._save_checkpoint = slow.told(trainer._save_checkpoint, told)
+    trainer._save_checkpoint = slow.slowed(trainer._save_checkpoint)

@@ -1,17 +1,13 @@
-"""A real training by TRL on a CPU, which keeps what every save ought to hold.
+"""A real training by TRL on a CPU.
 
     python trl_training.py MODE --out DIR --truth DIR --base DIR [--steps N] [--limit N]
     [--pause SECONDS] [--store URL]
 
-It runs in a Python that has TRL, and knows nothing of the rest of this project but its hook.  In
-``--truth``: ``checkpoint-N/`` and, in the end, ``final/`` as the trainer had written them, copied
-before rotation takes them; ``held/N/``: the weights that the trainer held at that save,
-``model.safetensors`` or one ``NAME.safetensors`` for each adapter.
+It runs in a Python that has TRL, and knows nothing of the rest of this project but its hook.
 """
 
 import argparse
 import importlib
-import shutil
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +15,7 @@ from typing import Any
 import torch
 import transformers.trainer
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import save_file
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
@@ -36,43 +31,15 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Witness(TrainerCallback):
-    """Keeps the truth: weights at each save, and its files at the next event of the training."""
+class Pause(TrainerCallback):
+    """Lets checkpoints live."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self._asked, self._saved = asked, 0
-
-    def on_save(self, _args: Any, state: Any, _control: Any, model: Any = None, **_: Any) -> None:
-        """Keep the weights that the trainer holds."""
-        self._saved = state.global_step
-        folder = self._asked.truth / "held" / str(self._saved)
-        folder.mkdir(parents=True)
-        for name, weights in _held(model).items():
-            own = {key: value.detach().contiguous().clone() for key, value in weights.items()}
-            save_file(own, folder / f"{name}.safetensors")
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Keep the save's files, and let them live."""
-        self.keep()
-        time.sleep(self._asked.pause)
-
-    def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """Keep the save's files: the last event before the best model is loaded, and rotation."""
-        self.keep()
-
-    def keep(self) -> None:
-        """Copy the files of the last save, if that is still to be done."""
-        name = f"checkpoint-{self._saved}"
-        if self._saved and not (self._asked.truth / name).exists():
-            shutil.copytree(self._asked.out / name, self._asked.truth / name)
-
-
-def _held(model: Any) -> dict[str, dict[str, torch.Tensor]]:
-    if isinstance(model, PeftModel):
-        return {
-            name: get_peft_model_state_dict(model, adapter_name=name) for name in model.peft_config
-        }
-    return {"model": model.state_dict()}
+        """Wait before each step."""
+        time.sleep(self._seconds)
 
 
 def trainer(asked: argparse.Namespace) -> Any:
@@ -94,7 +61,7 @@ def trainer(asked: argparse.Namespace) -> Any:
     }
     tokenizer = AutoTokenizer.from_pretrained(asked.base)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    given: dict[str, Any] = {"processing_class": tokenizer, "callbacks": [Witness(asked)]}
+    given: dict[str, Any] = {"processing_class": tokenizer, "callbacks": [Pause(asked.pause)]}
     if asked.store:
         hook = importlib.import_module("ckptsync.hooks.hf")
         given["callbacks"].append(hook.CkptSyncCallback(store=asked.store, wait="2m"))
@@ -162,14 +129,6 @@ def main() -> None:
     made = trainer(asked)
     made.train()
     made.save_model()
-    final = asked.truth / "final"
-    final.mkdir()
-    for path in asked.out.iterdir():
-        if path.is_file():
-            shutil.copy2(path, final)
-        elif not path.name.startswith(("checkpoint-", "_")) and list(path.glob("adapter_*")):
-            shutil.copytree(path, final / path.name)
-    print("trained", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,8 +18,7 @@ from typing import Any
 
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
-from tests.campaigns.cluster import Service
+from tests.campaigns.campaign import CLEAN, arguments, flags
 from tests.campaigns.nodes import (
     TRAIN,
     Network,
@@ -32,20 +30,20 @@ from tests.campaigns.nodes import (
     start,
     wait_for_ends,
 )
+from tests.campaigns.service import Service
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
-from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
-RAW = Path(__file__).with_name("raw_training.py")
 PROJECT = Path(__file__).parents[2]
 NODES = 2
 Losses = dict[int, tuple[float, float]]
 START = 600.0  # seconds that trainers may take to import all they need, on a busy machine
 
 
-QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-"""What every trainer's environment has."""
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0"}  # fmt: skip
+"""What every trainer's environment has; sets are saved in an order of hashes."""
 
 
 def meeting_place(network: Network | None) -> tuple[str, int, str]:
@@ -55,38 +53,22 @@ def meeting_place(network: Network | None) -> tuple[str, int, str]:
     return "127.0.0.1", 29500 + os.getpid() % 5000, "lo"
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A way to train and save: ``word`` is what the script calls it, ``stem`` begins the names of
-    its checkpoints; its Python ``needs`` these modules, too.
-    """
-
-    word: str
-    script: Path = SCRIPT
-    stem: str = "checkpoint-"
-    needs: tuple[str, ...] = ()
-
-
-TRAININGS: Mapping[str, Mode] = {
-    "ddp": Mode("ddp"),
-    "fsdp2": Mode("fsdp2"),
-    "zero2": Mode("zero2", needs=("deepspeed",)),
-    "zero3": Mode("zero3", needs=("deepspeed",)),
-    "lora": Mode("lora", needs=("peft",)),
-    "raw-zero2": Mode("zero2", RAW, "global_step", ("deepspeed",)),
-    "raw-zero3": Mode("zero3", RAW, "global_step", ("deepspeed",)),
-    "raw-accelerate": Mode("accelerate", RAW, "checkpoint_"),
-    "raw-dcp": Mode("dcp", RAW, "step-"),
+MODES: Mapping[str, tuple[str, ...]] = {
+    "ddp": (),
+    "fsdp2": (),
+    "zero2": ("deepspeed",),
+    "zero3": ("deepspeed",),
+    "lora": ("peft",),
 }
-MODES = ("ddp", "fsdp2", "zero2", "zero3")
+"""Ways to train and save, and what their Python needs beside transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step.
 
-    ``resume``: the checkpoint it goes on from.  ``attempt``: which start of this run it is, where
-    there are several.  ``more``: other words for the script.
+    ``is_alone``: no worker looks at its directory.  ``attempt``: which start of this run it is,
+    where there are several.  ``more``: other words for the script.
     """
 
     run: str
@@ -95,8 +77,8 @@ class Job:
     steps: int = 4
     pause: float = 0.0
     ranks: int = 2
-    resume: str = ""
     attempt: str = ""
+    is_alone: bool = False
     more: Sequence[str] = ()
 
     @property
@@ -104,17 +86,19 @@ class Job:
         """The name of its directory of truth, and of its logs."""
         return f"{self.run}.{self.attempt}" if self.attempt else self.run
 
+    def out(self, home: Path) -> Path:
+        """Return where it saves on a node whose directory is ``home``."""
+        return home / ("alone" if self.is_alone else "out") / self.run
+
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
-        out, truth = home / "out" / self.run, home / "truth" / self.name
+        out, truth = self.out(home), home / "truth" / self.name
         told = flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, hook=self.hook)
-        resume = (self.resume and out / self.resume) or False
-        told += flags(pause=self.pause or False, resume=resume)
-        return [TRAININGS[self.mode].word, *told, *self.more]
+        return [self.mode, *told, *flags(pause=self.pause), *self.more]
 
 
 class TwoNodes:
-    """``kind`` of store: posix (a directory that both see), s3 or sftp.
+    """``kind`` of store: posix (a directory that both see) or s3.
 
     ``python`` runs the trainers; ``network``: if namespaces can be made.
     """
@@ -136,7 +120,7 @@ class TwoNodes:
         self._proxy: TcpProxy | None = None
         home.mkdir(parents=True, exist_ok=True)
         if kind != "posix":
-            {"s3": self._serve_s3, "sftp": self._serve_sftp}[kind]()
+            self._serve_s3()
         self.store: Store = create_store(self.url, self.options)
         self.workers = [self._worker(n, worker) for n in range(NODES)]
 
@@ -144,27 +128,13 @@ class TwoNodes:
         """What would be its disk."""
         return self.home / f"node{n}"
 
-    def reached(self, n: int, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of ours on a node, to its end; it knows the store from its environment."""
-        store = {
-            "CKPTSYNC_STORE": self._reached,
-            "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._reached_options),
-        }
-        command = [*self.within(n), *CKPTSYNC, *words]
-        told = {
-            **CLEAN,
-            "PYTHONPATH": str(PROJECT),
-            **(store if self._reached_options else {"CKPTSYNC_STORE": self._reached}),
-        }
-        return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    def outs(self, job: Job) -> list[Path]:
+        """Return where each node saves."""
+        return [job.out(self.node(n)) for n in range(NODES)]
 
-    def wipe(self, n: int) -> None:
-        """Its worker dies, and its disk is lost."""
-        if self.workers[n].ended() is None:
-            self.workers[n].kill()
-        for location in ("out", "truth"):
-            shutil.rmtree(self.node(n) / location, ignore_errors=True)
-            (self.node(n) / location).mkdir()
+    def truth(self, n: int, job: Job) -> Path:
+        """Return where a node's ranks say what happens."""
+        return self.node(n) / "truth" / job.name
 
     def begin(self, n: int) -> None:
         """Start a node's worker."""
@@ -190,10 +160,9 @@ class TwoNodes:
         started: list[subprocess.Popen[bytes]] = []
         try:
             for n in range(NODES):
-                (self.node(n) / "truth" / job.name).mkdir(parents=True)
+                self.truth(n, job).mkdir(parents=True)
                 log = self.node(n) / f"{job.name}.log"
-                script = str(TRAININGS[job.mode].script)
-                trainer = [*self._torchrun(n, job), script, *job.words(self.node(n))]
+                trainer = [*self._torchrun(n, job), str(SCRIPT), *job.words(self.node(n))]
                 words = [*self.within(n), *front(n), *trainer]
                 started.append(start(words, log, env=self.environment(), cwd=str(self.node(n))))
             yield started
@@ -202,7 +171,7 @@ class TwoNodes:
                 kill_tree(one)
             # a rank whose launcher was killed may be at work still
             for n in range(NODES):
-                _kill_trainers(self.node(n) / "out" / job.run)
+                _kill_trainers(job.out(self.node(n)))
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address, port, _ = meeting_place(self.network)
@@ -247,23 +216,6 @@ class TwoNodes:
             )
         self._reached_options = server.options(endpoint=endpoint)
 
-    def _serve_sftp(self) -> None:
-        from tests.support.sshd import sshd
-
-        server = sshd()
-        self.url = self._reached = server.url(self.home / "store")
-        self.options = self._reached_options = dict(server.options)
-        if self.network:
-            host, port = self._proxied(self.network, server.port)
-            self._reached = self.url.replace(f"127.0.0.1:{server.port}", f"{host}:{port}")
-            known = self.home / "known_hosts"
-            known.write_text(
-                server.known_hosts.read_text().replace(
-                    f"[127.0.0.1]:{server.port} ", f"[{host}]:{port} "
-                )
-            )
-            self._reached_options = dict(server.options_with(known_hosts=known))
-
     def _proxied(self, network: Network, port: int) -> tuple[str, int]:
         """Where the nodes reach a port of this machine's loopback."""
         self._proxy = TcpProxy(("127.0.0.1", port), listener=network.hub.listener())
@@ -288,15 +240,12 @@ def on_two_nodes(home: Path, kind: str, python: str, **worker: object) -> Iterat
 
 def training_arguments(
     description: str | None,
-    *,
-    modes: Sequence[str] = MODES,
-    default: Sequence[str] = MODES,
-    store: str = "posix",
+    default: Sequence[str] = tuple(MODES),
 ) -> argparse.ArgumentParser:
     """Return a parser with what campaigns of trainings share."""
-    parser = arguments(description, "home")
-    parser.add_argument("--modes", nargs="+", choices=modes, default=default)
-    parser.add_argument("--store", choices=("posix", "s3", "sftp"), default=store)
+    parser = arguments(description, "home", "seed")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=default)
+    parser.add_argument("--store", choices=("posix", "s3"), default="posix")
     parser.add_argument(
         "--python",
         default=default_python(),
@@ -331,11 +280,6 @@ def losses(truth: Path) -> Losses:
     return {e["step"]: (e["loss"], e["norm"]) for e in said if e["event"] == "loss"}
 
 
-def wait_for(truth: Path, event: str, step: int, patience: float) -> bool:
-    """Wait until some rank of a node has said it; return whether one has."""
-    return until(lambda: any(e["step"] == step for e in all_events(truth, event)), patience)
-
-
 def _kill_trainers(out: Path) -> None:
     """Kill what trains into a directory, and wait until it is gone."""
     words = f"{SCRIPT}\0".encode(), f"{out}\0".encode()
@@ -367,7 +311,7 @@ def default_python(kind: str = "TRAINER") -> str:
 
 def can_train(python: str, mode: str = "ddp") -> bool:
     """Whether that Python has what the trainer of a mode imports."""
-    return has_modules(python, "torch", "transformers", "accelerate", *TRAININGS[mode].needs)
+    return has_modules(python, "torch", "transformers", "accelerate", *MODES[mode])
 
 
 def has_modules(python: str, *names: str) -> bool:

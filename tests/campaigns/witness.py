@@ -1,4 +1,4 @@
-"""Within a trainer: its options, its corpus, and the truth of its saves that it keeps.
+"""Within a trainer: its options, its corpus, and what it says of its steps.
 
 Nothing here imports more than the standard library, so a script may use it before torch.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-RANK, LOCAL = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+RANK = int(os.environ.get("RANK", "0"))
 WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 
 
@@ -29,10 +28,8 @@ def training_parser(description: str | None, modes: Sequence[str]) -> argparse.A
     parser.add_argument("--limit", type=int, default=1, help="save_total_limit")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
-    told = "seconds that each file of a save takes, about; saves are told of"
+    told = "seconds that each file of a save takes, about"
     parser.add_argument("--slow", type=float, default=0.0, help=told)
-    told = "of other flavours the corpus is another, and so every weight"
-    parser.add_argument("--flavour", type=int, default=0, help=told)
     return parser
 
 
@@ -42,21 +39,14 @@ def sentence(line: int, flavour: int = 0) -> str:
     return " ".join(WORDS[index % len(WORDS)] for index in chosen)
 
 
-class Truth:
-    """What one rank of a training in ``out`` writes into ``directory``, which is its node's."""
+class Witness:
+    """What one rank of a training writes into ``directory``, which is its node's."""
 
-    def __init__(self, out: Path, directory: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._out, self._directory = out, directory
         self._events = (directory / f"events-{RANK}.jsonl").open("a")
 
     def say(self, event: str, step: int, **more: object) -> None:
         """Write a line, with the time in seconds."""
         line = {"event": event, "step": step, "at": time.time(), **more}
         print(json.dumps(line), file=self._events, flush=True)
-
-    def keep(self, name: str) -> None:
-        """Copy a checkpoint that all ranks have written, once, and by one rank of the node."""
-        written, kept = self._out / name, self._directory / name
-        if LOCAL == 0 and written.is_dir() and not kept.is_dir():
-            shutil.copytree(written, kept.with_name(f"unfinished-{name}")).rename(kept)
