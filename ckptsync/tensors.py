@@ -115,7 +115,8 @@ class Demands:
     """The files that a layout's own metadata demands, with their sizes (``None`` if unknown).
 
     ``model``: what consolidation needs; empty if nothing here says what a whole model is.
-    ``resume``: what a resumed training needs besides. ``world``: how many ranks wrote, if known.
+    ``resume``: what a resumed training needs besides, or the same files if they hold the optimizer
+    too; empty if nothing here has an optimizer's state. ``world``: how many ranks wrote, if known.
     ``remarks``: why the tensors here are no whole model, if ``model`` is empty; else doubts.
     """
 

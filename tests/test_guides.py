@@ -1,5 +1,5 @@
-"""The guides, the tutorial and both READMEs: every command is one, every configuration loads, every
-link leads somewhere, and what can be run is run.
+"""The guides, the tutorials and both READMEs: every command is one, every configuration loads,
+every link leads somewhere, and what can be run is run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.support.run_documents import (
     READMES,
     ROOT,
     TUTORIAL,
+    TUTORIAL_ZH,
     Block,
     blocks,
     commands,
@@ -31,7 +32,9 @@ from tests.support.run_documents import (
 
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
 PAGES = [*GUIDES, TUTORIAL]
-DOCUMENTS = [*READMES, *PAGES]
+DOCUMENTS = [*READMES, *PAGES, TUTORIAL_ZH]
+TRANSLATED = [tuple(READMES), (TUTORIAL, TUTORIAL_ZH)]
+CHINESE = [READMES[1], *sorted((ROOT / "docs").rglob("*.zh.md"))]
 TRAIN = (
     "accelerate.md",
     "hf-trainer.md",
@@ -141,48 +144,63 @@ def test_every_guide_is_named_in_both_readmes() -> None:
 
 
 def told(path: Path) -> list[tuple[str, str]]:
-    """The blocks of a README without what their comments say, which is of its language."""
+    """The blocks of a document without what their comments say, which is of its language."""
     return [(b.mark, re.sub(r" +#.*", "", b.text)) for b in blocks(path.read_text())]
 
 
-def test_both_readmes_have_the_same_blocks_in_the_same_order() -> None:
-    english, chinese = map(told, READMES)
+@pytest.mark.parametrize("pair", TRANSLATED)
+def test_a_translation_has_the_same_blocks_in_the_same_order(pair: tuple[Path, Path]) -> None:
+    english, chinese = map(told, pair)
     assert chinese == english
     assert len(english) >= 5
 
 
+def prose(text: str) -> str:
+    """A document without its blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def shape(text: str) -> list[str]:
     """Headings, rows of tables, items and steps of a document, as what they are."""
-    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     kinds = {"heading": r"#+ ", "row": r"\|", "item": r"- ", "step": r"\d+\. "}
     return [
         kind
-        for line in outside.splitlines()
+        for line in prose(text).splitlines()
         for kind, pattern in kinds.items()
         if re.match(pattern, line)
     ]
 
 
-def test_both_readmes_have_the_same_sections_tables_and_items() -> None:
-    english, chinese = (shape(path.read_text()) for path in READMES)
+@pytest.mark.parametrize("pair", TRANSLATED)
+def test_a_translation_has_the_same_sections_tables_and_items(pair: tuple[Path, Path]) -> None:
+    english, chinese = (shape(path.read_text()) for path in pair)
     assert chinese == english
 
 
 def words_that_stay(text: str) -> list[set[str]]:
-    """What no language changes, by section: links, and what stands in code."""
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    languages = re.compile(r"\[[^]]*\]\(README[^)]*\)")
-    return [
-        {"".join(word) for word in re.findall(r"\]\(([^)]+)\)|`([^`\n]+)`", languages.sub("", s))}
-        for s in sections
-    ]
+    """What no language changes, by section: links to pages, and what stands in code."""
+    sections = re.split(r"^## ", prose(text).replace(".zh.md", ".md"), flags=re.MULTILINE)
+    words = [re.findall(r"\]\(([^)#]+)[^)]*\)|`([^`]+)`", section) for section in sections]
+    return [{"".join(word).replace("\n", " ") for word in found} for found in words]
 
 
-def test_both_readmes_name_the_same_files_commands_and_words_in_each_section() -> None:
-    english, chinese = (words_that_stay(path.read_text()) for path in READMES)
+@pytest.mark.parametrize("pair", TRANSLATED)
+def test_a_translation_names_the_same_files_commands_and_words_in_each_section(
+    pair: tuple[Path, Path],
+) -> None:
+    english, chinese = (words_that_stay(path.read_text()) for path in pair)
     assert len(chinese) == len(english)
     for number, section in enumerate(english):
         assert chinese[number] == section, f"section {number}"
+
+
+@pytest.mark.parametrize("path", CHINESE, ids=name)
+def test_chinese_text_has_full_width_punctuation_and_a_space_beside_latin_words(path: Path) -> None:
+    """A line break between two characters would show as a space."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*|<[^>]*>", r"\1", prose(path.read_text()))
+    han, latin = "[\u4e00-\u9fff]", r"[\w`](?<![\u4e00-\u9fff])"
+    wrong = rf"{han}(?:{latin}|[,.:;!?()\"]|\n{han})|(?:{latin}|[,:;!?()\"]){han}"
+    assert re.findall(rf".*(?:{wrong}).*", text) == []
 
 
 def test_the_documented_exit_codes_are_those_of_the_errors() -> None:

@@ -336,13 +336,18 @@ def named_store(
 ) -> Store:
     """Return the store of `store_url`, opened by ``open_function``, or by `open_store`.
 
-    Raises ConfigError, StoreError.
+    Raises ConfigError, also if the store's path is not UTF-8, and StoreError.
     """
     from ckptsync.stores.opening import open_store
     from ckptsync.stores.urls import Remote, located
 
     url, access = store_url(args), access_of(args)
     where = located(url)
+    try:
+        (where.url if isinstance(where, Remote) else str(where)).encode()
+    except UnicodeEncodeError as e:
+        hint = "rename its directories: configurations and records are UTF-8, and name the store"
+        raise ConfigError(f"{url}: the path of a store must be UTF-8", hint=hint) from e
     if isinstance(where, Remote):
         options = access.options_of(where)
     else:  # options are for remote stores; a path refuses those of its own configuration

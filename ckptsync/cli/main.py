@@ -119,8 +119,13 @@ def parser(command: str) -> Parser:
     command.
     """
     if command not in COMMANDS:
-        hint = did_you_mean(command, COMMANDS) or "`ckptsync --help` lists the commands"
-        why = f"{command}: no such command" if command else "no command is given"
+        hint = "`ckptsync --help` lists the commands"
+        if not command:
+            why = "no command is given"
+        elif command.startswith("-"):
+            why = f"{command}: an option comes after its command"
+        else:
+            why, hint = f"{command}: no such command", did_you_mean(command, COMMANDS) or hint
         raise ConfigError(why, hint=hint)
     entry, module = COMMANDS[command], _imported(f"ckptsync.cli.{command}")
     notes = [

@@ -6,8 +6,9 @@
 Some scripts cannot be edited.  ``ckptsync-autoload.pth`` lies beside the packages; each Python of
 the environment, and so each process that torchrun or Ray starts, runs its one line at the start.
 With the variable set it calls `begin`, which waits until ``transformers.trainer`` is imported, and
-then appends our callback to ``DEFAULT_CALLBACKS`` in place: that list is concatenated in
-``Trainer.__init__``, and other trainers (trl's) import the very same object.
+then wraps the constructor of its ``CallbackHandler``, which every Trainer makes (seen: transformers
+4.40 to 5.24), so that each handler ends with our callback. The list ``DEFAULT_CALLBACKS`` would not
+do: ms-swift replaces it.
 
 Until then nothing is imported but the standard library, and no error here reaches the script.
 """
@@ -40,9 +41,9 @@ def install() -> None:
     """Give the hook, once, to every Trainer that this process makes from now on."""
     trainer = sys.modules.get(_TRAINER)
     if trainer is not None:
-        _append(trainer)
+        _wrap(trainer)
     elif not any(isinstance(finder, _Awaiting) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Awaiting(_append))
+        sys.meta_path.insert(0, _Awaiting(_wrap))
 
 
 class _Awaiting:
@@ -93,13 +94,26 @@ class _Awaiting:
             _warn(f"{type(loader).__name__} loads it: {e}")
 
 
-def _append(trainer: Any) -> None:
-    """Append our callback to the default callbacks of a module of trainers; log any error."""
+def _wrap(trainer: Any) -> None:
+    """Make each callback handler of a module of trainers add our callback, once; log any error."""
     try:
         from ckptsync.hooks.hf import DefaultCallback  # noqa: PLC0415  # it needs transformers
 
-        if DefaultCallback not in trainer.DEFAULT_CALLBACKS:
-            trainer.DEFAULT_CALLBACKS.append(DefaultCallback)
+        handler = trainer.CallbackHandler
+        construct = handler.__init__
+        if getattr(construct, "__module__", "") == __name__:
+            return  # it is wrapped
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # its own name
+            """Construct the handler, and add our callback, unless it has been given one."""
+            construct(self, *args, **kwargs)
+            try:
+                if not any(isinstance(callback, DefaultCallback) for callback in self.callbacks):
+                    self.add_callback(DefaultCallback)
+            except Exception as e:  # noqa: BLE001  # the script's Trainer works without ours
+                _warn(f"{type(e).__name__}: {e}")
+
+        handler.__init__ = __init__
     except Exception as e:  # noqa: BLE001  # whatever version of transformers this is: the script wanted to import it, and can
         _warn(f"{type(e).__name__}: {e}")
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported, name_in_errors
@@ -104,6 +105,23 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
             *weight_tensors[1:],
         )
     return without_extra_states(weight_tensors, metadata.fields["state_dict_metadata"])
+
+
+def has_optimizer(files: Files, root: str) -> bool:
+    """Return whether the state dict has an optimizer's: a section of that name, or param_groups.
+
+    False without a planner that keeps paths: Megatron-Core's keeps more in ``common.pt``. Raise as
+    `demands`.
+    """
+    folder, _, world = split_root(files, root)
+    sections = (
+        (above, below)
+        for path in _paths(read_metadata(files, folder, world).fields)
+        for above, below in pairwise(map(str, path))
+    )
+    return any(
+        _OPTIMIZER.fullmatch(above.lower()) or _GROUPS.match(below) for above, below in sections
+    )
 
 
 def split_root(files: Files, root: str) -> tuple[str, str | None, int | None]:
@@ -220,6 +238,7 @@ _OPTIMIZER = re.compile(
     r"(.+_)?optim(izer)?s?(_.+)?|param_groups(\..*)?|(.*\.)?(exp_avg|exp_avg_sq|momentum_buffer)",
     re.DOTALL,
 )
+_GROUPS = re.compile(r"param_groups(\.|\Z)")
 _OF_OPTIMIZER = re.compile(r"(state|param_groups)(\..*)?", re.DOTALL)
 _MEGATRON_OPTIMIZER = re.compile(r"(chained_[0-9]+\.)?optimizer\..*", re.DOTALL)
 _EXTRA = "_extra_state"

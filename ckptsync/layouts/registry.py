@@ -545,6 +545,11 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
         resume = dict.fromkeys(states)
         ranks_here = [rank for rank in (int(m[2]) for m in rng_matches) if rank < MOST_RANKS]
         writers = max([*ranks_here, (ranks or 0) - 1], default=-1) + 1 if world is None else world
+    if not resume and every and every[0].layout == "dcp" and model:
+        from ckptsync.layouts import dcp
+
+        if dcp.has_optimizer(files, every[0].root):
+            resume = dict(model)  # one file has tensors of both
     # every rank writes a random state if any rank does
     kinds = {(m[1], m[3]) for m in rng_matches}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]

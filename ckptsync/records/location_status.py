@@ -378,7 +378,7 @@ def _judge_shards(
     missing = [*missing, *_explain_missing(demands.resume, files, sizes, siblings)]
     if not demands.resume:
         missing = [no_demands.format("a resumed training needs")]
-    return model, Condition(not missing, tuple(missing))
+    return model, Condition(not missing, tuple(dict.fromkeys(missing)))
 
 
 _UNKNOWN = "no file here says what {}"

@@ -93,6 +93,7 @@ def test_termination_unwinds_so_that_unfinished_output_is_removed() -> None:
         ("", "no command is given", "ckptsync --help"),
         ("verfy /s", "verfy: no such command", "did you mean verify?"),
         ("nonsense", "nonsense: no such command", "ckptsync --help"),
+        ("--store /s", "--store: an option comes after its command", "ckptsync --help"),
         ("merge only-one", "required: DST", "ckptsync help merge"),
         ("run", "required: -c/--config", "ckptsync help run"),
         ("merge a b --dtype int8", "'int8' is none of auto, keep, bf16", "ckptsync help merge"),

@@ -4,6 +4,7 @@ one that says what helps, no secret.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,14 @@ def test_a_location_that_may_not_be_written_to(store: Path, tmp_path: Path) -> N
 def test_a_store_that_is_not_there(tmp_path: Path, command: tuple[str, ...]) -> None:
     absent, out = tmp_path / "absent", [tmp_path / "out"] * (command == ("merge",))
     refused(*command, absent, *out, code=2, names=[absent, "no such directory"])
+
+
+@pytest.mark.parametrize("command", [("ls",), ("push", FSDP / "node0")])
+def test_a_store_whose_path_is_not_utf_8(tmp_path: Path, command: tuple[str | Path, ...]) -> None:
+    """As of a directory that an old machine named in GBK."""
+    url = tmp_path / os.fsdecode("存储".encode("gbk"))
+    assert "rename" in refused(*command, "--store", url, code=2, names=["must be UTF-8"])
+    assert not url.exists()
 
 
 def test_shards_that_may_not_be_read_are_not_merged(tmp_path: Path) -> None:

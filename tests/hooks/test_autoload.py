@@ -17,7 +17,8 @@ from tests.support.stand_in_programs import CLEAN, ROOT, STAND_IN, ran
 # torch's, and those of the command
 PACKAGES = [Path(path) for path in sys.path if path.endswith("site-packages")]
 LINE = ROOT / "ckptsync" / "hooks" / "autoload.pth"
-APPENDED = "import transformers.trainer as t; print(*(c.__name__ for c in t.DEFAULT_CALLBACKS))"
+MADE = "print(*(type(c).__name__ for c in t.Trainer('out').callback_handler.callbacks))"
+APPENDED = f"import transformers.trainer as t; {MADE}"
 OURS = (
     "import sys; print(*sorted(m for m in sys.modules if m.startswith(('ckptsync',"
     " 'transformers'))), any('_Awaiting' in repr(f) for f in sys.meta_path))"
@@ -105,10 +106,12 @@ class Other:
 """
 WAIT = "sys.meta_path.insert(0, Other())"
 LOOK = "import importlib.util; importlib.util.find_spec('transformers.trainer')"
-TAKEN = (
-    f"from transformers.trainer import DEFAULT_CALLBACKS as taken; {INSTALL};"
-    " print(*(c.__name__ for c in taken))"
+HANDLER = (
+    f"from transformers.trainer import CallbackHandler as taken, Flow; {INSTALL};"
+    " first = taken([Flow], None, None, None, None); taken = taken(first.callbacks, *[None] * 4);"
+    " print(*(type(c).__name__ for c in taken.callbacks))"
 )
+REBOUND = f"{INSTALL}; import transformers.trainer as t; t.DEFAULT_CALLBACKS = [t.Flow]; {MADE}"
 COUNT = "import sys; assert sum(type(f).__name__ == '_Awaiting' for f in sys.meta_path) == 1"
 SECOND = (
     "from ckptsync.hooks.autoload import _Awaiting; sys.meta_path.insert(0, _Awaiting(lambda"
@@ -118,7 +121,8 @@ PROGRAMS = {
     "for which two finders of ours wait": f"{INSTALL}\n{COUNT}\n{SECOND}\n{APPENDED}",
     "called twice before": f"{INSTALL}; {APPENDED}",
     "called twice behind": f"import transformers.trainer; {INSTALL}; {APPENDED}; {INSTALL}",
-    "of which somebody has taken the list before": TAKEN,
+    "whose handler somebody has taken before, and makes again of its callbacks": HANDLER,
+    "whose default callbacks somebody replaces, as ms-swift": REBOUND,
     "for which another finder waits before": f"{FINDER}{WAIT}\n{INSTALL}\n{APPENDED}",
     "for which another finder waits behind": f"{FINDER}{INSTALL}\n{WAIT}\n{APPENDED}",
     "which somebody only looks for": f"{INSTALL}; {LOOK}; {LOOK}; {APPENDED}",
@@ -161,7 +165,12 @@ def test_a_broken_installation_breaks_no_python_and_says_so(
 
 
 TRAINERS = {
-    "that has no list": ("Trainer = object\n", "print(t.Trainer)", "DEFAULT_CALLBACKS"),
+    "that has no handler": ("Trainer = object\n", "print(t.Trainer)", "CallbackHandler"),
+    "whose handler has no callbacks": (
+        "class CallbackHandler: pass\n",
+        "t.CallbackHandler(); print('made')",
+        "no attribute 'callbacks'",
+    ),
     "that cannot be imported": ("import nothing_such\n", "", "No module named 'nothing_such'"),
 }
 

@@ -77,6 +77,29 @@ def test_every_file_is_demanded_with_the_size_that_its_last_item_gives_it() -> N
 
 
 @pytest.mark.parametrize(
+    ("path", "is_resumable"),
+    [
+        (("optimizer", "state", "w", "exp_avg"), True),
+        (("optimizer", "state.w.exp_avg"), True),  # torchtitan's
+        (("app", "optim", "state", "w", "exp_avg"), True),
+        (("opt", "param_groups", 0, "lr"), True),  # a name of the script's own
+        (("model", "optimizer"), False),  # a weight
+        (("step",), False),
+        (("lr_scheduler", "last_epoch"), False),
+    ],
+)
+def test_a_model_beside_its_optimizer_demands_the_same_files_for_resuming(
+    path: tuple[object, ...], *, is_resumable: bool
+) -> None:
+    chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 60)
+    paths = {"model.w": ("model", "w"), "other": path}
+    data = metadata({"model.w": ("float32", (4,), (chunk,))}, paths, ["other"])
+    demands = registry.demands(MemoryFiles({".metadata": data, "__0_0.distcp": bytes(60)}))
+    assert demands.model == {".metadata": len(data), "__0_0.distcp": 60}
+    assert demands.resume == (demands.model if is_resumable else {})
+
+
+@pytest.mark.parametrize(
     "name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"]
 )
 def test_names_are_kept_letter_by_letter(name: str) -> None:

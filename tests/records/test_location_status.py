@@ -114,6 +114,12 @@ def test_what_a_whole_model_lacks_is_said(manifests: tuple[Manifest, ...], evide
     assert seen(*manifests).evidence == (evidence,)
 
 
+def test_a_file_that_both_uses_lack_is_named_once() -> None:
+    demands = replace(DEMANDS, resume=DEMANDS.model)
+    missing = seen(replace(A0, demands=demands)).conditions.resume.evidence
+    assert missing == ("dcp/__1_0.distcp: no node has uploaded it",)
+
+
 def test_a_part_that_may_belong_here_is_pointed_at() -> None:
     later = replace(
         B1,

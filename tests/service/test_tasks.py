@@ -18,6 +18,7 @@ from ckptsync.service.tasks import (
     HUNG,
     LEAST_BYTES,
     NEVER,
+    RETRY,
     Outcome,
     Task,
     Watchdog,
@@ -63,6 +64,27 @@ def test_anything_else_is_fatal_and_has_its_traceback() -> None:
     assert isinstance(fatal[0], ZeroDivisionError)
     assert fatal[0].__traceback__ is not None
     assert (task.error, task.is_running) == ("ZeroDivisionError: x", False)
+
+
+def test_a_task_that_gets_no_thread_fails_and_is_begun_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done, fatal = threading.Event(), list[BaseException]()
+
+    def work() -> Outcome:
+        done.set()
+        return Outcome()
+
+    task, now = Task("worker", 1, work, fatal.append), time.monotonic()
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", refuse)
+        task.start_if_due(now)
+    assert (task.is_running, task.failures, task.due, fatal) == (False, 1, now + RETRY, [])
+    task.start_if_due(now + RETRY)
+    assert done.wait(60)
 
 
 def test_of_an_outcome_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,6 +37,7 @@ import ckptsync
 
 ROOT = Path(__file__).parent.parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+TUTORIAL_ZH = ROOT / "docs" / "tutorial.zh.md"
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 TRAINERS = os.environ.get("CKPTSYNC_TEST_TRAINERS", sys.executable)

@@ -39,3 +39,4 @@ def test_each_text_has_two_languages() -> None:
     assert len(entries) == len(re.findall(r"^  [\"\w-]+: \[", table, re.MULTILINE)) > 100
     for english, chinese in entries:
         assert set(re.findall(r"\$\d", english)) == set(re.findall(r"\$\d", chinese)), english
+        assert not re.search(r"[a-z][A-Z][a-z]", english), "a name of the code"

@@ -163,6 +163,7 @@ function nodeList(nodes) {
  */
 function nodeText(node) {
   const roles = node.roles.map((role) => t(role)).join(", ");
-  const since = node.state === "alive" ? t("alive") : `${t(node.state)}, ${t("ago", showDuration(now() - node.beat))}`;
-  return [roles, since, node.rate > 0 && node.state === "alive" && t("rate", showSize(node.rate))].filter(Boolean).join(" · ");
+  const isAlive = node.state === "alive";
+  const last = isAlive ? node.rate > 0 && t("rate", showSize(node.rate)) : t("ago", showDuration(now() - node.beat));
+  return [roles, t(node.state), last].filter(Boolean).join(" · ");
 }

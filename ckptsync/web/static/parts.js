@@ -102,7 +102,7 @@ function runningEntry(entry, showsRun) {
   const { kind, node, run, location, checkpoint, state, reason, done, total, rate, left } = entry;
   const isMoving = !["waiting", "queued", "refused", "failed"].includes(state);
   const place = [showsRun && run, location || checkpoint].filter(Boolean).join(" / ");
-  const action = isMoving ? t(kind) : `${t(kind)}: ${t(state)}`;
+  const action = isMoving ? t(kind) : `${t(kind)} · ${t(state)}`;
   const numbers = [
     total > 0 && isMoving && `${percent(done, total)} %`,
     (done > 0 || isMoving) && (total > 0 ? `${showSize(done)} / ${showSize(total)}` : showSize(done)),

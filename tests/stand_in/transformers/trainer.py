@@ -22,6 +22,23 @@ class Flow(TrainerCallback):  # type: ignore[misc]  # the stand-in is found wher
 DEFAULT_CALLBACKS: list[Any] = [Flow]
 
 
+class CallbackHandler:
+    """As Trainer's."""
+
+    def __init__(
+        self, callbacks: Any, model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+    ) -> None:
+        self.kwargs = {"model": model, "processing_class": processing_class}
+        self.kwargs |= {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        self.callbacks: list[Any] = []
+        for callback in callbacks:
+            self.add_callback(callback)
+
+    def add_callback(self, callback: Any) -> None:
+        """After all that are there."""
+        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+
+
 class Trainer:
     """As far as a callback can tell."""
 
@@ -35,13 +52,13 @@ class Trainer:
             save_only_model=False,
         )
         self.control = SimpleNamespace(should_training_stop=False)
-        self.callbacks = [
-            one() if isinstance(one, type) else one for one in [*DEFAULT_CALLBACKS, *callbacks]
-        ]
+        self.callback_handler = CallbackHandler(
+            [*DEFAULT_CALLBACKS, *callbacks], None, None, None, None
+        )
 
     def add_callback(self, callback: Any) -> None:
         """After all that are there."""
-        self.callbacks.append(callback)
+        self.callback_handler.add_callback(callback)
 
     def train(self) -> None:
         """Each event to each callback."""
@@ -60,10 +77,10 @@ class Trainer:
 
     def event(self, name: str) -> None:
         """What Trainer's handler does."""
-        for callback in self.callbacks:
+        for callback in self.callback_handler.callbacks:
             if hasattr(callback, name):
                 getattr(callback, name)(
-                    self.args, self.state, self.control, model=None, processing_class=None
+                    self.args, self.state, self.control, **self.callback_handler.kwargs
                 )
 
     def save(self, step: int) -> None:
