@@ -12,10 +12,11 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.store_paths import file_name
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.worker import Worker
-from tests.support.filled_stores import flip, read
+from tests.support.filled_stores import flip
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.torch_bytes import raw, saved
 from tests.support.worker_in_process import tick
@@ -73,8 +74,8 @@ def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) 
         "parse",
         (),
     )
-    assert read(store, f"run/consolidated/{LOCATION}/model.safetensors").endswith(raw(WEIGHT))
-    assert read(store, file_name("run", LOCATION, NAME)) == DATA
+    assert read_all(store, f"run/consolidated/{LOCATION}/model.safetensors").endswith(raw(WEIGHT))
+    assert read_all(store, file_name("run", LOCATION, NAME)) == DATA
     flip(store, file_name("run", LOCATION, NAME), DATA.index(raw(WEIGHT)))
     found = verify_next(store, VerifyPolicy("digest", 1e-9), 1e6)
     assert found is not None

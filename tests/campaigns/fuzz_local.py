@@ -26,8 +26,8 @@ from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import NAMES, changed_json
 from tests.support import small_store
 from tests.support.files_in_memory import contents, write_files
+from tests.support.filled_stores import put
 from tests.support.head_in_process import consolidate_due, verify_next
-from tests.support.verified_stores import put
 from tests.support.worker_in_process import push_now
 
 _RECORD = re.compile(

@@ -29,10 +29,10 @@ from ckptsync.records.report import LEVELS, Report, VerifyFinding
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.store_paths import consolidated_prefix, node_file_name
 from ckptsync.stores.contract import Entry
+from ckptsync.stores.contract import read_all as content
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 from tests.support.filled_stores import FIRST, SECOND, contents, flip, put, report_on, two_nodes
-from tests.support.filled_stores import read as content
 
 
 class Counting(MemoryStore):

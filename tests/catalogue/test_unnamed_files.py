@@ -13,7 +13,8 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from tests.support.files_in_memory import MemoryFiles
-from tests.support.verified_stores import WHOLE, arrive, model_record, put, verified
+from tests.support.filled_stores import put
+from tests.support.verified_stores import WHOLE, arrive, model_record, verified
 
 OWN, MODEL = "run/checkpoint-4", "run/consolidated/checkpoint-4"
 CODE = {

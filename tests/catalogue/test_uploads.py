@@ -7,9 +7,9 @@ import pytest
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.records.store_paths import SENDING, senders
 from ckptsync.stores.contract import Entry
+from ckptsync.stores.contract import read_all as content
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import DEMO, contents, send, two_nodes
-from tests.support.filled_stores import read as content
 
 FSDP2 = DEMO / "fsdp2" / "node0" / "checkpoint-4"
 

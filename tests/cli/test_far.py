@@ -13,7 +13,9 @@ import pytest
 from ckptsync.stores.opening import open_any
 from tests.support.command_line import Cli
 from tests.support.exhaustive import sampled
-from tests.support.remote_stores import content, files_of, filled
+from tests.support.files_in_memory import contents
+from tests.support.filled_stores import contents as content
+from tests.support.remote_stores import filled
 from tests.support.seaweedfs import weed
 from tests.support.sshd import sshd
 from tests.support.vector import ROOT, vector
@@ -71,7 +73,7 @@ def test_from_s3_to_s3_a_merge_is_the_same_as_here(
     sources = [far.filled(f"node{n}", source) for n, source in enumerate(vector(name).sources)]
     cli("merge", *vector(name).sources, tmp_path / "here", *SHARDED)
     cli("merge", *sources, f"s3://{far.bucket}/out", *SHARDED)
-    assert far.content("out") == files_of(tmp_path / "here")
+    assert far.content("out") == contents(tmp_path / "here")
 
 
 def test_from_anywhere_to_anywhere_the_bytes_are_the_same(
@@ -79,14 +81,14 @@ def test_from_anywhere_to_anywhere_the_bytes_are_the_same(
 ) -> None:
     one, two = TWO_NODES.sources
     cli("merge", one, two, tmp_path / "here", *SHARDED, "--config-from", ROOT / "base")
-    wanted = files_of(tmp_path / "here")
+    wanted = contents(tmp_path / "here")
     with_base = (*SHARDED, "--config-from", far.filled("base", ROOT / "base"))
     s3, ssh = far.filled("node0", one), far.ssh(two)
     for number, sources in enumerate([(s3, two), (s3, ssh)]):
         cli("merge", *sources, f"s3://{far.bucket}/{number}", *with_base)
         assert far.content(str(number)) == wanted
     cli("merge", s3, ssh, far.ssh(tmp_path / "new" / "out"), *with_base)
-    assert files_of(tmp_path / "new" / "out") == wanted
+    assert contents(tmp_path / "new" / "out") == wanted
     cli("diff", s3, ssh, f"s3://{far.bucket}/0")
     cli("diff", f"s3://{far.bucket}/0", f"s3://{far.bucket}/base", code=1)
 

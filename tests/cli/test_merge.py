@@ -18,7 +18,8 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
 from tests.support.adapters import Q, delta, pair, read_model, write_adapter, write_base
 from tests.support.command_line import Cli
-from tests.support.remote_stores import OUT, content, reaching
+from tests.support.filled_stores import contents as content
+from tests.support.remote_stores import OUT, reaching
 from tests.support.small_store import DATA
 from tests.support.vector import ROOT, vector
 

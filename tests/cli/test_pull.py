@@ -28,11 +28,11 @@ from ckptsync.worker.worker import Worker
 from tests.support.command_line import Cli
 from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import safetensors_file, write_files
+from tests.support.filled_stores import put
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.seaweedfs import weed
 from tests.support.small_store import DATA, SHARD, flip, make
 from tests.support.sshd import sshd
-from tests.support.verified_stores import put
 from tests.support.worker_in_process import push_now, tick
 
 

@@ -13,9 +13,9 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.opening import create_store, open_store
 from tests.support.command_line import Cli
+from tests.support.filled_stores import put
 from tests.support.retention_stores import FIRST, fill
 from tests.support.terminal import on_terminal, read_until
-from tests.support.verified_stores import put
 
 OLD = "run/checkpoint-1"
 

@@ -24,7 +24,7 @@ from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.parallel_download import StoredFile
 from tests.downloader.two_nodes import ALL, SHARD, files_below, plan, pull, store_of_two
-from tests.support.verified_stores import flip
+from tests.support.filled_stores import flip
 
 FEW = ("fsdp/__1_0.distcp", "rng_state_0.pth")
 CHANGES = ("open", "os.rename", "os.utime", "os.mkdir", "os.truncate", "os.remove")

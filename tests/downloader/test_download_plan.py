@@ -19,7 +19,8 @@ from ckptsync.records.store_paths import consolidated_prefix
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
-from tests.support.verified_stores import LOCATION, RUN, arrive, manifest, put, whole_store
+from tests.support.filled_stores import put
+from tests.support.verified_stores import LOCATION, RUN, arrive, manifest, whole_store
 
 NODES = {
     "n0": {

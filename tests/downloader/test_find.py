@@ -12,16 +12,8 @@ from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
-from tests.support.verified_stores import (
-    LOCATION,
-    RUN,
-    arrive,
-    flip,
-    location,
-    put,
-    verified,
-    whole_store,
-)
+from tests.support.filled_stores import flip, put
+from tests.support.verified_stores import LOCATION, RUN, arrive, location, verified, whole_store
 
 
 def proven() -> MemoryStore:

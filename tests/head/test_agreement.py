@@ -25,10 +25,10 @@ from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.io import decode
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.support.crashing_store import Crash, Dying
-from tests.support.filled_stores import DEMO, contents, read, send, two_nodes
+from tests.support.filled_stores import DEMO, contents, send, two_nodes
 from tests.support.head_in_process import verify_next
 from tests.support.interleaving import raced
 
@@ -66,7 +66,7 @@ def consolidated(store: Store) -> list[ModelRecord]:
         for e in store.names("run/.ckptsync/")
         if (p := parse_record_name(e.name)) and p.kind == "model"
     ]
-    found = [decode(str(p), read(store, str(p))) for p in named]
+    found = [decode(str(p), read_all(store, str(p))) for p in named]
     return [model_record for model_record in found if isinstance(model_record, ModelRecord)]
 
 
@@ -74,7 +74,7 @@ def check(store: Store) -> None:
     for model_record in consolidated(store):
         for file in model_record.files:
             assert (
-                digest(read(store, f"run/consolidated/{model_record.location}/{file.path}"))
+                digest(read_all(store, f"run/consolidated/{model_record.location}/{file.path}"))
                 == file.digest
             ), file.path
 
@@ -94,14 +94,12 @@ def heading(options: HeadOptions) -> Callable[[Store], object]:
     return work
 
 
-def model_of(store: Store) -> dict[str, str]:
-    """What lies in the model's directory: name → digest."""
-    return {
-        name: its for name, its in contents(store).items() if name.startswith("run/consolidated/")
-    }
+def model_of(store: Store) -> dict[str, bytes]:
+    """Return the files of the model's directory."""
+    return {n: data for n, data in contents(store).items() if n.startswith("run/consolidated/")}
 
 
-def made_alone(options: HeadOptions) -> dict[str, str]:
+def made_alone(options: HeadOptions) -> dict[str, bytes]:
     store = MemoryStore()
     two_nodes(store)
     consolidate_location(store, *LOCATION, options)
@@ -272,7 +270,7 @@ class OvertakenAtListing(MemoryStore):
     def __init__(self, at: int, other: HeadOptions) -> None:
         super().__init__()
         self._at, self._other, self.is_awake = at, other, False
-        self.made: dict[str, str] = {}
+        self.made: dict[str, bytes] = {}
 
     def names(self, prefix: str) -> Iterator[Entry]:
         if self.is_awake and prefix == "run/.ckptsync/checkpoint-4/":
@@ -352,7 +350,7 @@ def test_what_a_head_without_agreements_records_meanwhile_is_never_removed(
     class Recorded(Proven):
         def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
             for other in made if name == MODEL else ():
-                MemoryStore.write(self, other, [read(whole, other)])
+                MemoryStore.write(self, other, [read_all(whole, other)])
             super().create(name, chunks, about)
 
     store = Recorded()
@@ -452,7 +450,7 @@ def published(store: Store, options: HeadOptions) -> dict[str, bytes]:
     assert seen
     assert seen.model_record
     assert seen.status == "VERIFIED"
-    return {file.path: read(store, BESIDE + file.path) for file in seen.model_record.files}
+    return {file.path: read_all(store, BESIDE + file.path) for file in seen.model_record.files}
 
 
 def test_what_lies_beside_a_model_is_never_taken_up() -> None:

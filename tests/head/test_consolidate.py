@@ -23,7 +23,7 @@ from ckptsync.records.report import VerifyFinding
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.records.weights_record import ModelValues
-from ckptsync.stores.contract import UNKNOWN, About, Chunk
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 from ckptsync.verifier.level_parse import UNPARSED
@@ -40,7 +40,6 @@ from tests.support.filled_stores import (
     flip,
     manifest_of,
     put,
-    read,
     report_on,
     send,
     two_nodes,
@@ -71,7 +70,7 @@ def test_two_nodes_shards_become_the_model_that_the_framework_gathered(name: str
     for node in ("node0", "node1"):
         send(store, VECTORS / name / node / "out" / "checkpoint-4", node)
     assert made(consolidate_due(store, BASE)) == ["checkpoint-4"]
-    assert body(read(store, MODEL)) == body(
+    assert body(read_all(store, MODEL)) == body(
         (VECTORS / name / "reference" / "full.safetensors").read_bytes()
     )
 
@@ -136,7 +135,7 @@ def test_the_values_of_a_model_are_recorded_as_numpy_counts_them_and_change_noth
     assert weights_of(plain) is None
     arrays = {
         name: np.frombuffer(data, "<f4").astype("f8")
-        for name, data in body(read(store, MODEL)).items()
+        for name, data in body(read_all(store, MODEL)).items()
     }
     values = weights_of(store)
     assert values is not None
@@ -246,7 +245,7 @@ def test_whatever_bit_of_a_shard_is_flipped_the_model_is_the_true_one_or_is_not_
         two_nodes(store, "zero3")
         flip(store, ZERO_SHARD, at)
         made_anyway += made(consolidate_due(store, BASE))
-        assert contents(store).get(MODEL, "") in ("", contents(whole)[MODEL])
+        assert contents(store).get(MODEL, b"") in (b"", contents(whole)[MODEL])
     assert made_anyway  # the optimizer's own state is not read for a model
 
 
@@ -272,8 +271,9 @@ def test_the_model_of_named_adapters_has_each_in_the_directory_of_its_name(tmp_p
     for name in ("policy", "reference"):
         prefix, own = f"run/consolidated/checkpoint-4/{name}", tmp_path / name
         config, weights = f"{prefix}/adapter_config.json", f"{prefix}/adapter_model.safetensors"
-        assert read(store, config) == (own / "adapter_config.json").read_bytes()
-        assert body(read(store, weights)) == body((own / "adapter_model.safetensors").read_bytes())
+        assert read_all(store, config) == (own / "adapter_config.json").read_bytes()
+        trained = (own / "adapter_model.safetensors").read_bytes()
+        assert body(read_all(store, weights)) == body(trained)
         for file in (config, weights):
             store.delete(file)
             (model,) = consolidate_due(store, BASE).made
@@ -456,7 +456,7 @@ def test_code_that_a_node_has_sent_is_left_out_at_once_and_later(
         assert {f.path for f in model_record.files} >= {"config.json", "tokenizer.json"}
         assert not [f.path for f in model_record.files if f.path.endswith(".py")]
         assert model_record.left_out == ("config.json: auto_map", "modeling_theirs.py")
-        assert b"auto_map" not in read(store, CONFIG)
+        assert b"auto_map" not in read_all(store, CONFIG)
 
 
 def put_files(store: MemoryStore, directory: Path) -> None:
@@ -475,7 +475,7 @@ def test_a_model_with_the_operators_code_is_made_again_as_it_was(tmp_path: Path)
     consolidate_due(store, options)
     before = contents(store)
     assert consolidated(store).left_out == ("modeling_theirs.py",)
-    assert json.loads(read(store, CONFIG))["auto_map"] == {"AutoModel": "modeling_mine.X"}
+    assert json.loads(read_all(store, CONFIG))["auto_map"] == {"AutoModel": "modeling_mine.X"}
     for name in [name for name in before if "/consolidated/" in name]:
         store.delete(name)
     assert not consolidate_due(store, options).failed
@@ -613,7 +613,7 @@ def test_an_adapter_is_summed_into_the_base_that_its_run_has_and_repaired_so(
     send(whole, out, "node0")
     (model,) = consolidate_due(whole, options).made
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(model.files)
-    stored = {k: np.frombuffer(v, "<f4") for k, v in body(read(whole, MODEL)).items()}
+    stored = {k: np.frombuffer(v, "<f4") for k, v in body(read_all(whole, MODEL)).items()}
     wanted = tensors | {Q: tensors[Q] + adapter_delta(own, Q.removesuffix(".weight"))}
     assert stored.keys() == wanted.keys()
     assert all(np.array_equal(stored[n], t.reshape(-1)) for n, t in wanted.items())

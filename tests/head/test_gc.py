@@ -37,8 +37,9 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.support.crashing_store import Crash, Dying
+from tests.support.filled_stores import entry, put
 from tests.support.interleaving import raced
-from tests.support.retention_stores import FIRST, entry, fill, put
+from tests.support.retention_stores import FIRST, fill
 
 HOUR = 3600
 

@@ -9,8 +9,8 @@ import pytest
 from ckptsync.head.gc import read_manifests
 from ckptsync.head.orphans import IDLE, delete_orphans, find_orphans
 from ckptsync.stores.memory import MemoryStore
-from tests.support.filled_stores import DEMO, contents, send, two_nodes
-from tests.support.retention_stores import fill, put
+from tests.support.filled_stores import DEMO, contents, put, send, two_nodes
+from tests.support.retention_stores import fill
 
 LATER = 2 * IDLE
 

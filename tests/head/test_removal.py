@@ -25,7 +25,8 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.support.retention_stores import FIRST, fill, put
+from tests.support.filled_stores import put
+from tests.support.retention_stores import FIRST, fill
 
 DROP = RetentionDecision("run", "checkpoint-1", "drop", "old", "remove")
 SHARDS = replace(DROP, scope="shards")

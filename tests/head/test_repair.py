@@ -21,9 +21,9 @@ from ckptsync.records.save_decisions import Scope, Stage
 from ckptsync.records.store_paths import RecordName, node_file_name
 from ckptsync.stores.memory import MemoryStore
 from tests.head.test_consolidate import BASE
-from tests.support.filled_stores import flip, put, report_on, two_nodes
+from tests.support.filled_stores import entry, flip, put, report_on, two_nodes
 from tests.support.retention_stores import FIRST, fill
-from tests.support.verified_stores import entry, manifest
+from tests.support.verified_stores import manifest
 
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 RNG = "checkpoint-4/rng_state_1.pth"

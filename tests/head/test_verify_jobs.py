@@ -27,6 +27,7 @@ from ckptsync.records.report import Level, Verdict, VerifyFinding
 from ckptsync.records.store_paths import file_name
 from ckptsync.stores.memory import MemoryStore
 from tests.support.files_in_memory import MemoryFiles
+from tests.support.filled_stores import put
 from tests.support.head_in_process import verify_next
 from tests.support.verified_stores import (
     LOCATION,
@@ -36,7 +37,6 @@ from tests.support.verified_stores import (
     location,
     manifest,
     model_record,
-    put,
     verified,
     whole_store,
 )

@@ -39,7 +39,9 @@ from tests.support.adapters import (
     write_base,
 )
 from tests.support.crashing_store import Crash, Dying
-from tests.support.remote_stores import OUT, content, far, files_of, reaching
+from tests.support.files_in_memory import contents
+from tests.support.filled_stores import contents as content
+from tests.support.remote_stores import OUT, far, reaching
 
 Q_PROJ, DOWN_PROJ = Q.removesuffix(".weight"), DOWN.removesuffix(".weight")
 
@@ -149,7 +151,7 @@ def test_several_adapters_are_summed_in_order_and_rounded_after_each(tmp_path: P
     merge_into_base(adapters, tmp_path / "base", tmp_path / "out")
     merge_into_base(adapters[:1], tmp_path / "base", tmp_path / "first")
     merge_into_base(adapters[1:], tmp_path / "first", tmp_path / "second")
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "second")
+    assert contents(tmp_path / "out") == contents(tmp_path / "second")
     merge_into_base(adapters, tmp_path / "base", tmp_path / "single", dtype="fp32")
     wanted = base[Q].astype("<f4") + delta(one, Q_PROJ) + delta(two, Q_PROJ)
     found = read_model(tmp_path / "single")
@@ -167,7 +169,7 @@ def test_files_are_cut_as_the_base_is_and_hold_the_adapters_tokenizer(tmp_path: 
     (adapter / "tokenizer.json").write_text('{"of": "the adapter"}')
     (adapter / "tokenizer_config.json").write_text('{"chat_template": "its own"}')
     merge_into_base([adapter], base, tmp_path / "out")
-    out = files_of(tmp_path / "out")
+    out = contents(tmp_path / "out")
     names = {path.name for path in base.iterdir()} - {"chat_template.jinja", "merges.txt"}
     assert out.keys() == names | {"tokenizer_config.json"}
     for path in base.glob("*.safetensors"):
@@ -227,7 +229,7 @@ def test_killed_into_a_store_it_continues_and_tells_of_every_change(tmp_path: Pa
         if not begun and content(store):
             continue  # it had ended
         merged = merge_into_base([adapter], base, OUT, access=reaching({OUT: store}))
-        assert content(store) == files_of(tmp_path / "out")
+        assert content(store) == contents(tmp_path / "out")
         assert merged.changes == wanted.changes
         continued += any("from an earlier merge" in note for note in merged.notes)
     assert continued
@@ -245,7 +247,7 @@ def test_from_far_the_same_bytes_are_written(tmp_path: Path) -> None:
     options = MergeOptions("auto", AS_BASE)
     request = MergeRequest([source], OUT, options, into=into)
     merge(open_into_base(request, access), access)
-    assert content(out) == files_of(tmp_path / "out")
+    assert content(out) == contents(tmp_path / "out")
 
 
 def test_what_is_wrong_with_values_is_said(tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_what_is_wrong_with_values_is_said(tmp_path: Path) -> None:
     assert "warning" not in notes("trained", {})
     assert f"1 of 2 modules are not changed (B is all zero): {Q_PROJ}" in notes("some", still)
     assert "this adapter changes nothing" in notes("none", zeros)
-    assert files_of(tmp_path / "none-out").keys() == files_of(base).keys()
+    assert contents(tmp_path / "none-out").keys() == contents(base).keys()
     assert "contain this adapter already" in notes("again", {}, tmp_path / "trained-out")
     odd = {f"{LIVE}{m}.lora_magnitude_vector": np.full(24, 900, "<f4") for m in (Q_PROJ, DOWN_PROJ)}
     assert "48 of 48 magnitudes" in notes("dora", odd, use_dora=True)

@@ -20,18 +20,10 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import Remote
 from tests.support.crashing_store import Crash, Dying
-from tests.support.files_in_memory import safetensors_file
+from tests.support.files_in_memory import contents, safetensors_file
+from tests.support.filled_stores import contents as content
 from tests.support.merge_on_disk import merge_local
-from tests.support.remote_stores import (
-    KEEP,
-    OUT,
-    Counting,
-    content,
-    far,
-    files_of,
-    merge_into,
-    reaching,
-)
+from tests.support.remote_stores import KEEP, OUT, Counting, far, merge_into, reaching
 from tests.support.vector import Vector, vector
 
 HANDFUL = [
@@ -52,7 +44,7 @@ INDEX = "model.safetensors.index.json"
 def here(tmp_path: Path) -> dict[str, bytes]:
     """What a merge on a disk writes."""
     merge_local(TWO_NODES.sources, tmp_path / "out", KEEP)
-    return files_of(tmp_path / "out")
+    return contents(tmp_path / "out")
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
@@ -62,7 +54,7 @@ def test_elsewhere_the_same_bytes_are_written_as_here(name: str, jobs: int, tmp_
     wanted = merge_local(of.sources, tmp_path / "out", KEEP)
     out = MemoryStore("mem://out")
     found = merge_into(out, far(of.sources), work=MergeResources(jobs))
-    assert content(out) == files_of(tmp_path / "out")
+    assert content(out) == contents(tmp_path / "out")
     assert (found.files, found.notes) == (wanted.files, wanted.notes)
 
 

@@ -14,16 +14,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 USERS = {"train": 64201, "other": 64202, "ckptsync": 64203}
 WANTED = ("systemd-nspawn", "unshare", "nsenter", "setpriv", "runuser")
 PATIENCE = 300.0
 _REBOOT = 133  # EXIT_FORCE_RESTART of nspawn
-_ALONE = (
+ALONE = (
     *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork"),
     *("--kill-child", "--mount-proc"),
 )
@@ -81,7 +82,7 @@ class Machine:
         boot = ("sh", "-c", _BOOT, "sh", str(mounted), self._name, str(over))
         with self._log.open("wb") as console:
             self._process = subprocess.Popen(
-                [*_ALONE, *boot, *_nspawn(mounted, self._name)],
+                [*ALONE, *boot, *_nspawn(mounted, self._name)],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -126,11 +127,8 @@ class Machine:
 
         Raises, with the journal, if it does not come to be.
         """
-        until = time.monotonic() + PATIENCE
-        while not is_so():
-            if time.monotonic() > until:
-                raise AssertionError(f"{what}\n{self.journal('-n', '60')}")
-            time.sleep(0.05)
+        if not until(is_so, PATIENCE, 0.05):
+            raise AssertionError(f"{what}\n{self.journal('-n', '60')}")
 
     def systemctl(self, *words: str, check: bool = True) -> str:
         """``systemctl`` as root."""
@@ -148,9 +146,7 @@ class Machine:
         """Stop everything in order, and boot again with the same disks."""
         before = self._boots()
         self.systemctl("reboot", check=False)
-        until = time.monotonic() + PATIENCE
-        while self._boots() == before:
-            _wait(until, "the container does not stop")
+        assert until(lambda: self._boots() > before, PATIENCE, 0.02), "the container does not stop"
         self._leader = self._booted(after=before + 1)
 
     def close(self) -> None:
@@ -172,23 +168,17 @@ class Machine:
         """The process id of the container's systemd as we see it, once all that it starts is
         started.
         """
-        until = time.monotonic() + PATIENCE
-        while True:
-            if self._process.poll() is not None:
-                raise AssertionError("no container can be started here")
-            leader = next(_inner(self._process.pid), 0)
-            if leader and self._boots() == after:
-                self._leader = leader
-                state = self.run("systemctl", "is-system-running", check=False).strip()
-                if state in ("running", "degraded"):
-                    return leader
-            _wait(until, "the container does not boot")
 
+        def is_up() -> bool:
+            assert self._process.poll() is None, "no container can be started here"
+            self._leader = next(_inner(self._process.pid), 0)
+            if not self._leader or self._boots() != after:
+                return False
+            state = self.run("systemctl", "is-system-running", check=False).strip()
+            return state in ("running", "degraded")
 
-def _wait(until: float, problem: str) -> None:
-    if time.monotonic() > until:
-        raise AssertionError(problem)
-    time.sleep(0.02)
+        assert until(is_up, PATIENCE, 0.02), "the container does not boot"
+        return self._leader
 
 
 def _inner(pid: int) -> Iterator[int]:
@@ -212,12 +202,14 @@ def _children(pid: int) -> list[int]:
 
 def _removed(folder: Path) -> None:
     """Remove a control group's folders, once its last process has ended."""
-    until = time.monotonic() + 60
-    while folder.is_dir() and time.monotonic() < until:
+
+    def is_gone() -> bool:
         for path, _, _ in os.walk(folder, topdown=False):
             with contextlib.suppress(OSError):  # not empty yet
                 Path(path).rmdir()
-        time.sleep(0.02)
+        return not folder.is_dir()
+
+    until(is_gone, 60, 0.02)
 
 
 def _seen() -> list[str]:

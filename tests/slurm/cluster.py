@@ -11,9 +11,10 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.nspawn.machine import ALONE
 from tests.support.ports import free_port
 from tests.support.waiting import until
 
@@ -21,10 +22,6 @@ NODES = ("node0", "node1")
 PATIENCE = 180.0  # seconds
 KILL_WAIT = 60  # seconds between SIGTERM and SIGKILL
 _WANTED = ("slurmctld", "slurmd", "sbatch", "scontrol", "unshare", "setpriv")
-_ALONE = (
-    *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork"),
-    *("--kill-child", "--mount-proc"),
-)
 _SPOOL = "/srv"  # within the namespace: a path of a socket has at most 107 bytes
 # $1: where each node's disk is, $2: the directory of all disks, $3: of the spools, the rest: names
 _START = f"""\
@@ -99,7 +96,7 @@ class Cluster:
         self.environment = {"SLURM_CONF": str(home / "slurm.conf")}
         with (home / "daemons.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*_ALONE, "sh", "-c", _START, "sh", disk, home / "disks", home / "spool", *NODES],
+                [*ALONE, "sh", "-c", _START, "sh", disk, home / "disks", home / "spool", *NODES],
                 env={**_without_slurm(os.environ), **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -115,14 +112,7 @@ class Cluster:
 
     def run(self, *command: str, check: bool = True) -> str:
         """Return what a command of Slurm's prints."""
-        done = subprocess.run(
-            command,
-            env={**_without_slurm(os.environ), **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = self._done(os.environ, *command)
         if check and done.returncode:
             said = f"{done.stdout}{done.stderr}\n{self.logs()}"
             raise AssertionError(f"{shlex.join(command)}: exit code {done.returncode}\n{said}")
@@ -130,17 +120,22 @@ class Cluster:
 
     def submit(self, script: Path, environment: dict[str, str]) -> str:
         """Submit a batch script from its own directory; return the job's id."""
-        done = subprocess.run(
-            ["sbatch", "--parsable", script.name],
-            cwd=script.parent,
+        done = self._done(environment, "sbatch", "--parsable", script.name, cwd=script.parent)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def _done(
+        self, environment: Mapping[str, str], *command: str, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=cwd,
             env={**_without_slurm(environment), **self.environment},
             capture_output=True,
             text=True,
             timeout=PATIENCE,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
 
     def state(self, job: str) -> str:
         """Return a job's state in one word, such as RUNNING."""
@@ -181,6 +176,6 @@ class Cluster:
         return next(word for word in words if word.startswith(f"{name}=")).partition("=")[2]
 
 
-def _without_slurm(environment: dict[str, str] | os._Environ[str]) -> dict[str, str]:
+def _without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment that belongs to no job of another cluster."""
     return {k: v for k, v in environment.items() if not k.startswith(("SLURM", "SBATCH_"))}

@@ -10,6 +10,7 @@ import pytest
 from ckptsync.catalogue.location_summary import DamagedFile, Gap, Proven, Summary
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.records.io import Fault
+from ckptsync.records.location_status import Status
 from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.status.heartbeat import Disk
@@ -48,12 +49,11 @@ def test_a_store_that_had_a_head_and_has_none_is_critical_one_that_never_had_is_
     assert "no-head store" not in raised(heart("boss", ("head",), ago=HOUR), HEAD)
 
 
-@pytest.mark.parametrize(("free", "is_full"), [(600, False), (499, True)])
-def test_a_disk_is_full_when_the_next_save_does_not_fit(free: int, is_full: bool) -> None:  # noqa: FBT001
-    two = location(nodes=("n0", "n1"))  # 1000 bytes of two nodes
-    found = raised(heart(disk=(Disk("/out", free, 10_000, 0),)), locations=[two])
-    said = "n0:/out: 499 B of 10 KB are free; a save needs 500 B"
-    assert [a.text for a in found.values()] == ([said] if is_full else [])
+def test_a_disk_is_full_when_the_next_save_does_not_fit() -> None:
+    two = [location(nodes=("n0", "n1"))]  # 1000 bytes of two nodes
+    assert not raised(heart(disk=(Disk("/out", 500, 10_000, 0),)), locations=two)
+    [alarm] = raised(heart(disk=(Disk("/out", 499, 10_000, 0),)), locations=two).values()
+    assert alarm.text == "n0:/out: 499 B of 10 KB are free; a save needs 500 B"
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,13 @@ def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_full"),
-    [
-        ("worker: /store: No space left on device", True),
-        ("worker: s3://b: 507 XMinioStorageFull", True),
-        ("worker: sftp://h: Disk quota exceeded", True),
-        ("worker: s3://b: 503 SlowDown", False),
-    ],
+    "text", ["No space left on device", "507 XMinioStorageFull", "Disk quota exceeded"]
 )
-def test_a_write_that_found_no_room_is_said_in_its_own_words(error: str, is_full: bool) -> None:  # noqa: FBT001
-    found = raised(heart(errors=(error,)))
-    assert [a.text for a in found.values()] == ([f"n0: {error}"] if is_full else [])
+def test_a_write_that_found_no_room_is_said_in_its_own_words(text: str) -> None:
+    error = f"worker: /store: {text}"
+    assert [a.text for a in raised(heart(errors=(error,))).values()] == [f"n0: {error}"]
     assert not raised(heart(errors=(error,), stopped=True))
+    assert not raised(heart(errors=("worker: s3://b: 503 SlowDown",)))
 
 
 def saves(*ago: float, **changes: Any) -> list[Summary]:
@@ -251,62 +246,70 @@ def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
     assert "ckptsync pull run/checkpoint-1" in todo(unknown=True)
 
 
-def test_an_ambiguous_location_is_said_for_a_week() -> None:
-    assert "conflict run/checkpoint-1" in raised(locations=[location(word="CONFLICT", ago=DAY)])
-    assert not raised(locations=[location(word="CONFLICT", ago=8 * DAY)])
+@pytest.mark.parametrize(
+    ("word", "ago", "code"),
+    [
+        ("INCOMPLETE", HOUR - 1, ""),
+        ("INCOMPLETE", HOUR + 1, "incomplete"),
+        ("INCOMPLETE", 8 * DAY, ""),
+        ("CONFLICT", DAY, "conflict"),
+        ("CONFLICT", 8 * DAY, ""),
+    ],
+)
+def test_what_is_not_complete_is_said_for_a_week_and_an_upload_not_at_once(
+    word: Status, ago: float, code: str
+) -> None:
+    found = raised(heart(), locations=[location(word=word, ago=ago)])
+    assert list(found) == ([f"{code} run/checkpoint-1"] if code else [])
+
+
+LATE = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
+
+
+def hourly(last: float, hours: float = 1) -> list[Summary]:
+    """Three checkpoints, the last of them so long ago."""
+    return saves(last + 2 * hours * HOUR, last + hours * HOUR, last)
 
 
 @pytest.mark.parametrize(
-    ("last", "is_stalled"),
-    [(3 * HOUR - 1, False), (3 * HOUR + 1, True), (6 * DAY, True), (8 * DAY, False)],
+    ("locations", "known", "severity"),
+    [
+        # three times the usual, and a week
+        (hourly(3 * HOUR - 1), [fact(run="runs")], ""),
+        (hourly(3 * HOUR + 1), [fact(run="runs")], "warning"),
+        (hourly(6 * DAY), [fact(run="runs")], "warning"),
+        (hourly(8 * DAY), [fact(run="runs")], ""),
+        # quick saves: a quarter of an hour
+        (saves(890, 880, 870), [], ""),
+        (saves(930, 920, 910), [], "warning"),
+        # without a hook a run has ended after a day, or ten times the usual
+        (hourly(0.9 * DAY), [], "warning"),
+        (hourly(1.1 * DAY), [], ""),
+        (hourly(1.1 * DAY, 5), [], "warning"),
+        (hourly(60 * HOUR, 5), [], ""),
+        (hourly(1.1 * DAY), [fact(run="runs")], "warning"),
+        # it died; a save is sent, the run's nodes are gone, it has ended
+        (LATE, [fact(run="gone")], "critical"),
+        (LATE, [heart(queue=("run/checkpoint-9",), oldest=1.0)], ""),
+        (LATE, [heart(ago=HOUR)], ""),
+        (LATE, [fact(run="ended")], ""),
+        ([*LATE, location("run/final", ago=4 * HOUR)], [], ""),
+    ],
 )
-def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_after_a_week(
-    last: float,
-    is_stalled: bool,  # noqa: FBT001
+def test_a_run_is_stalled_when_checkpoints_stay_away_for_much_longer_than_usual(
+    locations: list[Summary], known: list[NodeFile], severity: str
 ) -> None:
-    found = raised(heart(), fact(run="runs"), locations=saves(last + 2 * HOUR, last + HOUR, last))
-    assert ("stalled run" in found) == is_stalled
-    if is_stalled:
-        assert "before that, one every 1h" in found["stalled run"].text
-        assert found["stalled run"].since == NOW - last + HOUR
+    alarm = raised(heart(), *known, locations=locations).get("stalled run")
+    assert (alarm.severity if alarm else "") == severity
+    if alarm:
+        assert ("the training process died" in alarm.text) == (severity == "critical")
 
 
-def test_a_run_is_not_stalled_while_a_save_is_sent_its_nodes_are_gone_or_it_has_ended() -> None:
-    late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
-    assert "stalled run" in raised(heart(), locations=late)
-    for known in (
-        [heart(queue=("run/checkpoint-9",), oldest=1.0)],
-        [heart(ago=HOUR)],
-        [heart("n9")],
-        [heart(), fact(run="ended")],
-    ):
-        assert "stalled run" not in raised(*known, locations=late)
-    ended = [*late, location("run/final", ago=4 * HOUR)]
-    assert "stalled run" not in raised(heart(), locations=ended)
-
-
-def test_without_a_hook_a_run_that_was_quiet_for_a_day_or_ten_times_the_usual_has_ended() -> None:
-    def stalled(*known: NodeFile, ago: float, every: float) -> bool:
-        locations = saves(ago + 2 * every, ago + every, ago)
-        return "stalled run" in raised(heart(), *known, locations=locations)
-
-    assert stalled(ago=0.9 * DAY, every=HOUR)
-    assert not stalled(ago=1.1 * DAY, every=HOUR)
-    assert stalled(ago=1.1 * DAY, every=5 * HOUR)
-    assert not stalled(ago=60 * HOUR, every=5 * HOUR)
-    assert stalled(fact(run="runs"), ago=1.1 * DAY, every=HOUR)
-
-
-def test_quick_saves_are_not_stalled_within_a_quarter_of_an_hour() -> None:
-    assert "stalled run" not in raised(heart(), locations=saves(890, 880, 870))
-    assert "stalled run" in raised(heart(), locations=saves(930, 920, 910))
-
-
-def test_a_training_that_is_gone_without_having_ended_is_critical() -> None:
-    late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
-    alarm = raised(heart(), fact(run="gone"), locations=late)["stalled run"]
-    assert (alarm.severity, "the training process died" in alarm.text) == ("critical", True)
-    assert raised(heart(), fact(run="runs"), locations=late)["stalled run"].severity == "warning"
+def test_a_stalled_run_is_said_with_what_was_usual_and_only_where_one_of_its_nodes_lives() -> None:
+    alarm = raised(heart(), locations=LATE)["stalled run"]
+    assert "before that, one every 1h" in alarm.text
+    assert alarm.since == NOW - 4 * HOUR
+    assert "stalled run" not in raised(heart("n9"), locations=LATE)
 
 
 def test_a_store_warns_when_two_checkpoints_with_models_do_not_fit_and_is_critical_at_one() -> None:
@@ -316,16 +319,6 @@ def test_a_store_warns_when_two_checkpoints_with_models_do_not_fit_and_is_critic
     ):
         found = [raised(locations=locations, room=Room(one, total)).values() for one in free]
         assert [[a.severity for a in alarms] for alarms in found] == [[], ["warning"], ["critical"]]
-
-
-def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() -> None:
-    def incomplete(ago: float) -> dict[str, Any]:
-        save = location(word="INCOMPLETE", ago=ago, missing_lines=("__3_0.distcp of n1",))
-        return raised(heart(), locations=[save])
-
-    assert not incomplete(HOUR - 1)
-    assert "__3_0.distcp of n1" in incomplete(HOUR + 1)["incomplete run/checkpoint-1"].text
-    assert not incomplete(8 * DAY)
 
 
 def test_a_save_that_waits_on_a_live_node_is_late_all_the_same_and_says_why_it_waits() -> None:

@@ -1,6 +1,5 @@
 """What a store holds and what its nodes do, as one."""
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
 from ckptsync.records.progress import Progress
 from ckptsync.status.heartbeat import Heartbeat
-from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress, add_node_progress, describe
+from ckptsync.status.live_catalogue import LiveCatalogue, add_node_progress, describe
 from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes
 from tests.support.status_examples import HOUR, NOW, heart, job, location, waiting
 
@@ -144,9 +143,3 @@ def test_people_read_what_a_node_does_and_why_it_waits() -> None:
     assert said(job("verify", "run", done=5)) == "n0 verifies, 5 B"
     due = job("consolidate", "run/checkpoint-1", state="queued", reason="other jobs go first")
     assert said(due) == "n0 will consolidate: other jobs go first"
-
-
-def test_an_entry_is_plain_json() -> None:
-    [entry] = seen(heart(running=sends())).running
-    assert isinstance(entry, NodeProgress)
-    assert json.loads(json.dumps(entry.document()))["left"] == pytest.approx(39.6)

@@ -101,37 +101,21 @@ def test_a_thousand_checkpoints_are_no_more_series_than_one() -> None:
     assert samples(WELL, many).keys() == samples(WELL, one).keys()
 
 
-def test_of_very_many_runs_the_newest_are_told() -> None:
+def test_of_very_many_runs_and_nodes_the_newest_are_told() -> None:
     locations = [location(f"r{n}/checkpoint-1", ago=n) for n in range(MOST + 10)]
-    told = samples(WELL, shown(locations=locations))
-    assert len([k for k in told if k.startswith("ckptsync_run_newest_step")]) == MOST
-    assert f"ckptsync_run_newest_step['r{MOST}']" not in told
-
-
-def test_of_very_many_nodes_those_that_beat_last_are_told() -> None:
-    told = samples(WELL, shown(*(heart(f"n{n}", ago=n) for n in range(MOST + 10))))
-    assert len([k for k in told if k.startswith("ckptsync_node_alive")]) == MOST
-    assert "ckptsync_node_alive['n0']" in told
-    assert f"ckptsync_node_alive['n{MOST}']" not in told
+    told = samples(
+        WELL, shown(*(heart(f"n{n}", ago=n) for n in range(MOST + 10)), locations=locations)
+    )
+    for series, name in (("run_newest_step", "r"), ("node_alive", "n")):
+        assert len([k for k in told if k.startswith(f"ckptsync_{series}[")]) == MOST
+        assert f"ckptsync_{series}['{name}0']" in told
+        assert f"ckptsync_{series}['{name}{MOST}']" not in told
 
 
 def test_names_of_any_kind_are_labels() -> None:
     odd = 'r"\\\nü\udcff'
     told = samples(WELL, shown(locations=[location(f"{odd}/checkpoint-1")]))
     assert any(r"\\udcff" in key for key in told)
-
-
-def names(told: bytes) -> set[str]:
-    """Families' names, with the ``_total`` of counters as they are queried."""
-    kinds = re.findall(r"^# TYPE (ckptsync_\S+) \S+$", told.decode(), re.MULTILINE)
-    assert len(kinds) == len(set(kinds))
-    return set(kinds)
-
-
-def test_every_metric_has_a_name_as_prometheus_wants_it() -> None:
-    for name in names(metrics.exposition(WELL, seen())):
-        assert re.fullmatch(r"ckptsync_[a-z_]+", name)
-        assert not re.search(r"_(ms|millis|minutes|hours|kb|mb|percent)$", name)
 
 
 def test_the_example_of_alert_rules_asks_for_metrics_and_labels_that_are_there() -> None:
@@ -152,13 +136,20 @@ def test_the_example_of_alert_rules_asks_for_metrics_and_labels_that_are_there()
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
-def test_every_metric_is_used_by_the_dashboard_or_by_an_alert_rule() -> None:
-    names = ("prometheus-alerts.yml", "grafana-dashboard.json")
-    used = "".join((ROOT / "configs" / name).read_text("utf-8") for name in names)
-    families = parser.text_string_to_metric_families(metrics.exposition(WELL, seen()).decode())
-    samples = {s.name for family in families for s in family.samples}
+def test_every_metric_is_named_as_prometheus_wants_it_and_used_in_an_example() -> None:
+    text = metrics.exposition(WELL, seen()).decode()
+    kinds = re.findall(r"^# TYPE (ckptsync_\S+) \S+$", text, re.MULTILINE)
+    assert len(kinds) == len(set(kinds))
+    for name in kinds:
+        assert re.fullmatch(r"ckptsync_[a-z_]+", name)
+        assert not re.search(r"_(ms|millis|minutes|hours|kb|mb|percent)$", name)
+    examples = ("prometheus-alerts.yml", "grafana-dashboard.json")
+    used = "".join((ROOT / "configs" / name).read_text("utf-8") for name in examples)
+    names = {
+        s.name for family in parser.text_string_to_metric_families(text) for s in family.samples
+    }
     queried = set(re.findall(r"\bckptsync_\w+[a-z]\b", used))
-    assert {name for name in samples if name.startswith("ckptsync_")} == queried
+    assert {name for name in names if name.startswith("ckptsync_")} == queried
 
 
 def test_labels_command_no_terminal_and_none_comes_twice() -> None:

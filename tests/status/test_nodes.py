@@ -15,17 +15,8 @@ from ckptsync.status.heartbeat import PERIOD, Heartbeat, beat, write, write_fact
 from ckptsync.status.nodes import NodeFile, NodeFiles, list_nodes, read_nodes
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
+from tests.support.remote_stores import Counting
 from tests.support.status_examples import NOW, fact, heart
-
-
-class Counted(MemoryStore):
-    """Counts what is read."""
-
-    reads = 0
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self.reads += 1
-        super().read_into(name, start, out)
 
 
 def test_hearts_and_facts_go_by_one_name_and_what_cannot_be_read_is_its_error() -> None:
@@ -41,17 +32,17 @@ def test_hearts_and_facts_go_by_one_name_and_what_cannot_be_read_is_its_error() 
 
 
 def test_only_what_has_changed_is_read_again() -> None:
-    store = Counted("memory:")
+    store = Counting(MemoryStore())
     mine = beat(store, heartbeat("n0", ("worker",)))
     beat(store, heartbeat("n1", ("worker",)))
-    store.reads = 0
+    store.reads.clear()
     first = read_nodes(store)
-    assert store.reads == 2
+    assert store.reads.total() == 2
     assert read_nodes(store, first) == first
-    assert store.reads == 2
+    assert store.reads.total() == 2
     write(store, replace(mine, beat=2))
     again = read_nodes(store, first)
-    assert store.reads == 3
+    assert store.reads.total() == 3
     assert [k.content.beat for k in again.hearts if isinstance(k.content, Heartbeat)] == [2, 1]
 
 

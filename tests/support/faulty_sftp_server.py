@@ -127,19 +127,13 @@ def entries(body: bytes) -> tuple[int, bytes]:
             for _ in range(2000)
         )
         return NAME, struct.pack(">I", 2000) + more
-    if "branching" in FAULTS:
-        LISTINGS[handle] = []
-        both = b"".join(text(name) + text(b"") + attributes(os.lstat("/")) for name in (b"a", b"b"))
-        return (NAME, struct.pack(">I", 2) + both) if names else status(1)
-    if "bottomless" in FAULTS:
-        LISTINGS[handle] = []
-        return (
-            (NAME, struct.pack(">I", 1) + text(b"a") + text(b"") + attributes(os.lstat("/")))
-            if names
-            else status(1)
-        )
     if not names:
         return status(1)
+    if FAULTS & {"bottomless", "branching"}:
+        LISTINGS[handle] = []
+        below = (b"a", b"b") if "branching" in FAULTS else (b"a",)
+        found = b"".join(text(name) + text(b"") + attributes(os.lstat("/")) for name in below)
+        return NAME, struct.pack(">I", len(below)) + found
     out = [(os.path.basename(path), os.lstat(path)) for path in names]
     names.clear()
     if "names" in FAULTS:

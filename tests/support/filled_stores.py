@@ -16,7 +16,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.report import Level, Report, Verdict, VerifyFinding
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.stores.checkpoint_files import DirectoryFiles
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.tensors import read_whole
 
 HERE = Path(__file__).parent.parent
@@ -61,8 +61,8 @@ def manifest_of(
     )
 
 
-def entry(path: str, data: bytes, at: int) -> FileEntry:
-    """What a manifest says of a file."""
+def entry(path: str, data: bytes, at: int = 1000) -> FileEntry:
+    """Return what a manifest says of a file."""
     found = digest_stream([data], len(data))
     return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
 
@@ -94,21 +94,15 @@ def two_nodes(store: Store, kind: str = "fsdp2", location: str = "checkpoint-4")
         send(store, DEMO / kind / node / "checkpoint-4", node, location)
 
 
-def contents(store: Store) -> dict[str, str]:
-    """Everything in a store: name → digest."""
-    return {e.name: digest(read(store, e.name)) for e in store.names("")}
+def contents(store: Store) -> dict[str, bytes]:
+    """Return the content of every file of a store, by its name."""
+    return {e.name: read_all(store, e.name) for e in store.names("")}
 
 
-def read(store: Store, name: str) -> bytes:
-    out = bytearray(store.size(name))
-    store.read_into(name, 0, memoryview(out))
-    return bytes(out)
-
-
-def flip(store: Store, name: str, at: int = 0) -> None:
+def flip(store: Store, name: str, at: int = 0, bit: int = 0) -> None:
     """Turn one bit of a stored file."""
-    data = bytearray(read(store, name))
-    data[at] ^= 1
+    data = bytearray(read_all(store, name))
+    data[at] ^= 1 << bit
     store.write(name, [data])
 
 

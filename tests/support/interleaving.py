@@ -8,6 +8,7 @@ two steps.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import defaultdict
@@ -85,35 +86,28 @@ class OneOf(Watched):
         self._turns.take(self._node)
         return call()
 
-    def around_change(self, call: Callable[[], T]) -> T:
-        return call()  # the turn is that of the name
-
     def passing(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """The name is given in a step of its own, after whatever ``chunks`` do at their end."""
         yield from chunks
         self._turns.take(self._node)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        if self._is_there(name):
-            raise Exists(f"{name}: already there")
+        self._check_free(name)
         if self.is_exclusive:
             self.inner.create(name, self.passing(chunks), about)
             return
         content = [bytes(chunk) for chunk in chunks]
-        if self._is_there(name):
-            raise Exists(f"{name}: already there")
+        self._check_free(name)
         self.inner.write(name, self.passing(content), about)
 
     def delete(self, name: str) -> None:
         self._turns.take(self._node)
         self.inner.delete(name)
 
-    def _is_there(self, name: str) -> bool:
-        try:
+    def _check_free(self, name: str) -> None:
+        with contextlib.suppress(NotFound):
             self.size(name)
-        except NotFound:
-            return False
-        return True
+            raise Exists(f"{name}: already there")
 
 
 def raced(

@@ -13,7 +13,7 @@ from ckptsync.merger.destination import check_free, merge
 from ckptsync.merger.engine import MergeResult
 from ckptsync.merger.inputs import MergeRequest, open_sources
 from ckptsync.merger.plan import MergeOptions, MergeResources
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
@@ -30,14 +30,6 @@ def filled(store: Store, directory: Path) -> Store:
     for name, data in contents(directory).items():
         store.write(name, [data])
     return store
-
-
-def content(store: Store) -> dict[str, bytes]:
-    return {entry.name: read_all(store, entry.name) for entry in store.names("")}
-
-
-def files_of(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def reaching(stores: Mapping[Remote, Store]) -> Access:

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from ckptsync.catalogue.location_summary import Proven, Summary
 from ckptsync.digest import digest_stream
-from ckptsync.records.io import encode, record_name
 from ckptsync.records.location_status import Status
-from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.report import Report
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.stores.contract import Store
 from ckptsync.tensors import Demands
+from tests.support.filled_stores import entry, put
 
 DAY = 86400.0
 FIRST = 1_790_000_000
@@ -46,18 +46,6 @@ def seen(
         retired="old" if word == "RETIRED" else "",
     )  # fmt: skip
     return replace(found, **told)  # type: ignore[arg-type]
-
-
-def put(store: Store, record: Manifest | ModelRecord | Report) -> str:
-    data = encode(record)
-    name = record_name(record, data)
-    store.write(name, [data])
-    return name
-
-
-def entry(path: str, content: bytes, at: int) -> FileEntry:
-    found = digest_stream([content], len(content))
-    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
 
 
 def fill(

@@ -14,20 +14,11 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest_groups import choose_location
 from ckptsync.records.save_decisions import Join, Keep, Tombstone
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verifier.verification import VerifyOptions, verify_location
 from ckptsync.verifier.write_reports import write_report
-from tests.support.filled_stores import (
-    DEMO,
-    FIRST,
-    SECOND,
-    flip,
-    manifest_of,
-    put,
-    read,
-    send,
-    two_nodes,
-)
+from tests.support.filled_stores import DEMO, FIRST, SECOND, flip, manifest_of, put, send, two_nodes
 from tests.support.head_in_process import consolidate_due
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "store-format.md"
@@ -79,7 +70,7 @@ def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
     hidden: set[str] = set()
     for kind in ("manifest-node0", "model-0", "report-1", "keep", "join", "tombstone"):
         name = next(e.name for e in made.names("run/.ckptsync/") if f"/{kind}-" in e.name)
-        record = json.loads(read(made, name))
+        record = json.loads(read_all(made, name))
         shown = {key: value for key, value in record.items() if key not in hidden}
         yield name, _indented(_short(shown))
         hidden = COMMON

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.digest import digest_stream
 from ckptsync.layouts import file_names, registry
 from ckptsync.merger.plan import MergeOptions
-from ckptsync.records.io import Record, encode, record_name
 from ckptsync.records.location_status import LocationState
-from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Level, Report
 from ckptsync.records.store_paths import consolidated_prefix, file_name, node_file_name
@@ -22,6 +20,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Files
 from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.support.files_in_memory import MemoryFiles, safetensors_file
+from tests.support.filled_stores import entry, put
 from tests.support.merge_in_memory import consolidate
 
 RUN, LOCATION = "run", "checkpoint-4"
@@ -31,17 +30,6 @@ TENSORS = {
     "c": ("I8", (3,), b"xyz"),
 }
 WHOLE = {"model.safetensors": safetensors_file(TENSORS), "config.json": b'{"model_type": "llama"}'}
-
-
-def put(store: Store, record: Record) -> str:
-    data = encode(record)
-    store.write(record_name(record, data), [data])
-    return record_name(record, data)
-
-
-def entry(path: str, data: bytes) -> FileEntry:
-    found = digest_stream([data], len(data))
-    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, 1000)
 
 
 def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
@@ -97,12 +85,6 @@ def location(store: Store) -> LocationState:
 def verified(store: Store, level: Level = "digest") -> Report:
     found = read_state(store)
     return verify_location(store, found.locations[0], VerifyOptions(level), found.faults)
-
-
-def flip(store: Store, name: str, at: int, bit: int = 0) -> None:
-    data = bytearray(read_all(store, name))
-    data[at] ^= 1 << bit
-    store.write(name, [data])
 
 
 def damage(report: Report) -> list[tuple[str, str]]:

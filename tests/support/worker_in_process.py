@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from ckptsync.digest import digest
-from ckptsync.records.io import Record, decode, encode, record_name
+from ckptsync.records.io import decode
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.manifest_groups import (
     StoredManifest,
@@ -21,7 +22,7 @@ from ckptsync.records.manifest_groups import (
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.file_selection import EVERYTHING, Selection
@@ -45,7 +46,10 @@ from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import Sent, UploadContext, upload
 from ckptsync.worker.worker import Worker
 from tests.support import seaweedfs
+from tests.support.crashing_store import Watched
+from tests.support.filled_stores import put
 
+R = TypeVar("R")
 T = 1_700_000_000 * 10**9
 ONE = {
     "trainer_state.json": b'{"global_step": 4}',
@@ -131,12 +135,6 @@ def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
     return found
 
 
-def put(store: Store, record: Record) -> str:
-    data = encode(record)
-    store.create(record_name(record, data), [data])
-    return record_name(record, data)
-
-
 def damaged(store: Store, n: int, *names: str) -> str:
     """Report files as damaged."""
     its = tuple(k.name for k in manifests(store))
@@ -213,28 +211,18 @@ def pinned(out: Path) -> list[str]:
     return sorted(p.name for p in (out / "_ckptsync" / "pins").iterdir())
 
 
-class Interrupted(StoreWrapper):
-    """A store in front of another.
-
-    Something happens there just before the ``nth`` change that is made through it.
-    """
+class Interrupted(Watched):
+    """A store in front of another: something happens just before the ``nth`` change through it."""
 
     def __init__(self, store: Store, nth: int, meddle: Callable[[], object]) -> None:
         super().__init__(store)
         self._left, self._meddle = nth, meddle
 
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._count()
-        self.inner.write(name, chunks, about)
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._count()
-        self.inner.create(name, chunks, about)
-
-    def _count(self) -> None:
+    def around_change(self, call: Callable[[], R]) -> R:
         self._left -= 1
         if self._left == -1:
             self._meddle()
+        return call()
 
 
 def in_memory(_: Path) -> Store:

@@ -12,7 +12,8 @@ from ckptsync.records.io import decode
 from ckptsync.records.report import DAMAGE, FindingKind, Report, VerifyFinding
 from ckptsync.stores.contract import read_all
 from ckptsync.verifier.write_reports import exit_code, fit, verdict, worst_first, write_report
-from tests.support.verified_stores import flip, location, put, verified, whole_store
+from tests.support.filled_stores import flip, put
+from tests.support.verified_stores import location, verified, whole_store
 
 REPORT = Report("run", "c-1", "c-1", 0, "digest", "ok", (), "", 0, ())
 

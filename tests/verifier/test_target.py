@@ -28,6 +28,7 @@ from ckptsync.verifier.verification import (
 )
 from ckptsync.verifier.write_reports import write_report
 from tests.support.files_in_memory import MemoryFiles
+from tests.support.filled_stores import flip
 from tests.support.head_in_process import verify_next
 from tests.support.scheduled_verification import verify_scheduled
 from tests.support.verified_stores import (
@@ -36,7 +37,6 @@ from tests.support.verified_stores import (
     WHOLE,
     arrive,
     damage,
-    flip,
     location,
     manifest,
     model_record,

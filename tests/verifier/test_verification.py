@@ -30,6 +30,7 @@ from ckptsync.verifier.verification import (
     verify_location,
 )
 from tests.support.files_in_memory import MemoryFiles, safetensors_file, tree
+from tests.support.filled_stores import entry, flip, put
 from tests.support.vector import vector
 from tests.support.verified_stores import (
     LOCATION,
@@ -38,12 +39,9 @@ from tests.support.verified_stores import (
     WHOLE,
     arrive,
     damage,
-    entry,
-    flip,
     location,
     manifest,
     model_record,
-    put,
     verified,
     whole_store,
 )

@@ -262,9 +262,8 @@ def test_viewers_share_a_refresh_and_without_any_there_is_none(
 def test_a_store_that_does_not_answer_is_said_and_the_last_picture_stays(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview_cache, "EVERY", 0.0)
-    monkeypatch.setattr(overview_cache, "SHARE", 0.0)
-    monkeypatch.setattr(overview_cache, "OLD", 0.0)
+    for name in ("EVERY", "SHARE", "OLD"):
+        monkeypatch.setattr(overview_cache, name, 0.0)
     with serving(whole) as (server, reader):
         reader.error = Transient("no route", hint="plug it in")
         status, _, body = ask(server, "/")
@@ -309,10 +308,8 @@ def test_a_store_that_is_read_for_long_is_said_at_first(
     with serving(whole) as (server, reader):
         reader.go_on.clear()
         status, _, body = ask(server, "/")
-        assert (status, json.loads(body)["error"].startswith("the store is being read")) == (
-            503,
-            True,
-        )
+        assert status == 503
+        assert json.loads(body)["error"].startswith("the store is being read")
         reader.go_on.set()
         assert until(lambda: ask(server, "/")[0] == 200)
         assert reader.count == 1

@@ -14,12 +14,10 @@ IMPORT = re.compile(r"^import (?:type )?\{[^}]*\} from \"\./([\w-]+\.js)\";$")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_text_of_a_store_never_becomes_markup(path: Path) -> None:
+def test_a_module_is_short_loads_only_its_neighbours_and_makes_no_markup_of_text(
+    path: Path,
+) -> None:
     assert not MARKUP.search(path.read_text())
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_a_module_is_short_and_loads_only_its_neighbours(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) < 300
     imports = [line for line in lines if line.startswith("import ")]

@@ -25,6 +25,7 @@ from ckptsync.worker.cleanup import LocalCheckpoint, choose_cleanable, is_open, 
 from ckptsync.worker.options import Clean, RunDir, WorkerOptions
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.worker import Worker
+from tests.support.filled_stores import put
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
@@ -32,7 +33,6 @@ from tests.support.worker_in_process import (
     manifests,
     pinned,
     progress,
-    put,
     settle,
     tick,
     verify,

@@ -34,6 +34,7 @@ from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_
 from ckptsync.worker.repair import list_requests, send_again
 from ckptsync.worker.upload_sources import Transfer
 from ckptsync.worker.worker import Worker
+from tests.support.filled_stores import put
 from tests.support.head_in_process import consolidate_due
 from tests.support.hook_pins import commit
 from tests.support.small_store import flip
@@ -46,7 +47,6 @@ from tests.support.worker_in_process import (
     kept,
     lay,
     manifests,
-    put,
     seen,
     settle,
     tick,

@@ -27,11 +27,11 @@ from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.store_view import RunRecords, StoreView, read_run
 from ckptsync.worker.worker import Worker
+from tests.support.filled_stores import put
 from tests.support.worker_in_process import (
     ONE,
     lay,
     progress,
-    put,
     seen,
     settle,
     store_save,

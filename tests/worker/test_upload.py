@@ -44,6 +44,7 @@ from ckptsync.worker.upload import (
 )
 from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import sampled
+from tests.support.filled_stores import put
 from tests.support.interleaving import raced
 from tests.support.worker_in_process import (
     ONE,
@@ -57,7 +58,6 @@ from tests.support.worker_in_process import (
     manifests,
     on_disk,
     push_now,
-    put,
 )
 
 

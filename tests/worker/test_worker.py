@@ -26,6 +26,7 @@ from ckptsync.worker.queue import UploadQueues, split_threads
 from ckptsync.worker.worker import Worker
 from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import sampled
+from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
 from tests.support.interleaving import raced
 from tests.support.worker_in_process import (
@@ -39,7 +40,6 @@ from tests.support.worker_in_process import (
     other,
     pinned,
     progress,
-    put,
     send_all,
     settle,
     tick,

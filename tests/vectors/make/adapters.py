@@ -5,41 +5,18 @@ adapter.safetensors as peft's save_pretrained writes it; the base model is froze
 out/checkpoints/checkpoint_0, and peft's adapter_config.json in it.
 """
 
-import argparse
 import shutil
 from pathlib import Path
 
 import shim  # noqa: F401  must come before the first Accelerator
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from accelerate.utils import ProjectConfiguration
-from common import RANK, batch, finish, save_reference
+from accelerate_state import accelerator
+from common import RANK, Tensors, finish, full_state, parser, save_reference, train
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 CHECKPOINT = Path("out/checkpoints/checkpoint_0")
-
-
-def accelerator(mode: str) -> Accelerator:
-    """Return the accelerator of one plugin."""
-    project = ProjectConfiguration(project_dir="out", automatic_checkpoint_naming=True, total_limit=1)
-    if mode == "fsdp2":
-        plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
-            state_dict_type="SHARDED_STATE_DICT",
-        )
-        return Accelerator(fsdp_plugin=plugin, project_config=project)
-    config = {
-        "zero_optimization": {"stage": 2},
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 1,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-    return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config), project_config=project)
 
 
 def adapted(base: Path) -> PeftModel:
@@ -52,16 +29,7 @@ def adapted(base: Path) -> PeftModel:
     return get_peft_model(model, config)
 
 
-def gather(model: torch.nn.Module, mode: str) -> dict[str, torch.Tensor]:
-    """Let the framework itself put the full state together; a collective."""
-    if mode == "fsdp2":
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return dict(model.module.state_dict())
-
-
-def reference(base: Path, state: dict[str, torch.Tensor], folder: Path) -> None:
+def reference(base: Path, state: Tensors, folder: Path) -> None:
     """Let peft save what was trained."""
     model = adapted(base)
     model.load_state_dict({name.replace("_orig_mod.", ""): value for name, value in state.items()}, strict=True)
@@ -72,26 +40,18 @@ def reference(base: Path, state: dict[str, torch.Tensor], folder: Path) -> None:
 
 def main() -> None:
     """Train two steps, save the state, gather."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("fsdp2", "zero2"))
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
-    acc = accelerator(options.mode)
+    options = parser(__doc__, ("fsdp2", "zero2")).parse_args()
+    is_fsdp = options.kind == "fsdp2"
+    acc = accelerator(None if is_fsdp else {"stage": 2})
     model = adapted(options.base)
-    if options.mode == "zero2":
+    if not is_fsdp:
         for layer in model.base_model.model.model.layers:
             layer.mlp = torch.compile(layer.mlp, backend="eager")
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     model, optimizer = acc.prepare(model, optimizer)
-    generator = torch.Generator().manual_seed(acc.process_index)
-    for _ in range(2):
-        ids = batch(generator)
-        acc.backward(model(input_ids=ids, labels=ids).loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, acc.process_index, acc.backward)
     acc.save_state()
-    state = gather(model, options.mode)
+    state = full_state(model) if is_fsdp else dict(model.module.state_dict())
     if RANK == 0:
         reference(options.base, state, options.reference)
     finish()

@@ -1,7 +1,6 @@
 """Write ../architectures.json: configurations as save_pretrained writes them, and the tensors that transformers makes of each."""
 
 import json
-import re
 from pathlib import Path
 
 import torch

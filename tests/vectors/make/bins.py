@@ -3,12 +3,11 @@
 transformers 5 writes safetensors only: files, names and index are made as transformers 4 made them, by huggingface_hub's own split.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import torch
-from common import save_reference
+from common import parser, save_reference
 from huggingface_hub import split_torch_state_dict_into_shards
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -58,13 +57,10 @@ def finish(base: Path, model: torch.nn.Module) -> None:
 
 def main() -> None:
     """Write out/ in the working directory."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("sharded", "legacy", "adapter"))
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
+    kinds = {"sharded": sharded, "legacy": legacy, "adapter": adapter}
+    options = parser(__doc__, kinds).parse_args()
     OUT.mkdir(exist_ok=True)
-    {"sharded": sharded, "legacy": legacy, "adapter": adapter}[options.kind](options.base, options.reference)
+    kinds[options.kind](options.base, options.reference)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ if OPTIONS.mode != "ddp":
     import shim  # noqa: F401  must come before transformers looks at the state
 
 import torch  # noqa: E402
-from common import finish, save_reference  # noqa: E402
+from common import Tensors, finish, full_state, gathered_zero3, save_reference  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -80,22 +80,14 @@ def lora(model: torch.nn.Module) -> torch.nn.Module:
     return get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM"))
 
 
-def gather(trainer: Trainer, mode: str) -> dict[str, torch.Tensor]:
+def gather(trainer: Trainer, mode: str) -> Tensors:
     """Let the framework itself put the full state together; a collective."""
     if mode == "zero3":
-        import deepspeed
-
-        full = {}
-        for name, parameter in trainer.deepspeed.module.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter]):
-                full[name] = parameter.detach().clone()
-        return full
+        return gathered_zero3(trainer.deepspeed.module)
     if mode.startswith("zero"):
         return dict(trainer.deepspeed.module.named_parameters())
     if mode == "fsdp2":
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        return get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        return full_state(trainer.model)
     if mode == "fsdp1":
         from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 

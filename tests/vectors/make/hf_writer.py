@@ -5,19 +5,18 @@ AdamW: three ranks with the optimizer in out/optimizer, or two replicas of two r
 tensor parallelism, three files a rank in out/sharded, the optimizer in out/optim.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import RANK, batch, finish, save_reference
+from common import RANK, Tensors, batch, finish, gathered, parser, save_reference
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -46,12 +45,7 @@ def step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.zero_grad()
 
 
-def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the state gathered by torch; all ranks take part."""
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
-
-
-def trained(base: Path, *, replicas: int, ranks: int) -> dict[str, torch.Tensor]:
+def trained(base: Path, *, replicas: int, ranks: int) -> Tensors:
     """Train a model of transformers for a step and save it as transformers does."""
     config = DistributedConfig(fsdp_size=ranks, dp_replicate_size=replicas)
     model = AutoModelForCausalLM.from_pretrained(base, distributed_config=config)
@@ -61,10 +55,10 @@ def trained(base: Path, *, replicas: int, ranks: int) -> dict[str, torch.Tensor]
     model.save_pretrained(OUT, distributed_checkpoint=True)
     if replicas == 1:
         save_optimizer_distributed(model, optimizer, str(OUT / "optimizer"))
-    return full(model.state_dict())
+    return gathered(model.state_dict())
 
 
-def mesh() -> dict[str, torch.Tensor]:
+def mesh() -> Tensors:
     """Four ranks as two by two, three numbered files for each of them."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     model = parallelize_module(Pair(), grid["inner"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -82,7 +76,7 @@ def mesh() -> dict[str, torch.Tensor]:
     dcp.save(state, storage_writer=writer)
     moments = dict(zip(state_names(model), optimizer.state_dict()["state"].values(), strict=True))
     dcp.save({"optim": {"state": moments}}, checkpoint_id=str(OUT / "optim"))
-    return full(state)
+    return gathered(state)
 
 
 def state_names(model: nn.Module) -> list[str]:
@@ -92,11 +86,7 @@ def state_names(model: nn.Module) -> list[str]:
 
 def main() -> None:
     """Save in the wanted way, gather."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("fsdp", "hsdp", "mesh"))
-    parser.add_argument("--reference", type=Path, required=True)
-    parser.add_argument("--base", type=Path)
-    options = parser.parse_args()
+    options = parser(__doc__, ("fsdp", "hsdp", "mesh")).parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     if options.kind == "mesh":

@@ -4,18 +4,16 @@ sharded   ModelParallelStrategy: Trainer.save_checkpoint writes out.ckpt/, a DCP
 file      one process: ModelCheckpoint writes out/epoch=0-step=2.ckpt, with hyperparameters of classes that no checkpoint needs
 """
 
-import argparse
 from pathlib import Path
 from types import SimpleNamespace
 
 import lightning
 import torch
-from common import WORLD, save_reference
+from common import WORLD, Tensors, gathered, parser, save_reference
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 
 class Tiny(nn.Module):
@@ -60,7 +58,7 @@ class Module(lightning.LightningModule):
         return torch.utils.data.DataLoader(torch.arange(24).reshape(8, 3) % 13, batch_size=1)
 
 
-def alone() -> dict[str, torch.Tensor]:
+def alone() -> Tensors:
     """Trainer.fit with a checkpoint at its end; the state dict."""
     saves = ModelCheckpoint("out", every_n_train_steps=2)
     trainer = lightning.Trainer(accelerator="cpu", devices=1, max_steps=2, logger=False, callbacks=[saves], enable_progress_bar=False)
@@ -69,7 +67,7 @@ def alone() -> dict[str, torch.Tensor]:
     return module.state_dict()
 
 
-def trained(world: int) -> dict[str, torch.Tensor]:
+def trained(world: int) -> Tensors:
     """Trainer.fit, Trainer.save_checkpoint; the state dict, gathered."""
     strategy = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1)
     trainer = lightning.Trainer(
@@ -84,13 +82,9 @@ def trained(world: int) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Let the strategy save, gather."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("sharded", "file"))
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__, ("sharded", "file")).parse_args()
     state = alone() if options.kind == "file" else trained(WORLD)
-    full = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
-    save_reference(options.reference / "full.safetensors", full)
+    save_reference(options.reference / "full.safetensors", gathered(state))
 
 
 if __name__ == "__main__":

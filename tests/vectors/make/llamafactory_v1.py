@@ -1,10 +1,9 @@
 """LLaMA-Factory v1's own trainer, one process: llamafactory_v1.py --base DIR --reference DIR writes out/checkpoint-2, whose model lies in ``model``."""
 
-import argparse
 import json
 from pathlib import Path
 
-from common import save_reference
+from common import parser, save_reference
 from llamafactory.v1.accelerator.interface import DistributedInterface
 from llamafactory.v1.config import get_args
 from llamafactory.v1.core.data_engine import DataEngine
@@ -14,10 +13,7 @@ from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 
 def main() -> None:
     """What its ``run_sft`` does, and the state dict that was saved."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     model, data, training, _ = get_args(told(options.base))
     DistributedInterface(training.dist_config)
     engine = ModelEngine(model, is_train=True)

@@ -4,14 +4,13 @@ Ranks are tensor-parallel; iter_0000002/ has common.pt, metadata.json and a DCP 
 "optimizer.state.…". The reference is what torch's reader, which mcore's is, gathers of it, without the optimizer's.
 """
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import RANK, WORLD, finish, save_reference
+from common import RANK, WORLD, finish, parser, save_reference
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
@@ -52,11 +51,10 @@ def optimizer_states(weights: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Build, save, load plainly."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tensor-parallel", type=int, default=WORLD)
-    parser.add_argument("--tied", action="store_true")
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
+    words = parser(__doc__)
+    words.add_argument("--tensor-parallel", type=int, default=WORLD)
+    words.add_argument("--tied", action="store_true")
+    options = words.parse_args()
     torch.cuda.synchronize = lambda *_: None  # these two are all that keep its writer from a CPU
     torch.cuda.current_device = lambda: "cpu"
     dist.init_process_group("gloo")

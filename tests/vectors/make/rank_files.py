@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
-from common import RANK, VOCABULARY, WORLD, batch, finish, save_reference
+from common import RANK, VOCABULARY, WORLD, Pair, Tensors, finish, full_state, gathered, parser, save_reference, train
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -44,15 +43,6 @@ class Odd(nn.Module):
         self.register_buffer("mask", torch.tensor([[True, False, True], [False, False, True]]))
 
 
-class Pair(nn.Module):
-    """Two linears for tensor parallelism: columns, then rows; no size that four divides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(6, 10)
-        self.down = nn.Linear(10, 6)
-
-
 class Tied(nn.Module):
     """Two names for one weight."""
 
@@ -62,19 +52,7 @@ class Tied(nn.Module):
         self.two.weight = self.one.weight
 
 
-def trained(model: nn.Module, step: nn.Module, optimizer: torch.optim.Optimizer, backward: object) -> None:
-    """Two steps on batches that no rank shares."""
-    generator = torch.Generator().manual_seed(RANK)
-    for _ in range(2):
-        ids = batch(generator)
-        loss = step(input_ids=ids, labels=ids).loss
-        backward(loss) if callable(backward) else loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    del model
-
-
-def full_of_fsdp1(model: nn.Module) -> dict[str, torch.Tensor]:
+def full_of_fsdp1(model: nn.Module) -> Tensors:
     """FULL_STATE_DICT of FSDP1 wants a GPU: its shards, gathered by ShardedTensor itself."""
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         state = model.state_dict()
@@ -91,30 +69,30 @@ def full_of_fsdp1(model: nn.Module) -> dict[str, torch.Tensor]:
     return full if RANK == 0 else {}
 
 
-def accelerated(options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def accelerated(options: argparse.Namespace) -> Tensors:
     """accelerate, whose plain save_state has no use_dcp: its documented functions."""
-    version = 1 if options.mode == "fsdp1" else 2
+    version = 1 if options.kind == "fsdp1" else 2
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=version,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
-        state_dict_type="FULL_STATE_DICT" if options.mode == "full" else "SHARDED_STATE_DICT",
+        state_dict_type="FULL_STATE_DICT" if options.kind == "full" else "SHARDED_STATE_DICT",
         use_orig_params=True,
     )
     acc = Accelerator(fsdp_plugin=plugin)
     model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.bfloat16 if options.bf16 else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = acc.prepare(model, optimizer)
-    trained(model, model, optimizer, acc.backward)
+    train(model, optimizer, RANK, acc.backward)
     save_fsdp_model(plugin, acc, model, OUT, use_dcp=False)
-    if options.mode != "full":
+    if options.kind != "full":
         save_fsdp_optimizer(plugin, acc, optimizer, model, OUT, use_dcp=False)
     if version == 1:
         return full_of_fsdp1(model)
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return full_state(model)
 
 
-def managed(options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def managed(options: argparse.Namespace) -> Tensors:
     """verl's actor, saved by verl."""
     from omegaconf import OmegaConf
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
@@ -122,25 +100,33 @@ def managed(options: argparse.Namespace) -> dict[str, torch.Tensor]:
     dist.init_process_group("gloo")
     model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.bfloat16 if options.bf16 else torch.float32)
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
-    if options.mode == "verl":
+    if options.kind == "verl":
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
         model = FullyShardedDataParallel(model, device_mesh=mesh, use_orig_params=True, device_id=torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    trained(model, model, optimizer, None)
+    train(model, optimizer, RANK)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     config = OmegaConf.create({"save_contents": ["model", "optimizer", "extra"], "load_contents": ["model"]})
     tokenizer = AutoTokenizer.from_pretrained(options.base)
     manager = FSDPCheckpointManager(model, optimizer, scheduler, processing_class=tokenizer, checkpoint_config=config)
     manager.save_checkpoint(str(OUT / "actor"), global_step=2)
-    if options.mode == "verl-fsdp1":
+    if options.kind == "verl-fsdp1":
         return full_of_fsdp1(model)
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return full_state(model)
 
 
-def meshed(_options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def saved_as_verl(state: Tensors) -> Tensors:
+    """Save a rank's state as verl does; return it gathered."""
+    (OUT / "actor").mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    torch.save(state, OUT / "actor" / f"model_world_size_{WORLD}_rank_{RANK}.pt")
+    return gathered(state)
+
+
+def meshed(_options: argparse.Namespace) -> Tensors:
     """Everything that placements can say, on one mesh and on two axes."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
@@ -169,13 +155,10 @@ def meshed(_options: argparse.Namespace) -> dict[str, torch.Tensor]:
         "integers": distribute_tensor(torch.arange(9), flat, [Shard(0)]),
         "empty": distribute_tensor(torch.empty(0, 3), flat, [Shard(0)]),
     }
-    (OUT / "actor").mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    torch.save(state, OUT / "actor" / f"model_world_size_{WORLD}_rank_{RANK}.pt")
-    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
+    return saved_as_verl(state)
 
 
-def parallel(options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def parallel(options: argparse.Namespace) -> Tensors:
     """Return an actor whose norms, attention and embeddings tensor parallelism leaves alone: these lie on the axes of FSDP only, once a group."""
     dist.init_process_group("gloo")
     names = ("ddp", "fsdp", "tp") if WORLD == 8 else ("fsdp", "tp")
@@ -189,33 +172,29 @@ def parallel(options: argparse.Namespace) -> dict[str, torch.Tensor]:
         fully_shard(layer, mesh=data)
     fully_shard(model, mesh=data)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    generator = torch.Generator().manual_seed(RANK // 2)  # what one tensor-parallel group sees
-    for _ in range(2):
-        ids = batch(generator)
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, RANK // 2)  # what one tensor-parallel group sees
     head = parallelize_module(Pair(), mesh["tp"], {"up": columns, "down": rows})  # on the axis of tensor parallelism only
     state = model.state_dict() | {f"v_head.{name}": value for name, value in head.state_dict().items()}
-    (OUT / "actor").mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    torch.save(state, OUT / "actor" / f"model_world_size_{WORLD}_rank_{RANK}.pt")
-    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
+    return saved_as_verl(state)
+
+
+WRITERS = {
+    **dict.fromkeys(("fsdp2", "fsdp1", "full"), accelerated),
+    **dict.fromkeys(("verl", "verl-fsdp1"), managed),
+    "mesh": meshed,
+    "parallel": parallel,
+}
 
 
 def main() -> None:
     """Write, then let torch gather what was written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("fsdp2", "fsdp1", "full", "verl", "verl-fsdp1", "mesh", "parallel"))
-    parser.add_argument("--base", type=Path)
-    parser.add_argument("--reference", type=Path, required=True)
-    parser.add_argument("--bf16", action="store_true")
-    options = parser.parse_args()
+    words = parser(__doc__, WRITERS)
+    words.add_argument("--bf16", action="store_true")
+    options = words.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.manual_seed(0)
     OUT.mkdir(exist_ok=True)
-    write = {"verl": managed, "verl-fsdp1": managed, "mesh": meshed, "parallel": parallel}.get(options.mode, accelerated)
-    full = write(options)
+    full = WRITERS[options.kind](options)
     if full:
         save_reference(options.reference / "full.safetensors", full)
     finish()

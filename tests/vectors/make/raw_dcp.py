@@ -4,14 +4,12 @@ Each writes the same state three times in the working directory: wrapped/ as {"m
 plain/ as the state itself; items/ as the state with a file for every item. `dtypes` runs as one process.
 """
 
-import argparse
 import io
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import RANK, WORLD, finish, save_reference
+from common import RANK, WORLD, Pair, finish, parser, save_reference
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,15 +30,6 @@ class Dress(nn.Module):
         self.register_buffer("counts", torch.arange(-3, 4, dtype=torch.int32))
         self.register_buffer("octets", torch.arange(250, 256, dtype=torch.uint8))
         self.register_buffer("mask", torch.tensor([True, False, True]))
-
-
-class Pair(nn.Module):
-    """Two linears for tensor parallelism: columns, then rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(6, 10)
-        self.down = nn.Linear(10, 6)
 
 
 def dress() -> dict[str, object]:
@@ -122,10 +111,7 @@ STATES = {"dress": dress, "mesh": mesh_state, "dtypes": dtypes}
 
 def main() -> None:
     """Build the state, save it three times, gather it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=STATES)
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser(__doc__, STATES).parse_args()
     if WORLD > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(0)

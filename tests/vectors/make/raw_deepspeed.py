@@ -9,13 +9,12 @@ engine.json               the class of the optimizer
 import argparse
 import json
 import os
-from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import deepspeed
 import torch
-from common import RANK, batch, finish, save_reference
+from common import RANK, Tensors, batch, finish, parser, save_reference
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
@@ -91,7 +90,7 @@ def loss_of(engine: deepspeed.DeepSpeedEngine, generator: torch.Generator, optio
     return engine(input_ids=ids, labels=ids).loss
 
 
-def gather(engine: deepspeed.DeepSpeedEngine) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def gather(engine: deepspeed.DeepSpeedEngine) -> tuple[Tensors, Tensors]:
     """Let DeepSpeed's runtime put the master copy and the module's copy together; a collective."""
     master, held = {}, {}
     for name, parameter in engine.module.named_parameters():
@@ -108,18 +107,16 @@ def gather(engine: deepspeed.DeepSpeedEngine) -> tuple[dict[str, torch.Tensor], 
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", type=int)
-    parser.add_argument("--base", type=Path)
-    parser.add_argument("--reference", type=Path, required=True)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--frozen", action="store_true", help="freeze the embedding and layer 0")
-    parser.add_argument("--odd", action="store_true", help="train Odd, not the base model")
-    parser.add_argument("--accumulate-fp32", action="store_true", help="at stage 1 with bf16 this selects BF16_Optimizer")
-    parser.add_argument("--sub-group-size", type=int)
-    parser.add_argument("--round-robin", action="store_true", help="reorder the params of a group, and align each")
-    parser.add_argument("--dealt", action="store_true", help="reorder the params of a group, and no more")
-    return parser.parse_args()
+    words = parser(__doc__)
+    words.add_argument("stage", type=int)
+    words.add_argument("--bf16", action="store_true")
+    words.add_argument("--frozen", action="store_true", help="freeze the embedding and layer 0")
+    words.add_argument("--odd", action="store_true", help="train Odd, not the base model")
+    words.add_argument("--accumulate-fp32", action="store_true", help="at stage 1 with bf16 this selects BF16_Optimizer")
+    words.add_argument("--sub-group-size", type=int)
+    words.add_argument("--round-robin", action="store_true", help="reorder the params of a group, and align each")
+    words.add_argument("--dealt", action="store_true", help="reorder the params of a group, and no more")
+    return words.parse_args()
 
 
 def main() -> None:

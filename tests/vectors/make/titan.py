@@ -4,17 +4,14 @@ The manager writes checkpoint/step-2, the model's tensors at the top of the stat
 and train_state; with --last it is the last step, which holds the model only.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import RANK, WORLD, finish, save_reference
+from common import RANK, WORLD, finish, gathered, parser, save_reference
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torchtitan.components.checkpointer.dcp import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
@@ -79,11 +76,10 @@ class Train:
 
 def main() -> None:
     """Train two steps, let the manager save, gather."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tensor-parallel", action="store_true")
-    parser.add_argument("--last", action="store_true")
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
+    words = parser(__doc__)
+    words.add_argument("--tensor-parallel", action="store_true")
+    words.add_argument("--last", action="store_true")
+    options = words.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Tiny()
@@ -116,7 +112,7 @@ def main() -> None:
         sd_adapter=None, base_folder=".",
     )  # fmt: skip
     assert manager.save(2, last_step=options.last)
-    full = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
+    full = gathered(model.state_dict())
     if options.last:
         full = {k: v.bfloat16() if v.is_floating_point() else v for k, v in full.items()}
     save_reference(options.reference / "full.safetensors", full)

@@ -1,10 +1,9 @@
 """Checkpoints that are whole already, by save_pretrained: whole.py {sharded,adapter} --base DIR --reference DIR."""
 
-import argparse
 from pathlib import Path
 
 import torch
-from common import batch, save_reference
+from common import parser, save_reference, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -26,12 +25,7 @@ def adapter(base: Path, reference: Path) -> None:
     )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        ids = batch(generator)
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, 0)
     model.save_pretrained("out")
     AutoTokenizer.from_pretrained(base).save_pretrained("out")
     save_reference(reference / "adapter.safetensors", get_peft_model_state_dict(model))
@@ -40,12 +34,9 @@ def adapter(base: Path, reference: Path) -> None:
 
 def main() -> None:
     """Write out/ in the working directory."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("sharded", "adapter"))
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--reference", type=Path, required=True)
-    options = parser.parse_args()
-    {"sharded": sharded, "adapter": adapter}[options.kind](options.base, options.reference)
+    kinds = {"sharded": sharded, "adapter": adapter}
+    options = parser(__doc__, kinds).parse_args()
+    kinds[options.kind](options.base, options.reference)
 
 
 if __name__ == "__main__":
