@@ -6,8 +6,8 @@
 Some scripts cannot be edited.  ``ckptsync-autoload.pth`` lies beside the packages; each Python of
 the environment, and so each process that torchrun or Ray starts, runs its one line at the start.
 With the variable set it calls `begin`, which waits until ``transformers.trainer`` is imported, and
-then wraps the constructor of its ``CallbackHandler``, which every Trainer makes (transformers 5.24),
-so that each handler ends with our callback. The list ``DEFAULT_CALLBACKS`` would not do: ms-swift
+then wraps the constructor of its ``CallbackHandler``, so that each handler ends with our callback.
+Every Trainer makes one (transformers 5.24). The list ``DEFAULT_CALLBACKS`` would not do: ms-swift
 replaces it.
 
 Until then nothing is imported but the standard library, and no error here reaches the script.
