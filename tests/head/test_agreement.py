@@ -28,6 +28,7 @@ from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
 from tests.support.crashing_store import Crash, Dying
+from tests.support.exhaustive import EVERY_OTHER
 from tests.support.filled_stores import DEMO, contents, read, send, two_nodes
 from tests.support.head_in_process import verify_next
 from tests.support.interleaving import raced
@@ -160,7 +161,7 @@ def test_where_no_name_can_be_created_exclusively_the_model_is_still_of_one_conf
 
 
 def test_whichever_write_a_head_dies_at_it_goes_on_and_writes_no_file_again() -> None:
-    for lives in itertools.count():
+    for lives in itertools.count(0, EVERY_OTHER):
         store = Proven()
         two_nodes(store)
         try:
@@ -181,7 +182,7 @@ def test_whichever_write_a_head_dies_at_one_with_other_options_waits_and_makes_i
     plain: HeadOptions,
 ) -> None:
     for first, second in ((SHARDED, plain), (plain, SHARDED)):
-        for lives in itertools.count():
+        for lives in itertools.count(0, EVERY_OTHER):
             store = Proven()
             two_nodes(store)
             try:

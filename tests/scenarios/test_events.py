@@ -30,7 +30,7 @@ def heads(world: World, script: str, *names: str) -> list[Service]:
 
 def events(world: World) -> list[dict[str, Any]]:
     """What events did, by time."""
-    told = world.run("events", "sft", "--store", world.store.url, "--json").json["events"]
+    told = world.at_store("events", "sft", "--json").json["events"]
     return [row for row in told if row["name"]]
 
 
@@ -53,12 +53,10 @@ def test_two_heads_run_an_event_once_for_each_checkpoint_and_its_metrics_are_sho
     )
     assert sorted(lines(told)) == sorted(done)
     row = world.ls()["sft/checkpoint-5"]
-    full = world.run("ls", "sft/checkpoint-5", "--store", world.store.url)
+    full = world.at_store("ls", "sft/checkpoint-5")
     assert row["status"] == "VERIFIED"
     assert "eval/acc" in full.out
-    [one] = world.run("ls", "sft/checkpoint-5", "--store", world.store.url, "--json").json[
-        "locations"
-    ]
+    [one] = world.at_store("ls", "sft/checkpoint-5", "--json").json["locations"]
     assert one["metrics"] == {"eval/acc": 0.71}
     assert all(head.is_running() for head in started)
 
@@ -103,7 +101,7 @@ def test_what_fails_is_shown_with_its_reason_and_the_time_of_the_next_try(
     head.wait(phase="failed")
 
     def failed() -> list[dict[str, Any]]:
-        told = world.run("status", "--store", world.store.url, "--json").json["running"]
+        told = world.at_store("status", "--json").json["running"]
         return [e for e in told if e["kind"] == "event" and e["state"] == "failed"]
 
     entry: dict[str, Any] = {}

@@ -45,7 +45,7 @@ def test_logs_are_carried_as_they_grow_and_come_back(world: World, tmp_path: Pat
     assert world.run(*pull).json["there"]["files"] == 2
     assert (tmp_path / "back/logs/node0" / log.name).read_bytes() == log.read_bytes()
     world.verify("sft")
-    world.run("gc", "--orphans", "--store", world.store.url)
+    world.at_store("gc", "--orphans")
     assert world.statuses() == {"sft/checkpoint-4": "VERIFIED"}
 
 
@@ -56,7 +56,7 @@ def test_logs_are_not_carried_where_the_configuration_says_so(world: World) -> N
     world.worker(worker={"logs": False})
     world.let_workers_look("node0")
     assert not [name for name in world.store.names() if "/logs/" in name]
-    done = world.run("pull", "sft", "back", "--store", world.store.url, "--logs", code=2)
+    done = world.at_store("pull", "sft", "back", "--logs", code=2)
     assert "run 'sft' not found" in done.err
 
 

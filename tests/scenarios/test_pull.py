@@ -27,12 +27,12 @@ def test_the_newest_verified_checkpoint_comes_back_whole(
 ) -> None:
     world.fill(prepared(vector, 4))
     sent = written(vector, tmp_path)
-    done = world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json")
+    done = world.at_store("pull", "sft", tmp_path / "fresh", "--json")
     assert files_below(tmp_path / "fresh/checkpoint-4") == sent
     assert done.json["location"] == "checkpoint-4"
-    assert world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json").json[
-        "there"
-    ]["files"] == len(sent)
+    assert world.at_store("pull", "sft", tmp_path / "fresh", "--json").json["there"][
+        "files"
+    ] == len(sent)
 
 
 @pytest.mark.stores("path")
@@ -40,7 +40,7 @@ def test_the_consolidated_model_comes_alone(
     world: World, prepared: Prepared, tmp_path: Path
 ) -> None:
     world.fill(prepared("hf-fsdp2-2node", 4))
-    world.run("pull", "sft", tmp_path / "model", "--store", world.store.url, "--consolidated")
+    world.at_store("pull", "sft", tmp_path / "model", "--consolidated")
     assert tensors((tmp_path / "model/model.safetensors").read_bytes()) == reference(
         "hf-fsdp2-2node"
     )
@@ -56,16 +56,8 @@ def test_a_pulled_checkpoint_stays_verified_beside_workers(
     world: World, prepared: Prepared, tmp_path: Path, vector: str, names: tuple[str, str]
 ) -> None:
     world.fill(prepared(vector, 4))
-    world.run("pull", "sft/checkpoint-4", world.output("sft", "a"), "--store", world.store.url)
-    world.run(
-        "pull",
-        "sft/checkpoint-4",
-        world.output("sft", "b"),
-        "--store",
-        world.store.url,
-        "--node",
-        "node1",
-    )
+    world.at_store("pull", "sft/checkpoint-4", world.output("sft", "a"))
+    world.at_store("pull", "sft/checkpoint-4", world.output("sft", "b"), "--node", "node1")
     stays_verified(world, names, written(vector, tmp_path / "written"))
 
 
@@ -98,7 +90,7 @@ def stays_verified(world: World, names: tuple[str, str], sent: dict[str, bytes])
     } == {"sft/checkpoint-4": "VERIFIED"}
     assert [name for name in world.records() if name.startswith("sft/")] == before
     assert all(worker.is_running() for worker in workers)
-    world.run("pull", "sft/checkpoint-4", world.home / "again", "--store", world.store.url)
+    world.at_store("pull", "sft/checkpoint-4", world.home / "again")
     assert files_below(world.home / "again/checkpoint-4") == sent
 
 
@@ -108,27 +100,17 @@ def test_nothing_that_is_there_is_overwritten(world: World, tmp_path: Path) -> N
     mine = tmp_path / "back/checkpoint-4"
     mine.mkdir(parents=True)
     (mine / "model.safetensors").write_bytes(b"mine")
-    world.run(
-        "pull",
-        "sft/checkpoint-4",
-        tmp_path / "back",
-        "--store",
-        world.store.url,
-        "--unverified",
-        code=2,
-    )
+    world.at_store("pull", "sft/checkpoint-4", tmp_path / "back", "--unverified", code=2)
     assert files_below(tmp_path / "back") == {"checkpoint-4/model.safetensors": b"mine"}
 
 
 @pytest.mark.stores("path")
 def test_a_checkpoint_that_is_not_whole_is_not_given_unasked(world: World, tmp_path: Path) -> None:
     world.push(world.save("sft", vector="hf-fsdp2-2node", node="node0"))
-    done = world.run(
-        "pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, "--json", code=3
-    )
+    done = world.at_store("pull", "sft/checkpoint-4", tmp_path / "back", "--json", code=3)
     assert "__2_0.distcp" in done.out + done.err
     assert not (tmp_path / "back/checkpoint-4").exists()
-    world.run("pull", "nobody", tmp_path / "back", "--store", world.store.url, code=2)
+    world.at_store("pull", "nobody", tmp_path / "back", code=2)
 
 
 @pytest.mark.stores("path")
@@ -144,5 +126,5 @@ def test_names_that_only_some_file_systems_tell_apart_come_back(
     assert "A/x and a/X (and 2 more): names that can be pulled only to file systems" in told
     world.head()
     world.wait("sft/checkpoint-4", "VERIFIED")
-    world.run("pull", "sft", tmp_path / "back", "--store", world.store.url)
+    world.at_store("pull", "sft", tmp_path / "back")
     assert files_below(tmp_path / "back/checkpoint-4") == sent

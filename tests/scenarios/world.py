@@ -6,7 +6,10 @@ Words of the product's interface (statuses, keys of its JSON) stand here and in 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import os
 import random
 import shlex
@@ -22,7 +25,9 @@ from typing import Any
 
 import yaml
 
+from ckptsync.cli.main import main
 from tests.scenarios.stores import Store
+from tests.support.exhaustive import ALL
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 BASE = VECTORS / "base"
@@ -84,13 +89,23 @@ class World:
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Done:
-        """A command to its end; its exit code must be `code`."""
-        done = self.start(*words, environment=environment, cwd=cwd).end()
+        """A command to its end; its exit code must be `code`.
+
+        One with an environment of its own is a process of its own.
+        """
+        if environment is None:
+            done = run_command(words, self.environment, cwd or self.home)
+        else:
+            done = self.start(*words, environment=environment, cwd=cwd).end()
         assert done.code == code, (
             f"{words}: exit code {done.code}, not {code}\n{done.out}\n{done.err}"
         )
         assert "Traceback" not in done.err, done.err
         return done
+
+    def at_store(self, *words: object, **more: Any) -> Done:
+        """A command that is given the store, to its end."""
+        return self.run(*words, "--store", self.store.url, **more)
 
     def start(
         self, *words: object, environment: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -104,7 +119,7 @@ class World:
 
     def push(self, path: Path, *words: object, node: str = "node0", code: int = 0) -> Done:
         """As a node that has no worker sends a checkpoint."""
-        return self.run("push", path, "--store", self.store.url, "--node", node, *words, code=code)
+        return self.at_store("push", path, "--node", node, *words, code=code)
 
     def push_save(self, run: str, vector: str, step: int = 4, *, seed: int = 0) -> dict[str, bytes]:
         """A save of one node or of two, each of which sends its part by hand when it has written
@@ -128,7 +143,7 @@ class World:
             return {}
         return {
             f"{row['run']}/{row['location']}": row
-            for row in self.run("ls", "--store", self.store.url, "--json").json["locations"]
+            for row in self.at_store("ls", "--json").json["locations"]
         }
 
     def statuses(self) -> dict[str, str]:
@@ -205,7 +220,7 @@ class World:
 
     def verify(self, *words: object, code: int = 0) -> Done:
         """The store, read by hand."""
-        return self.run("verify", "--store", self.store.url, *words, "--json", code=code)
+        return self.at_store("verify", *words, "--json", code=code)
 
     def model(self, location: str) -> Bits:
         """The consolidated model of `run/location`, tensor by tensor, out of the store."""
@@ -283,6 +298,34 @@ class World:
     ) -> Path:
         """Write a node's part of one save as its trainer does, file after file."""
         return write_save(self.output(run, node) / f"checkpoint-{step}", vector, node, **more)
+
+
+def run_command(words: Sequence[object], environment: Mapping[str, str], cwd: Path) -> Done:
+    """What a command prints, and its exit code.
+
+    A process takes most of its time to start, so the command runs in this one, but for `make
+    exhaustive` and for SCENARIOS_COMMAND.
+    """
+    texts = [str(word) for word in words]
+    if ALL or "SCENARIOS_COMMAND" in os.environ:
+        return Command([*COMMAND, *texts], environment, cwd).end()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    before, handlers = dict(os.environ), logging.root.handlers[:]
+    os.environ.clear()
+    os.environ.update(environment)
+    logging.root.handlers.clear()  # the command logs to its stderr
+    try:
+        redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with contextlib.chdir(cwd), redirected[0], redirected[1]:
+            code = main(texts)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        logging.root.handlers[:] = handlers
+        os.environ.clear()
+        os.environ.update(before)
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return Done(code, *printed)
 
 
 class Command:
