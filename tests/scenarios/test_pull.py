@@ -8,8 +8,7 @@ import pytest
 
 from tests.scenarios.conftest import Prepared
 from tests.scenarios.world import World, copy_save, files_below, reference, tensors, written
-
-TWO_NODES = ("hf-fsdp2-2node", "hf-zero3-2node")
+from tests.support.exhaustive import in_exhaustive
 
 
 @pytest.mark.parametrize(
@@ -48,9 +47,14 @@ def test_the_consolidated_model_comes_alone(
 
 
 @pytest.mark.stores("path")
-@pytest.mark.parametrize("vector", TWO_NODES)
 @pytest.mark.parametrize(
-    "names", [("node0", "node1"), ("fresh0", "fresh1")], ids=["same nodes", "fresh nodes"]
+    ("vector", "names"),
+    [
+        ("hf-fsdp2-2node", ("node0", "node1")),
+        ("hf-zero3-2node", ("fresh0", "fresh1")),
+        pytest.param("hf-fsdp2-2node", ("fresh0", "fresh1"), marks=in_exhaustive),
+        pytest.param("hf-zero3-2node", ("node0", "node1"), marks=in_exhaustive),
+    ],
 )
 def test_a_pulled_checkpoint_stays_verified_beside_workers(
     world: World, prepared: Prepared, tmp_path: Path, vector: str, names: tuple[str, str]
@@ -62,7 +66,9 @@ def test_a_pulled_checkpoint_stays_verified_beside_workers(
 
 
 @pytest.mark.stores("path")
-@pytest.mark.parametrize("vector", TWO_NODES)
+@pytest.mark.parametrize(
+    "vector", ["hf-zero3-2node", pytest.param("hf-fsdp2-2node", marks=in_exhaustive)]
+)
 def test_shards_copied_between_nodes_change_no_status(world: World, vector: str) -> None:
     head = world.head()
     sent = world.push_save("sft", vector)

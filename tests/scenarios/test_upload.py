@@ -24,16 +24,16 @@ def test_push_stores_every_file_as_it_is(world: World) -> None:
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
-def test_push_again_sends_nothing_again(world: World) -> None:
+def test_push_again_sends_nothing_again_and_a_dry_run_nothing_at_all(world: World) -> None:
     saved = world.save("sft")
+    world.push(saved, "--dry-run")
+    assert world.store.names() == []
     world.push(saved)
-    before = {
-        name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")
-    }
+    names = [name for name in world.store.names() if name.startswith("sft/")]
+    before = [world.store.identity(name) for name in names]
     world.push(saved)
-    assert {
-        name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")
-    } == before
+    assert [name for name in world.store.names() if name.startswith("sft/")] == names
+    assert [world.store.identity(name) for name in names] == before
 
 
 @pytest.mark.stores("path")
@@ -59,13 +59,6 @@ def test_an_upload_that_is_under_way_is_shown_with_who_sends_it(world: World) ->
         slow.kill()
         world.push(part, node=node)
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
-
-
-@pytest.mark.stores("path")
-def test_push_dry_run_changes_nothing(world: World) -> None:
-    saved = world.save("sft")
-    world.push(saved, "--dry-run")
-    assert world.store.names() == []
 
 
 @pytest.mark.each_store
@@ -180,8 +173,8 @@ def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joi
         assert "s apart, more than" in " ".join(sibling["against"])
         assert sibling["join"] == command
         assert seen[location]["newer"] is None
-    for words in (("ls", "--store", world.store.url), ("status", "--store", world.store.url)):
-        done = world.run(*words)
+    for words in ("ls", "status"):
+        done = world.at_store(words)
         assert command in done.out
         assert "no node has uploaded" not in done.out
     told = world.at_store("status", "--json").json
@@ -210,11 +203,12 @@ def test_locations_are_joined_by_hand(world: World) -> None:
 @pytest.mark.stores("path")
 def test_a_join_that_was_killed_goes_on(world: World) -> None:
     first, second, written = push_apart(world)
-    words = ("join", first, second, "--store", world.store.url)
-    command = world.start(*words, environment={"CKPTSYNC_LIMITS_BANDWIDTH": "100KB/s"})
+    words = ("join", first, second)
+    store = ("--store", world.store.url)
+    command = world.start(*words, *store, environment={"CKPTSYNC_LIMITS_BANDWIDTH": "100KB/s"})
     world.until(lambda: any("/join-" in name for name in world.store.names()), "the join's record")
     command.kill()
-    assert world.run(*words).out
+    assert world.at_store(*words).out
     assert world.statuses() == {first: "COMPLETE"}
     assert world.stored("sft", "checkpoint-4") == written
 
