@@ -313,29 +313,30 @@ class World:
 def run_command(words: Sequence[object], environment: Mapping[str, str], cwd: Path) -> Done:
     """What a command prints, and its exit code.
 
-    A process takes most of its time to start, so the command runs in this one, but for `make
-    exhaustive` and for SCENARIOS_COMMAND.
+    It runs in this process, since most of a command's time is the start of its own; `make
+    exhaustive` and SCENARIOS_COMMAND start one.
     """
     texts = [str(word) for word in words]
     if ALL or "SCENARIOS_COMMAND" in os.environ:
         return Command([*COMMAND, *texts], environment, cwd).end()
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    before, handlers = dict(os.environ), logging.root.handlers[:]
+    printed = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(stream, "utf-8", write_through=True) for stream in printed)
+    before, here, handlers = dict(os.environ), Path.cwd(), logging.root.handlers[:]
     os.environ.clear()
     os.environ.update(environment)
+    os.chdir(cwd)
     logging.root.handlers.clear()  # the command logs to its stderr
     try:
-        redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-        with contextlib.chdir(cwd), redirected[0], redirected[1]:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(texts)
     except SystemExit as end:
         code = int(end.code or 0)
     finally:
         logging.root.handlers[:] = handlers
+        os.chdir(here)
         os.environ.clear()
         os.environ.update(before)
-    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    return Done(code, *printed)
+    return Done(code, *(stream.getvalue().decode() for stream in printed))
 
 
 class Command:
