@@ -71,7 +71,7 @@ def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(
 ) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     for _ in range(2):
-        world.at_store("gc", "--max-age", "1s", "--grace", "0s")
+        world.at_store("gc", "--max-age", "1ms", "--grace", "0s")
     assert locations(world)["2"] == "VERIFIED"
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
 
