@@ -15,16 +15,6 @@ from tests.support.filled_stores import contents, flip, newer, put, two_nodes
 from tests.support.head_in_process import consolidate_due
 
 
-def test_a_location_is_as_it_is_among_all_and_no_other_is_told_of() -> None:
-    store = MemoryStore()
-    two_nodes(store)
-    two_nodes(store, "zero3", "checkpoint-5")
-    everything = read_state(store)
-    found = read_location(store, "run", "checkpoint-5")
-    assert found.locations == (everything.of("run", "checkpoint-5"),)
-    assert read_location(store, "run", "checkpoint-6").locations == ()
-
-
 class _Counted(MemoryStore):
     """Notes what is read."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Handled, Proven, Summary
@@ -193,7 +193,6 @@ MOVES = st.tuples(st.sampled_from(["look", "begin", "end", "fail", "kill"]), st.
                   st.integers(0, 3))  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True),
     st.lists(MOVES, max_size=40),

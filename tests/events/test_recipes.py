@@ -5,17 +5,15 @@ real ones do; transformers, rsync and curl are real.
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ckptsync.cli.main import main
 from ckptsync.config.yaml_lines import parse
 from tests.support.exhaustive import in_exhaustive
 from tests.support.run_documents import ROOT, TRAINERS, has
@@ -52,8 +50,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Recipe:
     """A recipe in a store with one verified checkpoint, and where its programs lie."""
 
-    def __init__(self, made: Path, home: Path) -> None:
-        self.home, self.told = home, home / "told"
+    def __init__(self, made: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home, self.told, self._capsys = home, home / "told", capsys
         self.store = shutil.copytree(made, home / "store")
         self.model = self.store / "fsdp2/consolidated/checkpoint-4"
 
@@ -71,22 +69,22 @@ class Recipe:
         config = self.home / "head.yaml"
         config.write_text(f"roles: [head]\nstore: {{url: {self.store}}}\nevents:\n{text}")
         words = ["events", "run", "fsdp2/checkpoint-4", name, "-c", str(config), "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "ckptsync", *words],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "1"},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        [event] = json.loads(done.stdout)["events"]
+        assert main(words) == 0
+        [event] = json.loads(self._capsys.readouterr().out)["events"]
         assert event["note"] == ""
         return event["metrics"]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def recipe(made: Path, tmp_path: Path) -> Recipe:
-    return Recipe(made, tmp_path)
+def recipe(
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Recipe:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return Recipe(made, tmp_path, capsys)
 
 
 def needs(program: str) -> str:

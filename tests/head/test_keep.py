@@ -4,13 +4,13 @@ import pytest
 
 from ckptsync.catalogue.uncached import not_found, read_state
 from ckptsync.errors import ConfigError, Incomplete
-from ckptsync.head.gc import RetentionRequest, apply_retention, read_manifests
-from ckptsync.head.removal import keep, release, write_tombstone
+from ckptsync.head.gc import RetentionRequest, apply_retention
+from ckptsync.head.removal import keep, release
 from ckptsync.head.retention_rules import Rules
 from ckptsync.records.save_decisions import Stage
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import flip
-from tests.support.retention_stores import FIRST, fill
+from tests.support.retention_stores import FIRST, fill, mark
 
 STAGES: tuple[Stage, ...] = ("begun", "withdrawn", "marked")
 LAST = RetentionRequest(lambda _: Rules(keep_last=1), 99.0)
@@ -40,14 +40,6 @@ def test_what_is_kept_is_not_marked_and_what_is_released_is() -> None:
     assert [d.result for d in apply_retention(store, LAST).done] == ["marked"]
 
 
-def test_what_was_marked_comes_back() -> None:
-    store = filled()
-    apply_retention(store, LAST)
-    assert word(store) == "RETIRED"
-    assert keep(store, "run", "checkpoint-1")
-    assert word(store) == "VERIFIED"
-
-
 def test_what_has_lost_a_file_and_was_only_marked_is_kept() -> None:
     store = filled()
     apply_retention(store, LAST)
@@ -60,9 +52,8 @@ def test_what_has_lost_a_file_and_was_only_marked_is_kept() -> None:
 def test_what_a_removal_has_taken_a_file_of_is_not_promised() -> None:
     store = filled()
     apply_retention(store, LAST)
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
     for stage in STAGES:
-        write_tombstone(store, read_manifests(store, [name]), "location", stage, reason="old")
+        mark(store, "checkpoint-1", stage)
     store.delete("run/checkpoint-1/a.bin")
     with pytest.raises(Incomplete, match="it may still be deleted"):
         keep(store, "run", "checkpoint-1")

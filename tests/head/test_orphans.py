@@ -10,7 +10,7 @@ from ckptsync.head.gc import read_manifests
 from ckptsync.head.orphans import IDLE, delete_orphans, find_orphans
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import DEMO, contents, put, send, two_nodes
-from tests.support.retention_stores import fill
+from tests.support.retention_stores import fill, manifest_name
 
 LATER = 2 * IDLE
 
@@ -115,6 +115,5 @@ def test_a_run_within_another_is_not_touched() -> None:
 def test_where_a_manifest_is_gone_that_a_model_record_names_nothing_is_orphaned() -> None:
     store = MemoryStore()
     fill(store, "checkpoint-5")
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-5/") if "/manifest-" in e.name]
-    store.delete(name)
+    store.delete(manifest_name(store, "checkpoint-5"))
     assert names(store) == []

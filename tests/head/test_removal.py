@@ -26,7 +26,7 @@ from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import put
-from tests.support.retention_stores import FIRST, fill
+from tests.support.retention_stores import FIRST, fill, manifest_name, mark
 
 DROP = RetentionDecision("run", "checkpoint-1", "drop", "old", "remove")
 SHARDS = replace(DROP, scope="shards")
@@ -53,28 +53,18 @@ class Crossed(MemoryStore):
         super().create(name, chunks, about)
 
 
-def mark(store: MemoryStore, stage: Stage, scope: Scope = "location") -> None:
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
-    write_tombstone(store, read_manifests(store, [name]), scope, stage, reason="old")
-
-
 def marked(*stages: Stage, scope: Scope = "location") -> Crossed:
     """Two that are verified, the first of them marked."""
     store = Crossed()
     fill(store, "checkpoint-1")
     fill(store, "checkpoint-2", FIRST + 3600)
     for stage in stages or ("marked",):
-        mark(store, stage, scope)
+        mark(store, "checkpoint-1", stage, scope)
     return store
 
 
 def removed(store: MemoryStore) -> RemovalOutcome:
     return Removal(store).remove(DROP)
-
-
-def test_it_is_removed() -> None:
-    found = removed(marked())
-    assert (found.result, found.files) == ("removed", 4)
 
 
 def test_files_of_the_other_that_have_gone_since_it_was_verified_keep_it() -> None:
@@ -100,11 +90,6 @@ def test_the_shards_of_the_last_that_can_be_resumed_from_stay_unless_all_shall_g
     assert bool([*store.names("run/checkpoint-1/")]) == (not any_shards)
 
 
-def test_shards_go_while_a_training_can_be_resumed_from_another() -> None:
-    store = marked("marked", scope="shards")
-    assert Removal(store).remove(SHARDS).result == "removed"
-
-
 def test_a_node_that_sends_keeps_it() -> None:
     store = marked()
     store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])
@@ -113,7 +98,7 @@ def test_a_node_that_sends_keeps_it() -> None:
 
 def test_what_came_since_it_was_marked_is_marked_anew() -> None:
     store = marked()
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
+    name = manifest_name(store, "checkpoint-1")
     put(store, replace(read_manifests(store, [name])[name], n=1))
     assert removed(store).result == "marked again"
     assert removed(store).result == "removed"
@@ -135,7 +120,7 @@ def test_of_two_heads_that_begin_at_once_neither_takes_back_what_the_other_remov
     store = marked()
 
     def others() -> None:
-        mark(store, "begun")
+        mark(store, "checkpoint-1", "begun")
         append_record(store, Keep("run", "checkpoint-1", "checkpoint-1", 0, keeps=True))
 
     store.other = others
@@ -155,7 +140,7 @@ def test_a_model_without_its_model_record_is_half_removed_where_the_shards_had_g
     store = marked("marked", scope="shards")
     Removal(store).remove(SHARDS)
     for stage in ("marked", "begun"):
-        mark(store, stage)
+        mark(store, "checkpoint-1", stage)
     (model_record,) = [
         e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/model-" in e.name
     ]
@@ -186,11 +171,8 @@ def test_where_others_words_are_seen_late_they_are_waited_for() -> None:
 
     def others(seconds: float) -> None:
         waited.append(seconds)
-        write_tombstone(
-            store, read_manifests(store, [name]), "location", "marked", reason="by another"
-        )
+        mark(store, "checkpoint-2")
 
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-2/") if "/manifest-" in e.name]
     found = Removal(store, wait=others).remove(DROP)
     assert (found.result, waited) == ("withdrawn", [3.0])
 
@@ -218,7 +200,7 @@ def test_what_has_lost_a_file_before_any_removal_began_is_taken_back(lost: str) 
 def test_a_removal_that_begins_while_somebody_looks_whether_it_has_is_seen() -> None:
     store = marked()
     store.delete("run/checkpoint-1/a.bin")
-    found = Removal(store, wait=lambda _: mark(store, "begun")).withdraw(
+    found = Removal(store, wait=lambda _: mark(store, "checkpoint-1", "begun")).withdraw(
         "run", "checkpoint-1", "location", "old"
     )
     assert found.reason == "its removal has begun"
@@ -249,7 +231,7 @@ def test_no_record_is_missed_while_its_location_is_removed_and_after() -> None:
     store = Watched()
     fill(store, "checkpoint-1")
     fill(store, "checkpoint-2", FIRST + 3600)
-    mark(store, "marked")
+    mark(store, "checkpoint-1")
     assert removed(store).result == "removed"
     assert store.faults == 0
 

@@ -83,45 +83,10 @@ def known(*manifests: Manifest) -> tuple[StoredManifest, ...]:
     return tuple(StoredManifest(f"{i}-{m.node}-{m.location}", m) for i, m in enumerate(manifests))
 
 
-def test_the_first_take_has_the_plain_name() -> None:
-    assert choose_location(of_rank(0, "a"), []) == "checkpoint-5"
-
-
-def test_another_node_of_the_same_save_joins() -> None:
-    assert choose_location(of_rank(1, "b"), known(of_rank(0, "a"))) == "checkpoint-5"
-
-
-def test_the_same_rank_written_again_opens_a_location() -> None:
-    assert choose_location(of_rank(0, "a", "second", LATER), known(of_rank(0, "a"))).startswith(
-        "checkpoint-5~"
-    )
-
-
-def test_a_node_that_comes_from_another_time_does_not_join() -> None:
-    assert (
-        choose_location(of_rank(1, "b", "second", LATER), known(of_rank(0, "a"))) != "checkpoint-5"
-    )
-
-
-def test_moving_takes_back_what_was_said() -> None:
-    old = known(of_rank(1, "b", location="checkpoint-5~1"))
-    at_home = moved_manifest(old, "checkpoint-5", 0)
-    assert live_manifests([*old, StoredManifest("new", at_home)]) == (
-        StoredManifest("new", at_home),
-    )
-
-
 def test_a_file_that_comes_later_joins_its_own_node_whatever_the_time() -> None:
     stored = of_rank(0, "a", location="checkpoint-5~1")
     take = manifest("a", *stored.files, entry("README.md", at=LATER), ranks=(0,))
     assert choose_location(take, known(stored)) == "checkpoint-5~1"
-
-
-def test_the_second_save_of_every_node_meets_in_one_location() -> None:
-    first = [of_rank(0, "a"), of_rank(1, "b")]
-    again = of_rank(0, "a", "second", LATER)
-    again = replace(again, location=choose_location(again, known(*first)))
-    assert choose_location(of_rank(1, "b", "second", LATER), known(*first, again)) == again.location
 
 
 def test_a_save_id_names_the_location_and_decides_against_time() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.stores import KINDS, Store, remove, store_of
-from tests.scenarios.world import PATIENCE, World, files_below
+from tests.scenarios.world import BASE, PATIENCE, World, files_below
 from tests.support.exhaustive import ALL
 
 
@@ -87,10 +87,9 @@ class Prepared:
     def _make(home: Path, vector: str, steps: tuple[int, ...]) -> None:
         world = World(home, store_of("path", home))
         try:
-            world.head()
             for seed, step in enumerate(steps):
                 world.push_save("sft", vector, step, seed=seed)
-            for step in steps:
-                world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+            world.at_store("consolidate", "--config-from", BASE)
+            world.verify("--level", "parse")
         finally:
             world.close()

@@ -105,7 +105,7 @@ def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status
     assert service.wait(phase="no-directory")["level"] == "warning"
     service.wait(phase="started")
     world.until(
-        lambda: f"{world.home}/none/*" in world.run("status", "--store", world.store.url).out,
+        lambda: f"{world.home}/none/*" in world.at_store("status").out,
         "status to tell of it",
     )
 

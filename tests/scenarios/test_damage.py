@@ -54,7 +54,7 @@ def test_verify_by_hand_names_what_is_flipped_truncated_missing_and_everybody_kn
     found = str(world.verify(code=10).json["reports"])
     assert [name for name in SHARDS if f"checkpoint-4/{name}" not in found] == []
     assert world.statuses() == {"sft/checkpoint-4": "DAMAGED"}
-    world.run("status", "--store", world.store.url, "--check", code=10)
+    world.at_store("status", "--check", code=10)
 
 
 @pytest.mark.each_store
@@ -102,9 +102,9 @@ def test_a_consolidated_model_is_made_again(world: World, prepared: Prepared) ->
 @pytest.mark.stores("path")
 def test_repair_by_hand_reads_before_it_says_that_all_is_well(world: World) -> None:
     world.push(world.save("sft"))
-    world.run("repair", "sft/checkpoint-4", "--store", world.store.url, "--json")
+    world.at_store("repair", "sft/checkpoint-4", "--json")
     flip(world.store, WEIGHTS)
-    done = world.run("repair", "sft/checkpoint-4", "--store", world.store.url, "--json", code=3)
+    done = world.at_store("repair", "sft/checkpoint-4", "--json", code=3)
     assert "model.safetensors" in done.out
     assert world.statuses() == {"sft/checkpoint-4": "DAMAGED"}
 
@@ -133,7 +133,7 @@ def test_a_damaged_record_hides_nothing_else(world: World) -> None:
     right = world.store.read(manifest)
     for data in (flipped(right), b"", b"\xff\xfe", right[: len(right) // 2], b"[" * 100_000):
         world.store.write(manifest, data)
-        done = world.run("ls", "--store", world.store.url, "--json", code=10)
+        done = world.at_store("ls", "--json", code=10)
         assert [
             location["status"] for location in done.json["locations"] if location["run"] == "other"
         ] == ["COMPLETE"]
@@ -153,12 +153,12 @@ def test_a_damaged_record_of_a_head_or_a_verifier_is_told_and_made_again(
         name for name in world.records() if name.startswith(f"sft/.ckptsync/checkpoint-4/{kind}-")
     ]
     flip(world.store, name)
-    done = world.run("ls", "--store", world.store.url, "--json", code=10)
+    done = world.at_store("ls", "--json", code=10)
     assert name in str(done.json["unreadable"])
     world.head().wait(phase="verified", run="sft", location="checkpoint-4")
 
     def status() -> str:
-        [location] = world.start("ls", "--store", world.store.url, "--json").end().json["locations"]
+        [location] = world.finish("ls", "--store", world.store.url, "--json").json["locations"]
         return str(location["status"])
 
     world.until_told(lambda: status() == "VERIFIED", "the record to be made again")
@@ -172,14 +172,13 @@ def test_a_record_that_names_a_file_outside_of_its_location_is_refused(
     forged = files.pop(name).replace(b'"path":"scheduler.pt"', b'"path":"../../../evil"')
     digest = blake3.blake3(forged).hexdigest()[:16]
     world.fill(files | {f"{name.rpartition('-')[0]}-{digest}.json": forged})
-    assert world.run("ls", "--store", world.store.url, "--json", code=10).json["unreadable"]
+    assert world.at_store("ls", "--json", code=10).json["unreadable"]
     before = files_below(tmp_path)
     for more in ((), ("--unverified",), ("--consolidated",)):
-        done = world.start(
+        done = world.finish(
             "pull", "sft/checkpoint-4", tmp_path / "a/b/c", "--store", world.store.url, *more
-        ).end()
+        )
         assert done.code, done.out
-        assert "Traceback" not in done.err
     made = {name for name in files_below(tmp_path) if name not in before}
     assert not [name for name in made if "evil" in name]
 
@@ -193,9 +192,7 @@ def test_a_link_in_a_store_is_not_followed(world: World, tmp_path: Path) -> None
     secret.write_bytes((saved / "model.safetensors").read_bytes())
     (world.store.root / WEIGHTS).unlink()
     (world.store.root / WEIGHTS).symlink_to(secret)
-    done = world.run(
-        "pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, code=3
-    )
+    done = world.at_store("pull", "sft/checkpoint-4", tmp_path / "back", code=3)
     assert "model.safetensors" in done.out + done.err
     assert not (tmp_path / "back/checkpoint-4").exists()
 
@@ -209,7 +206,7 @@ def test_a_damaged_heartbeat_hides_nothing_else(world: World) -> None:
     world.until(lambda: beat in world.store.names(), "a heartbeat")
     worker.kill()
     world.store.write(beat, world.store.read(beat).replace(b'"', b'\xff"', 1))
-    done = world.run("status", "--store", world.store.url, "--json")
+    done = world.at_store("status", "--json")
     assert "node0" in str(done.json["alarms"])
     world.push(world.save("other"))
     world.wait("other/checkpoint-4", "VERIFIED")
@@ -221,19 +218,12 @@ def test_pull_gives_nothing_that_is_damaged(world: World, tmp_path: Path) -> Non
     saved = world.save("sft")
     world.push(saved)
     flip(world.store, WEIGHTS)
-    words = (
-        "pull",
-        "sft/checkpoint-4",
-        tmp_path / "back",
-        "--store",
-        world.store.url,
-        "--unverified",
-    )
-    done = world.run(*words, "--json", code=10)
+    words = ("pull", "sft/checkpoint-4", tmp_path / "back", "--unverified")
+    done = world.at_store(*words, "--json", code=10)
     assert "model.safetensors" in str(done.json["failed"])
     assert not (tmp_path / "back/checkpoint-4").exists()
     world.store.write(WEIGHTS, (saved / "model.safetensors").read_bytes())
-    world.run(*words)
+    world.at_store(*words)
     assert files_below(tmp_path / "back/checkpoint-4") == files_below(saved)
 
 
@@ -250,7 +240,7 @@ def test_damage_that_nobody_can_repair_is_said_to_be_lost(world: World) -> None:
     worker.start()
     worker.wait(phase="not-repaired", run="sft")
     world.until_told(
-        lambda: "LOST" in world.start("repair", "--store", world.store.url, "--dry-run").end().out,
+        lambda: "LOST" in world.finish("repair", "--store", world.store.url, "--dry-run").out,
         "the loss to be said",
     )
     assert worker.is_running()

@@ -14,6 +14,7 @@ import pytest
 
 from tests.scenarios.stores import Directory
 from tests.scenarios.world import Command, Done, World
+from tests.support.exhaustive import in_exhaustive
 from tests.support.ports import unused_port
 
 path_only = pytest.mark.stores("path")
@@ -98,7 +99,7 @@ def test_nodes_that_fit_together_may_start_whoever_comes_first(world: World) -> 
     [
         ({"NODE_RANK": "0"}, ("node-rank", "NODE_RANK")),
         ({"MASTER_PORT": "29498"}, ("launch-differs", "MASTER_PORT")),
-        ({"NNODES": "2:3"}, ("launch-differs", "NNODES")),
+        pytest.param({"NNODES": "2:3"}, ("launch-differs", "NNODES"), marks=in_exhaustive),
     ],
 )
 def test_nodes_that_do_not_fit_together_are_both_stopped(
@@ -157,18 +158,8 @@ def test_how_many_nodes_there_are_may_be_said_and_must_be_known(world: World) ->
     nodes = [waiting(world, rank, "--nnodes", "2", NNODES="") for rank in (0, 1)]
     assert same(*(node.end() for node in nodes))["nodes"] == ["n0", "n1"]
     for wait in ("soon", "", "0s"):
-        world.run(
-            "doctor",
-            "--publish",
-            "--wait",
-            wait,
-            "--nnodes",
-            "2",
-            "--store",
-            world.store.url,
-            code=2,
-        )
-    world.run("doctor", "--wait", "2m", "--store", world.store.url, code=2)
+        world.at_store("doctor", "--publish", "--wait", wait, "--nnodes", "2", code=2)
+    world.at_store("doctor", "--wait", "2m", code=2)
 
 
 @path_only
@@ -203,7 +194,7 @@ def test_what_a_node_finds_on_itself_stops_the_others_and_is_repeated(world: Wor
     nodes = [waiting(world, 0, "--output-dir", output), waiting(world, 1)]
     assert ("output-not-writable", str(output)) in failures(first := nodes[0].end())
     assert same(first, nodes[1].end())["exit_code"] == 2
-    repeated = world.run("doctor", "--store", world.store.url, "--json", code=2).json["findings"]
+    repeated = world.at_store("doctor", "--json", code=2).json["findings"]
     (found,) = [f for f in repeated if f["kind"] == "output-not-writable"]
     assert (found["nodes"], found["subject"]) == (["n0"], str(output))
 
@@ -242,7 +233,7 @@ def test_a_store_that_may_not_be_written_is_the_stores_fault(world: World) -> No
     assert isinstance(world.store, Directory)
     world.store.root.chmod(0o555)
     try:
-        done = world.run("doctor", "--publish", "--store", world.store.url, "--json", code=4)
+        done = world.at_store("doctor", "--publish", "--json", code=4)
     finally:
         world.store.root.chmod(0o755)
     assert {f["kind"] for f in done.json["findings"] if f["level"] == "fail"} == {"store-create"}

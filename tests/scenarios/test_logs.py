@@ -32,8 +32,8 @@ def test_logs_are_carried_as_they_grow_and_come_back(world: World, tmp_path: Pat
     log.write_text('{"step": 1, "again": true}\n')
     worker.start()
     world.until_stored("sft/logs/node0/trainer_log.jsonl", log.read_bytes())
-    pull = ("pull", "sft", tmp_path / "back", "--store", world.store.url, "--logs", "--json")
-    assert world.run(*pull).json["files"] == 3
+    pull = ("pull", "sft", tmp_path / "back", "--logs", "--json")
+    assert world.at_store(*pull).json["files"] == 3
     back = files_below(tmp_path / "back/logs/node0")
     assert back.pop(EVENTS) == (out / EVENTS).read_bytes()
     assert back.pop(log.name) == log.read_bytes()
@@ -42,10 +42,10 @@ def test_logs_are_carried_as_they_grow_and_come_back(world: World, tmp_path: Pat
     with log.open("a") as file:
         file.write('{"step": 2}\n')
     world.until_stored("sft/logs/node0/trainer_log.jsonl", log.read_bytes())
-    assert world.run(*pull).json["there"]["files"] == 2
+    assert world.at_store(*pull).json["there"]["files"] == 2
     assert (tmp_path / "back/logs/node0" / log.name).read_bytes() == log.read_bytes()
     world.verify("sft")
-    world.run("gc", "--orphans", "--store", world.store.url)
+    world.at_store("gc", "--orphans")
     assert world.statuses() == {"sft/checkpoint-4": "VERIFIED"}
 
 
@@ -56,25 +56,25 @@ def test_logs_are_not_carried_where_the_configuration_says_so(world: World) -> N
     world.worker(worker={"logs": False})
     world.let_workers_look("node0")
     assert not [name for name in world.store.names() if "/logs/" in name]
-    done = world.run("pull", "sft", "back", "--store", world.store.url, "--logs", code=2)
+    done = world.at_store("pull", "sft", "back", "--logs", code=2)
     assert "run 'sft' not found" in done.err
 
 
 @pytest.mark.stores("path")
 def test_a_file_that_is_no_copy_of_a_log_is_left_alone(world: World, tmp_path: Path) -> None:
     world.push_save("sft", "hf-ddp")
-    pull = ("pull", "sft", tmp_path / "back", "--store", world.store.url, "--logs")
-    assert "has no logs" in world.run(*pull, code=2).err
+    pull = ("pull", "sft", tmp_path / "back", "--logs")
+    assert "has no logs" in world.at_store(*pull, code=2).err
     world.store.write("sft/logs/node0/trainer_log.jsonl", b"{}\n")
     mine = tmp_path / "back/logs/node0/trainer_log.jsonl"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine\n")
-    assert "has other bytes" in world.run(*pull, code=2).out
+    assert "has other bytes" in world.at_store(*pull, code=2).out
     assert mine.read_bytes() == b"mine\n"
     mine.unlink()
-    world.run(*pull, "--dry-run")
+    world.at_store(*pull, "--dry-run")
     assert not mine.exists()
-    world.run(*pull)
+    world.at_store(*pull)
     assert mine.read_bytes() == b"{}\n"
 
 

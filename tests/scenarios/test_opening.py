@@ -91,7 +91,7 @@ def opens(world: World, location: str = LOCATION) -> None:
     """Open the model as its user does."""
     transformers = pytest.importorskip("transformers")
     target = world.home / "pulled" / location
-    world.run("pull", location, target, "--store", world.store.url, "--consolidated")
+    world.at_store("pull", location, target, "--consolidated")
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         target, output_loading_info=True
     )
@@ -203,31 +203,23 @@ def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: Wor
     world.wait(LOCATION, "VERIFIED")
     row = world.ls()[LOCATION]
     assert row["missing_to_open"] == ["config.json", "tokenizer"]
-    shown = world.run("ls", "--store", world.store.url).out
+    shown = world.at_store("ls").out
     [alarm] = [
-        a
-        for a in world.run("status", "--store", world.store.url, "--json").json["alarms"]
-        if a["code"] == "no-config"
+        a for a in world.at_store("status", "--json").json["alarms"] if a["code"] == "no-config"
     ]
     assert (alarm["subject"], alarm["severity"]) == ("sft", "warning")
-    for text in (shown, alarm["text"], world.run("status", "--store", world.store.url).out):
+    for text in (shown, alarm["text"], world.at_store("status").out):
         assert "no config.json: from_pretrained cannot open it" in text
     for text in (
         shown,
         alarm["todo"],
         row["hint"],
-        world.run("status", "--store", world.store.url).out,
+        world.at_store("status").out,
     ):
         assert "head.config_from.sft" in text
-    world.run("status", "--store", world.store.url, "--check", code=1)
-    pulled = world.run(
-        "pull",
-        LOCATION,
-        world.home / "pulled",
-        "--store",
-        world.store.url,
-        "--consolidated",
-        "--json",
+    world.at_store("status", "--check", code=1)
+    pulled = world.at_store(
+        "pull", LOCATION, world.home / "pulled", "--consolidated", "--json"
     ).json
     assert any("no config.json" in note for note in pulled["notes"])
 
@@ -254,7 +246,7 @@ def test_a_configuration_that_comes_later_completes_the_model_as_it_is(
     world.until_told(lambda: "config.json" not in told(world), "the model to be completed")
     world.wait(LOCATION, "VERIFIED")
     assert {n: world.store.identity(n) for n in weights} == weights
-    assert world.run("status", "--store", world.store.url, "--json").json["alarms"] == []
+    assert world.at_store("status", "--json").json["alarms"] == []
     opens(world)
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.scenarios.conftest import Prepared
-from tests.scenarios.world import World, dated
+from tests.scenarios.world import BASE, World, dated
 
 
 def locations(world: World) -> dict[str, str]:
@@ -24,16 +24,16 @@ def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(
     world: World, prepared: Prepared
 ) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
-    gc = ("gc", "--store", world.store.url, "--keep-last", "1")
-    world.run(*gc, "--grace", "1h", "--dry-run")
+    gc = ("gc", "--keep-last", "1")
+    world.at_store(*gc, "--grace", "1h", "--dry-run")
     assert set(locations(world).values()) == {"VERIFIED"}
-    world.run(*gc, "--grace", "1h")
+    world.at_store(*gc, "--grace", "1h")
     assert locations(world) == {"1": "RETIRED", "2": "VERIFIED"}
     assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), (
         "gone before the grace was over"
     )
-    world.run(*gc, "--grace", "0s")
-    world.run(*gc, "--grace", "0s")
+    world.at_store(*gc, "--grace", "0s")
+    world.at_store(*gc, "--grace", "0s")
     assert {
         name.split("/")[1] for name in world.store.names() if name.startswith("sft/checkpoint-")
     } == {"checkpoint-2"}
@@ -43,13 +43,13 @@ def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(
 @pytest.mark.stores("path")
 def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
-    world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--reason", "the paper")
+    world.at_store("keep", "sft/checkpoint-1", "--reason", "the paper")
     for _ in range(2):
-        world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "0s")
+        world.at_store("gc", "--keep-last", "1", "--grace", "0s")
     assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
-    world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--release")
+    world.at_store("keep", "sft/checkpoint-1", "--release")
     for _ in range(2):
-        world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "0s")
+        world.at_store("gc", "--keep-last", "1", "--grace", "0s")
     assert locations(world).get("2") == "VERIFIED"
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
 
@@ -59,9 +59,9 @@ def test_what_is_retired_comes_back_when_a_person_keeps_it(
     world: World, prepared: Prepared
 ) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
-    world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "1h")
+    world.at_store("gc", "--keep-last", "1", "--grace", "1h")
     assert locations(world)["1"] == "RETIRED"
-    world.run("keep", "sft/checkpoint-1", "--store", world.store.url)
+    world.at_store("keep", "sft/checkpoint-1")
     assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
 
 
@@ -71,7 +71,7 @@ def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(
 ) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     for _ in range(2):
-        world.run("gc", "--store", world.store.url, "--max-age", "1s", "--grace", "0s")
+        world.at_store("gc", "--max-age", "1ms", "--grace", "0s")
     assert locations(world)["2"] == "VERIFIED"
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
 
@@ -102,17 +102,7 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
 def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     for _ in range(2):
-        world.run(
-            "gc",
-            "--store",
-            world.store.url,
-            "--shards",
-            "drop-after:1",
-            "--keep-last",
-            "9",
-            "--grace",
-            "0s",
-        )
+        world.at_store("gc", "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s")
     names = world.store.names()
     assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
     assert "sft/consolidated/checkpoint-1/model.safetensors" in names
@@ -124,23 +114,20 @@ def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None
 def test_a_save_with_a_wrong_clock_is_no_newer_and_no_older_than_its_step(
     world: World, wrong: int, days: float
 ) -> None:
-    world.head()
     for step in (1, 2, 3, 4):
         path = world.save("sft", step=step, seed=step)
         if step == wrong:
             dated(path, time.time() + days * 86400)
         world.push(path)
-    for step in (1, 2, 3, 4):
-        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
-    alarms = world.run("status", "--store", world.store.url, "--json").json["alarms"]
+    world.at_store("consolidate", "--config-from", BASE)
+    world.verify()
+    assert set(locations(world).values()) == {"VERIFIED"}
+    alarms = world.at_store("status", "--json").json["alarms"]
     assert [(a["code"], a["subject"]) for a in alarms] == [("clock", f"sft/checkpoint-{wrong}")]
     assert "dated 30d" in alarms[0]["text"] or "dated 29d23h" in alarms[0]["text"]
-    assert (
-        world.run("status", "--store", world.store.url, "--json").json["runs"][0]["newest"]["step"]
-        == 4
-    )
-    world.run("pull", "sft", world.home / "got", "--store", world.store.url)
+    assert world.at_store("status", "--json").json["runs"][0]["newest"]["step"] == 4
+    world.at_store("pull", "sft", world.home / "got")
     assert [p.name for p in (world.home / "got").iterdir()] == ["checkpoint-4"]
     for _ in range(2):
-        world.run("gc", "--store", world.store.url, "--keep-last", "1", "--grace", "0s")
+        world.at_store("gc", "--keep-last", "1", "--grace", "0s")
     assert locations(world) == {"4": "VERIFIED"}

@@ -130,17 +130,7 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: P
                 dict(sshd().options_with(key=tmp_path / "stranger"))
             )
         }
-    done = world.run(
-        "push",
-        saved,
-        "--store",
-        world.store.url,
-        "--node",
-        "node0",
-        "--json",
-        code=2,
-        environment=wrong,
-    )
+    done = world.at_store("push", saved, "--node", "node0", "--json", code=2, environment=wrong)
     assert done.error["hint"]
     assert world.store.names() == []
     world.push(saved)
@@ -152,7 +142,7 @@ def test_a_host_that_nobody_knows_is_refused(world: World, tmp_path: Path) -> No
     (tmp_path / "known_hosts").write_text("")
     options = sshd().options_with(known_hosts=tmp_path / "known_hosts")
     environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(options))}
-    done = world.run("ls", "--store", world.store.url, "--json", code=2, environment=environment)
+    done = world.at_store("ls", "--json", code=2, environment=environment)
     assert "key" in done.error["error"] + done.error["hint"]
 
 
@@ -172,9 +162,7 @@ def test_a_name_that_no_store_can_keep_is_an_alarm_that_says_what_to_do(
 
     def alarms() -> list[Mapping[str, str]]:
         return [
-            a
-            for a in world.run("status", "--store", world.store.url, "--json").json["alarms"]
-            if a["code"] == "blocked"
+            a for a in world.at_store("status", "--json").json["alarms"] if a["code"] == "blocked"
         ]
 
     world.until(lambda: bool(alarms()), "an alarm")

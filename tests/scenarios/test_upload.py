@@ -24,16 +24,16 @@ def test_push_stores_every_file_as_it_is(world: World) -> None:
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
-def test_push_again_sends_nothing_again(world: World) -> None:
+def test_push_again_sends_nothing_again_and_a_dry_run_nothing_at_all(world: World) -> None:
     saved = world.save("sft")
+    world.push(saved, "--dry-run")
+    assert world.store.names() == []
     world.push(saved)
-    before = {
-        name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")
-    }
+    names = [name for name in world.store.names() if name.startswith("sft/")]
+    before = [world.store.identity(name) for name in names]
     world.push(saved)
-    assert {
-        name: world.store.identity(name) for name in world.store.names() if name.startswith("sft/")
-    } == before
+    assert [name for name in world.store.names() if name.startswith("sft/")] == names
+    assert [world.store.identity(name) for name in names] == before
 
 
 @pytest.mark.stores("path")
@@ -53,19 +53,12 @@ def test_an_upload_that_is_under_way_is_shown_with_who_sends_it(world: World) ->
         row = rows["sft/checkpoint-4"]
         assert (row["uploading"]["nodes"], row["nodes"]) == ([node], already)
         if already:
-            status = world.run("status", "--store", world.store.url, "--json").json
+            status = world.at_store("status", "--json").json
             assert status["checkpoints"] == {"UPLOADING": 1}
             assert [u["nodes"] for run in status["runs"] for u in run["uploading"]] == [[node]]
         slow.kill()
         world.push(part, node=node)
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
-
-
-@pytest.mark.stores("path")
-def test_push_dry_run_changes_nothing(world: World) -> None:
-    saved = world.save("sft")
-    world.push(saved, "--dry-run")
-    assert world.store.names() == []
 
 
 @pytest.mark.each_store
@@ -180,17 +173,17 @@ def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joi
         assert "s apart, more than" in " ".join(sibling["against"])
         assert sibling["join"] == command
         assert seen[location]["newer"] is None
-    for words in (("ls", "--store", world.store.url), ("status", "--store", world.store.url)):
-        done = world.run(*words)
+    for words in ("ls", "status"):
+        done = world.at_store(words)
         assert command in done.out
         assert "no node has uploaded" not in done.out
-    told = world.run("status", "--store", world.store.url, "--json").json
+    told = world.at_store("status", "--json").json
     assert [row["siblings"][0]["join"] for row in told["locations"]] == [command, command]
 
 
 def test_locations_are_joined_by_hand(world: World) -> None:
     first, second, written = push_apart(world)
-    done = world.run("join", first, second, "--store", world.store.url, "--json").json
+    done = world.at_store("join", first, second, "--json").json
     assert (done["location"], done["moved"], done["changed"]) == (
         "checkpoint-4",
         {"node1": second.partition("/")[2]},
@@ -199,24 +192,23 @@ def test_locations_are_joined_by_hand(world: World) -> None:
     assert world.statuses() == {first: "COMPLETE"}
     assert world.stored("sft", "checkpoint-4") == written
     for words in ((first, second), (second, first)):
-        assert (
-            world.run("join", *words, "--store", world.store.url, "--json").json["changed"] is False
-        )
+        assert world.at_store("join", *words, "--json").json["changed"] is False
     world.head()
     world.wait(first, "VERIFIED")
     assert world.model(first) == reference("hf-fsdp2-2node")
-    world.run("pull", first, world.home / "back", "--store", world.store.url)
+    world.at_store("pull", first, world.home / "back")
     assert files_below(world.home / "back/checkpoint-4") == written
 
 
 @pytest.mark.stores("path")
 def test_a_join_that_was_killed_goes_on(world: World) -> None:
     first, second, written = push_apart(world)
-    words = ("join", first, second, "--store", world.store.url)
-    command = world.start(*words, environment={"CKPTSYNC_LIMITS_BANDWIDTH": "100KB/s"})
+    words = ("join", first, second)
+    store = ("--store", world.store.url)
+    command = world.start(*words, *store, environment={"CKPTSYNC_LIMITS_BANDWIDTH": "100KB/s"})
     world.until(lambda: any("/join-" in name for name in world.store.names()), "the join's record")
     command.kill()
-    assert world.run(*words).out
+    assert world.at_store(*words).out
     assert world.statuses() == {first: "COMPLETE"}
     assert world.stored("sft", "checkpoint-4") == written
 
@@ -224,12 +216,11 @@ def test_a_join_that_was_killed_goes_on(world: World) -> None:
 @pytest.mark.stores("path")
 def test_what_is_joined_by_hand_and_kept_stays_kept_and_gone_when_it_goes(world: World) -> None:
     first, second, _ = push_apart(world)
-    world.run("keep", second, "--store", world.store.url, "--reason", "the paper")
-    world.run("join", first, second, "--store", world.store.url)
-    assert [
-        row["location"]
-        for row in world.run("status", "--store", world.store.url, "--json").json["kept"]
-    ] == ["checkpoint-4"]
+    world.at_store("keep", second, "--reason", "the paper")
+    world.at_store("join", first, second)
+    assert [row["location"] for row in world.at_store("status", "--json").json["kept"]] == [
+        "checkpoint-4"
+    ]
 
 
 @pytest.mark.stores("path")
@@ -240,7 +231,7 @@ def test_two_saves_are_not_joined(world: World) -> None:
     first, second = sorted(world.ls())
     before = world.store.names()
     assert all(row["siblings"] == [] for row in world.ls().values())
-    done = world.run("join", first, second, "--store", world.store.url, "--json", code=2)
+    done = world.at_store("join", first, second, "--json", code=2)
     assert "cannot be joined" in done.error["error"]
     for wrong in (
         (first, first),
@@ -248,7 +239,7 @@ def test_two_saves_are_not_joined(world: World) -> None:
         (first, "other/checkpoint-4"),
         ("checkpoint-4", second),
     ):
-        world.run("join", *wrong, "--store", world.store.url, code=2)
+        world.at_store("join", *wrong, code=2)
     assert world.store.names() == before
 
 

@@ -124,7 +124,7 @@ def test_an_adapter_that_changes_nothing_after_its_first_step_is_said(world: Wor
             '{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["l"]}'
         )
     world.push(world.output("sft"))
-    world.run("consolidate", "--store", world.store.url)
+    world.at_store("consolidate")
     rows = world.ls()
     findings = {name: row["weights_findings"] for name, row in rows.items()}
     assert findings["sft/checkpoint-1"] == []

@@ -6,7 +6,10 @@ Words of the product's interface (statuses, keys of its JSON) stand here and in 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import os
 import random
 import shlex
@@ -22,7 +25,9 @@ from typing import Any
 
 import yaml
 
+from ckptsync.cli.main import main
 from tests.scenarios.stores import Store
+from tests.support.exhaustive import ALL
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 BASE = VECTORS / "base"
@@ -85,12 +90,32 @@ class World:
         cwd: Path | None = None,
     ) -> Done:
         """A command to its end; its exit code must be `code`."""
-        done = self.start(*words, environment=environment, cwd=cwd).end()
+        done = self.finish(*words, environment=environment, cwd=cwd)
         assert done.code == code, (
             f"{words}: exit code {done.code}, not {code}\n{done.out}\n{done.err}"
         )
+        return done
+
+    def finish(
+        self,
+        *words: object,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Done:
+        """A command to its end, whatever its exit code.
+
+        One with an environment of its own is a process of its own.
+        """
+        if environment is None:
+            done = run_command(words, self.environment, cwd or self.home)
+        else:
+            done = self.start(*words, environment=environment, cwd=cwd).end()
         assert "Traceback" not in done.err, done.err
         return done
+
+    def at_store(self, *words: object, **more: Any) -> Done:
+        """A command that is given the store, to its end."""
+        return self.run(*words, "--store", self.store.url, **more)
 
     def start(
         self, *words: object, environment: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -104,7 +129,7 @@ class World:
 
     def push(self, path: Path, *words: object, node: str = "node0", code: int = 0) -> Done:
         """As a node that has no worker sends a checkpoint."""
-        return self.run("push", path, "--store", self.store.url, "--node", node, *words, code=code)
+        return self.at_store("push", path, "--node", node, *words, code=code)
 
     def push_save(self, run: str, vector: str, step: int = 4, *, seed: int = 0) -> dict[str, bytes]:
         """A save of one node or of two, each of which sends its part by hand when it has written
@@ -128,7 +153,7 @@ class World:
             return {}
         return {
             f"{row['run']}/{row['location']}": row
-            for row in self.run("ls", "--store", self.store.url, "--json").json["locations"]
+            for row in self.at_store("ls", "--json").json["locations"]
         }
 
     def statuses(self) -> dict[str, str]:
@@ -205,7 +230,7 @@ class World:
 
     def verify(self, *words: object, code: int = 0) -> Done:
         """The store, read by hand."""
-        return self.run("verify", "--store", self.store.url, *words, "--json", code=code)
+        return self.at_store("verify", *words, "--json", code=code)
 
     def model(self, location: str) -> Bits:
         """The consolidated model of `run/location`, tensor by tensor, out of the store."""
@@ -283,6 +308,35 @@ class World:
     ) -> Path:
         """Write a node's part of one save as its trainer does, file after file."""
         return write_save(self.output(run, node) / f"checkpoint-{step}", vector, node, **more)
+
+
+def run_command(words: Sequence[object], environment: Mapping[str, str], cwd: Path) -> Done:
+    """What a command prints, and its exit code.
+
+    It runs in this process, since most of a command's time is the start of its own; `make
+    exhaustive` and SCENARIOS_COMMAND start one.
+    """
+    texts = [str(word) for word in words]
+    if ALL or "SCENARIOS_COMMAND" in os.environ:
+        return Command([*COMMAND, *texts], environment, cwd).end()
+    printed = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(stream, "utf-8", write_through=True) for stream in printed)
+    before, here, handlers = dict(os.environ), Path.cwd(), logging.root.handlers[:]
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    logging.root.handlers.clear()  # the command logs to its stderr
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(texts)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        logging.root.handlers[:] = handlers
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+    return Done(code, *(stream.getvalue().decode() for stream in printed))
 
 
 class Command:

@@ -15,6 +15,12 @@ in_exhaustive = pytest.mark.skipif(not ALL, reason="`make exhaustive` runs it")
 """For a test of many seconds of which `make test` has a smaller one: real trainings, campaigns."""
 
 
+EVERY_OTHER = 1 if ALL else 2
+"""The step of a search through all moments of death: what a store then holds stays as it is for
+two of them at least.
+"""
+
+
 def sampled(items: Iterable[T], every: int, first: int = 0) -> list[T]:
     """Return every n-th of the items, from the one at ``first``.
 

@@ -9,10 +9,13 @@ from dataclasses import replace
 
 from ckptsync.catalogue.location_summary import Proven, Summary
 from ckptsync.digest import digest_stream
+from ckptsync.head.gc import read_manifests
+from ckptsync.head.removal import write_tombstone
 from ckptsync.records.location_status import Status
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.report import Report
+from ckptsync.records.save_decisions import Scope, Stage
 from ckptsync.records.store_paths import checkpoint_of
 from ckptsync.stores.contract import Store
 from ckptsync.tensors import Demands
@@ -79,6 +82,19 @@ def fill(
     if is_verified:
         verify(store, location, (name,), run)
     return name
+
+
+def manifest_name(store: Store, location: str) -> str:
+    """Return the name of the only manifest of a location."""
+    records = [e.name for e in store.names(f"run/.ckptsync/{location}/")]
+    (name,) = [name for name in records if "/manifest-" in name]
+    return name
+
+
+def mark(store: Store, location: str, stage: Stage = "marked", scope: Scope = "location") -> None:
+    """Write a tombstone of a location with one manifest."""
+    manifests = read_manifests(store, [manifest_name(store, location)])
+    write_tombstone(store, manifests, scope, stage, reason="old")
 
 
 def verify(store: Store, location: str, manifests: tuple[str, ...], run: str = "run") -> None:

@@ -86,13 +86,16 @@ def test_higher_levels_include_the_lower_ones() -> None:
     assert damage(verified(store, "stat")) == [("missing", "checkpoint-4/config.json")]
 
 
-def test_real_shards_of_two_nodes_are_verified_with_their_model() -> None:
+def test_real_shards_of_two_nodes_are_verified_with_their_model_and_no_thread_stays() -> None:
+    before = {*threading.enumerate()}  # pools of other tests' stores
     store = MemoryStore()
     one, other = (tree(source) for source in vector("hf-fsdp2-2node").sources)
     names = [arrive(store, one.content, "n0"), arrive(store, other.content, "n1")]
     model_record(store, MemoryFiles({**other.content, **one.content}), names)
-    assert verified(store, "parse").verdict == "ok"
-    assert verified(store, "parse").level == "parse"
+    report = verified(store, "parse")
+    assert (report.verdict, report.level) == ("ok", "parse")
+    threads = {thread.name for thread in {*threading.enumerate()} - before}
+    assert not [name for name in threads if name.startswith("ckptsync-")]
 
 
 def test_truncated_files_are_found_at_every_level_and_length() -> None:
@@ -267,18 +270,6 @@ def test_bytes_are_told_while_they_are_read() -> None:
         store, read_state(store).locations[0], VerifyOptions("digest", progress=told.append)
     )
     assert sum(told) == report.read
-
-
-def test_no_thread_stays_behind() -> None:
-    before = {*threading.enumerate()}  # pools of other tests' stores
-    store = MemoryStore()
-    one, other = (tree(source) for source in vector("hf-fsdp2-2node").sources)
-    arrive(store, one.content, "n0")
-    arrive(store, other.content, "n1")
-    assert verified(store, "parse").verdict == "ok"
-    assert [
-        t.name for t in threading.enumerate() if t.name.startswith("ckptsync-") and t not in before
-    ] == []
 
 
 def test_a_shard_that_was_damaged_before_it_arrived_is_found_when_it_is_loaded() -> None:
