@@ -187,6 +187,13 @@ def test_a_claim_is_written_again_while_its_program_runs(
     assert min(times[:3]) > 1
 
 
+def test_a_location_that_was_deleted_meanwhile_gets_no_record(store: Store, tmp_path: Path) -> None:
+    records = tmp_path / "store/fsdp2/.ckptsync/checkpoint-4"
+    do(store, event("rm $1/manifest-*", str(records)))
+    assert list(records.iterdir())
+    assert not list(records.glob("event-*"))
+
+
 def test_a_head_remembers_since_when_it_has_an_event(store: Store, tmp_path: Path) -> None:
     definition = event("exit 0")
     since = register_events(store, [definition])
