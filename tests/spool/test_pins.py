@@ -60,6 +60,20 @@ def test_pinning_changes_nothing_in_the_checkpoint(source: Path) -> None:
     assert (source.stat().st_mtime_ns, (source / "sub").stat().st_mtime_ns, walk(source)) == before
 
 
+def test_a_file_that_changes_while_it_is_cloned_stays_a_link(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clone(origin: int, copy: int) -> None:
+        os.write(copy, os.pread(origin, 9, 0))
+        (source / "a").write_bytes(b"longer")
+
+    pin = pinned(source)
+    monkeypatch.setattr("ckptsync.spool.safe_files.clone", clone)
+    replace_links(pin)
+    assert (pin.root / "a").samefile(source / "a")
+    assert not (pin.root / "sub/b").samefile(source / "sub/b")
+
+
 def test_a_pin_grows_as_names_appear_and_growing_twice_is_growing_once(source: Path) -> None:
     pin = pinned(source)
     (source / "late").write_bytes(b"l")
