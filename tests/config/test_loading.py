@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.config.loading import from_environment, limits_of, load, options_for, read
+from ckptsync.config.loading import from_environment, limits_of, load, options_for, read, settings
 from ckptsync.config.schema import Config
 from ckptsync.config.value_parsers import RunConfig
 from ckptsync.errors import ConfigError
@@ -104,6 +104,13 @@ def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
     (told,) = read("store: {url: /a}\nroles: [head]\n", "x.yaml", key).overridden
     assert told == "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=***"
     assert read(text, "x.yaml", {}).overridden == ()
+
+
+def test_a_secret_is_hidden_wherever_it_was_set(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(GOOD + "alerts: {urls: [jsons://h/geheim]}\n")
+    shown = {s.key: s.value for s in settings(path, {"CKPTSYNC_WEB_TOKEN": "geheim-" * 4})}
+    assert (shown["alerts.urls"], shown["web.token"]) == ("***", "***")
 
 
 @pytest.mark.parametrize("is_variable", [False, True])

@@ -1,11 +1,13 @@
 """One event is done and remembered in the store; a claim keeps another head from it."""
 
+import itertools
 import json
 import os
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,24 +169,33 @@ def test_the_age_of_a_claim_is_on_the_clock_of_the_store(
         do(store, event("exit 0"))
 
 
-def test_a_claim_is_written_again_while_its_program_runs(
+def test_a_claim_is_written_again_now_and_then_while_its_program_runs(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptsync.events.handling.REFRESH", 0.0)
+    moments = itertools.count(0, 10)  # REFRESH is 20 seconds
+    clock = SimpleNamespace(monotonic=lambda: next(moments), time=time.time)
+    monkeypatch.setattr("ckptsync.events.handling.time", clock)
     claim = tmp_path / "store/.ckptsync/events/eval/verified/fsdp2/checkpoint-4"
     end, times = tmp_path / "end", list[float]()
 
     def beat() -> None:
         times.append(claim.stat().st_mtime)
         os.utime(claim, (1, 1))
-        if len(times) == 3:
+        if len(times) == 5:
             end.touch()
 
     request = Request(
         event("until [ -e $1 ]; do sleep 0.1; done", str(end)), "fsdp2", "checkpoint-4", node="n"
     )
     assert not handle(store, request, lambda s: describe(store, s), beat).was_done
-    assert min(times[:3]) > 1
+    assert [moment > 1 for moment in times[:5]] == [True, True, False, True, False]
+
+
+def test_a_location_that_was_deleted_meanwhile_gets_no_record(store: Store, tmp_path: Path) -> None:
+    records = tmp_path / "store/fsdp2/.ckptsync/checkpoint-4"
+    do(store, event("rm $1/manifest-*", str(records)))
+    assert list(records.iterdir())
+    assert not list(records.glob("event-*"))
 
 
 def test_a_head_remembers_since_when_it_has_an_event(store: Store, tmp_path: Path) -> None:

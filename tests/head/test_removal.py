@@ -344,6 +344,17 @@ def test_tombstones_are_numbered_and_know_when_each_nodes_save_ended() -> None:
     ]
 
 
+def test_a_file_that_was_added_after_the_save_is_given_up_with_it() -> None:
+    store = MemoryStore()
+    [(name, manifest)] = read_manifests(store, [fill(store, "checkpoint-1")]).items()
+    added = replace(manifest.files[0], path="added.json", mtime=manifest.ended + 5)
+    manifests = {name: replace(manifest, files=(*manifest.files, added))}
+    written = write_tombstone(store, manifests, "location", "marked", reason="old")
+    tombstone = decode(written, read_all(store, written))
+    assert isinstance(tombstone, Tombstone)
+    assert tombstone.ended == {"n0": manifest.ended + 5}
+
+
 def test_two_heads_that_begin_with_the_same_number_write_two_records() -> None:
     store, other = MemoryStore(), MemoryStore()
     manifests = read_manifests(store, [fill(store, "checkpoint-1")])

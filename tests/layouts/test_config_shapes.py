@@ -57,6 +57,13 @@ def test_what_is_not_said_exactly_implies_nothing(change: dict[str, Any]) -> Non
     assert shapes({**LLAMA, **change}) == {}
 
 
+def test_experts_without_end_imply_nothing() -> None:
+    of = next(model for model in MODELS if model["config"]["model_type"] == "mixtral")
+    assert shapes(of["config"], of["stored"])
+    endless = {**of["config"], "num_local_experts": MOST_LAYERS + 1}
+    assert shapes(endless, of["stored"]) == {}
+
+
 def test_a_default_that_is_left_out_is_not_filled_in() -> None:
     for key in ("num_key_value_heads", "vocab_size", "mlp_bias", "architectures"):
         assert shapes({name: value for name, value in LLAMA.items() if name != key}) == {}

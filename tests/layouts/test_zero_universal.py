@@ -163,3 +163,10 @@ def test_masters_that_the_conversion_mixes_up_are_not_taken_though_asked_for() -
         if any(p.extent.file.endswith("fp32.pt") for p in copy.parts)
     ]
     assert masters == []
+
+
+def test_masters_that_one_rank_had_alone_are_not_mixed_up() -> None:
+    of = converted(Zero(2, 1, [WEIGHT]))
+    [name] = [name for name in of.content if "model_states" in name]
+    found = zero_universal.tensors(changed(of, name, dealt), "global_step2")
+    assert [tensor.remark for tensor in found] == ["" for _ in found]

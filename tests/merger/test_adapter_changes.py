@@ -312,6 +312,18 @@ def test_saved_copies_of_a_tie_stay_tied_if_they_are_equal() -> None:
     assert apart.added[0].copies == tensor(f"{P}lm_head.weight", (12, 4)).copies
 
 
+@pytest.mark.parametrize(("of_head", "is_untied"), [([1, 3], False), ([1, 4], True)])
+def test_tokens_of_a_tie_are_its_own_only_in_the_same_rows(
+    of_head: list[int],
+    is_untied: bool,  # noqa: FBT001
+) -> None:
+    ends = "token_adapter.trainable_tokens_delta"
+    adapter = {f"{P}model.embed_tokens.{ends}": (2, 4), f"{P}lm_head.{ends}": (2, 4)}
+    rows = {"embed_tokens": [1, 3], "lm_head": of_head}
+    result = plan(TIED_SHAPES, adapter, TIED, is_equal=True, trainable_token_indices=rows)
+    assert bool(result.added) == is_untied
+
+
 def test_a_model_without_a_head_has_nothing_to_untie() -> None:
     saved = {f"{P}model.embed_tokens.weight": (12, 4), **PAIR}
     result = plan(TIED_SHAPES, saved, {**TIED, "architectures": ["LlamaModel"]})

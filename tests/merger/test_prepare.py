@@ -158,6 +158,13 @@ def test_a_tied_head_is_neither_missing_nor_unexpected_whichever_of_the_two_has_
         assert not any("not in the base model" in note for note in job.notes)
 
 
+def test_the_base_may_have_stored_the_head_alone_of_a_tied_pair() -> None:
+    one = ("F32", (2, 1), b"12345678")
+    base = base_of(**{"lm_head.weight": one})
+    job = prepare(model({"m.embed_tokens.weight": one}), MergeOptions(), base=base)
+    assert [t.name for t in job.plans[0].tensors] == ["m.embed_tokens.weight"]
+
+
 def test_a_tie_is_found_before_the_base_gives_one_of_the_two_another_dtype() -> None:
     stored = dict.fromkeys(
         ("lm_head.weight", "m.embed_tokens.weight"), ("F32", (2, 1), b"12345678")

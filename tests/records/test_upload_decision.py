@@ -155,6 +155,13 @@ def test_given_up_is_what_a_tombstone_names_or_what_is_older_than_one_whose_mani
     assert not is_retired("n1", stats(at=5 * S, a="x"), buried, [])
 
 
+def test_a_node_gave_up_what_it_had_written_until_its_end_in_the_tombstone() -> None:
+    name = "run/.ckptsync/c-1/manifest-n0-0-0123456789abcdef.json"
+    tombstone = Tombstone("run", "c-1", "c-1", 0, (name,), "", ended={"n0": 6 * S})
+    assert is_retired("n0", stats(at=6 * S, a="x"), {"t": (tombstone, 10.0)}, [])
+    assert not is_retired("n0", stats(at=6 * S + 1, a="x"), {"t": (tombstone, 10.0)}, [])
+
+
 def test_the_span_of_a_take_begins_with_the_trainers_own_files() -> None:
     whole = replace(manifest("n0", at=5 * S, a="x"), ended=9 * S)
     files = [replace(whole.files[0], mtime=at * S) for at in (1, 6, 8)]

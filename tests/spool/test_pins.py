@@ -43,6 +43,20 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
+def test_a_file_that_changes_while_it_is_cloned_stays_a_link(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clone(origin: int, copy: int) -> None:
+        os.write(copy, os.pread(origin, 9, 0))
+        (source / "a").write_bytes(b"longer")
+
+    pin = pinned(source)
+    monkeypatch.setattr("ckptsync.spool.safe_files.clone", clone)
+    replace_links(pin)
+    assert (pin.root / "a").samefile(source / "a")
+    assert not (pin.root / "sub/b").samefile(source / "sub/b")
+
+
 def test_links_are_not_pinned(source: Path) -> None:
     pin = pinned(source)
     (source / "link").symlink_to("/etc/passwd")

@@ -287,6 +287,18 @@ def test_no_byte_is_written_far_beyond_what_is_on_the_disk(tmp_path: Path) -> No
     assert (tmp_path / "run/a").read_bytes() == b"1111222233334444"
 
 
+def test_the_tail_begins_anew_at_a_part_that_the_disk_had_lost(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    upload = SftpUpload(first.target, first.part, 8, durable=8, tail=8)
+    with ThreadPoolExecutor(1) as pool:
+        upload.put(part(1, 0, b"1111"))
+        far = pool.submit(upload.put, part(4, 12, b"4444"))
+        with pytest.raises(TimeoutError):
+            far.result(0.2)
+        upload.put(part(2, 4, b"2222"))
+        far.result(30)
+
+
 def test_who_waits_for_the_disk_does_not_wait_for_a_part_that_failed(tmp_path: Path) -> None:
     first = begun(tmp_path)
     upload = SftpUpload(first.target, first.part, 0, 0, tail=8)

@@ -327,6 +327,33 @@ def events(stream: http.client.HTTPResponse) -> Iterator[float]:
             yield json.loads(value)["at"]
 
 
+@contextmanager
+def streaming(server: HttpServer) -> Iterator[int]:
+    """Request the stream of events, and yield the answer's status with its first line read."""
+    asking = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    with closing(asking):
+        asking.request("GET", "/events")
+        with closing(asking.getresponse()) as stream:
+            assert stream.readline()
+            yield stream.status
+
+
+def test_a_stream_that_a_client_leaves_makes_room_for_another(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptsync.web.app.STREAMS", 1)
+    monkeypatch.setattr("ckptsync.web.app.EVERY", 0.05)
+
+    def status() -> int:
+        with streaming(server) as answer:
+            return answer
+
+    with serving(whole) as (server, _):
+        with streaming(server) as first:
+            assert (first, status()) == (200, 503)
+        assert until(lambda: status() == 200)
+
+
 def test_a_change_is_an_event_and_what_stays_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from ckptsync.worker.options import Clean, RunDir, WorkerOptions
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.worker import Worker
 from tests.support.filled_stores import put
+from tests.support.waiting import until
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
@@ -307,6 +308,24 @@ def test_what_was_moved_aside_goes_after_a_later_verified_save(
     tick(w, 1002.0)
     left = ["checkpoint-1", "checkpoint-3", "checkpoint-4", "mine"]
     assert aside() == (left if clean else everything)
+
+
+def test_bytes_that_changed_under_the_same_time_and_size_come_back(tmp_path: Path) -> None:
+    source = lay(tmp_path, {"w": b"weights"})
+    (tmp_path / "_ckptsync").mkdir()
+    before = walk(source)
+    [file] = before.files
+
+    def is_rewritten() -> bool:
+        (source / "w").write_bytes(b"WEIGHTS")
+        os.utime(source / "w", ns=(file.mtime, file.mtime))
+        return (source / "w").stat().st_ctime_ns != file.ctime
+
+    assert until(is_rewritten)
+    checkpoint_dir = checkpoint_dir_at(source)
+    assert checkpoint_dir is not None
+    assert not remove_by_rename(tmp_path, checkpoint_dir, before)
+    assert (source / "w").read_bytes() == b"WEIGHTS"
 
 
 def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:

@@ -374,6 +374,7 @@ GOOD, CRC = SentPart(2, 3, TAG, 0, ""), base64_of(crc32(b"abc"))
         ([SentPart(2, 3, f'"{"0" * 32}"', 0, "")], "", False),
         ([SentPart(2, 4, TAG, 0, "")], "", False),  # parts of another size
         ([SentPart(1, 3, TAG, 0, "")], "", None),
+        ([GOOD, SentPart(9, 3, TAG, 0, "")], "", True),  # all parts, and killed before the end
         ([GOOD, SentPart(10, 3, TAG, 0, "")], "", False),  # another file's
         ([SentPart(2, 3, '"0"', 0, ""), GOOD], "", True),  # what was replaced is listed, too
         ([SentPart(2, 3, '"opaque"', 0, CRC)], "", True),
