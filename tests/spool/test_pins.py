@@ -26,6 +26,7 @@ from ckptsync.spool.pins import (
     list_pins,
     mark_stored,
     publish,
+    replace_links,
     renew_ownership,
     unlink_files,
     write_pin_notes,
