@@ -26,8 +26,8 @@ from ckptsync.spool.pins import (
     list_pins,
     mark_stored,
     publish,
-    replace_links,
     renew_ownership,
+    replace_links,
     unlink_files,
     write_pin_notes,
 )
