@@ -19,6 +19,11 @@ settings.register_profile("untimed", deadline=None, max_examples=150 if ALL else
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the scenarios: some wait for a minute, while others run."""
+    items.sort(key=lambda item: "scenarios" not in item.path.parts)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What commands keep for the next time lies in a directory of this test run, also that of their
