@@ -117,7 +117,8 @@ def has_optimizer(files: Files, root: str) -> bool:
     sections = (
         (above, below)
         for path in _paths(read_metadata(files, folder, world).fields)
-        for above, below in pairwise(map(str, path))
+        for above, below in pairwise(path)
+        if isinstance(above, str) and isinstance(below, str)  # the text of another may be endless
     )
     return any(
         _OPTIMIZER.fullmatch(above.lower()) or _GROUPS.match(below) for above, below in sections

@@ -86,7 +86,8 @@ def has_optimizer(files: Files, root: str) -> bool:
         value, _ = _load(files, _where(files, root))
     except (Unsupported, Corrupt):
         return False
-    return isinstance(value, dict) and any(map(_OPTIMIZER.fullmatch, map(str, value)))
+    keys = [key for key in value if isinstance(key, str)] if isinstance(value, dict) else []
+    return any(map(_OPTIMIZER.fullmatch, keys))
 
 
 def _where(files: Files, root: str) -> Extent:
