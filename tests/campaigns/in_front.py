@@ -170,6 +170,7 @@ class Campaign:
         if scope in ("disk", "disks"):
             lost = {node} if scope == "disk" else {*range(NODES)}
             for n in lost:
+                _kill_worker(self._out(n, run))  # it would own pins on the new disk
                 shutil.rmtree(self._out(n, run), ignore_errors=True)
         if scope == "name":
             self._rename(node, f"node{node}-{run}-{attempt}")
