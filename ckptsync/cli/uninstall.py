@@ -96,7 +96,7 @@ def _list_left_behind() -> Iterator[LeftBehind]:
         yield LeftBehind(line)
     with contextlib.suppress(RuntimeError):  # a user without a home has no cache
         cache = cache_path("").parent
-        if cache.is_dir():
+        if cache.name == "ckptsync" and cache.is_dir():  # CACHE_DIRECTORY may be anybody's
             yield LeftBehind(cache)
     for path in service.list_configurations():
         spools, why = _find_spools(path) if path.suffix == ".yaml" else ([], "")

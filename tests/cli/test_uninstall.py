@@ -115,3 +115,13 @@ def test_a_configuration_that_cannot_be_read_stays(
     files["config"].write_text("store: 5\n")
     uninstall("--purge")
     assert left(files) == ["config", "spool", "checkpoint", "store"]
+
+
+def test_a_cache_directory_that_others_use_stays(
+    files: dict[str, Path], uninstall: Uninstall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "shared"))
+    uninstall("--purge")
+    assert (tmp_path / "shared").is_dir()
+    assert left(files) == ["cache", "checkpoint", "store"]
