@@ -12,7 +12,7 @@ import io
 import pickle
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 
 from ckptsync.merger.plan import MergeOptions
 from tests.campaigns.fuzz import Case, Door, Wrong
-from tests.campaigns.fuzz_changes import NAMES, NUMBERS
+from tests.campaigns.fuzz_changes import NAMES, altered, odd
 from tests.support import zero_writer
 from tests.support.files_in_memory import write_files
 from tests.support.merge_on_disk import merge_local
@@ -41,9 +41,6 @@ _DTYPES = (
 )
 _DCP = (("dcp-mesh", "plain"), ("dcp-mesh", "wrapped"), ("titan", "checkpoint/step-2"),
     ("acc-fsdp2-bf16-tied", "out/checkpoints/checkpoint_0/pytorch_model_fsdp_0"))  # fmt: skip
-
-
-# tensors and values that are others
 
 
 def _tensor(dice: random.Random) -> torch.Tensor:
@@ -68,84 +65,15 @@ def _tensor(dice: random.Random) -> torch.Tensor:
     return base[:numel].clone().reshape(-1, dice.choice([n for n in (1, 2, 3) if numel % n == 0]))
 
 
-def _altered(value: Any, dice: random.Random) -> Any:
-    """A copy in which one thing, anywhere in it, is another one."""
-    paths = list(_paths(value))
-    path = dice.choice(
-        [p for p in paths if len(p) == dice.choice([len(q) for q in paths])] or paths
-    )
-    return _replaced(value, path, dice)
-
-
-def _paths(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield so_far
-    for key in (
-        value
-        if isinstance(value, dict)
-        else range(len(value))
-        if isinstance(value, list | tuple)
-        else ()
-    ):
-        yield from _paths(value[key], (*so_far, key))
-
-
-def _replaced(value: Any, path: tuple[Any, ...], dice: random.Random) -> Any:
-    if not path:
-        return _other(value, dice)
-    if isinstance(value, dict):
-        return type(value)(
-            (key, _replaced(v, path[1:], dice) if key == path[0] else v) for key, v in value.items()
-        )
-    made = [_replaced(v, path[1:], dice) if n == path[0] else v for n, v in enumerate(value)]
-    return (
-        made
-        if isinstance(value, list)
-        else (
-            torch.Size(made)
-            if isinstance(value, torch.Size) and all(isinstance(n, int) and n >= 0 for n in made)
-            else tuple(made)
-        )
-    )
-
-
 def _other(value: Any, dice: random.Random) -> Any:
+    """Return another value than one of a pickle's that has no parts."""
     if isinstance(value, torch.Tensor):
         return _other_tensor(value, dice)
-    if isinstance(value, dict) and value:
-        items, kind = list(value.items()), dice.randrange(6)
-        at, other = dice.randrange(len(items)), dice.randrange(len(items))
-        if kind == 0:
-            del items[at]
-        elif kind == 1:
-            items[at], items[other] = items[other], items[at]
-        elif kind == 2:
-            items[at] = (dice.choice((*NAMES, f"{items[at][0]}x", 7)), items[at][1])
-        elif kind == 3:
-            items.insert(other, (f"{items[at][0]}2", items[at][1]))
-        elif kind == 4:
-            items[at], items[other] = (
-                (items[at][0], items[other][1]),
-                (items[other][0], items[at][1]),
-            )
-        else:
-            dice.shuffle(items)
-        return type(value)(items)
-    if isinstance(value, list | tuple) and value:
-        items, kind = list(value), dice.randrange(4)
-        if kind == 0:
-            del items[dice.randrange(len(items))]
-        elif kind == 1:
-            items.insert(0, items[-1])
-        elif kind == 2:
-            items.reverse()
-        else:
-            return tuple(items) if isinstance(value, list) else items
-        return type(value)(items)
-    if isinstance(value, bool) or value is None:
-        return dice.choice((not value, 1, "", []))
-    if isinstance(value, int | float):
-        return dice.choice((value + 1, value - 1, value * 2, -value, dice.choice(NUMBERS)))
-    return dice.choice((None, 0, "", [], {}, dice.choice(NAMES), torch.zeros(3)))
+    if isinstance(value, torch.dtype):
+        return dice.choice(_DTYPES)
+    if dice.randrange(3) == 0:
+        return dice.choice((None, 0, "", [], {}, dice.choice(NAMES), torch.zeros(3)))
+    return odd(value, dice)
 
 
 def _other_tensor(value: torch.Tensor, dice: random.Random) -> Any:
@@ -184,7 +112,7 @@ def _make_bin(dice: random.Random) -> Case:
     if dice.randrange(3) == 0:  # of one storage
         state |= {"shared": next(iter(state.values())).detach()}
     if dice.randrange(4) == 0:
-        state = _altered(state, dice)
+        state = altered(state, dice, _other)
     options = {"_use_new_zipfile_serialization": False} if dice.randrange(6) == 0 else {}
     return {"layout": "bin", "files": {"pytorch_model.bin": saved(state, **options)}}
 
@@ -230,7 +158,7 @@ def _make_zero(dice: random.Random) -> Case:
     files = dict(zero_writer.files(of).content)
     name = dice.choice(sorted(files))
     state = torch.load(io.BytesIO(files[name]), weights_only=False)  # of our own making
-    files[name] = saved(_altered(state, dice))
+    files[name] = saved(altered(state, dice, _other))
     return {"layout": "zero", "files": files}
 
 
@@ -316,122 +244,18 @@ def _make_dcp(dice: random.Random) -> Case:
     files, data = _described(*dice.choice(_DCP))
     meta = pickle.loads(data)
     files = dict(files)
-    _CHANGES[dice.choice(sorted(_CHANGES))](meta, files, dice)
+    if dice.randrange(4):
+        table = dice.choice(("state_dict_metadata", "storage_data", "planner_data"))
+        setattr(meta, table, altered(getattr(meta, table), dice, _other))
+    else:  # one item is another tensor, at the end of its file
+        item = dice.choice([*meta.storage_data.values()])
+        old = files[item.relative_path]
+        tensor = torch.load(io.BytesIO(old[item.offset :][: item.length]), weights_only=True)
+        if isinstance(tensor, torch.Tensor):
+            data = saved(_other_tensor(tensor, dice))
+            files[item.relative_path] = old + data
+            item.offset, item.length = len(old), len(data)
     return {"layout": "dcp", "files": {**files, ".metadata": pickle.dumps(meta, 2)}}
-
-
-def _any(table: Any, dice: random.Random) -> Any:
-    return dice.choice(list(table))
-
-
-def _any_tensor(meta: Any, dice: random.Random) -> Any:
-    return dice.choice([t for t in meta.state_dict_metadata.values() if hasattr(t, "chunks")])
-
-
-def _moved_size(size: Any, dice: random.Random) -> torch.Size:
-    values = list(size) or [1]
-    at = dice.randrange(len(values))
-    kind = dice.randrange(4)
-    if kind == 0:
-        values[at] = max(0, values[at] + dice.choice((-1, 1)))
-    elif kind == 1:
-        values.reverse()
-    elif kind == 2:
-        values.append(1)
-    else:
-        values[at] *= 2
-    return torch.Size(values)
-
-
-def _chunk_moved(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    chunk = dice.choice(_any_tensor(meta, dice).chunks)
-    what = dice.choice(("offsets", "sizes"))
-    setattr(chunk, what, _moved_size(getattr(chunk, what), dice))
-
-
-def _chunks_changed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    chunks = _any_tensor(meta, dice).chunks
-    kind = dice.randrange(3)
-    if kind == 0:
-        del chunks[dice.randrange(len(chunks))]
-    elif kind == 1:
-        chunks.append(dice.choice(chunks))
-    else:
-        chunks.reverse()
-
-
-def _sized(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    tensor = _any_tensor(meta, dice)
-    tensor.size = _moved_size(tensor.size, dice)
-
-
-def _typed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    _any_tensor(meta, dice).properties.dtype = dice.choice(_DTYPES)
-
-
-def _swapped(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    a, b = _any(meta.storage_data, dice), _any(meta.storage_data, dice)
-    meta.storage_data[a], meta.storage_data[b] = meta.storage_data[b], meta.storage_data[a]
-
-
-def _placed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    info = meta.storage_data[_any(meta.storage_data, dice)]
-    kind = dice.randrange(3)
-    if kind == 0:
-        info.offset = max(0, info.offset + dice.choice((-1, 1, 64)))
-    elif kind == 1:
-        info.length = max(0, info.length + dice.choice((-1, 1, 64)))
-    else:
-        info.relative_path = dice.choice((*sorted(files), *NAMES))
-
-
-def _indexed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    old = _any(meta.storage_data, dice)
-    info = meta.storage_data.pop(old)
-    kind = dice.randrange(4)
-    if kind:
-        offset = (
-            _moved_size(old.offset, dice) if kind == 1 and old.offset is not None else old.offset
-        )
-        fqn = _any(meta.state_dict_metadata, dice) if kind == 2 else old.fqn
-        index = dice.choice((None, 0, 1, 7)) if kind == 3 else old.index
-        meta.storage_data[MetadataIndex(fqn, offset, index)] = info
-
-
-def _named(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    table = dice.choice((meta.state_dict_metadata, meta.planner_data or meta.state_dict_metadata))
-    old = _any(table, dice)
-    new = dice.choice((_any(table, dice), f"{old}x", dice.choice(NAMES)))
-    table[new] = table.pop(old)
-
-
-def _resaved(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    """One item is another tensor, at the end of its file."""
-    info = meta.storage_data[_any(meta.storage_data, dice)]
-    data = files[info.relative_path]
-    held = torch.load(io.BytesIO(data[info.offset : info.offset + info.length]), weights_only=True)
-    if isinstance(held, torch.Tensor):
-        item = saved(_other_tensor(held, dice))
-        files[info.relative_path] = data + item
-        info.offset, info.length = len(data), len(item)
-
-
-_CHANGES: Mapping[str, Callable[[Any, dict[str, bytes], random.Random], None]] = {
-    made.__name__: made
-    for made in (
-        _chunk_moved,
-        _chunks_changed,
-        _sized,
-        _typed,
-        _swapped,
-        _placed,
-        _indexed,
-        _named,
-        _resaved,
-    )
-}
 
 
 def _read_dcp(root: Path, ours: Tensors) -> Tensors:
