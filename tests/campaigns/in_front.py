@@ -41,6 +41,7 @@ from tests.campaigns.judged import (
     FINAL,
     differences,
     is_same,
+    is_weights,
     locations,
     merged_otherwise,
     truths,
@@ -71,7 +72,12 @@ PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every training went on as if nothing had happened, 1 if not."""
-    args = _arguments().parse_args(argv)
+    parser = training_arguments(__doc__, "ddp", "fsdp2")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
+    parser.add_argument("--kills", type=int, default=4, help="of each training")
+    parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
+    args = parser.parse_args(argv)
     wrong = 0
     for mode in args.modes:
         with (
@@ -82,24 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = training_arguments(__doc__, ("ddp", "fsdp2"))
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
-    parser.add_argument("--kills", type=int, default=4, help="of each training")
-    parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
-    return parser
-
-
 class Campaign:
     """All trainings of one mode."""
 
     def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
         self._nodes, self._mode, self._args = nodes, mode, args
         self._dice = random.Random(f"{args.seed} {mode}")
-        self._whole = replace(
-            self._job("whole", ""), is_alone=True, more=flags(limit=50, slow=0.01)
-        )
+        self._whole = replace(self._job("whole", ""), is_alone=True, more=flags(slow=0.01))
         self._saved: Mapping[str, Mapping[str, Path]] = {}
 
     def run(self) -> Iterator[str]:
@@ -108,7 +103,7 @@ class Campaign:
             if finish(trainings, START * 2) != [0] * NODES:
                 yield f"{self._mode}: the training that nobody kills has failed: {self._nodes.home}"
                 return
-        self._saved = truths(self._nodes.outs(self._whole), _is_weights)
+        self._saved = truths(self._nodes.outs(self._whole), is_weights)
         expected = losses(self._nodes.truth(0, self._whole))
         if sorted(expected) != [*range(1, self._args.steps + 1)]:
             yield f"{self._mode}: the training that nobody kills has losses of {sorted(expected)}"
@@ -127,7 +122,7 @@ class Campaign:
                     yield from self._missing(n, run, finished[n])
             yield from self._compared(run, f"a{number}", expected)
             yield from self._claimed(run)
-            if codes == [0] * NODES and self._is_trained(run, f"a{number}"):
+            if codes == [0] * NODES and all_events(self._truth(0, run, f"a{number}"), "trained"):
                 yield from self._unsent(run, f"a{number}")
                 break
             if self._args.steps in self._steps(run, f"a{number}"):
@@ -180,10 +175,8 @@ class Campaign:
         return lost, codes
 
     def _job(self, run: str, attempt: str) -> Job:
-        more, steps = flags(limit=50, no_truth=True), self._args.steps
-        return Job(
-            run, self._mode, hook=False, steps=steps, pause=0.3, ranks=1, attempt=attempt, more=more
-        )
+        job = Job(run, self._mode, steps=self._args.steps, pause=0.3, ranks=1, attempt=attempt)
+        return replace(job, limit=50, more=["--no-truth"])
 
     def _trainings(
         self, run: str, attempt: str
@@ -191,7 +184,7 @@ class Campaign:
         """Return a training on both nodes, with ``resume`` before it."""
         job = self._job(run, attempt)
         # every second chain is without the hook: there the files say alone what is whole
-        hook = int(run.rpartition("-")[2]) % 2 == 1
+        hook = "hook" if int(run.rpartition("-")[2]) % 2 else "none"
         job = replace(job, hook=hook, more=[*job.more, *flags(slow=0.1, resume="{checkpoint}")])
 
         def front(n: int) -> list[str]:
@@ -261,7 +254,7 @@ class Campaign:
         for name, state in locations(self._nodes.store, run).items():
             if state.status in ("COMPLETE", "CONSOLIDATED", "VERIFIED"):
                 saved = self._saved.get(state.checkpoint, {})
-                is_needed = _is_weights if state.checkpoint == FINAL else _is_state
+                is_needed = is_weights if state.checkpoint == FINAL else _is_state
                 told = differences(
                     self._nodes.store, state, saved, is_needed=is_needed, is_same=_is_like
                 )
@@ -269,14 +262,13 @@ class Campaign:
                 step = state.checkpoint.rpartition("-")[2]
                 model = self._nodes.truth(0, self._whole) / f"model-{step}.safetensors"
                 fetched = self._nodes.home / "fetched" / name
-                if model.is_file() and self._mode != "lora":
-                    base, store = ROOT / "base", self._nodes.store
-                    how = merged_otherwise(store, state, fetched, model, base)
-                    yield from [f"{run}/{name} is {state.status}: {how}"] * bool(how)
+                base, store = ROOT / "base", self._nodes.store
+                how = merged_otherwise(store, state, fetched, model, base)
+                yield from [f"{run}/{name} is {state.status}: {how}"] * bool(how)
 
     def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
         begun = [all_events(self._truth(n, run, attempt), "begin")[:1] for n in range(NODES)]
-        first = [said["step"] for its in begun for said in its]
+        first = [event["step"] for events in begun for event in events]
         if len(set(first)) > 1:
             yield f"{run} {attempt}: the nodes began at steps {first}"
         for step, values in losses(self._truth(0, run, attempt)).items():
@@ -293,18 +285,11 @@ class Campaign:
         """Return the steps that were trained in an attempt."""
         return sorted(losses(self._truth(0, run, attempt)))
 
-    def _is_trained(self, run: str, attempt: str) -> bool:
-        return bool(all_events(self._truth(0, run, attempt), "trained"))
-
 
 def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """Return the exit codes once all have ended; None for one that does not."""
     until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
     return [front.poll() for front in fronts]
-
-
-def _is_weights(path: str) -> bool:
-    return path.endswith(".safetensors")
 
 
 def _is_state(path: str) -> bool:
