@@ -208,7 +208,7 @@ class Pulling(Victim):
     def files(self) -> Files:
         """Return all files, hidden ones too, and directories as files without a content."""
         names = {path.name: None for path in self.destination.iterdir() if path.is_dir()}
-        files = {**names, **_with_times(self.destination)}
+        files: dict[str, object] = {**names, **_with_times(self.destination)}
         if "latest" in files:
             files["latest"] = (self.destination / "latest").read_bytes()
         files.pop(self.CHECKPOINT, None)
