@@ -60,6 +60,7 @@ from tests.campaigns.two_nodes import (
     on_two_nodes,
     training_arguments,
 )
+from tests.support.files_in_memory import file_paths
 from tests.support.vector import ROOT
 from tests.support.waiting import until
 
@@ -149,7 +150,7 @@ class Campaign:
         is_killed = scope not in ("", "worker") or (scope != "" and self._dice.random() < 0.6)
         with self._trainings(run, attempt) as fronts:
             if scope:
-                self._wait_for_step(run, attempt, fronts)
+                self._wait_for_step(self._truth(0, run, attempt), fronts)
                 if scope == "worker":
                     _kill_worker(self._out(node, run))
                 # mostly before its last step
@@ -157,7 +158,8 @@ class Campaign:
                 until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
                 if is_killed:
                     self._kill(scope, node, fronts)
-            codes = _finished(fronts)
+            until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
+            codes = [front.poll() for front in fronts]
             if None in codes:
                 yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
             if not is_killed and any(codes):
@@ -195,33 +197,24 @@ class Campaign:
 
         return self._nodes.training(job, front)
 
-    def _wait_for_step(
-        self, run: str, attempt: str, fronts: Sequence[subprocess.Popen[bytes]]
-    ) -> None:
-        truth = self._truth(0, run, attempt)
-        until(
-            lambda: all_events(truth, "end") or any(f.poll() is not None for f in fronts),
-            START,
-            0.1,
-        )
+    def _wait_for_step(self, truth: Path, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
+        def is_begun() -> bool:
+            return bool(all_events(truth, "end")) or any(f.poll() is not None for f in fronts)
+
+        until(is_begun, START, 0.1)
 
     def _kill(self, scope: str, node: int, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
-        if scope == "resume":
-            fronts[node].kill()
-            time.sleep(1)
-            kill_tree(fronts[node])
-        elif scope in ("trainings", "training", "worker"):
-            for front in [fronts[node]] if scope == "training" else fronts:
-                its = {*below(front.pid)} - {front.pid}
-                words = f"{SCRIPT}\0".encode()
-                kill(
-                    pid
-                    for pid, line in command_lines()
-                    if pid in its and words in line and b"\0ckptsync\0" not in line
-                )
-        else:
-            for front in fronts if scope in ("all", "disks") else [fronts[node]]:
+        on_both = scope in ("trainings", "worker", "all", "disks")
+        for front in fronts if on_both else [fronts[node]]:
+            if scope == "resume":
+                front.kill()
+                time.sleep(1)
+            if scope not in ("trainings", "training", "worker"):
                 kill_tree(front)
+                continue
+            words, its = f"{SCRIPT}\0".encode(), {*below(front.pid)} - {front.pid}
+            lines = ((pid, line) for pid, line in command_lines() if pid in its)
+            kill(pid for pid, line in lines if words in line and b"\0ckptsync\0" not in line)
 
     def _rename(self, n: int, name: str) -> None:
         """Have a node come back under another name, with its disk."""
@@ -240,8 +233,12 @@ class Campaign:
     def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
         """Return the digests of each checkpoint that lies on a node's disk, by its path."""
         out = self._out(n, run)
-        paths = [*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*")]
-        return {str(path.relative_to(out)): _digests(path) for path in sorted(paths)}
+        return {
+            str(checkpoint.relative_to(out)): {
+                name: digest(path.read_bytes()) for name, path in file_paths(checkpoint).items()
+            }
+            for checkpoint in (*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*"))
+        }
 
     def _missing(self, n: int, run: str, before: dict[str, dict[str, str]]) -> Iterator[str]:
         now = list(self._checkpoints(n, run).values())
@@ -261,9 +258,8 @@ class Campaign:
                 yield from (f"{run}/{name} is {state.status}; {path}: {how}" for path, how in told)
                 step = state.checkpoint.rpartition("-")[2]
                 model = self._nodes.truth(0, self._whole) / f"model-{step}.safetensors"
-                fetched = self._nodes.home / "fetched" / name
-                base, store = ROOT / "base", self._nodes.store
-                how = merged_otherwise(store, state, fetched, model, base)
+                fetched, store = self._nodes.home / "fetched" / name, self._nodes.store
+                how = merged_otherwise(store, state, fetched, model, ROOT / "base")
                 yield from [f"{run}/{name} is {state.status}: {how}"] * bool(how)
 
     def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
@@ -286,12 +282,6 @@ class Campaign:
         return sorted(losses(self._truth(0, run, attempt)))
 
 
-def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Return the exit codes once all have ended; None for one that does not."""
-    until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
-    return [front.poll() for front in fronts]
-
-
 def _is_state(path: str) -> bool:
     """Return whether a save is not whole without it: a Trainer resumes without a random state."""
     return not is_random_state(path)
@@ -299,16 +289,8 @@ def _is_state(path: str) -> bool:
 
 def _is_like(path: str, ours: bytes, reference: bytes) -> bool:
     """Return whether a file is of the same save: states of a resumed training have other bytes."""
-    is_weights = path.endswith(".safetensors")
-    return is_same(path, ours, reference) or (not is_weights and len(ours) == len(reference))
-
-
-def _digests(directory: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(directory)): digest(path.read_bytes())
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    is_long_enough = not is_weights(path) and len(ours) == len(reference)
+    return is_same(path, ours, reference) or is_long_enough
 
 
 def _kill_worker(out: Path) -> None:
