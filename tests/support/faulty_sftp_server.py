@@ -8,7 +8,8 @@ full (no WRITE succeeds), denied (no file is opened to be written), unreadable (
 first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and
 the connection ends; the file MARKER tells that it was). log=FILE tells what changes something, or
 makes it durable. Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless,
-branching, noisy, chatty, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so).
+branching, noisy, chatty, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered
+so).
 """
 
 # ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
