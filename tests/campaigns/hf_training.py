@@ -214,7 +214,9 @@ def trained() -> None:
     witness = Witness()
     callbacks: list[Any] = [witness]
     if OPTIONS.hook:
-        callbacks.append(importlib.import_module("ckptsync.hooks.hf").CkptSyncCallback())
+        hook = importlib.import_module("ckptsync.hooks.hf")
+        store, wait = os.environ.get("CKPTSYNC_STORE", ""), os.environ.get("CKPTSYNC_WAIT", 0.0)
+        callbacks.append(hook.CkptSyncCallback(store=store, wait=wait))
     tokenizer = AutoTokenizer.from_pretrained(OPTIONS.base)
     if OPTIONS.mode in TRL:
         trainer = trl_trainer(arguments, tokenizer, callbacks)
