@@ -37,8 +37,8 @@
 #                             architectures of transformers (8 minutes) NAMES="--classes MixtralForCausalLM"
 # make campaign-doctor        plant about 45 faults: `ckptsync doctor` must find each, and raise no alarm
 #                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
-# make kill                   kill push, pull, merge, gc and a head's consolidation at every system call
-#                             that changes something (strace), and at random moments (2 hours)
+# make kill                   kill push, pull and merge at every system call that changes something
+#                             (strace), and at random moments (1 hour)
 #                             KILL="--only push --stores s3 --calls 50 --moments 50"
 # make crash-states           simulate a power cut at every moment of a store's work
 #                             CRASH="--states 5000 --random 100"

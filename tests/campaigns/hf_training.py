@@ -215,7 +215,7 @@ def trained() -> None:
     callbacks: list[Any] = [witness]
     if OPTIONS.hook:
         hook = importlib.import_module("ckptsync.hooks.hf")
-        store, wait = os.environ.get("CKPTSYNC_STORE", ""), os.environ.get("CKPTSYNC_WAIT", 0.0)
+        store, wait = os.environ.get("CKPTSYNC_STORE", ""), os.environ.get("CKPTSYNC_WAIT", "")
         callbacks.append(hook.CkptSyncCallback(store=store, wait=wait))
     tokenizer = AutoTokenizer.from_pretrained(OPTIONS.base)
     if OPTIONS.mode in TRL:

@@ -2,6 +2,8 @@
 
 After each death a file, checkpoint or model is not there, or whole; what was there before is not
 lost.  The same command then goes on, and leaves what it leaves where nobody dies, and nothing else.
+A head's commands are killed at each call of a store by `tests.support.crashing_store`: they change
+nothing else.
 """
 
 from __future__ import annotations
@@ -15,25 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess
-from typing import Any, ClassVar
+from typing import Any
 
-import yaml
-
-from ckptsync.catalogue.uncached import read_state
-from ckptsync.digest import digest
-from ckptsync.head.due_jobs import Job
-from ckptsync.head.gc import RetentionRequest, apply_retention
-from ckptsync.head.removal import LEASE
-from ckptsync.head.retention_rules import Rules
-from ckptsync.records.location_status import LocationState
-from ckptsync.records.store_paths import consolidated_prefix, parse_record_name
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.checkpoint_files import MERGING
-from ckptsync.stores.contract import Entry, Store, StoreWrapper, read_all
-from ckptsync.stores.opening import create_store, open_any, open_store
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.opening import create_store, open_any
 from ckptsync.stores.part_upload import PART
 from tests.campaigns.campaign import CKPTSYNC, CLEAN, flags, kill_session, new_store, started
 from tests.support.files_in_memory import contents, file_paths
-from tests.support.retention_stores import fill
 from tests.support.seaweedfs import weed
 from tests.support.vector import ROOT, vector
 from tests.support.worker_in_process import push_now
@@ -265,141 +257,10 @@ class Merging(Victim):
             yield "the model is there, and is not whole"
 
 
-class StoreVictim(Victim):
-    """A command that changes ``destination``, a store in a directory that is ``original`` first."""
-
-    config: ClassVar[Mapping[str, object]]
-    mark = "destination"
-
-    def __init__(self, name: str, home: Path) -> None:
-        super().__init__(name, home)
-        self.original, self._config = home / "original", home / "head.yaml"
-        store = {"url": str(self.destination)}
-        text = yaml.safe_dump({"node": "head", "roles": ["head"], "store": store, **self.config})
-        self._config.write_text(text)
-
-    def prepare(self) -> None:
-        super().prepare()
-        shutil.copytree(self.original, self.destination)
-
-    def locations(self) -> Sequence[LocationState]:
-        """Return what the store says of each location."""
-        return read_state(open_store(str(self.destination))).locations
-
-    def live_undisturbed(self) -> None:
-        """Take what the command leaves where nobody dies as what is expected."""
-        self.prepare()
-        self.expected = {}
-        assert run(self.command(), self.environment).returncode == 0
-        self.expected = self.files()
-        wrong = [*self.finish()]
-        assert not wrong, wrong
-
-
-class Consolidating(StoreVictim):
-    """The child of a head that makes a model of two nodes' shards, in several files."""
-
-    config: ClassVar[Mapping[str, object]] = {
-        "head": {
-            "dtype": "fp32",
-            "max_shard_size": 30_000,
-            "config_from": {"*": str(ROOT / "base")},
-        }
-    }
-
-    def __init__(self, _kind: str, home: Path, _dice: random.Random) -> None:
-        super().__init__("posix, consolidate", home)
-        store = create_store(str(self.original))
-        for node, source in zip(("node0", "node1"), vector(SHARDS).sources, strict=True):
-            push_now(source.parent, store, node, "run")
-        self.live_undisturbed()
-
-    def words(self) -> Sequence[str]:
-        _, name, *rest = Job("consolidate", "run", "checkpoint-4").command(str(self._config))
-        return [name, "--progress", "json", *rest]
-
-    def files(self) -> Files:
-        """Return the model's files, without an unfinished one that a death has left."""
-        model = self.destination / consolidated_prefix("run", "checkpoint-4")
-        files = contents(model) if model.is_dir() else {}
-        return {name: data for name, data in files.items() if not name.endswith(".part")}
-
-    def harm(self) -> Iterator[str]:
-        """Yield what a model record binds, and is not there so."""
-        model: Mapping[str, Any] = self.files()
-        for state in self.locations():
-            for file in state.model_record.files if state.model_record else ():
-                if file.path not in model or digest(model[file.path]) != file.digest:
-                    yield f"{file.path}: a model record binds other bytes"
-
-    def left(self) -> Iterator[str]:
-        yield from super().left()
-        if [state.status for state in self.locations()] != ["CONSOLIDATED"]:
-            yield f"it is {[state.status for state in self.locations()]}"
-
-
-class Removing(StoreVictim):
-    """``ckptsync gc`` of three checkpoints that are marked, of which two go."""
-
-    config: ClassVar[Mapping[str, object]] = {
-        "retention": {"grace": "0s", "runs": {"run": {"keep_last": 1}}}
-    }
-    REQUEST = RetentionRequest(lambda run: Rules(keep_last=1) if run == "run" else Rules(), 0.0)
-
-    def __init__(self, _kind: str, home: Path, _dice: random.Random) -> None:
-        super().__init__("posix, gc", home)
-        store = create_store(str(self.original))
-        for n in (1, 2, 3):
-            fill(store, f"checkpoint-{n}", BASE // 10**9 + n)
-        fill(store, "checkpoint-1", run="other")
-        apply_retention(store, self.REQUEST)  # marks
-        self.live_undisturbed()
-
-    def words(self) -> Sequence[str]:
-        return ["gc", "-c", str(self._config)]
-
-    def finish(self) -> Iterator[str]:
-        """Let gc come after the dead one's lease, until nothing is left to do."""
-        store = _Later(open_store(str(self.destination)))
-        for _ in range(4):
-            result = apply_retention(store, self.REQUEST)
-            yield from (f"gc failed: {failed}" for failed in result.failed)
-        if result.done:
-            yield f"gc does not come to an end: {result.done}"
-        yield from self.harm()
-        yield from self.left()
-
-    def files(self) -> Files:
-        """Return the names of all files but tombstones, and of what no run owns."""
-        names = (entry.name for entry in open_store(str(self.destination)).names(""))
-        kept = (n for n in names if n[0] != "." and "/tombstone-" not in n and "-head-" not in n)
-        return dict.fromkeys(kept)
-
-    def harm(self) -> Iterator[str]:
-        """Yield checkpoints that are neither whole nor given up."""
-        statuses = {(state.run, state.location): state.status for state in self.locations()}
-        for kept in (("run", "checkpoint-3"), ("other", "checkpoint-1")):
-            if statuses.pop(kept, "gone") != "VERIFIED":
-                yield f"{kept} was to be kept, and is not VERIFIED"
-        for where, status in statuses.items():
-            if status not in ("VERIFIED", "RETIRED"):
-                yield f"{where} is {status}"
-
-
-class _Later(StoreWrapper):
-    """The same store, more than a quarter of an hour later by its clock."""
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        for e in self.inner.names(prefix):
-            yield Entry(e.name, e.size, e.mtime + LEASE + 1) if "/clocks/" in e.name else e
-
-
 VICTIMS: Mapping[str, tuple[Callable[[str, Path, random.Random], Victim], Sequence[str]]] = {
     "push": (Pushing, ("posix", "s3", "sftp")),
     "pull": (Pulling, ("posix", "s3")),
     "merge": (Merging, ("posix", "s3")),
-    "consolidate": (Consolidating, ("posix",)),
-    "gc": (Removing, ("posix",)),
 }
 """Name → the class, and the kinds of store that it may use."""
 
