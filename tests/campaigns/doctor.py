@@ -99,9 +99,9 @@ def _findings(fault: Fault, network: Network, home: Path) -> Iterator[tuple[str,
     """Yield each kind, with what it was about."""
     nodes = Nodes(home, network)
     for n in range(fault.nodes):
-        its = fault if fault.on in (n, None) else Fault("", everywhere=fault.everywhere)
+        planted = fault if fault.on in (n, None) else Fault("", everywhere=fault.everywhere)
         words = ["--publish", *(["--nodes"] if n == fault.nodes - 1 else [])]
-        for finding in nodes.diagnose(n, its, *words):
+        for finding in nodes.diagnose(n, planted, *words):
             yield finding["kind"], f"n{n}: {finding['subject']}: {finding.get('what', '')}"
     if fault.is_compared:
         words = [*DOCTOR, "--store", str(home / "shared/store")]
@@ -160,17 +160,17 @@ class Nodes:
             **fault.config,
         }
         training = {"save_on_each_node": False, "model_name_or_path": "{home}/model"}
-        for name, told in {
+        for name, options in {
             "worker.yaml": config,
             "training.json": training | fault.training,
         }.items():
-            (node / name).write_text(json.dumps(told).replace("{home}", str(self.home)))
+            (node / name).write_text(json.dumps(options).replace("{home}", str(self.home)))
         shutil.rmtree(node / "venv", ignore_errors=True)
         python = environment(node / "venv", {**VERSIONS, **fault.versions}, cuda=fault.cuda)
         if fault.python:
             python = _program(node / "python", fault.python.format(python=python))
-        told = flags(node=f"n{n}", python=python, training=node / "training.json")
-        return ["-c", f"{node}/worker.yaml", *told]
+        words = flags(node=f"n{n}", python=python, training=node / "training.json")
+        return ["-c", f"{node}/worker.yaml", *words]
 
     def _environment(self, n: int, node: Path, fault: Fault) -> dict[str, str]:
         smi = _SMI.format(gpus=fault.gpus, gpu=fault.gpu, driver=fault.driver)

@@ -101,16 +101,11 @@ def _other_tensor(value: torch.Tensor, dice: random.Random) -> Any:
 
 
 def _make_bin(dice: random.Random) -> Case:
-    state: Any = {
-        (
-            dice.choice((f"layer.{n}.weight", f"{n}", *NAMES))
-            if dice.randrange(9) == 0
-            else f"layer.{n}.weight"
-        ): _tensor(dice)
-        for n in range(dice.randrange(1, 5))
-    }
+    state: Any = {f"layer.{n}.weight": _tensor(dice) for n in range(dice.randrange(1, 5))}
+    if dice.randrange(3) == 0:
+        state[dice.choice(NAMES)] = _tensor(dice)
     if dice.randrange(3) == 0:  # of one storage
-        state |= {"shared": next(iter(state.values())).detach()}
+        state["shared"] = state["layer.0.weight"].detach()
     if dice.randrange(4) == 0:
         state = altered(state, dice, _other)
     options = {"_use_new_zipfile_serialization": False} if dice.randrange(6) == 0 else {}
@@ -118,10 +113,10 @@ def _make_bin(dice: random.Random) -> Case:
 
 
 def _read_bin(root: Path, _: Tensors) -> Tensors:
-    found = torch.load(root / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
+    state = torch.load(root / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
         raise TypeError("no dictionary")
-    return {name: t for name, t in found.items() if isinstance(t, torch.Tensor)}
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 # safetensors
@@ -130,32 +125,31 @@ def _read_bin(root: Path, _: Tensors) -> Tensors:
 def _read_safetensors(root: Path, _: Tensors) -> Tensors:
     from safetensors.torch import load
 
-    found: Tensors = load((root / "model.safetensors").read_bytes())
-    return found
+    tensors: Tensors = load((root / "model.safetensors").read_bytes())
+    return tensors
 
 
 # ZeRO
 
 
 def _make_zero(dice: random.Random) -> Case:
-    stage, world = dice.choice((2, 3)), dice.choice((1, 2, 3))
-    shapes = [
-        tuple(dice.randrange(1, 5) for _ in range(dice.randrange(3)))
-        for _ in range(dice.randrange(2, 6))
-    ]
-    groups = [
-        {f"p{n}": zero_writer.values(shape, 64 * n) for n, shape in enumerate(shapes) if n % 2 == g}
-        for g in range(2)
-    ]
-    frozen = (
-        {"frozen": zero_writer.values((3, 2), 900, torch.bfloat16)} if dice.randrange(2) else {}
+    counts = range(dice.randrange(2, 6))
+    shapes = [tuple(dice.randrange(1, 5) for _ in range(dice.randrange(3))) for _ in counts]
+    values = {f"p{n}": zero_writer.values(shape, 64 * n) for n, shape in enumerate(shapes)}
+    groups = [{name: t for name, t in values.items() if int(name[1:]) % 2 == g} for g in range(2)]
+    frozen = {"frozen": zero_writer.values((3, 2), 900, torch.bfloat16)}
+    buffers = {"buffer": zero_writer.values((2,), 950)}
+    save = zero_writer.Zero(
+        dice.choice((2, 3)),
+        dice.choice((1, 2, 3)),
+        groups,
+        frozen if dice.randrange(2) else {},
+        buffers if dice.randrange(2) else {},
+        {"tied": "p0"} if dice.randrange(3) == 0 else {},
+        None,
+        dice.choice((0, 3)),
     )
-    buffers = {"buffer": zero_writer.values((2,), 950)} if dice.randrange(2) else {}
-    tied = {"tied": "p0"} if dice.randrange(3) == 0 else {}
-    of = zero_writer.Zero(
-        stage, world, [g for g in groups if g], frozen, buffers, tied, None, dice.choice((0, 3))
-    )
-    files = dict(zero_writer.files(of).content)
+    files = dict(zero_writer.files(save).content)
     name = dice.choice(sorted(files))
     state = torch.load(io.BytesIO(files[name]), weights_only=False)  # of our own making
     files[name] = saved(altered(state, dice, _other))
@@ -163,71 +157,55 @@ def _make_zero(dice: random.Random) -> Case:
 
 
 def _read_zero(root: Path, ours: Tensors) -> Tensors:
-    """As DeepSpeed's ``zero_to_fp32.py`` does, in short (0.19.8)."""
+    """Read as DeepSpeed's ``zero_to_fp32.py`` does, in short (0.19.8)."""
     folder = root / "global_step2"
     models = [torch.load(p, weights_only=True) for p in sorted(folder.glob("*model_states.pt"))]
-    states = [
-        torch.load(p, weights_only=True)["optimizer_state_dict"]
-        for p in sorted(folder.glob("*optim_states.pt"))
-    ]
+    optimizers = sorted(folder.glob("*optim_states.pt"))
+    states = [torch.load(p, weights_only=True)["optimizer_state_dict"] for p in optimizers]
     # `BF16_Optimizer` writes no stage, and its states are as those of stage 1
     count, stage = states[0]["partition_count"], states[0].get("zero_stage", 1)
     world = max(count) if isinstance(count, list | tuple) else count
     if world != len(states):
         raise ValueError("as many files as ranks are expected")
-    optional = dict.fromkeys(
-        ("buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params")
-    )
-    first = optional | models[0]
-    module = {
-        name: value for name, value in first["module"].items() if isinstance(value, torch.Tensor)
-    }
-    found = {
-        name: module[name]
-        for name in first["buffer_names"] or ()
-        if isinstance(name, str) and name in module
-    }
-    shapes = first["param_shapes"]
+    first, shapes = models[0], models[0]["param_shapes"]
+    module = {n: value for n, value in first["module"].items() if isinstance(value, torch.Tensor)}
+    buffers = [name for name in first.get("buffer_names") or () if isinstance(name, str)]
+    tensors = {name: module[name] for name in buffers if name in module}
+    frozen = first.get("frozen_param_shapes") or {}
     if stage == 3:
-        frozen = first["frozen_param_shapes"] or {}
         for name, shape in frozen.items():
             parts = [m["frozen_param_fragments"][name].reshape(-1) for m in models]
-            found[name] = torch.cat(parts, 0).narrow(0, 0, shape.numel()).view(shape)
+            tensors[name] = torch.cat(parts, 0).narrow(0, 0, shape.numel()).view(shape)
         flat = [torch.cat(s["fp32_flat_groups"], 0) for s in states]
         offset = 0
         for name, shape in {k: v for group in shapes for k, v in group.items()}.items():
             each = -(-shape.numel() // world)
-            found[name] = (
-                torch.cat([f.narrow(0, offset, each) for f in flat], 0)
-                .narrow(0, 0, shape.numel())
-                .view(shape)
-            )
+            whole = torch.cat([f.narrow(0, offset, each) for f in flat], 0)
+            tensors[name] = whole.narrow(0, 0, shape.numel()).view(shape)
             offset += each
         if offset * world != flat[0].numel() * world:
             raise ValueError("numel is not what was consumed")
     else:
-        fragments = first["frozen_param_fragments"] or {}
-        found |= {
-            name: fragments[name]
-            for name in first["frozen_param_shapes"] or ()
-            if isinstance(fragments.get(name), torch.Tensor)  # else the model file's copy
+        fragments = first.get("frozen_param_fragments") or {}  # else the model file's copy
+        parts_of_frozen = {name: fragments.get(name) for name in frozen}
+        tensors |= {
+            n: part for n, part in parts_of_frozen.items() if isinstance(part, torch.Tensor)
         }
         for n, group in enumerate(shapes):
             flat_group = torch.cat([s["single_partition_of_fp32_groups"][n] for s in states], 0)
             offset = 0
             for name, shape in group.items():
-                found[name] = flat_group.narrow(0, offset, shape.numel()).view(shape)
+                tensors[name] = flat_group.narrow(0, offset, shape.numel()).view(shape)
                 offset += shape.numel()
             align = 2 * world
             if -(-offset // align) != -(-flat_group.numel() // align):
                 raise ValueError("numel is not what was consumed")
-    for name, stored in dict(first["shared_params"] or {}).items():
-        if isinstance(stored, str) and stored in found:
-            found[name] = found[stored]
-    found = {
-        name: t for name, t in module.items() if name in ours and t.numel()
-    } | found  # of what is not trained the model file's copy
-    return {name: tensor.float() for name, tensor in found.items()}
+    for name, stored in dict(first.get("shared_params") or {}).items():
+        if isinstance(stored, str) and stored in tensors:
+            tensors[name] = tensors[stored]
+    # of what is not trained the model file's copy
+    copies = {name: t for name, t in module.items() if name in ours and t.numel()}
+    return {name: tensor.float() for name, tensor in (copies | tensors).items()}
 
 
 # distributed checkpoints
@@ -267,11 +245,11 @@ def _read_dcp(root: Path, ours: Tensors) -> Tensors:
 
     reader = FileSystemReader(root)
     torch.use_deterministic_algorithms(mode=True)  # fills what is empty
+    described = reader.read_metadata().state_dict_metadata
     state = {
-        name: torch.empty(told.size, dtype=told.properties.dtype)
-        for name, told in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(told, TensorStorageMetadata)
-        and any(_is_name_of(name, merged) for merged in ours)
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if isinstance(entry, TensorStorageMetadata) and any(_is_name_of(name, n) for n in ours)
     }
     _load_state_dict(state, reader, planner=DefaultLoadPlanner(), no_dist=True)
     return state
@@ -307,9 +285,8 @@ def _run(case: Case, home: Path) -> str:
     except Exception as e:
         if any(words in str(e) for words in BORNE):
             return "not refused"
-        raise Wrong(
-            f"{case['layout']}: merged, where torch says {type(e).__name__}: {e}"[:500]
-        ) from e
+        says = f"{type(e).__name__}: {e}"[:500]
+        raise Wrong(f"{case['layout']}: merged, where torch says {says}") from e
     _compare(ours, theirs, case["layout"])
     return f"{case['layout']} as torch's"
 
@@ -317,19 +294,17 @@ def _run(case: Case, home: Path) -> str:
 def _written(root: Path) -> Tensors:
     from safetensors.torch import load_file
 
-    found: Tensors = {}
+    tensors: Tensors = {}
     for path in root.glob("*.safetensors"):
-        found |= load_file(path)
-    return found
+        tensors |= load_file(path)
+    return tensors
 
 
 def _compare(ours: Tensors, theirs: Tensors, layout: str) -> None:
     for name, tensor in ours.items():
         alike = [t for n, t in theirs.items() if _is_name_of(n, name)]
         if not alike:
-            raise Wrong(
-                f"{layout}: {name} is merged, which torch does not know: {sorted(theirs)[:8]}"
-            )
+            raise Wrong(f"{layout}: {name} is merged, torch knows only {sorted(theirs)[:8]}")
         if not any(_equal(tensor.float() if layout == "zero" else tensor, t) for t in alike):
             raise Wrong(f"{layout}: {name} is {_shown(tensor)}, torch reads {_shown(alike[0])}")
     left = sorted(name for name in theirs if not any(_is_name_of(name, n) for n in ours))

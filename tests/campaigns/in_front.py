@@ -132,11 +132,11 @@ class Campaign:
         else:
             yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
             return
-        one, other = self._nodes.outs(self._whole)[0], self._out(0, run)
-        for path in sorted(one.glob("*.safetensors")):
-            if not (other / path.name).is_file():
+        for path in sorted(self._nodes.outs(self._whole)[0].glob("*.safetensors")):
+            model = self._out(0, run) / path.name
+            if not model.is_file():
                 yield f"{run}: {path.name} is missing in the end"
-            elif digest(path.read_bytes()) != digest((other / path.name).read_bytes()):
+            elif model.read_bytes() != path.read_bytes():
                 yield f"{run}: {path.name}: other weights than without kills"
         print(f"{run}: trained after {number + 1} attempts", flush=True)
 
@@ -191,9 +191,9 @@ class Campaign:
 
         def front(n: int) -> list[str]:
             out, config = self._out(n, run), self._nodes.workers[n].config
-            told = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
-            resume = [*CKPTSYNC, "resume", str(out), "-c", str(config), *told]
-            return [*resume, "--trust", "complete", "--"]
+            words = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
+            words += flags(trust="complete")
+            return [*CKPTSYNC, "resume", str(out), "-c", str(config), *words, "--"]
 
         return self._nodes.training(job, front)
 
@@ -212,15 +212,15 @@ class Campaign:
             if scope not in ("trainings", "training", "worker"):
                 kill_tree(front)
                 continue
-            words, its = f"{SCRIPT}\0".encode(), {*below(front.pid)} - {front.pid}
-            lines = ((pid, line) for pid, line in command_lines() if pid in its)
-            kill(pid for pid, line in lines if words in line and b"\0ckptsync\0" not in line)
+            script, children = f"{SCRIPT}\0".encode(), {*below(front.pid)} - {front.pid}
+            lines = ((pid, line) for pid, line in command_lines() if pid in children)
+            kill(pid for pid, line in lines if script in line and b"\0ckptsync\0" not in line)
 
     def _rename(self, n: int, name: str) -> None:
         """Have a node come back under another name, with its disk."""
         config = self._nodes.workers[n].config
-        told = yaml.safe_load(config.read_text())
-        config.write_text(yaml.safe_dump({**told, "node": name}))
+        options = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**options, "node": name}))
 
     def _unsent(self, run: str, attempt: str) -> Iterator[str]:
         """Yield what is whole on a node and not in the store, by what `resume` says in the end."""
@@ -252,15 +252,13 @@ class Campaign:
             if state.status in ("COMPLETE", "CONSOLIDATED", "VERIFIED"):
                 saved = self._saved.get(state.checkpoint, {})
                 is_needed = is_weights if state.checkpoint == FINAL else _is_state
-                told = differences(
-                    self._nodes.store, state, saved, is_needed=is_needed, is_same=_is_like
-                )
-                yield from (f"{run}/{name} is {state.status}; {path}: {how}" for path, how in told)
+                store, fetched = self._nodes.store, self._nodes.home / "fetched" / name
+                wrong = differences(store, state, saved, is_needed=is_needed, is_same=_is_like)
+                lines = [f"{path}: {how}" for path, how in wrong]
                 step = state.checkpoint.rpartition("-")[2]
                 model = self._nodes.truth(0, self._whole) / f"model-{step}.safetensors"
-                fetched, store = self._nodes.home / "fetched" / name, self._nodes.store
-                how = merged_otherwise(store, state, fetched, model, ROOT / "base")
-                yield from [f"{run}/{name} is {state.status}: {how}"] * bool(how)
+                lines.append(merged_otherwise(store, state, fetched, model, ROOT / "base"))
+                yield from (f"{run}/{name} is {state.status}; {line}" for line in lines if line)
 
     def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
         begun = [all_events(self._truth(n, run, attempt), "begin")[:1] for n in range(NODES)]

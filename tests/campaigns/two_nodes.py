@@ -268,8 +268,8 @@ def on_two_nodes(home: Path, kind: str, python: str, **worker: object) -> Iterat
         network = stack.enter_context(contextlib.closing(Network(NODES))) if can_isolate() else None
         if not network:
             print("the nodes share a network: namespaces cannot be made here")
-        made = TwoNodes(home, kind, python, worker, network)
-        yield stack.enter_context(contextlib.closing(made))
+        nodes = TwoNodes(home, kind, python, worker, network)
+        yield stack.enter_context(contextlib.closing(nodes))
 
 
 def training_arguments(description: str | None, *default: str) -> argparse.ArgumentParser:
@@ -329,8 +329,8 @@ def _write_llamafactory(config: Path, job: Job, out: Path) -> None:
     """Write a configuration of LLaMA-Factory, and its data beside it."""
     data = config.with_suffix("")
     rows = [{"instruction": f"{n} of {n + 1}", "input": "", "output": f"is {n}"} for n in range(40)]
-    known = {"rows": {"file_name": "rows.json", "formatting": "alpaca"}}
-    told = {
+    dataset = {"rows": {"file_name": "rows.json", "formatting": "alpaca"}}
+    options = {
         "model_name_or_path": str(ROOT / "base"),
         "stage": "sft",
         "do_train": True,
@@ -351,9 +351,9 @@ def _write_llamafactory(config: Path, job: Job, out: Path) -> None:
         "use_cpu": True,
     }
     data.mkdir(exist_ok=True)
-    (data / "dataset_info.json").write_text(json.dumps(known))
+    (data / "dataset_info.json").write_text(json.dumps(dataset))
     (data / "rows.json").write_text(json.dumps(rows))
-    config.write_text(json.dumps(told))  # JSON is YAML
+    config.write_text(json.dumps(options))  # JSON is YAML
 
 
 def _kill_trainers(out: Path) -> None:
