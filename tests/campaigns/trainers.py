@@ -111,7 +111,7 @@ class Campaign:
         outs = self._nodes.outs(plain)
         reference = judged.truths(outs, is_weights)
         of_nodes = {
-            name: {f"node{n}" for n in range(NODES) if (outs[n] / name).is_dir()} or {"node0"}
+            name: [job.node_name(n) for n in range(NODES) if not n or (outs[n] / name).is_dir()]
             for name in reference
         }
 

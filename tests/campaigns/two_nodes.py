@@ -81,6 +81,10 @@ class Job:
         """The name of its directory of truth, and of its logs."""
         return f"{self.run}.{self.attempt}" if self.attempt else self.run
 
+    def node_name(self, n: int) -> str:
+        """Return what the worker calls itself that uploads on a node: no two have one name."""
+        return f"embedded{n}" if self.hook == "embedded" else f"node{n}"
+
     def out(self, node: Path) -> Path:
         """Return where it saves on a node whose disk is a directory."""
         return node / ("alone" if self.is_alone else "out") / self.run
@@ -234,7 +238,7 @@ class TwoNodes:
         if job.hook == "embedded":
             options = json.dumps(self._reached)
             environment |= {"CKPTSYNC_STORE": self.store.url, "CKPTSYNC_STORAGE_OPTIONS": options}
-            environment |= {"CKPTSYNC_NODE": f"node{n}", "CKPTSYNC_WAIT": "2m"}
+            environment |= {"CKPTSYNC_NODE": job.node_name(n), "CKPTSYNC_WAIT": "2m"}
             environment |= {"CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_WORKER_UNMARKED": "10s"}
         return environment
 
