@@ -280,7 +280,7 @@ SOUND: Mapping[str, Fault] = {
     "root-made-it-for-all": _sound("rm -rf {home}/out/run/*; chmod 1777 {home}/out/run"),
     "nothing-saved-yet": _sound("rm -rf {home}/out/run/*"),
     "nothing-there-yet": _sound(
-        "rm -rf {home}/out/run", training={"output_dir": "{home}/soon/run"}
+        "rm -rf {home}/out/run", training={"output_dir": "{home}/out/soon"}
     ),
     "one-shared-disk": _sound(_SHARE_OUT),
     "bound-over-its-own-disk": _sound(
