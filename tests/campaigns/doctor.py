@@ -139,14 +139,18 @@ class Nodes:
         isolated = ("unshare", "--mount", "--uts", "sh", "-e", "-c", setup, "sh")
         command = [*self._network.nodes[n].within(*isolated), *within, *DOCTOR]
         command += [*self._words(n, node, fault), *words]
-        changes = [(place, *how) for *how, where in fault.links for place in self._at(where, n)]
+        changes = [
+            (network, do.format(number).split(), undo.format(number).split())
+            for do, undo, where in fault.links
+            for number, network in self._at(where, n)
+        ]
         try:
-            for (number, place), do, _ in changes:
-                place.ip(*do.format(number).split())
+            for network, do, _ in changes:
+                network.ip(*do)
             return _answer(command, self._environment(n, node, fault), node)
         finally:
-            for (number, place), _, undo in changes:
-                place.ip(*undo.format(number).split())
+            for network, _, undo in changes:
+                network.ip(*undo)
 
     def _at(self, where: str, n: int) -> Sequence[tuple[int, Namespace]]:
         """Return the networks that are changed, with the numbers of their nodes."""
@@ -154,19 +158,14 @@ class Nodes:
         return {"node": nodes[n : n + 1], "hub": [(0, self._network.hub)], "all": nodes}[where]
 
     def _words(self, n: int, node: Path, fault: Fault) -> list[str]:
-        config = {
-            "store": {"url": "{home}/shared/store"},
-            "worker": {"runs": [{"path": "{home}/out/*"}]},
-            **fault.config,
-        }
+        runs = [{"path": f"{self.home}/out/*"}]
+        config = {"store": {"url": f"{self.home}/shared/store"}, "worker": {"runs": runs}}
+        (node / "worker.yaml").write_text(json.dumps(config))
         training = {"save_on_each_node": False, "model_name_or_path": "{home}/model"}
-        for name, options in {
-            "worker.yaml": config,
-            "training.json": training | fault.training,
-        }.items():
-            (node / name).write_text(json.dumps(options).replace("{home}", str(self.home)))
+        text = json.dumps({**training, **fault.training}).replace("{home}", str(self.home))
+        (node / "training.json").write_text(text)
         shutil.rmtree(node / "venv", ignore_errors=True)
-        python = environment(node / "venv", {**VERSIONS, **fault.versions}, cuda=fault.cuda)
+        python = environment(node / "venv", {**VERSIONS, **fault.versions})
         if fault.python:
             python = _program(node / "python", fault.python.format(python=python))
         words = flags(node=f"n{n}", python=python, training=node / "training.json")

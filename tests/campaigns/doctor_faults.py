@@ -38,12 +38,10 @@ class Fault:
     everywhere: Variables = field(default_factory=dict)
     environment: Variables = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    cuda: str = "12.8"
     gpus: int = 2
     gpu: str = "NVIDIA H200"
     driver: str = "570.124.06"
     driver_cuda: int = 12080
-    config: Mapping[str, object] = field(default_factory=dict)
     training: Mapping[str, object] = field(default_factory=dict)
     python: str = ""
     within: tuple[str, ...] = ()
