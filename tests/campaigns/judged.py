@@ -100,10 +100,10 @@ def is_same(path: str, ours: bytes, reference: bytes) -> bool:
 
 
 def _history(state: bytes) -> object:
-    told: dict[str, Any] = json.loads(state)
+    document: dict[str, Any] = json.loads(state)
     kept = ("step", "loss", "grad_norm", "learning_rate")
-    steps = [{key: entry[key] for key in kept if key in entry} for entry in told["log_history"]]
-    return told["global_step"], told["max_steps"], steps
+    steps = [{key: entry[key] for key in kept if key in entry} for entry in document["log_history"]]
+    return document["global_step"], document["max_steps"], steps
 
 
 def in_store(
@@ -140,11 +140,11 @@ def on_disk(
             if "_ckptsync" not in name.split("/") and name.partition("/")[0] not in rotated
         }
 
-    here, there = left(outs), left(references)
-    for path in sorted(here.keys() ^ there.keys()):
-        yield f"{path}: {'not on the disk' if path in there else 'only there with us'}"
-    for path in sorted(here.keys() & there.keys()):
-        if not is_same(path, here[path].read_bytes(), there[path].read_bytes()):
+    ours, theirs = left(outs), left(references)
+    for path in sorted(ours.keys() ^ theirs.keys()):
+        yield f"{path}: {'not on the disk' if path in theirs else 'only there with us'}"
+    for path in sorted(ours.keys() & theirs.keys()):
+        if not is_same(path, ours[path].read_bytes(), theirs[path].read_bytes()):
             yield f"{path}: on the disk it is another one than without us"
 
 
@@ -159,12 +159,12 @@ def merged_otherwise(
     if not model.is_file():
         return ""
     shutil.rmtree(directory, ignore_errors=True)
-    for path, where in state.files.items():
-        here = directory / "stored" / path
-        here.parent.mkdir(parents=True, exist_ok=True)
-        here.write_bytes(read_all(store, where[0].name))
+    for path, (first, *_) in state.files.items():
+        copy = directory / "stored" / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(read_all(store, first.name))
         # a merge asks which file was written before which
-        os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))
+        os.utime(copy, ns=(first.entry.mtime, first.entry.mtime))
     config = None if "config.json" in state.files else base
     try:
         merge_local([directory / "stored"], directory / "merged", MergeOptions(), config)

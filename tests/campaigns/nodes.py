@@ -76,19 +76,20 @@ class Namespace:
 
     def listener(self) -> socket.socket:
         """A socket that listens in it, on all its addresses; whoever accepts may be elsewhere."""
-        made: list[socket.socket] = []
-        thread = threading.Thread(target=self._listen, args=(made,))  # a namespace is a thread's
+        listeners: list[socket.socket] = []
+        # the network namespace is a thread's: setns(2)
+        thread = threading.Thread(target=self._listen, args=(listeners,))
         thread.start()
         thread.join()
-        assert made, "no socket could be made there"
-        return made[0]
+        assert listeners, "no socket could be made there"
+        return listeners[0]
 
-    def _listen(self, made: list[socket.socket]) -> None:
+    def _listen(self, listeners: list[socket.socket]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         with self.path.open("rb") as namespace:
             if libc.setns(namespace.fileno(), _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
-        made.append(socket.create_server(("0.0.0.0", 0), backlog=64))
+        listeners.append(socket.create_server(("0.0.0.0", 0), backlog=64))
 
     def close(self) -> None:
         """With it go its links; processes that are still in it keep it."""
