@@ -29,19 +29,16 @@
 # make campaign-in-front      `ckptsync resume` before a training on two nodes, killed again and again, with
 #                             its disks: the losses are those of one that was never interrupted (10 minutes)
 #                             IN_FRONT="--modes zero3 --store s3 --seed 7"
-# make campaign-llamafactory  LLaMA-Factory in one process, under torchrun and on two nodes (20 minutes,
-#                             installs 2 GB) LLAMAFACTORY="--ways torchrun --hooks autoload"
-# make campaign-trl           TRL's SFT, DPO, GRPO, adapters with names, the best model at the end, copies
-#                             for the Hub, with the hook and with a worker alone (5 minutes, installs 2 GB)
-#                             TRL="--ways named hub --hooks none"
-# make campaign-ray-train     Ray Train with two workers, of which one is killed (installs Ray)
-#                             RAY_TRAIN="--ways ddp --hooks kill"
+# make campaign-llamafactory  the same with LLaMA-Factory as it was released (20 minutes, installs 2 GB)
+#                             LLAMAFACTORY="--hooks embedded"
+# make campaign-trl           the same with TRL's SFT, DPO, GRPO, adapters with names, the best model at
+#                             the end, copies for the Hub (installs 2 GB) TRL="--modes named hub --hooks none"
 # make campaign-names         `merge --names-of` and `--fill-from` against save_pretrained, for about 55
 #                             architectures of transformers (8 minutes) NAMES="--classes MixtralForCausalLM"
-# make campaign-doctor        plant about 80 faults: `ckptsync doctor` must find each, and raise no alarm
+# make campaign-doctor        plant about 45 faults: `ckptsync doctor` must find each, and raise no alarm
 #                             for 30 sound pairs of nodes (as root) DOCTOR="--only torch clock-5s"
-# make kill                   kill push, pull, merge, gc and a head's consolidation at every system call
-#                             that changes something (strace), and at random moments (2 hours)
+# make kill                   kill push, pull and merge at every system call that changes something
+#                             (strace), and at random moments (1 hour)
 #                             KILL="--only push --stores s3 --calls 50 --moments 50"
 # make crash-states           simulate a power cut at every moment of a store's work
 #                             CRASH="--states 5000 --random 100"
@@ -102,7 +99,6 @@ CRASH ?=
 KILL ?=
 TRAINERS ?=
 DOCTOR ?=
-RAY_TRAIN ?=
 BESIDE ?=
 BENCH_CATALOGUE ?=
 BENCH_HEAD ?=
@@ -116,7 +112,7 @@ BIN := $(VENV)/bin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m tests.support.run_again -n $(JOBS) --dist worksteal --durations 10
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign-trainers campaign-in-front campaign-ray-train campaign-llamafactory campaign-trl campaign-names campaign-doctor damage fuzz crash-states kill nspawn slurm release clean
+.PHONY: demo test test-web pictures scenarios exhaustive s3-versions lint man docs format guides bench bench-verify bench-transfer bench-killed bench-beside bench-catalogue bench-head bench-idle bench-hook campaign-trainers campaign-in-front campaign-llamafactory campaign-trl campaign-names campaign-doctor damage fuzz crash-states kill nspawn slurm release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -200,17 +196,14 @@ campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 campaign-in-front: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.in_front --python $(BENCH_VENV)/bin/python $(IN_FRONT)
 
-campaign-llamafactory: $(LLAMAFACTORY_VENV)/.installed
-	$(LLAMAFACTORY_VENV)/bin/python -m tests.campaigns.released llamafactory $(LLAMAFACTORY)
+campaign-llamafactory: $(VENV)/.installed-test $(LLAMAFACTORY_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.trainers --python $(LLAMAFACTORY_VENV)/bin/python --modes llamafactory --hooks hook embedded --ranks 1 $(LLAMAFACTORY)
 
 campaign-trl: $(VENV)/.installed-test $(TRL_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.released trl --python $(TRL_VENV)/bin/python $(TRL)
+	$(BIN)/python -m tests.campaigns.trainers --python $(TRL_VENV)/bin/python --modes sft dpo grpo named best hub --ranks 1 $(TRL)
 
-campaign-names: $(VENV)/.installed-test $(BENCH_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.names_of --python $(BENCH_VENV)/bin/python $(NAMES)
-
-campaign-ray-train: $(VENV)/.installed-test $(BENCH_VENV)/.installed-ray
-	$(BIN)/python -m tests.campaigns.released ray --python $(BENCH_VENV)/bin/python $(RAY_TRAIN)
+campaign-names: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.names_of $(NAMES)
 
 campaign-doctor: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.doctor $(DOCTOR)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import Corrupt
 from tests.campaigns import fuzz
-from tests.campaigns.fuzz import KEPT, Case, Door, Runner, Wrong, again
+from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, again, judge
 
 FOUND = sorted(KEPT.rglob("*.json"))
 
@@ -49,7 +48,7 @@ def _hostile(case: Case, home: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("what", "word", "said"),
+    ("what", "word", "report"),
     [
         ("fine", "fine", ""),
         ("refused", "refused 10", ""),
@@ -63,13 +62,11 @@ def _hostile(case: Case, home: Path) -> str:
         ("link", "FOUND", "outside"),
     ],
 )
-def test_a_case_is_judged(what: str, word: str, said: str) -> None:
+def test_a_case_is_judged(what: str, word: str, report: str, tmp_path: Path) -> None:
     door = Door(lambda _: {}, _hostile, ("given",), seconds=1.0)
-    cases: list[Case] = [{"what": "fine"}, {"what": what}, {"what": "fine"}]
-    with closing(Runner(door)) as runner:
-        told = [runner.judge(case) for case in cases]
-    assert [t[0] for t in told] == ["fine", word, "fine"]
-    assert said in told[1][1]
+    judged = judge(door, {"what": what}, tmp_path)
+    assert judged[0] == word
+    assert report in judged[1]
 
 
 @pytest.mark.parametrize("name", fuzz.DOORS)
@@ -88,5 +85,5 @@ def test_of_findings_of_one_kind_the_smallest_is_kept(monkeypatch: pytest.Monkey
 
     door = Door(lambda dice: {"what": [9] * dice.randrange(9)}, run)
     monkeypatch.setattr(fuzz, "door_of", lambda _: door)
-    (finding,) = fuzz.search("sums", "1", 3.0).findings.values()
-    assert finding.case["what"] == [9, 9]
+    ((case, _),) = fuzz.search("sums", "1", 3.0)[1].values()
+    assert case["what"] == [9, 9]

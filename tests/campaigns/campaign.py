@@ -21,19 +21,16 @@ CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("
 CKPTSYNC = (sys.executable, "-m", "ckptsync")
 
 
-def arguments(
-    description: str | None, *shared: str, add_to: argparse.ArgumentParser | None = None
-) -> argparse.ArgumentParser:
+def arguments(description: str | None, *shared: str) -> argparse.ArgumentParser:
     """Return a parser that shows a module's docstring, with these of the shared options."""
-    parser = add_to or argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options: dict[str, dict[str, Any]] = {
-        "seed": {"type": int, "default": 1},
-        "home": {"help": "a directory to work in, kept afterwards; a temporary one by default"},
-    }
-    for name in shared:
-        parser.add_argument(f"--{name}", **options[name])
+    if "seed" in shared:
+        parser.add_argument("--seed", type=int, default=1)
+    if "home" in shared:
+        home = "a directory to work in, kept afterwards; a temporary one by default"
+        parser.add_argument("--home", help=home)
     return parser
 
 
@@ -50,14 +47,12 @@ def flags(**options: object) -> list[str]:
 @contextlib.contextmanager
 def working(name: str, home: str | None = None, *, in_memory: bool = False) -> Iterator[Path]:
     """Yield the directory ``home``, or a temporary one: in memory, if the system has a place."""
+    if home:
+        yield Path(home)
+        return
     memory = "/dev/shm" if in_memory and Path("/dev/shm").is_dir() else None
-    with contextlib.ExitStack() as stack:
-        yield Path(
-            home
-            or stack.enter_context(
-                tempfile.TemporaryDirectory(prefix=f"ckptsync-{name}-", dir=memory)
-            )
-        )
+    with tempfile.TemporaryDirectory(prefix=f"ckptsync-{name}-", dir=memory) as directory:
+        yield Path(directory)
 
 
 def new_store(kind: str, home: Path) -> tuple[str, dict[str, Any]]:

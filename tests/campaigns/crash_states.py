@@ -23,7 +23,6 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.stores.posix.draft import is_unfinished
@@ -31,13 +30,14 @@ from tests.campaigns.campaign import arguments
 from tests.campaigns.crash_works import (
     CONTENDED,
     WORKS,
+    Call,
     Data,
-    Mark,
+    Do,
     Names,
+    Recorder,
     Step,
     Sync,
-    content,
-    recorded,
+    at_random,
 )
 
 NEVER = 1 << 60
@@ -45,54 +45,75 @@ Allowed = Mapping[str, frozenset[bytes | None]]
 """For each name the contents that it may have, ``None`` where it may be absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call, from the mark ``begun`` to the mark ``ended``, if it came.
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if nothing is lost as the store is, and something without each fsync."""
+    parser = arguments(__doc__)
+    parser.add_argument("--states", type=int, default=300, help="tried at most for each moment")
+    drawn = "works drawn at random, beside those that are written down"
+    parser.add_argument("--random", type=int, default=4, help=drawn)
+    args = parser.parse_args(argv)
+    works = {**WORKS, **{f"at_random {n}": at_random(f"{n}") for n in range(1, args.random + 1)}}
+    wrong, lost, spared = list[str](), Counter[str](), Counter[str]()
+    for name, work in works.items():
+        wrong += judged(name, work, args.states, lost, spared)
+    wrong += needless(lost, spared)
+    well = "nothing acknowledged was lost, no part of a file was seen, and no fsync can be spared"
+    print("\n".join(wrong) or well)
+    return 1 if wrong else 0
 
-    ``content``: of a file, ``None`` of a delete.  ``effect``: the step that gave or took the name.
-    ``is_told``: it ended with Exists.
+
+def judged(
+    name: str, work: Sequence[Do], states: int, lost: Counter[str], spared: Counter[str]
+) -> Iterator[str]:
+    """Yield what is wrong with a work as it is, and without each of its fsyncs.
+
+    Count where fsync is called: in ``lost``, how often something was lost without that one, in
+    ``spared``, how often nothing was.  Works that are drawn at random are judged as they are.
     """
-
-    name: str
-    content: bytes | None
-    begun: int
-    ended: int | None
-    effect: int
-    is_told: bool
-
-
-def _calls(steps: Sequence[Step]) -> Iterator[Call]:
-    begun: dict[int, tuple[int, str, bytes | None]] = {}
-    ended: dict[int, tuple[int, bool]] = {}
-    for n, step in enumerate(steps):
-        if isinstance(step, Mark):
-            said = step.said
-            if "begin" in said:
-                data = content(said["seed"], said["size"]) if said["kind"] == "put" else None
-                begun.setdefault(said["begin"], (n, said["name"], data))
-            else:
-                ended[said["done"] if "done" in said else said["exists"]] = (n, "exists" in said)
-    for key, (start, name, data) in begun.items():
-        end, is_told = ended.get(key, (None, False))
-        # the last step before the end that gave or took this name, told by its last part
-        last = name.rpartition("/")[2]
-        effects = (
-            n
-            for n, step in enumerate(steps[:end])
-            if isinstance(step, Names) and last in (step.gone, step.name)
-        )
-        yield Call(name, data, start, end, max(effects, default=-1), is_told)
+    with tempfile.TemporaryDirectory(prefix="ckptsync-crash-") as home:
+        recorder = Recorder(Path(home))
+        recorder.record(work)
+    simulation = Simulation(recorder.steps, recorder.calls, states)
+    for text in itertools.islice(simulation.violations(), 5):
+        yield f"VIOLATED {name}: {text}"
+    print(f"{name}: {len(recorder.steps)} steps, {simulation.tried} states after a power cut")
+    for n, sync in simulation.syncs() if name in WORKS else ():
+        is_lost = next(simulation.violations(without=n), None) is not None
+        (lost if is_lost else spared)[sync.where] += 1
+        if not is_lost and name not in CONTENDED:
+            yield f"NEEDLESS {name}: step {n}, an fsync in {sync.where}: nothing is lost"
 
 
-def _allowed(calls: Iterable[Call], moment: int) -> frozenset[bytes | None]:
+def needless(lost: Mapping[str, int], spared: Mapping[str, int]) -> list[str]:
+    """Return places in the code whose fsyncs could be spared wherever they were called."""
+    places = sorted(spared.keys() - lost.keys())
+    return [f"NEEDLESS every fsync in {where}: nothing is lost" for where in places]
+
+
+def _effect(call: Call, steps: Sequence[Step]) -> int:
+    """Return the last step before a call's end that gave or took its name, told by its last part.
+
+    -1 if there is none.
+    """
+    last = call.name.rpartition("/")[2]
+    effects = (
+        n
+        for n, step in enumerate(steps[: call.ended])
+        if isinstance(step, Names) and last in (step.gone, step.name)
+    )
+    return max(effects, default=-1)
+
+
+def _allowed(calls: Sequence[Call], steps: Sequence[Step], moment: int) -> frozenset[bytes | None]:
     """Return what a name may hold before a step: the last effect that was acknowledged, and those
     of calls that were not, and may have happened at any time.
     """
-    acknowledged = [c for c in calls if c.ended is not None and c.ended < moment]
-    last = max((c.effect for c in acknowledged if not c.is_told), default=-1)
+    acknowledged = [call for call in calls if call.is_over(moment)]
+    effects = [(_effect(c, steps), c.content) for c in acknowledged if not c.is_told]
+    last = max((effect for effect, _ in effects), default=-1)
     told = max((c.ended for c in acknowledged if c.is_told and c.ended is not None), default=-1)
-    effects = [(c.effect, c.content) for c in acknowledged if not c.is_told and c.effect >= last]
-    effects += [(moment, c.content) for c in calls if c not in acknowledged]
+    effects = [(effect, content) for effect, content in effects if effect >= last]
+    effects += [(moment, call.content) for call in calls if call not in acknowledged]
     if last < 0:
         effects.append((-1, None))  # nothing was there at first
     if told > last:  # who was told that the name is taken relies on it
@@ -100,73 +121,69 @@ def _allowed(calls: Iterable[Call], moment: int) -> frozenset[bytes | None]:
     return frozenset(data for _, data in effects)
 
 
-def _broken(allowed: Allowed, found: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield what is found and was not promised."""
-    for name in sorted({*found, *allowed}):
-        may, has = allowed.get(name, frozenset({None})), found.get(name)
-        if has in may:
+def _broken(allowed: Allowed, files: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield what is there and was not promised."""
+    for name in sorted({*files, *allowed}):
+        contents, content = allowed.get(name, frozenset({None})), files.get(name)
+        if content in contents:
             continue
-        if has is None:
+        if content is None:
             yield f"{name}: acknowledged, and gone"
-        elif may == {None}:
+        elif contents == {None}:
             back = "acknowledged to be deleted, and back"
             yield f"{name}: {back if name in allowed else 'nobody wrote it'}"
         else:
-            yield f"{name}: {len(has)} bytes that nobody has written so, or that were replaced"
+            yield f"{name}: {len(content)} bytes that nobody has written so, or that were replaced"
 
 
-class Work:
-    """The steps of a work, and what they leave behind wherever they end.
+class Simulation:
+    """The steps and calls of a work, and what they leave behind wherever they end.
 
-    ``states`` at most are tried for each moment.
+    ``states`` at most are tried for each moment; ``tried`` counts them.
     """
 
-    def __init__(self, steps: Sequence[Step], states: int, seed: int = 1) -> None:
-        self.steps, self._states, self._seed = steps, states, seed
-        self._calls = list(_calls(steps))
+    def __init__(self, steps: Sequence[Step], calls: Sequence[Call], states: int) -> None:
+        self._steps, self._calls, self._states = steps, calls, states
         self.tried = 0
 
     def violations(self, without: int = -1) -> Iterator[str]:
         """Yield what breaks a promise, by moment; ``without``: the step of an fsync taken out."""
-        durable = [self._durable_at(n, without) for n in range(len(self.steps))]
-        for moment in range(len(self.steps) + 1):
-            calls = [call for call in self._calls if call.begun < moment]
-            names = {call.name for call in calls}
-            allowed = {n: _allowed([c for c in calls if c.name == n], moment) for n in names}
-            for found in self.left(moment, durable):
+        durable = [self._durable_at(n, without) for n in range(len(self._steps))]
+        for moment in range(len(self._steps) + 1):
+            calls = [call for call in self._calls if call.begun < moment or call.is_over(moment)]
+            by_name = {call.name: [c for c in calls if c.name == call.name] for call in calls}
+            allowed = {n: _allowed(its, self._steps, moment) for n, its in by_name.items()}
+            for files in self.left(moment, durable):
                 self.tried += 1
-                yield from _broken(allowed, found)
+                yield from _broken(allowed, files)
 
     def syncs(self) -> Iterator[tuple[int, Sync]]:
         """Yield those that make something durable which was not."""
-        for n, step in enumerate(self.steps):
-            if isinstance(step, Sync) and any(self._durable_at(k, -1) == n for k in range(n)):
+        for n, step in enumerate(self._steps):
+            if isinstance(step, Sync) and any(self._durable_at(k) == n for k in range(n)):
                 yield n, step
 
-    def _durable_at(self, n: int, without: int) -> int:
+    def _durable_at(self, n: int, without: int = -1) -> int:
         """Return the fsync after which step ``n`` cannot be lost."""
-        step = self.steps[n]
-        if isinstance(step, Sync | Mark):
+        step = self._steps[n]
+        if isinstance(step, Sync):
             return NEVER
         inode = step.inode if isinstance(step, Data) else step.directory
-        for k in range(n + 1, len(self.steps)):
-            later = self.steps[k]
+        for k in range(n + 1, len(self._steps)):
+            later = self._steps[k]
             if k != without and isinstance(later, Sync) and later.inode == inode:
                 return k
         return NEVER
 
     def left(self, moment: int, durable: Sequence[int]) -> Iterator[dict[str, bytes]]:
         """Yield what the store may hold after a power cut just before the step ``moment``."""
-        names = [n for n in range(moment) if isinstance(self.steps[n], Names)]
+        names = [n for n in range(moment) if isinstance(self._steps[n], Names)]
         loose = [n for n in names if durable[n] >= moment]
-        files: dict[int, list[int]] = {}
+        writes: dict[int, list[tuple[Data, bool]]] = {}
         for n in range(moment):
-            if isinstance(step := self.steps[n], Data):
-                files.setdefault(step.inode, []).append(n)
-        contents = {
-            inode: self._contents(steps, [durable[n] < moment for n in steps])
-            for inode, steps in files.items()
-        }
+            if isinstance(step := self._steps[n], Data):
+                writes.setdefault(step.inode, []).append((step, durable[n] < moment))
+        contents = {inode: _contents(its) for inode, its in writes.items()}
         for kept, chosen in self._choices(loose, [*map(len, contents.values())], moment):
             tree = self._tree([n for n in names if n not in loose or n in kept])
             pairs = zip(contents.items(), chosen, strict=True)
@@ -189,32 +206,16 @@ class Work:
         for kept in plain:
             for k in range(max(counts, default=1)):
                 yield kept, [min(k, count - 1) for count in counts]
-        dice = random.Random(f"{self._seed} {moment}")
+        dice = random.Random(moment)
         for _ in range(self._states - len(plain)):
             kept = frozenset(n for n in loose if dice.random() < 0.5)
             yield kept, [dice.randrange(count) for count in counts]
 
-    def _contents(self, steps: Sequence[int], is_durable: Sequence[bool]) -> list[bytes]:
-        """Return what a file may hold: all of it first."""
-        written = [step for n in steps if isinstance(step := self.steps[n], Data)]
-        whole = _filled(written)
-        if all(is_durable):
-            return [whole]
-        pairs = [*zip(written, is_durable, strict=True)]
-        base = _filled([step for step, durable in pairs if durable])
-        zeros = _filled([step if durable else _zeroed(step) for step, durable in pairs])
-        first = is_durable.index(False)
-        without = _filled([*written[:first], *written[first + 1 :]])
-        half = whole[: len(base) + (len(whole) - len(base)) // 2]
-        return [*dict.fromkeys((whole, base, zeros, half, half.ljust(len(whole), b"\0"), without))]
-
     def _tree(self, names: Sequence[int]) -> dict[int, dict[str, int]]:
-        tree: dict[int, dict[str, int]] = {}
-        for step in self.steps:
-            if isinstance(step, Names):
-                tree.setdefault(step.directory, {})
+        changes = [step for step in self._steps if isinstance(step, Names)]
+        tree: dict[int, dict[str, int]] = {step.directory: {} for step in changes}
         for n in names:
-            step = self.steps[n]
+            step = self._steps[n]
             assert isinstance(step, Names)
             tree[step.directory].pop(step.gone, None)
             if step.name:
@@ -222,18 +223,20 @@ class Work:
         return tree
 
 
-def _listed(
-    tree: Mapping[int, Mapping[str, int]], at: int, prefix: str, contents: Mapping[int, bytes]
-) -> Iterator[tuple[str, bytes]]:
-    """As the store would list it; a file of which no byte was written is empty."""
-    for name, inode in tree[at].items():
-        if inode in tree:
-            yield from _listed(tree, inode, f"{prefix}{name}/", contents)
-        elif not is_unfinished(name):
-            yield prefix + name, contents.get(inode, b"")
+def _contents(writes: Sequence[tuple[Data, bool]]) -> list[bytes]:
+    """Return what a file may hold, all of it first; of each write, whether it is durable."""
+    whole = _filled(step for step, _ in writes)
+    loose = [n for n, (_, is_durable) in enumerate(writes) if not is_durable]
+    if not loose:
+        return [whole]
+    base = _filled(step for step, is_durable in writes if is_durable)
+    zeros = _filled(step if is_durable else _zeroed(step) for step, is_durable in writes)
+    without = _filled(step for n, (step, _) in enumerate(writes) if n != loose[0])
+    half = whole[: len(base) + (len(whole) - len(base)) // 2]
+    return [*dict.fromkeys((whole, base, zeros, half, half.ljust(len(whole), b"\0"), without))]
 
 
-def _filled(steps: Sequence[Data]) -> bytes:
+def _filled(steps: Iterable[Data]) -> bytes:
     result = bytearray()
     for step in steps:
         if step.data is None:
@@ -248,55 +251,15 @@ def _zeroed(step: Data) -> Data:
     return Data(step.inode, step.start, step.data and bytes(len(step.data)))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``lost``: for each location in the code that calls fsync, how often something was lost
-    without one, and ``spared`` how often nothing was.
-    """
-
-    line: str
-    wrong: tuple[str, ...]
-    lost: Counter[str]
-    spared: Counter[str]
-
-
-def judged(name: str, states: int) -> Verdict:
-    """Judge a work as it is, and without each of its fsyncs, but for works drawn at random."""
-    with tempfile.TemporaryDirectory(prefix="ckptsync-crash-") as home:
-        work = Work(recorded(name, Path(home)), states)
-    wrong = [f"VIOLATED {name}: {text}" for text in itertools.islice(work.violations(), 5)]
-    line = f"{name}: {len(work.steps)} steps, {work.tried} states after a power cut"
-    lost, spared = Counter[str](), Counter[str]()
-    for n, sync in work.syncs() if name in WORKS else ():
-        is_lost = next(work.violations(without=n), None) is not None
-        (lost if is_lost else spared)[sync.where] += 1
-        if not is_lost and name not in CONTENDED:
-            wrong.append(f"NEEDLESS {name}: step {n}, an fsync in {sync.where}: nothing is lost")
-    line += f"; without one of {(lost + spared).total()} fsyncs, {lost.total()} lose something"
-    return Verdict(line, tuple(wrong), lost, spared)
-
-
-def needless(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return locations in the code whose fsyncs could be spared wherever they were called."""
-    lost = {where for verdict in verdicts for where in verdict.lost}
-    spared = {where for verdict in verdicts for where in verdict.spared}
-    return [f"NEEDLESS every fsync in {where}: nothing is lost" for where in sorted(spared - lost)]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """0 if nothing is lost as the store is, and something without each fsync."""
-    parser = arguments(__doc__)
-    parser.add_argument("--states", type=int, default=300, help="tried at most for each moment")
-    told = "works drawn at random, beside those that are written down"
-    parser.add_argument("--random", type=int, default=4, help=told)
-    args = parser.parse_args(argv)
-    drawn = [f"at_random {1 + n}" for n in range(args.random)]
-    verdicts = [judged(name, args.states) for name in (*WORKS, *drawn)]
-    print("\n".join(verdict.line for verdict in verdicts))
-    wrong = [*(line for verdict in verdicts for line in verdict.wrong), *needless(verdicts)]
-    well = "nothing acknowledged was lost, no part of a file was seen, and no fsync can be spared"
-    print("\n".join(wrong) or well)
-    return 1 if wrong else 0
+def _listed(
+    tree: Mapping[int, Mapping[str, int]], at: int, prefix: str, contents: Mapping[int, bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """As the store would list it; a file of which no byte was written is empty."""
+    for name, inode in tree[at].items():
+        if inode in tree:
+            yield from _listed(tree, inode, f"{prefix}{name}/", contents)
+        elif not is_unfinished(name):
+            yield prefix + name, contents.get(inode, b"")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """What simulated power cuts interrupt: a store at work, whose every change of a file is recorded.
 
-A `Recorded` replaces the functions of ``os`` that change files while it is open.  Inodes are
-numbers, 0 is the store's root, whose own location is durable.
+A `Recorder` replaces the functions of ``os`` that change files while it is open.  Inodes are
+numbers, 0 is the store's root, whose own name is durable.  A work is a row of operations.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +23,12 @@ from ckptsync.stores.posix import publish
 from ckptsync.stores.posix.store import PosixStore
 
 LARGE = (300 << 10) + 5  # written past the cache, where there is a disk; its last bytes through it
+_CHANGES = ("open", "mkdir", "unlink", "rmdir", "rename", "link", "pwrite", "ftruncate", "fsync")
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes at a location of a file; ``data`` ends the file there if it is ``None``."""
+    """Bytes at a place of a file; ``data`` ends the file there if it is ``None``."""
 
     inode: int
     start: int
@@ -56,60 +55,112 @@ class Sync:
     where: str
 
 
+Step = Data | Names | Sync
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a store: the numbers of steps before it, and before its end, if that came.
+
+    ``content``: of a file, ``None`` of a delete.  ``is_told``: it ended with Exists.
+    """
+
+    name: str
+    content: bytes | None
+    begun: int
+    ended: int | None = None
+    is_told: bool = False
+
+    def is_over(self, moment: int) -> bool:
+        """Return whether it has ended before a step."""
+        return self.ended is not None and self.ended <= moment
+
+
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """What a store promises: ``begin``, ``done`` or ``exists`` of a call."""
+class Do:
+    """One operation of a work.
 
-    said: dict[str, Any]
+    ``kind``: a method of the store; ``kill``, a write that is killed before its last chunk;
+    ``mkdir`` and ``left``, which another program does; ``no links``, as some file systems.
+    ``between``: what happens in its middle.  ``by``: which of two stores does it.
+    """
+
+    kind: str
+    name: str = ""
+    size: int = 0
+    between: Sequence[Do] = ()
+    by: int = 0
+    origin: str = ""
 
 
-Step = Data | Names | Sync | Mark
+class Killed(BaseException):
+    """A writer is dead; what it has not finished stays."""
 
 
-class Recorded:
-    """A directory; ``steps`` are its changes while it is open."""
+class Recorder:
+    """A directory that is a store; ``steps`` are its changes, ``calls`` what the store promises."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.steps = root, list[Step]()
+        self.root, self.steps, self.calls = root, list[Step](), list[Call]()
         self._numbers = {root.stat().st_ino: 0}
-        self._kept = list[int]()  # an inode that is open is no other file's later
+        self._open_files = list[int]()  # an inode that is open is no other file's later
         self._os = {name: getattr(os, name) for name in _CHANGES}
+        self._has_links = True
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Record what this process does meanwhile."""
-        with mock.patch.multiple(os, **{name: getattr(self, f"_{name}") for name in _CHANGES}):
-            rename = publish.rename_if_free
-            with mock.patch.object(
-                publish, "rename_if_free", partial(self._rename_if_free, rename)
-            ):
-                yield
-        for fd in self._kept:
+    def record(self, work: Sequence[Do]) -> None:
+        """Do a work, and record it."""
+        patches = {name: getattr(self, f"_{name}") for name in _CHANGES}
+        rename_if_free = partial(self._rename_if_free, publish.rename_if_free)
+        with (
+            mock.patch.multiple(os, **patches),
+            mock.patch.object(publish, "rename_if_free", rename_if_free),
+        ):
+            stores = PosixStore(str(self.root)), PosixStore(str(self.root))
+            for operation in work:
+                self._do(stores, operation)
+        for fd in self._open_files:
             os.close(fd)
 
-    def mark(self, **said: object) -> None:
-        """Record what is promised."""
-        self.steps.append(Mark(said))
+    def _do(self, stores: Sequence[PosixStore], do: Do) -> None:
+        store, size, path = stores[do.by], do.size, self.root / do.name
+        if do.kind == "no links":
+            self._has_links = False
+            return
+        if do.kind == "mkdir":
+            path.mkdir()
+            return
+        data = None if do.kind == "delete" else random.Random(len(self.calls)).randbytes(size)
+        call = Call(do.name, data, len(self.steps))
+        self.calls.append(call)
+        if data is None:
+            store.delete(do.name)
+        elif do.kind == "left":  # by a writer that was killed after `link`: the bytes are durable
+            fd = os.open(part := path.with_name(".ckptsync-left.part"), os.O_WRONLY | os.O_CREAT)
+            os.pwrite(fd, data, 0)
+            os.fsync(fd)
+            os.close(fd)
+            self._link(part, path, is_refused=False)
+            return
+        else:
+            half = size // 2 // 4096 * 4096
 
-    def in_child(self, work: Callable[[Callable[[], None]], None]) -> None:
-        """Let a child work; it dies when it calls its argument."""
-        source, target = os.pipe()
-        if not os.fork():
-            begun = len(self.steps)
+            def chunks() -> Iterator[bytes]:
+                yield data[:half]
+                for other in do.between:
+                    self._do(stores, other)
+                if do.kind == "kill":
+                    raise Killed
+                yield data[half:]
 
-            def die() -> None:
-                with os.fdopen(target, "wb") as pipe:
-                    pickle.dump((self.steps[begun:], self._numbers), pipe)
-                os._exit(0)
-
-            work(die)
-        os.close(target)
-        with os.fdopen(source, "rb") as pipe:
-            steps, self._numbers = pickle.load(pipe)
-        os.wait()
-        self.steps += steps
-        for path in self.root.rglob("*"):
-            self._kept.append(self._os["open"](path, os.O_RDONLY))
+            put = store.create if do.kind == "create" else store.write
+            try:
+                put(do.name, chunks(), About(size, do.origin))
+                assert read_all(store, do.name) == data, "it promised too much without a power cut"
+            except Exists:
+                call.is_told = True
+            except Killed:
+                return
+        call.ended = len(self.steps)
 
     def _inode(self, fd: int) -> int | None:
         return self._numbers.get(os.fstat(fd).st_ino)
@@ -128,7 +179,7 @@ class Recorded:
             inode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_ino
             if inode not in self._numbers:
                 self._numbers[inode] = len(self._numbers)
-                self._kept.append(self._os["open"](path, os.O_RDONLY, dir_fd=dir_fd))
+                self._open_files.append(self._os["open"](path, os.O_RDONLY, dir_fd=dir_fd))
             self.steps.append(Names(directory, gone, name, self._numbers[inode]))
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -172,7 +223,9 @@ class Recorded:
         rename(directory_fd, part, last)
         self._named(last, directory_fd, gone=part)
 
-    def _link(self, src: Any, dst: Any, **options: Any) -> None:
+    def _link(self, src: Any, dst: Any, *, is_refused: bool = True, **options: Any) -> None:
+        if is_refused and not self._has_links:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
         self._os["link"](src, dst, **options)
         self._named(dst, options.get("dst_dir_fd"))
 
@@ -189,13 +242,10 @@ class Recorded:
 
     def _fsync(self, fd: int) -> None:
         if (inode := self._inode(fd)) is not None:
-            self.steps.append(Sync(inode, _where()))
+            self.steps.append(Sync(inode, _caller_of_sync()))
 
 
-_CHANGES = ("open", "mkdir", "unlink", "rmdir", "rename", "link", "pwrite", "ftruncate", "fsync")
-
-
-def _where() -> str:
+def _caller_of_sync() -> str:
     """Return the code that calls fsync, such as ``secure < _begin``: innermost first, without the
     store's own wrapper around the call.
     """
@@ -208,228 +258,74 @@ def _where() -> str:
     return " < ".join(names)
 
 
-def content(seed: int, size: int) -> bytes:
-    """Return bytes that are no other seed's."""
-    return random.Random(seed).randbytes(size)
-
-
-class Writer:
-    """A store in a recorded directory, and what is promised of each call to it."""
-
-    def __init__(self, recorded: Recorded, first: int = 0) -> None:
-        self._recorded, self._next = recorded, first
-        self.store = PosixStore(str(recorded.root))
-
-    def write(
-        self,
-        name: str,
-        size: int,
-        *,
-        origin: str = "",
-        between: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._put(self.store.write, name, size, origin, between)
-
-    def create(self, name: str, size: int, *, between: Callable[[], object] = lambda: None) -> None:
-        self._put(self.store.create, name, size, "", between)
-
-    def delete(self, name: str) -> None:
-        call = self._begin(kind="delete", name=name)
-        self.store.delete(name)
-        self._recorded.mark(done=call)
-
-    def killed(self, name: str, size: int, origin: str) -> None:
-        """A writer that dies before its last chunk."""
-        self._recorded.in_child(lambda die: self.write(name, size, origin=origin, between=die))
-
-    def _begin(self, **said: object) -> int:
-        self._next += 1
-        self._recorded.mark(begin=self._next, **said)
-        return self._next
-
-    def _put(
-        self,
-        put: Callable[..., None],
-        name: str,
-        size: int,
-        origin: str,
-        between: Callable[[], object],
-    ) -> None:
-        call = self._begin(kind="put", name=name, seed=self._next, size=size)
-        data = content(call - 1, size)
-
-        def chunks() -> Iterator[bytes]:
-            half = size // 2 // 4096 * 4096
-            yield data[:half]
-            between()
-            yield data[half:]
-
-        try:
-            put(name, chunks(), About(size, origin))
-        except Exists:
-            self._recorded.mark(exists=call)
-            return
-        assert read_all(self.store, name) == data, "else it promised too much without any power cut"
-        self._recorded.mark(done=call)
-
-
-def left_by_another(recorded: Recorded, name: str, size: int) -> None:
-    """What a writer leaves that is killed after `link`: the bytes are durable, and the name is
-    there, but not for sure.
-    """
-    path = recorded.root / name
-    recorded.mark(begin=999, kind="put", name=name, seed=999, size=size)
-    fd = os.open(path.with_name(".ckptsync-left.part"), os.O_WRONLY | os.O_CREAT)
-    os.pwrite(fd, content(999, size), 0)
-    os.fsync(fd)
-    os.close(fd)
-    os.link(path.with_name(".ckptsync-left.part"), path)
-
-
-def several_names(store: Recorded) -> None:
-    one = Writer(store)
-    one.write("run/checkpoint-1/a", 100)
-    one.write("run/checkpoint-1/b", LARGE)
-    one.create("run/.ckptsync/locations/record", 50)
-    one.write("top", 10)
-    one.write("run/empty", 0)
-
-
-def overwriting(store: Recorded) -> None:
-    one = Writer(store)
-    for size in (5000, 100, LARGE, 0, 7):
-        one.write("run/a", size)
-
-
-def deleting(store: Recorded) -> None:
-    one = Writer(store)
-    one.write("run/dir/a", 100)
-    one.write("run/dir/b", 100)
-    one.delete("run/dir/a")
-    one.delete("run/dir/b")
-    one.write("run/dir/a", 200)
-    one.delete("never/there")
-
-
-def two_writers(store: Recorded) -> None:
-    """One begins and ends in the middle of the other, in the same directory and under the same
-    name.
-    """
-    one, other = Writer(store), Writer(store, 100)
-    one.write("run/a", 9000, between=partial(other.write, "run/b", 100))
-    one.write("run/c", 9000, between=partial(other.write, "run/c", 100))
-    one.create("run/new/d", 9000, between=partial(other.create, "run/new/d", 100))
-    one.create("run/e", 9000, between=partial(other.delete, "run/b"))
-
-
-def directory_of_another(store: Recorded) -> None:
-    """Another writer made the directory a moment ago, and was killed before it was durable."""
-    (store.root / "run").mkdir()
-    Writer(store).write("run/a", 100)
-
-
-def directory_made_again(store: Recorded) -> None:
-    """Another one deletes the directory that was durable, and somebody makes it again."""
-    one = Writer(store)
-    one.write("run/a", 100)
-    Writer(store, 100).delete("run/a")
-    (store.root / "run").mkdir()
-    one.write("run/b", 100)
-
-
-def name_of_another(store: Recorded) -> None:
-    """Who is told that a name is taken may rely on it, although its writer was killed: seen at
-    once, and by the link alone.
-    """
-    one = Writer(store)
-    one.write("run/a", 10)
-    left_by_another(store, "run/b", 10)
-    one.create("run/b", 20)
-
-
-def name_taken_meanwhile(store: Recorded) -> None:
-    one = Writer(store)
-    one.write("run/a", 10)
-    one.create("run/b", 9000, between=partial(left_by_another, store, "run/b", 10))
-
-
-def without_links(store: Recorded) -> None:
-    """A file system that has no hard links claims names by another system call."""
-
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    link, os.link = os.link, refused
-    one = Writer(store)
-    one.create("run/a", 100)
-
-    def taken() -> None:
-        os.link = link
-        left_by_another(store, "run/b", 10)
-        os.link = refused
-
-    one.create("run/b", 9000, between=taken)
-
-
-def continued(store: Recorded) -> None:
-    """A writer is killed, and another goes on where it stopped."""
-    one = Writer(store)
-    one.killed("run/a", 2 * LARGE, "node/a/1")
-    one.killed("run/a", 2 * LARGE, "node/a/1")
-    one.write("run/a", 2 * LARGE, origin="node/a/1")
-
-
-def at_random(store: Recorded, seed: str) -> None:
-    """Two writers, few names, anything in the middle of anything."""
+def at_random(seed: str) -> list[Do]:
+    """Return a work of two writers, few names, anything in the middle of anything."""
     dice = random.Random(seed)
-    writers = (Writer(store), Writer(store, 100))
     names = ["a", "run/a", "run/b", "run/dir/c", "other/d"]
 
-    def step(depth: int) -> None:
-        one, name, size = writers[depth % 2], dice.choice(names), dice.choice([0, 10, 9000])
-        between = partial(step, depth + 1) if depth < 1 and dice.random() < 0.4 else lambda: None
-        kind = dice.randrange(5)
-        if kind == 0:
-            one.delete(name)
-        elif kind == 4:
-            one.killed(name, size, "us")
-            one.write(name, size, origin="us", between=between)
-        elif kind == 1:
-            one.create(name, size, between=between)
-        else:
-            one.write(name, size, between=between)
+    def drawn(by: int, depth: int = 0) -> Iterator[Do]:
+        name, size = dice.choice(names), dice.choice([0, 10, 9000])
+        kind = dice.choice(("delete", "create", "write", "write", "kill"))
+        is_split = depth < 1 and dice.random() < 0.4
+        between = [*drawn(1 - by, depth + 1)] if is_split else []
+        if kind == "kill":
+            yield Do(kind, name, size, by=by, origin="us")
+            kind = "write"
+        yield Do(kind, name, size, between, by, "us")
 
-    for _ in range(12):
-        step(dice.randrange(2))
+    return [operation for _ in range(12) for operation in drawn(dice.randrange(2))]
 
 
-WORKS: Mapping[str, Callable[[Recorded], None]] = {
-    work.__name__: work
-    for work in (
-        several_names,
-        overwriting,
-        deleting,
-        two_writers,
-        directory_of_another,
-        directory_made_again,
-        name_of_another,
-        name_taken_meanwhile,
-        without_links,
-        continued,
-    )
+_WRITE_A = Do("write", "run/a", 100)
+_LEFT = [Do("left", "run/b", 10)]
+WORKS: Mapping[str, Sequence[Do]] = {
+    "several_names": [
+        Do("write", "run/checkpoint-1/a", 100),
+        Do("write", "run/checkpoint-1/b", LARGE),
+        Do("create", "run/.ckptsync/locations/record", 50),
+        Do("write", "top", 10),
+        Do("write", "run/empty", 0),
+    ],
+    "overwriting": [Do("write", "run/a", size) for size in (5000, 100, LARGE, 0, 7)],
+    "deleting": [
+        Do("write", "run/dir/a", 100),
+        Do("write", "run/dir/b", 100),
+        Do("delete", "run/dir/a"),
+        Do("delete", "run/dir/b"),
+        Do("write", "run/dir/a", 200),
+        Do("delete", "never/there"),
+    ],
+    # one begins and ends in the middle of the other, in one directory and under one name
+    "two_writers": [
+        Do("write", "run/a", 9000, [Do("write", "run/b", 100, by=1)]),
+        Do("write", "run/c", 9000, [Do("write", "run/c", 100, by=1)]),
+        Do("create", "run/new/d", 9000, [Do("create", "run/new/d", 100, by=1)]),
+        Do("create", "run/e", 9000, [Do("delete", "run/b", by=1)]),
+    ],
+    # another writer made the directory a moment ago, and was killed before it was durable
+    "directory_of_another": [Do("mkdir", "run"), _WRITE_A],
+    # another one deletes the directory that was durable, and somebody makes it again
+    "directory_made_again": [
+        _WRITE_A,
+        Do("delete", "run/a", by=1),
+        Do("mkdir", "run"),
+        Do("write", "run/b", 100),
+    ],
+    # who is told that a name is taken relies on it, although its writer was killed
+    "name_of_another": [_WRITE_A, *_LEFT, Do("create", "run/b", 20)],
+    "name_taken_meanwhile": [_WRITE_A, Do("create", "run/b", 9000, _LEFT)],
+    # a file system without hard links claims names by another system call
+    "without_links": [
+        Do("no links"),
+        Do("create", "run/a", 100),
+        Do("create", "run/b", 9000, _LEFT),
+    ],
+    # a writer is killed, and another goes on where it stopped
+    "continued": [
+        Do(kind, "run/a", 2 * LARGE, origin="node/a/1") for kind in ("kill", "kill", "write")
+    ],
 }
 CONTENDED = frozenset({"two_writers", "name_taken_meanwhile", "without_links", "continued"})
 """Works in which some fsyncs do not matter: of who is killed, of who is told Exists, and of who
 works in the middle of another.
 """
-
-
-def recorded(name: str, root: Path) -> list[Step]:
-    """Do a work in an empty directory; return its steps.  ``at_random N`` is drawn by a seed."""
-    store, (work, _, seed) = Recorded(root), name.partition(" ")
-    with store.opened():
-        if seed:
-            at_random(store, seed)
-        else:
-            WORKS[work](store)
-    return store.steps

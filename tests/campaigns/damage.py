@@ -112,26 +112,26 @@ class Patient:
             merged = merge_local(self.sources, self.home / "merged", way.options)
         except CkptsyncError as e:
             word = "refused" if e.exit_code in REFUSALS else "TRACEBACK"
-            said = f"{type(e).__name__}: {e}"
+            report = f"{type(e).__name__}: {e}"
         except Exception:  # noqa: BLE001 - what is no CkptsyncError is what this looks for
-            word, said = "TRACEBACK", traceback.format_exc()
+            word, report = "TRACEBACK", traceback.format_exc()
         else:
-            word, said = _compared(merged, way.reference)
+            word, report = _compared(merged, way.reference)
         finally:
             shutil.rmtree(self.home / "merged", ignore_errors=True)
-        return ("SLOW" if time.process_time() - begun > SLOW else word), said
+        return ("SLOW" if time.process_time() - begun > SLOW else word), report
 
     def look(self) -> tuple[str, str]:
         """Return whether inspect and verify say something."""
         for command in (["inspect"], ["verify", "--level", "parse"]):
-            told = io.StringIO()
+            output = io.StringIO()
             try:
-                with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+                with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                     code = ckptsync([*command, *map(str, self.sources)])
             except BaseException:  # noqa: BLE001 - as above
                 return "TRACEBACK", f"{' '.join(command)}\n{traceback.format_exc()}"
             if code not in (0, *REFUSALS):
-                return "TRACEBACK", f"{' '.join(command)}: exit code {code}: {told.getvalue()}"
+                return "TRACEBACK", f"{' '.join(command)}: exit code {code}: {output.getvalue()}"
         return "looked", ""
 
     def _date(self, name: str) -> None:
@@ -185,9 +185,9 @@ def damages(files: Mapping[str, bytes], flips: int, dice: random.Random) -> Iter
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(files):
         alike[re.sub(r"\d+", "#", name)].append(name)
-    for one, two in (pair for names in alike.values() for pair in pairwise(names)):
-        if files[one] != files[two]:
-            yield Damage("swap", one, f"with {two}", {one: files[two], two: files[one]})
+    for a, b in (pair for names in alike.values() for pair in pairwise(names)):
+        if files[a] != files[b]:
+            yield Damage("swap", a, f"with {b}", {a: files[b], b: files[a]})
 
 
 UNCOVERED = (
@@ -228,11 +228,11 @@ def campaign(of: Vector, flips: int, seed: int) -> tuple[str, Counter[str], Sequ
                 outcomes = [(str(patient.ways[n]), *patient.merge(patient.ways[n])) for n in ways]
                 if dice.randrange(LOOKS) == 0:
                     outcomes.append(("looked at", *patient.look()))
-            for how, word, said in outcomes:
+            for how, word, report in outcomes:
                 why = reason(damage, word, patient.files) if word in ("SILENT", "beside") else ""
                 counts[why or word] += 1
                 if not why and word not in ("refused", "harmless", "looked"):
-                    findings.append(f"{word} {of.name}: {damage}, {how}: {said}")
+                    findings.append(f"{word} {of.name}: {damage}, {how}: {report}")
     return of.name, counts, findings
 
 
@@ -242,20 +242,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--flips", type=int, default=40, help="bits to flip in each file")
     parser.add_argument("--only", default="", help="vectors whose name has this in it")
     args = parser.parse_args(argv)
-    begun, total, found = time.monotonic(), Counter[str](), list[str]()
-    chosen = [v for v in vectors() if args.only in v.name]
+    begun, total, every = time.monotonic(), Counter[str](), list[str]()
+    chosen = [vector for vector in vectors() if args.only in vector.name]
     with ProcessPoolExecutor(2) as pool:
-        for name, counts, findings in pool.map(
-            campaign, chosen, repeat(args.flips), repeat(args.seed)
-        ):
+        results = pool.map(campaign, chosen, repeat(args.flips), repeat(args.seed))
+        for name, counts, findings in results:
             print(f"{name}: {_listed(counts)}", flush=True)
             total += counts
-            found += findings
+            every += findings
     print(f"{_listed(total)} in {time.monotonic() - begun:.0f} s, seed {args.seed}")
-    for line in found[:SHOWN]:
-        print(f"FOUND {line}")
-    print(f"{len(found)} findings, the first {SHOWN} shown")
-    return 1 if found else 0
+    print("".join(f"FOUND {line}\n" for line in every[:SHOWN]), end="")
+    print(f"{len(every)} findings, the first {SHOWN} shown")
+    return 1 if every else 0
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -25,7 +25,7 @@ from ckptsync.stores.opening import create_store, open_store
 from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import NAMES, changed_json
 from tests.support import small_store
-from tests.support.files_in_memory import contents, write_files
+from tests.support.files_in_memory import contents, file_paths, write_files
 from tests.support.filled_stores import put
 from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.worker_in_process import push_now
@@ -60,43 +60,32 @@ def _good() -> Mapping[str, bytes]:
 
 
 def _json(*argv: str) -> dict[str, Any]:
-    """What a command says with ``--json``; that it says nothing else than an error hides all."""
-    _, said = command(*argv, "--json")
-    found: dict[str, Any] = json.loads(said.splitlines()[0])
-    if "error" in found:
-        raise Wrong(f"{argv[0]} says nothing but {said[:800]}")
-    return found
+    """Return what a command says with ``--json``; saying nothing but an error hides all."""
+    _, text = command(*argv, "--json")
+    answer: dict[str, Any] = json.loads(text.splitlines()[0])
+    if "error" in answer:
+        raise Wrong(f"{argv[0]} says nothing but {text[:800]}")
+    return answer
 
 
-def _seen(url: str) -> dict[str, dict[Any, Any]]:
-    """By command, what each says of every location."""
-    status, verified = (
-        _json("status", "--store", url),
-        _json("verify", "--store", url, "--level", "stat"),
+def _statuses(url: str) -> dict[tuple[str, str, str], str]:
+    """Return what each command says of every location."""
+    commands = (
+        ("ls", "locations", "status", ()),
+        ("status", "locations", "status", ()),
+        ("verify", "reports", "verdict", ("--level", "stat")),
     )
     return {
-        "ls": {
-            (p["run"], p["location"]): p["status"]
-            for p in _json("ls", "--store", url).get("locations", ())
-        },
-        "status": {(p["run"], p["location"]): p["status"] for p in status.get("locations", ())},
-        "verify": {(r["run"], r["location"]): r["verdict"] for r in verified.get("reports", ())},
+        (name, row["run"], row["location"]): row[column]
+        for name, rows, column, words in commands
+        for row in _json(name, "--store", url, *words).get(rows, ())
     }
 
 
 @cache
-def _before() -> dict[str, dict[Any, Any]]:
+def _before() -> Mapping[tuple[str, str, str], str]:
     with tempfile.TemporaryDirectory() as made:
-        return _seen(str(write_files(Path(made) / "store", _good())))
-
-
-def _compare(url: str, touched: str) -> None:
-    """Raises Wrong where more is hidden, or changed, than what belongs to the run ``touched``."""
-    seen = _seen(url)
-    for how, before in _before().items():
-        for key, word in before.items():
-            if key[0] != touched and seen[how].get(key) != word:
-                raise Wrong(f"{how}: {key} was {word}, is {seen[how].get(key, 'hidden')}")
+        return _statuses(str(write_files(Path(made) / "store", _good())))
 
 
 # records
@@ -107,21 +96,18 @@ def _make_records(dice: random.Random) -> Case:
     run, location = dice.choice(
         (("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4"))
     )
-    names = [
-        n for n in _good() if n.startswith(f"{run}/.ckptsync/{location}/") and "/sending/" not in n
-    ]
+    prefix = f"{run}/.ckptsync/{location}/"
+    names = [n for n in _good() if n.startswith(prefix) and "/sending/" not in n]
     files = {name: _good()[name] for name in names}
     for name in dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2)))):
         data = changed_json(_good()[name], dice) if dice.randrange(8) else _good()[name]
-        found, title = _RECORD.fullmatch(name), name
-        if found and dice.randrange(12):
-            n = dice.choice((*[found[2]] * 5, str(dice.randrange(9)), "007", "\u0663", "9" * 30))
-            title = f"{found[1]}{n}-{digest(data)[:16]}.json"
+        record, title = _RECORD.fullmatch(name), name
+        if record and dice.randrange(12):
+            n = dice.choice((*[record[2]] * 5, str(dice.randrange(9)), "007", "\u0663", "9" * 30))
+            title = f"{record[1]}{n}-{digest(data)[:16]}.json"
         if dice.randrange(8) == 0:
-            other = dice.choice(
-                ("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x")
-            )
-            title = title.replace(location, other, 1)
+            others = ("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x")
+            title = title.replace(location, dice.choice(others), 1)
         if dice.randrange(3):
             del files[name]
         files[title] = data
@@ -129,29 +115,23 @@ def _make_records(dice: random.Random) -> Case:
 
 
 def _run_records(case: Case, home: Path) -> str:
-    others = {
-        n: d
-        for n, d in _good().items()
-        if not n.startswith(f"{case['run']}/.ckptsync/{case['location']}/")
-    }
+    """Raises Wrong where more is hidden, or changed, than what belongs to the case's run."""
+    run, prefix = case["run"], f"{case['run']}/.ckptsync/{case['location']}/"
+    others = {n: data for n, data in _good().items() if not n.startswith(prefix)}
     url = str(write_files(home / "store", others | case["files"]))
-    _compare(url, case["run"])
-    for argv in (
-        ("repair", "--store", url),
-        ("gc", "--store", url, "--dry-run", "--keep-last", "1"),
-        ("gc", "--store", url, "--dry-run", "--orphans"),
-    ):
-        command(*argv, "--json")
-    command("pull", f"{case['run']}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
+    now = _statuses(url)
+    for key, status in _before().items():
+        if key[1] != run and now.get(key) != status:
+            raise Wrong(f"{key} was {status}, is {now.get(key, 'hidden')}")
+    for words in ("repair", "gc --dry-run --keep-last 1", "gc --dry-run --orphans"):
+        command(*words.split(), "--store", url, "--json")
+    command("pull", f"{run}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
     if case["head"]:
         made = consolidate_due(open_store(url), HeadOptions())
         proved = [verify_next(open_store(url), VerifyPolicy(), 2e9) for _ in range(4)]
-        if ("other", "VERIFIED") not in [
-            (p["run"], p["status"]) for p in _json("ls", "--store", url)["locations"]
-        ]:
-            raise Wrong(
-                f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}"
-            )
+        rows = _json("ls", "--store", url)["locations"]
+        if ("other", "VERIFIED") not in [(row["run"], row["status"]) for row in rows]:
+            raise Wrong(f"a head leaves another run alone: {made!r:.1000} {proved!r:.1000}")
     return "read"
 
 
@@ -161,19 +141,20 @@ def _run_records(case: Case, home: Path) -> str:
 @cache
 def _options() -> Mapping[str, Sequence[argparse.Action]]:
     """Command, or two words of one → its arguments."""
-    found: dict[str, Sequence[argparse.Action]] = {}
+    actions: dict[str, Sequence[argparse.Action]] = {}
 
-    def add(name: str, at: argparse.ArgumentParser) -> None:
-        below = [a for a in at._actions if isinstance(a, argparse._SubParsersAction)]
+    def add(name: str, command: argparse.ArgumentParser) -> None:
+        below = [a for a in command._actions if isinstance(a, argparse._SubParsersAction)]
         for action in below:
             for word, child in action.choices.items():
                 add(f"{name} {word}".strip(), child)
         if not below:
-            found[name] = at._actions
+            actions[name] = command._actions
 
     for name in COMMANDS:
-        add(name, parser(name))
-    return {name: actions for name, actions in found.items() if name.split()[0] not in _LEFT_OUT}
+        if name not in _LEFT_OUT:
+            add(name, parser(name))
+    return actions
 
 
 _LIKELY: Mapping[str, Sequence[str]] = {
@@ -209,38 +190,29 @@ _TEXTS = (
 )  # fmt: skip
 
 
+_COUNTS: Mapping[object, Sequence[int]] = {"+": (1, 1, 2), "*": (1, 1, 2), "?": (0, 1, 1), 0: (0,)}
+"""How many values an argument gets, by its ``nargs``; others get one."""
+
+
 def _make_argv(dice: random.Random) -> Case:
     name = dice.choice(sorted(_options()))
     argv: list[str] = []
     for action in _options()[name]:
         is_flag = bool(action.option_strings)
-        if set(action.option_strings) & {*_NEVER, "--help", "--dry-run"} or (
-            is_flag and dice.randrange(4)
-        ):
+        is_never = {*_NEVER, "--help", "--dry-run"} & {*action.option_strings}
+        if is_never or (is_flag and dice.randrange(4)):
             continue
-        many = (
-            dice.choice((1, 1, 2))
-            if action.nargs in ("+", "*")
-            else 0
-            if action.nargs == "?" and dice.randrange(3) == 0
-            else 1
-        )
-        likely = (
-            [c for c in map(str, action.choices) if c not in _SLOW]
-            if action.choices
-            else _LIKELY.get(str(action.metavar), ()) or _TEXTS
-        )
-        values = [dice.choice(_TEXTS if dice.randrange(4) == 0 else likely) for _ in range(many)]
-        argv += ([dice.choice(action.option_strings)] if is_flag else []) + (
-            [] if action.nargs == 0 else values
-        )
+        likely: Sequence[str] = _LIKELY.get(str(action.metavar), _TEXTS)
+        if action.choices:
+            likely = [c for c in map(str, action.choices) if c not in _SLOW]
+        argv += [dice.choice(action.option_strings)] if is_flag else []
+        for _ in range(dice.choice(_COUNTS.get(action.nargs, (1,)))):
+            argv.append(dice.choice(_TEXTS if dice.randrange(4) == 0 else likely))
     if name.startswith("service") or (name in _CHANGES and dice.randrange(2)):
         argv.append("--dry-run")
     if dice.randrange(10) == 0:
-        argv.insert(
-            dice.randrange(len(argv) + 1),
-            dice.choice(("--", "-", "--no-such", "--json=1", "-c", "@x", "--help")),
-        )
+        odd_word = dice.choice(("--", "-", "--no-such", "--json=1", "-c", "@x", "--help"))
+        argv.insert(dice.randrange(len(argv) + 1), odd_word)
     return {"argv": [*name.split(), *argv]}
 
 
@@ -252,32 +224,25 @@ def _world() -> Mapping[str, bytes]:
         return contents(Path(made))
 
 
-def _mine(home: Path) -> dict[str, bytes]:
-    """All but what nobody may look at, and caches."""
-    found: dict[str, bytes] = {}
-    for top in home.iterdir():
-        if top.is_file():
-            found[top.name] = top.read_bytes()
-        elif top.name not in ("outside", "own"):
-            found |= {f"{top.name}/{name}": data for name, data in contents(top).items()}
-    return found
-
-
 def _run_argv(case: Case, home: Path) -> str:
+    argv = case["argv"]
     write_files(home, _world())
     os.environ["CKPTSYNC_LIMITS_PATIENCE"] = "0s"
     os.chdir(home)
-    before = _mine(home)
-    code, said = command(*case["argv"])
-    after = _mine(home)
-    if after != before and (
-        "--dry-run" in case["argv"]
-        or case["argv"][0] in _READS
-        or (code in (2, 5) and case["argv"][0] in _CHANGES)
-    ):
+    before = _without_caches(home)
+    code, text = command(*argv)
+    after = _without_caches(home)
+    is_refused = code in (2, 5) and argv[0] in _CHANGES
+    if after != before and ("--dry-run" in argv or argv[0] in _READS or is_refused):
         changed = sorted({n for n in {*before, *after} if before.get(n) != after.get(n)})
-        raise Wrong(f"changes {changed[:5]} with exit code {code}: {said[:300]}")
+        raise Wrong(f"changes {changed[:5]} with exit code {code}: {text[:300]}")
     return f"exit code {code}"
+
+
+def _without_caches(home: Path) -> dict[str, bytes]:
+    """Return all files but what nobody may look at, and caches."""
+    names = (n for n in file_paths(home) if not n.startswith(("outside/", "own/")))
+    return {name: (home / name).read_bytes() for name in names}
 
 
 DOORS: Mapping[str, Door] = {

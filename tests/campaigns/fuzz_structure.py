@@ -12,7 +12,7 @@ import io
 import pickle
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 
 from ckptsync.merger.plan import MergeOptions
 from tests.campaigns.fuzz import Case, Door, Wrong
-from tests.campaigns.fuzz_changes import NAMES, NUMBERS
+from tests.campaigns.fuzz_changes import NAMES, altered, odd
 from tests.support import zero_writer
 from tests.support.files_in_memory import write_files
 from tests.support.merge_on_disk import merge_local
@@ -41,9 +41,6 @@ _DTYPES = (
 )
 _DCP = (("dcp-mesh", "plain"), ("dcp-mesh", "wrapped"), ("titan", "checkpoint/step-2"),
     ("acc-fsdp2-bf16-tied", "out/checkpoints/checkpoint_0/pytorch_model_fsdp_0"))  # fmt: skip
-
-
-# tensors and values that are others
 
 
 def _tensor(dice: random.Random) -> torch.Tensor:
@@ -68,84 +65,15 @@ def _tensor(dice: random.Random) -> torch.Tensor:
     return base[:numel].clone().reshape(-1, dice.choice([n for n in (1, 2, 3) if numel % n == 0]))
 
 
-def _altered(value: Any, dice: random.Random) -> Any:
-    """A copy in which one thing, anywhere in it, is another one."""
-    paths = list(_paths(value))
-    path = dice.choice(
-        [p for p in paths if len(p) == dice.choice([len(q) for q in paths])] or paths
-    )
-    return _replaced(value, path, dice)
-
-
-def _paths(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield so_far
-    for key in (
-        value
-        if isinstance(value, dict)
-        else range(len(value))
-        if isinstance(value, list | tuple)
-        else ()
-    ):
-        yield from _paths(value[key], (*so_far, key))
-
-
-def _replaced(value: Any, path: tuple[Any, ...], dice: random.Random) -> Any:
-    if not path:
-        return _other(value, dice)
-    if isinstance(value, dict):
-        return type(value)(
-            (key, _replaced(v, path[1:], dice) if key == path[0] else v) for key, v in value.items()
-        )
-    made = [_replaced(v, path[1:], dice) if n == path[0] else v for n, v in enumerate(value)]
-    return (
-        made
-        if isinstance(value, list)
-        else (
-            torch.Size(made)
-            if isinstance(value, torch.Size) and all(isinstance(n, int) and n >= 0 for n in made)
-            else tuple(made)
-        )
-    )
-
-
 def _other(value: Any, dice: random.Random) -> Any:
+    """Return another value than one of a pickle's that has no parts."""
     if isinstance(value, torch.Tensor):
         return _other_tensor(value, dice)
-    if isinstance(value, dict) and value:
-        items, kind = list(value.items()), dice.randrange(6)
-        at, other = dice.randrange(len(items)), dice.randrange(len(items))
-        if kind == 0:
-            del items[at]
-        elif kind == 1:
-            items[at], items[other] = items[other], items[at]
-        elif kind == 2:
-            items[at] = (dice.choice((*NAMES, f"{items[at][0]}x", 7)), items[at][1])
-        elif kind == 3:
-            items.insert(other, (f"{items[at][0]}2", items[at][1]))
-        elif kind == 4:
-            items[at], items[other] = (
-                (items[at][0], items[other][1]),
-                (items[other][0], items[at][1]),
-            )
-        else:
-            dice.shuffle(items)
-        return type(value)(items)
-    if isinstance(value, list | tuple) and value:
-        items, kind = list(value), dice.randrange(4)
-        if kind == 0:
-            del items[dice.randrange(len(items))]
-        elif kind == 1:
-            items.insert(0, items[-1])
-        elif kind == 2:
-            items.reverse()
-        else:
-            return tuple(items) if isinstance(value, list) else items
-        return type(value)(items)
-    if isinstance(value, bool) or value is None:
-        return dice.choice((not value, 1, "", []))
-    if isinstance(value, int | float):
-        return dice.choice((value + 1, value - 1, value * 2, -value, dice.choice(NUMBERS)))
-    return dice.choice((None, 0, "", [], {}, dice.choice(NAMES), torch.zeros(3)))
+    if isinstance(value, torch.dtype):
+        return dice.choice(_DTYPES)
+    if dice.randrange(3) == 0:
+        return dice.choice((None, 0, "", [], {}, dice.choice(NAMES), torch.zeros(3)))
+    return odd(value, dice)
 
 
 def _other_tensor(value: torch.Tensor, dice: random.Random) -> Any:
@@ -173,27 +101,22 @@ def _other_tensor(value: torch.Tensor, dice: random.Random) -> Any:
 
 
 def _make_bin(dice: random.Random) -> Case:
-    state: Any = {
-        (
-            dice.choice((f"layer.{n}.weight", f"{n}", *NAMES))
-            if dice.randrange(9) == 0
-            else f"layer.{n}.weight"
-        ): _tensor(dice)
-        for n in range(dice.randrange(1, 5))
-    }
+    state: Any = {f"layer.{n}.weight": _tensor(dice) for n in range(dice.randrange(1, 5))}
+    if dice.randrange(3) == 0:
+        state[dice.choice(NAMES)] = _tensor(dice)
     if dice.randrange(3) == 0:  # of one storage
-        state |= {"shared": next(iter(state.values())).detach()}
+        state["shared"] = state["layer.0.weight"].detach()
     if dice.randrange(4) == 0:
-        state = _altered(state, dice)
+        state = altered(state, dice, _other)
     options = {"_use_new_zipfile_serialization": False} if dice.randrange(6) == 0 else {}
     return {"layout": "bin", "files": {"pytorch_model.bin": saved(state, **options)}}
 
 
 def _read_bin(root: Path, _: Tensors) -> Tensors:
-    found = torch.load(root / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
+    state = torch.load(root / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
         raise TypeError("no dictionary")
-    return {name: t for name, t in found.items() if isinstance(t, torch.Tensor)}
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 # safetensors
@@ -202,104 +125,87 @@ def _read_bin(root: Path, _: Tensors) -> Tensors:
 def _read_safetensors(root: Path, _: Tensors) -> Tensors:
     from safetensors.torch import load
 
-    found: Tensors = load((root / "model.safetensors").read_bytes())
-    return found
+    tensors: Tensors = load((root / "model.safetensors").read_bytes())
+    return tensors
 
 
 # ZeRO
 
 
 def _make_zero(dice: random.Random) -> Case:
-    stage, world = dice.choice((2, 3)), dice.choice((1, 2, 3))
-    shapes = [
-        tuple(dice.randrange(1, 5) for _ in range(dice.randrange(3)))
-        for _ in range(dice.randrange(2, 6))
-    ]
-    groups = [
-        {f"p{n}": zero_writer.values(shape, 64 * n) for n, shape in enumerate(shapes) if n % 2 == g}
-        for g in range(2)
-    ]
-    frozen = (
-        {"frozen": zero_writer.values((3, 2), 900, torch.bfloat16)} if dice.randrange(2) else {}
+    counts = range(dice.randrange(2, 6))
+    shapes = [tuple(dice.randrange(1, 5) for _ in range(dice.randrange(3))) for _ in counts]
+    values = {f"p{n}": zero_writer.values(shape, 64 * n) for n, shape in enumerate(shapes)}
+    groups = [{name: t for name, t in values.items() if int(name[1:]) % 2 == g} for g in range(2)]
+    frozen = {"frozen": zero_writer.values((3, 2), 900, torch.bfloat16)}
+    buffers = {"buffer": zero_writer.values((2,), 950)}
+    save = zero_writer.Zero(
+        dice.choice((2, 3)),
+        dice.choice((1, 2, 3)),
+        groups,
+        frozen if dice.randrange(2) else {},
+        buffers if dice.randrange(2) else {},
+        {"tied": "p0"} if dice.randrange(3) == 0 else {},
+        None,
+        dice.choice((0, 3)),
     )
-    buffers = {"buffer": zero_writer.values((2,), 950)} if dice.randrange(2) else {}
-    tied = {"tied": "p0"} if dice.randrange(3) == 0 else {}
-    of = zero_writer.Zero(
-        stage, world, [g for g in groups if g], frozen, buffers, tied, None, dice.choice((0, 3))
-    )
-    files = dict(zero_writer.files(of).content)
+    files = dict(zero_writer.files(save).content)
     name = dice.choice(sorted(files))
     state = torch.load(io.BytesIO(files[name]), weights_only=False)  # of our own making
-    files[name] = saved(_altered(state, dice))
+    files[name] = saved(altered(state, dice, _other))
     return {"layout": "zero", "files": files}
 
 
 def _read_zero(root: Path, ours: Tensors) -> Tensors:
-    """As DeepSpeed's ``zero_to_fp32.py`` does, in short (0.19.8)."""
+    """Read as DeepSpeed's ``zero_to_fp32.py`` does, in short (0.19.8)."""
     folder = root / "global_step2"
     models = [torch.load(p, weights_only=True) for p in sorted(folder.glob("*model_states.pt"))]
-    states = [
-        torch.load(p, weights_only=True)["optimizer_state_dict"]
-        for p in sorted(folder.glob("*optim_states.pt"))
-    ]
+    optimizers = sorted(folder.glob("*optim_states.pt"))
+    states = [torch.load(p, weights_only=True)["optimizer_state_dict"] for p in optimizers]
     # `BF16_Optimizer` writes no stage, and its states are as those of stage 1
     count, stage = states[0]["partition_count"], states[0].get("zero_stage", 1)
     world = max(count) if isinstance(count, list | tuple) else count
     if world != len(states):
         raise ValueError("as many files as ranks are expected")
-    optional = dict.fromkeys(
-        ("buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params")
-    )
-    first = optional | models[0]
-    module = {
-        name: value for name, value in first["module"].items() if isinstance(value, torch.Tensor)
-    }
-    found = {
-        name: module[name]
-        for name in first["buffer_names"] or ()
-        if isinstance(name, str) and name in module
-    }
-    shapes = first["param_shapes"]
+    first, shapes = models[0], models[0]["param_shapes"]
+    module = {n: value for n, value in first["module"].items() if isinstance(value, torch.Tensor)}
+    buffers = [name for name in first.get("buffer_names") or () if isinstance(name, str)]
+    tensors = {name: module[name] for name in buffers if name in module}
+    frozen = first.get("frozen_param_shapes") or {}
     if stage == 3:
-        frozen = first["frozen_param_shapes"] or {}
         for name, shape in frozen.items():
             parts = [m["frozen_param_fragments"][name].reshape(-1) for m in models]
-            found[name] = torch.cat(parts, 0).narrow(0, 0, shape.numel()).view(shape)
+            tensors[name] = torch.cat(parts, 0).narrow(0, 0, shape.numel()).view(shape)
         flat = [torch.cat(s["fp32_flat_groups"], 0) for s in states]
         offset = 0
         for name, shape in {k: v for group in shapes for k, v in group.items()}.items():
             each = -(-shape.numel() // world)
-            found[name] = (
-                torch.cat([f.narrow(0, offset, each) for f in flat], 0)
-                .narrow(0, 0, shape.numel())
-                .view(shape)
-            )
+            whole = torch.cat([f.narrow(0, offset, each) for f in flat], 0)
+            tensors[name] = whole.narrow(0, 0, shape.numel()).view(shape)
             offset += each
         if offset * world != flat[0].numel() * world:
             raise ValueError("numel is not what was consumed")
     else:
-        fragments = first["frozen_param_fragments"] or {}
-        found |= {
-            name: fragments[name]
-            for name in first["frozen_param_shapes"] or ()
-            if isinstance(fragments.get(name), torch.Tensor)  # else the model file's copy
+        fragments = first.get("frozen_param_fragments") or {}  # else the model file's copy
+        parts_of_frozen = {name: fragments.get(name) for name in frozen}
+        tensors |= {
+            n: part for n, part in parts_of_frozen.items() if isinstance(part, torch.Tensor)
         }
         for n, group in enumerate(shapes):
             flat_group = torch.cat([s["single_partition_of_fp32_groups"][n] for s in states], 0)
             offset = 0
             for name, shape in group.items():
-                found[name] = flat_group.narrow(0, offset, shape.numel()).view(shape)
+                tensors[name] = flat_group.narrow(0, offset, shape.numel()).view(shape)
                 offset += shape.numel()
             align = 2 * world
             if -(-offset // align) != -(-flat_group.numel() // align):
                 raise ValueError("numel is not what was consumed")
-    for name, stored in dict(first["shared_params"] or {}).items():
-        if isinstance(stored, str) and stored in found:
-            found[name] = found[stored]
-    found = {
-        name: t for name, t in module.items() if name in ours and t.numel()
-    } | found  # of what is not trained the model file's copy
-    return {name: tensor.float() for name, tensor in found.items()}
+    for name, stored in dict(first.get("shared_params") or {}).items():
+        if isinstance(stored, str) and stored in tensors:
+            tensors[name] = tensors[stored]
+    # of what is not trained the model file's copy
+    copies = {name: t for name, t in module.items() if name in ours and t.numel()}
+    return {name: tensor.float() for name, tensor in (copies | tensors).items()}
 
 
 # distributed checkpoints
@@ -316,122 +222,18 @@ def _make_dcp(dice: random.Random) -> Case:
     files, data = _described(*dice.choice(_DCP))
     meta = pickle.loads(data)
     files = dict(files)
-    _CHANGES[dice.choice(sorted(_CHANGES))](meta, files, dice)
+    if dice.randrange(4):
+        table = dice.choice(("state_dict_metadata", "storage_data", "planner_data"))
+        setattr(meta, table, altered(getattr(meta, table), dice, _other))
+    else:  # one item is another tensor, at the end of its file
+        item = dice.choice([*meta.storage_data.values()])
+        old = files[item.relative_path]
+        tensor = torch.load(io.BytesIO(old[item.offset :][: item.length]), weights_only=True)
+        if isinstance(tensor, torch.Tensor):
+            data = saved(_other_tensor(tensor, dice))
+            files[item.relative_path] = old + data
+            item.offset, item.length = len(old), len(data)
     return {"layout": "dcp", "files": {**files, ".metadata": pickle.dumps(meta, 2)}}
-
-
-def _any(table: Any, dice: random.Random) -> Any:
-    return dice.choice(list(table))
-
-
-def _any_tensor(meta: Any, dice: random.Random) -> Any:
-    return dice.choice([t for t in meta.state_dict_metadata.values() if hasattr(t, "chunks")])
-
-
-def _moved_size(size: Any, dice: random.Random) -> torch.Size:
-    values = list(size) or [1]
-    at = dice.randrange(len(values))
-    kind = dice.randrange(4)
-    if kind == 0:
-        values[at] = max(0, values[at] + dice.choice((-1, 1)))
-    elif kind == 1:
-        values.reverse()
-    elif kind == 2:
-        values.append(1)
-    else:
-        values[at] *= 2
-    return torch.Size(values)
-
-
-def _chunk_moved(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    chunk = dice.choice(_any_tensor(meta, dice).chunks)
-    what = dice.choice(("offsets", "sizes"))
-    setattr(chunk, what, _moved_size(getattr(chunk, what), dice))
-
-
-def _chunks_changed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    chunks = _any_tensor(meta, dice).chunks
-    kind = dice.randrange(3)
-    if kind == 0:
-        del chunks[dice.randrange(len(chunks))]
-    elif kind == 1:
-        chunks.append(dice.choice(chunks))
-    else:
-        chunks.reverse()
-
-
-def _sized(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    tensor = _any_tensor(meta, dice)
-    tensor.size = _moved_size(tensor.size, dice)
-
-
-def _typed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    _any_tensor(meta, dice).properties.dtype = dice.choice(_DTYPES)
-
-
-def _swapped(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    a, b = _any(meta.storage_data, dice), _any(meta.storage_data, dice)
-    meta.storage_data[a], meta.storage_data[b] = meta.storage_data[b], meta.storage_data[a]
-
-
-def _placed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    info = meta.storage_data[_any(meta.storage_data, dice)]
-    kind = dice.randrange(3)
-    if kind == 0:
-        info.offset = max(0, info.offset + dice.choice((-1, 1, 64)))
-    elif kind == 1:
-        info.length = max(0, info.length + dice.choice((-1, 1, 64)))
-    else:
-        info.relative_path = dice.choice((*sorted(files), *NAMES))
-
-
-def _indexed(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    old = _any(meta.storage_data, dice)
-    info = meta.storage_data.pop(old)
-    kind = dice.randrange(4)
-    if kind:
-        offset = (
-            _moved_size(old.offset, dice) if kind == 1 and old.offset is not None else old.offset
-        )
-        fqn = _any(meta.state_dict_metadata, dice) if kind == 2 else old.fqn
-        index = dice.choice((None, 0, 1, 7)) if kind == 3 else old.index
-        meta.storage_data[MetadataIndex(fqn, offset, index)] = info
-
-
-def _named(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    table = dice.choice((meta.state_dict_metadata, meta.planner_data or meta.state_dict_metadata))
-    old = _any(table, dice)
-    new = dice.choice((_any(table, dice), f"{old}x", dice.choice(NAMES)))
-    table[new] = table.pop(old)
-
-
-def _resaved(meta: Any, files: dict[str, bytes], dice: random.Random) -> None:
-    """One item is another tensor, at the end of its file."""
-    info = meta.storage_data[_any(meta.storage_data, dice)]
-    data = files[info.relative_path]
-    held = torch.load(io.BytesIO(data[info.offset : info.offset + info.length]), weights_only=True)
-    if isinstance(held, torch.Tensor):
-        item = saved(_other_tensor(held, dice))
-        files[info.relative_path] = data + item
-        info.offset, info.length = len(data), len(item)
-
-
-_CHANGES: Mapping[str, Callable[[Any, dict[str, bytes], random.Random], None]] = {
-    made.__name__: made
-    for made in (
-        _chunk_moved,
-        _chunks_changed,
-        _sized,
-        _typed,
-        _swapped,
-        _placed,
-        _indexed,
-        _named,
-        _resaved,
-    )
-}
 
 
 def _read_dcp(root: Path, ours: Tensors) -> Tensors:
@@ -443,11 +245,11 @@ def _read_dcp(root: Path, ours: Tensors) -> Tensors:
 
     reader = FileSystemReader(root)
     torch.use_deterministic_algorithms(mode=True)  # fills what is empty
+    described = reader.read_metadata().state_dict_metadata
     state = {
-        name: torch.empty(told.size, dtype=told.properties.dtype)
-        for name, told in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(told, TensorStorageMetadata)
-        and any(_is_name_of(name, merged) for merged in ours)
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if isinstance(entry, TensorStorageMetadata) and any(_is_name_of(name, n) for n in ours)
     }
     _load_state_dict(state, reader, planner=DefaultLoadPlanner(), no_dist=True)
     return state
@@ -483,9 +285,8 @@ def _run(case: Case, home: Path) -> str:
     except Exception as e:
         if any(words in str(e) for words in BORNE):
             return "not refused"
-        raise Wrong(
-            f"{case['layout']}: merged, where torch says {type(e).__name__}: {e}"[:500]
-        ) from e
+        says = f"{type(e).__name__}: {e}"[:500]
+        raise Wrong(f"{case['layout']}: merged, where torch says {says}") from e
     _compare(ours, theirs, case["layout"])
     return f"{case['layout']} as torch's"
 
@@ -493,19 +294,17 @@ def _run(case: Case, home: Path) -> str:
 def _written(root: Path) -> Tensors:
     from safetensors.torch import load_file
 
-    found: Tensors = {}
+    tensors: Tensors = {}
     for path in root.glob("*.safetensors"):
-        found |= load_file(path)
-    return found
+        tensors |= load_file(path)
+    return tensors
 
 
 def _compare(ours: Tensors, theirs: Tensors, layout: str) -> None:
     for name, tensor in ours.items():
         alike = [t for n, t in theirs.items() if _is_name_of(n, name)]
         if not alike:
-            raise Wrong(
-                f"{layout}: {name} is merged, which torch does not know: {sorted(theirs)[:8]}"
-            )
+            raise Wrong(f"{layout}: {name} is merged, torch knows only {sorted(theirs)[:8]}")
         if not any(_equal(tensor.float() if layout == "zero" else tensor, t) for t in alike):
             raise Wrong(f"{layout}: {name} is {_shown(tensor)}, torch reads {_shown(alike[0])}")
     left = sorted(name for name in theirs if not any(_is_name_of(name, n) for n in ours))

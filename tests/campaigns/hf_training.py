@@ -1,33 +1,48 @@
-"""A real training: the Hugging Face Trainer over gloo on CPUs, which keeps what every save ought to
+"""A real training on CPUs: the Trainer of transformers or TRL, which keeps what every save ought to
 hold.
 
     torchrun ... hf_training.py MODE --out DIR --truth DIR --base DIR [--steps N] [--pause SECONDS]
     [--hook]
 
-It runs in a Python that has transformers, accelerate, for ZeRO DeepSpeed, and for LoRA peft, and
-knows nothing of the rest of this project but its hook. In ``--truth``, a directory of each node:
+It runs in a Python that has what the mode needs (`tests.campaigns.two_nodes.MODES`), and knows
+nothing of the rest of this project but its hook. In ``--truth``, a directory of each node:
 ``events-R.jsonl``, what happened when; and, on the node of rank 0, ``model-N.safetensors``, the
-weights as the framework gathered them at the end of step N.
+weights as the framework gathered them at the end of step N, of modes that train all weights.
 """
 
 import argparse
 import importlib
+import json
 import os
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from tests.campaigns.witness import RANK, Witness, sentence, training_parser
-
 os.environ["DS_ACCELERATOR"] = "cpu"
-MODES = ("ddp", "fsdp2", "zero2", "zero3", "lora")
+TRL = ("sft", "dpo", "grpo", "named", "best", "hub")
+ADAPTERS = ("lora", "dpo", "named")
+RANK = int(os.environ.get("RANK", "0"))
+WORDS = ("the", "of", "and", "to", "in", "is", "it", "you", "that", "he", "was", "for", "on")
 
 
 def options() -> argparse.Namespace:
     """Read before anything heavy is imported."""
-    parser = training_parser(__doc__, MODES)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("mode", choices=("ddp", "fsdp2", "zero2", "zero3", "lora", *TRL))
+    for name in ("--out", "--truth", "--base"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--limit", type=int, default=1, help="save_total_limit")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
+    slow = "seconds that each file of a save takes, about"
+    parser.add_argument("--slow", type=float, default=0.0, help=slow)
     parser.add_argument("--hook", action="store_true", help="with ckptsync's callback")
-    told = "width of the model, if not the base's"
-    parser.add_argument("--hidden", type=int, default=0, help=told)
+    width = "width of the model, if not the base's"
+    parser.add_argument("--hidden", type=int, default=0, help=width)
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--no-truth", action="store_true", help="keep the events only")
     return parser.parse_args()
@@ -57,7 +72,7 @@ def allow_fsdp_on_cpu() -> None:
     accelerate.state.PartialState.set_device = set_device
 
 
-if OPTIONS.mode not in ("ddp", "lora"):
+if OPTIONS.mode in ("fsdp2", "zero2", "zero3"):
     allow_fsdp_on_cpu()  # before transformers looks at the state
 
 from safetensors.torch import save_file  # noqa: E402
@@ -74,9 +89,7 @@ from transformers import (  # noqa: E402
 
 
 def strategy(mode: str) -> dict[str, Any]:
-    """What TrainingArguments is told about sharding."""
-    if mode in ("ddp", "lora"):
-        return {"use_cpu": True}
+    """Return what TrainingArguments is told about sharding."""
     if mode == "fsdp2":
         wrapped = {
             "version": 2,
@@ -84,6 +97,8 @@ def strategy(mode: str) -> dict[str, Any]:
             "state_dict_type": "SHARDED_STATE_DICT",
         }
         return {"fsdp": True, "fsdp_config": {**wrapped, "sync_module_states": True}}
+    if not mode.startswith("zero"):
+        return {"use_cpu": True}
     few = 1500
     return {
         "deepspeed": {
@@ -126,8 +141,8 @@ def gather(trainer: Any, mode: str) -> dict[str, torch.Tensor]:
     return trainer.model.state_dict()
 
 
-class Callback(TrainerCallback, Witness):
-    """Says what happens.
+class Witness(TrainerCallback):
+    """Writes what happens on one rank into ``--truth``.
 
     Its only collective is what gathers the weights, at the end of a step: none stands between a
     save and the next step.
@@ -135,69 +150,86 @@ class Callback(TrainerCallback, Witness):
 
     trainer: Any = None
 
+    def __init__(self) -> None:
+        OPTIONS.truth.mkdir(parents=True, exist_ok=True)
+        self._events = (OPTIONS.truth / f"events-{RANK}.jsonl").open("a")
+
+    def say(self, event: str, step: int, **more: object) -> None:
+        """Write a line, with the time in seconds."""
+        line = {"event": event, "step": step, "at": time.time(), **more}
+        print(json.dumps(line), file=self._events, flush=True)
+
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Let checkpoints live."""
         self.say("begin", state.global_step + 1)
         time.sleep(OPTIONS.pause)
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Before the save of this step, and so before rotation."""
+        """Keep the weights before the save of this step, and so before rotation."""
         self.say("end", state.global_step)
-        if OPTIONS.no_truth:
+        if OPTIONS.no_truth or OPTIONS.mode in ADAPTERS:
             return
         full = gather(self.trainer, OPTIONS.mode)
         if RANK == 0:
-            tensors = {
-                name: value.detach().cpu().contiguous().clone() for name, value in full.items()
-            }
+            tensors = {n: value.detach().cpu().contiguous().clone() for n, value in full.items()}
             save_file(tensors, OPTIONS.truth / f"model-{state.global_step}.safetensors")
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
-        """What a step's training came to."""
+        """Tell what a step's training came to."""
         if logs and "loss" in logs:
             norm = float(logs.get("grad_norm", 0.0))
             self.say("loss", state.global_step, loss=logs["loss"], norm=norm)
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Its own part is written, on this rank."""
+        """Tell that this rank's part is written."""
         self.say("saved", state.global_step)
+
+
+def sentence(line: int) -> str:
+    """Return a line of the corpus."""
+    chosen = (7 * line + 3 * word * word for word in range(12))
+    return " ".join(WORDS[index % len(WORDS)] for index in chosen)
 
 
 def trained() -> None:
     """From start to end, as users write it."""
     set_seed(1)
-    arguments = TrainingArguments(
-        output_dir=str(OPTIONS.out),
-        max_steps=OPTIONS.steps,
-        save_strategy="steps",
-        save_steps=OPTIONS.save_steps,
-        save_total_limit=OPTIONS.limit,
-        per_device_train_batch_size=2,
-        logging_steps=1,
-        report_to=[],
-        learning_rate=1e-2,
-        seed=7,
-        disable_tqdm=True,
-        lr_scheduler_type="linear",
-        warmup_steps=1,
-        optim="adamw_torch",
+    arguments = {
+        "output_dir": str(OPTIONS.out),
+        "max_steps": OPTIONS.steps,
+        "save_strategy": "steps",
+        "save_steps": OPTIONS.save_steps,
+        "save_total_limit": OPTIONS.limit,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "learning_rate": 1e-2,
+        "seed": 7,
+        "disable_tqdm": True,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 1,
+        "optim": "adamw_torch",
         **strategy(OPTIONS.mode),
-    )
-    tokenizer = AutoTokenizer.from_pretrained(OPTIONS.base)
-    witness = Callback(OPTIONS.truth)
+    }
+    witness = Witness()
     callbacks: list[Any] = [witness]
     if OPTIONS.hook:
-        callbacks.append(importlib.import_module("ckptsync.hooks.hf").CkptSyncCallback())
-    trainer = Trainer(
-        model=model(),
-        args=arguments,
-        train_dataset=[
-            {"input_ids": tokenizer(sentence(n) + "</s>")["input_ids"][:24]} for n in range(40)
-        ],
-        processing_class=tokenizer,
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
-        callbacks=callbacks,
-    )
+        hook = importlib.import_module("ckptsync.hooks.hf")
+        store, wait = os.environ.get("CKPTSYNC_STORE", ""), os.environ.get("CKPTSYNC_WAIT", "")
+        callbacks.append(hook.CkptSyncCallback(store=store, wait=wait))
+    tokenizer = AutoTokenizer.from_pretrained(OPTIONS.base)
+    if OPTIONS.mode in TRL:
+        trainer = trl_trainer(arguments, tokenizer, callbacks)
+    else:
+        lines = [sentence(n) + "</s>" for n in range(40)]
+        trainer = Trainer(
+            model=model(),
+            args=TrainingArguments(**arguments),
+            train_dataset=[{"input_ids": tokenizer(line)["input_ids"][:24]} for line in lines],
+            processing_class=tokenizer,
+            data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+            callbacks=callbacks,
+        )
     witness.trainer = trainer
     if OPTIONS.slow:
         importlib.import_module("tests.campaigns.slow_saving").slow_down(trainer, OPTIONS.slow)
@@ -211,16 +243,65 @@ def trained() -> None:
 
 def model() -> Any:
     """The base, one as wide as asked, or the base with an adapter."""
-    if OPTIONS.mode == "lora":
-        peft = importlib.import_module("peft")
-        base = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
-        adapter = peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
-        return peft.get_peft_model(base, adapter)
-    if not OPTIONS.hidden:
-        return AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
-    config = AutoConfig.from_pretrained(OPTIONS.base)
-    config.hidden_size, config.intermediate_size = OPTIONS.hidden, 4 * OPTIONS.hidden
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if OPTIONS.hidden:
+        config = AutoConfig.from_pretrained(OPTIONS.base)
+        config.hidden_size, config.intermediate_size = OPTIONS.hidden, 4 * OPTIONS.hidden
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
+    if OPTIONS.mode not in ADAPTERS:
+        return base
+    peft = importlib.import_module("peft")
+
+    def adapter() -> Any:
+        return peft.LoraConfig(r=4, lora_dropout=0.1, task_type="CAUSAL_LM")
+
+    if OPTIONS.mode != "named":
+        return peft.get_peft_model(base, adapter())
+    named = peft.get_peft_model(base, adapter(), adapter_name="policy")
+    named.add_adapter("reference", adapter())
+    return named
+
+
+def trl_trainer(arguments: dict[str, Any], tokenizer: Any, callbacks: list[Any]) -> Any:
+    """Return the mode's trainer, as TRL's documents write it."""
+    import transformers.trainer
+    import trl
+    from datasets import Dataset
+
+    lines = [sentence(n) for n in range(24)]
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    more: dict[str, Any] = {"processing_class": tokenizer, "callbacks": callbacks}
+    arguments |= {"bf16": False, "gradient_checkpointing": False}
+    rows: list[dict[str, str]] = [{"text": line} for line in lines]
+    kind, config, own = trl.SFTTrainer, trl.SFTConfig, {"max_length": 32}
+    if OPTIONS.mode == "dpo":  # of an adapter: TRL copies it as `ref`
+        kind, config, own = trl.DPOTrainer, trl.DPOConfig, {"max_length": 48}
+        answers = zip(lines, lines[1:], lines[2:], strict=False)
+        rows = [{"prompt": a, "chosen": b, "rejected": c} for a, b, c in answers]
+    if OPTIONS.mode == "grpo":
+        kind, config = trl.GRPOTrainer, trl.GRPOConfig
+        own = {"num_generations": 2, "max_completion_length": 8}
+        more["reward_funcs"] = reward
+        rows = [{"prompt": line} for line in lines]
+    if OPTIONS.mode == "best":
+        more["eval_dataset"] = Dataset.from_list(rows[:4])
+        arguments |= {"eval_strategy": "steps", "eval_steps": 1, "save_only_model": True}
+        arguments |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    if OPTIONS.mode == "hub":  # which takes everything, and keeps nothing
+        arguments |= {"push_to_hub": True, "hub_model_id": "nobody/nothing", "hub_token": "none"}
+        upload = SimpleNamespace(is_done=lambda: True, done=lambda: True, result=lambda *_: None)
+        hub = SimpleNamespace(
+            create_repo=lambda name, **_: SimpleNamespace(repo_id=name),
+            upload_folder=lambda **_: upload,
+        )
+        transformers.trainer.hf_api = lambda *_, **__: hub
+    args, dataset = config(**arguments, **own), Dataset.from_list(rows)
+    return kind(model=model(), args=args, train_dataset=dataset, **more)
+
+
+def reward(completions: Any, **_: Any) -> list[float]:
+    """Return how many letters each completion has."""
+    return [float(len(set(text))) for text in completions]
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from tests.campaigns.judged import (
     FINAL,
     differences,
     is_same,
+    is_weights,
     locations,
     merged_otherwise,
     truths,
@@ -59,6 +60,7 @@ from tests.campaigns.two_nodes import (
     on_two_nodes,
     training_arguments,
 )
+from tests.support.files_in_memory import file_paths
 from tests.support.vector import ROOT
 from tests.support.waiting import until
 
@@ -71,7 +73,12 @@ PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every training went on as if nothing had happened, 1 if not."""
-    args = _arguments().parse_args(argv)
+    parser = training_arguments(__doc__, "ddp", "fsdp2")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
+    parser.add_argument("--kills", type=int, default=4, help="of each training")
+    parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
+    args = parser.parse_args(argv)
     wrong = 0
     for mode in args.modes:
         with (
@@ -82,24 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = training_arguments(__doc__, ("ddp", "fsdp2"))
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
-    parser.add_argument("--kills", type=int, default=4, help="of each training")
-    parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
-    return parser
-
-
 class Campaign:
     """All trainings of one mode."""
 
     def __init__(self, nodes: TwoNodes, mode: str, args: argparse.Namespace) -> None:
         self._nodes, self._mode, self._args = nodes, mode, args
         self._dice = random.Random(f"{args.seed} {mode}")
-        self._whole = replace(
-            self._job("whole", ""), is_alone=True, more=flags(limit=50, slow=0.01)
-        )
+        self._whole = replace(self._job("whole", ""), is_alone=True, more=flags(slow=0.01))
         self._saved: Mapping[str, Mapping[str, Path]] = {}
 
     def run(self) -> Iterator[str]:
@@ -108,7 +104,7 @@ class Campaign:
             if finish(trainings, START * 2) != [0] * NODES:
                 yield f"{self._mode}: the training that nobody kills has failed: {self._nodes.home}"
                 return
-        self._saved = truths(self._nodes.outs(self._whole), _is_weights)
+        self._saved = truths(self._nodes.outs(self._whole), is_weights)
         expected = losses(self._nodes.truth(0, self._whole))
         if sorted(expected) != [*range(1, self._args.steps + 1)]:
             yield f"{self._mode}: the training that nobody kills has losses of {sorted(expected)}"
@@ -127,7 +123,7 @@ class Campaign:
                     yield from self._missing(n, run, finished[n])
             yield from self._compared(run, f"a{number}", expected)
             yield from self._claimed(run)
-            if codes == [0] * NODES and self._is_trained(run, f"a{number}"):
+            if codes == [0] * NODES and all_events(self._truth(0, run, f"a{number}"), "trained"):
                 yield from self._unsent(run, f"a{number}")
                 break
             if self._args.steps in self._steps(run, f"a{number}"):
@@ -136,11 +132,11 @@ class Campaign:
         else:
             yield f"{run}: not trained to its end in {MOST_ATTEMPTS} attempts"
             return
-        one, other = self._nodes.outs(self._whole)[0], self._out(0, run)
-        for path in sorted(one.glob("*.safetensors")):
-            if not (other / path.name).is_file():
+        for path in sorted(self._nodes.outs(self._whole)[0].glob("*.safetensors")):
+            model = self._out(0, run) / path.name
+            if not model.is_file():
                 yield f"{run}: {path.name} is missing in the end"
-            elif digest(path.read_bytes()) != digest((other / path.name).read_bytes()):
+            elif model.read_bytes() != path.read_bytes():
                 yield f"{run}: {path.name}: other weights than without kills"
         print(f"{run}: trained after {number + 1} attempts", flush=True)
 
@@ -154,7 +150,7 @@ class Campaign:
         is_killed = scope not in ("", "worker") or (scope != "" and self._dice.random() < 0.6)
         with self._trainings(run, attempt) as fronts:
             if scope:
-                self._wait_for_step(run, attempt, fronts)
+                self._wait_for_step(self._truth(0, run, attempt), fronts)
                 if scope == "worker":
                     _kill_worker(self._out(node, run))
                 # mostly before its last step
@@ -162,7 +158,8 @@ class Campaign:
                 until(lambda: last in self._steps(run, attempt), self._dice.uniform(0, 6), 0.1)
                 if is_killed:
                     self._kill(scope, node, fronts)
-            codes = _finished(fronts)
+            until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
+            codes = [front.poll() for front in fronts]
             if None in codes:
                 yield f"{run} {attempt}: {scope or 'not killed'}: ended with {codes}"
             if not is_killed and any(codes):
@@ -180,10 +177,8 @@ class Campaign:
         return lost, codes
 
     def _job(self, run: str, attempt: str) -> Job:
-        more, steps = flags(limit=50, no_truth=True), self._args.steps
-        return Job(
-            run, self._mode, hook=False, steps=steps, pause=0.3, ranks=1, attempt=attempt, more=more
-        )
+        job = Job(run, self._mode, steps=self._args.steps, pause=0.3, ranks=1, attempt=attempt)
+        return replace(job, limit=50, more=["--no-truth"])
 
     def _trainings(
         self, run: str, attempt: str
@@ -191,50 +186,41 @@ class Campaign:
         """Return a training on both nodes, with ``resume`` before it."""
         job = self._job(run, attempt)
         # every second chain is without the hook: there the files say alone what is whole
-        hook = int(run.rpartition("-")[2]) % 2 == 1
+        hook = "hook" if int(run.rpartition("-")[2]) % 2 else "none"
         job = replace(job, hook=hook, more=[*job.more, *flags(slow=0.1, resume="{checkpoint}")])
 
         def front(n: int) -> list[str]:
             out, config = self._out(n, run), self._nodes.workers[n].config
-            told = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
-            resume = [*CKPTSYNC, "resume", str(out), "-c", str(config), *told]
-            return [*resume, "--trust", "complete", "--"]
+            words = flags(run=run, nnodes=NODES, attempt=attempt, wait="5m", drain=DRAIN)
+            words += flags(trust="complete")
+            return [*CKPTSYNC, "resume", str(out), "-c", str(config), *words, "--"]
 
         return self._nodes.training(job, front)
 
-    def _wait_for_step(
-        self, run: str, attempt: str, fronts: Sequence[subprocess.Popen[bytes]]
-    ) -> None:
-        truth = self._truth(0, run, attempt)
-        until(
-            lambda: all_events(truth, "end") or any(f.poll() is not None for f in fronts),
-            START,
-            0.1,
-        )
+    def _wait_for_step(self, truth: Path, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
+        def is_begun() -> bool:
+            return bool(all_events(truth, "end")) or any(f.poll() is not None for f in fronts)
+
+        until(is_begun, START, 0.1)
 
     def _kill(self, scope: str, node: int, fronts: Sequence[subprocess.Popen[bytes]]) -> None:
-        if scope == "resume":
-            fronts[node].kill()
-            time.sleep(1)
-            kill_tree(fronts[node])
-        elif scope in ("trainings", "training", "worker"):
-            for front in [fronts[node]] if scope == "training" else fronts:
-                its = {*below(front.pid)} - {front.pid}
-                words = f"{SCRIPT}\0".encode()
-                kill(
-                    pid
-                    for pid, line in command_lines()
-                    if pid in its and words in line and b"\0ckptsync\0" not in line
-                )
-        else:
-            for front in fronts if scope in ("all", "disks") else [fronts[node]]:
+        on_both = scope in ("trainings", "worker", "all", "disks")
+        for front in fronts if on_both else [fronts[node]]:
+            if scope == "resume":
+                front.kill()
+                time.sleep(1)
+            if scope not in ("trainings", "training", "worker"):
                 kill_tree(front)
+                continue
+            script, children = f"{SCRIPT}\0".encode(), {*below(front.pid)} - {front.pid}
+            lines = ((pid, line) for pid, line in command_lines() if pid in children)
+            kill(pid for pid, line in lines if script in line and b"\0ckptsync\0" not in line)
 
     def _rename(self, n: int, name: str) -> None:
         """Have a node come back under another name, with its disk."""
         config = self._nodes.workers[n].config
-        told = yaml.safe_load(config.read_text())
-        config.write_text(yaml.safe_dump({**told, "node": name}))
+        options = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**options, "node": name}))
 
     def _unsent(self, run: str, attempt: str) -> Iterator[str]:
         """Yield what is whole on a node and not in the store, by what `resume` says in the end."""
@@ -247,8 +233,12 @@ class Campaign:
     def _checkpoints(self, n: int, run: str) -> dict[str, dict[str, str]]:
         """Return the digests of each checkpoint that lies on a node's disk, by its path."""
         out = self._out(n, run)
-        paths = [*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*")]
-        return {str(path.relative_to(out)): _digests(path) for path in sorted(paths)}
+        return {
+            str(checkpoint.relative_to(out)): {
+                name: digest(path.read_bytes()) for name, path in file_paths(checkpoint).items()
+            }
+            for checkpoint in (*out.glob("checkpoint-*"), *out.glob("_ckptsync-aside/*"))
+        }
 
     def _missing(self, n: int, run: str, before: dict[str, dict[str, str]]) -> Iterator[str]:
         now = list(self._checkpoints(n, run).values())
@@ -261,22 +251,18 @@ class Campaign:
         for name, state in locations(self._nodes.store, run).items():
             if state.status in ("COMPLETE", "CONSOLIDATED", "VERIFIED"):
                 saved = self._saved.get(state.checkpoint, {})
-                is_needed = _is_weights if state.checkpoint == FINAL else _is_state
-                told = differences(
-                    self._nodes.store, state, saved, is_needed=is_needed, is_same=_is_like
-                )
-                yield from (f"{run}/{name} is {state.status}; {path}: {how}" for path, how in told)
+                is_needed = is_weights if state.checkpoint == FINAL else _is_state
+                store, fetched = self._nodes.store, self._nodes.home / "fetched" / name
+                wrong = differences(store, state, saved, is_needed=is_needed, is_same=_is_like)
+                lines = [f"{path}: {how}" for path, how in wrong]
                 step = state.checkpoint.rpartition("-")[2]
                 model = self._nodes.truth(0, self._whole) / f"model-{step}.safetensors"
-                fetched = self._nodes.home / "fetched" / name
-                if model.is_file() and self._mode != "lora":
-                    base, store = ROOT / "base", self._nodes.store
-                    how = merged_otherwise(store, state, fetched, model, base)
-                    yield from [f"{run}/{name} is {state.status}: {how}"] * bool(how)
+                lines.append(merged_otherwise(store, state, fetched, model, ROOT / "base"))
+                yield from (f"{run}/{name} is {state.status}; {line}" for line in lines if line)
 
     def _compared(self, run: str, attempt: str, expected: Losses) -> Iterator[str]:
         begun = [all_events(self._truth(n, run, attempt), "begin")[:1] for n in range(NODES)]
-        first = [said["step"] for its in begun for said in its]
+        first = [event["step"] for events in begun for event in events]
         if len(set(first)) > 1:
             yield f"{run} {attempt}: the nodes began at steps {first}"
         for step, values in losses(self._truth(0, run, attempt)).items():
@@ -293,19 +279,6 @@ class Campaign:
         """Return the steps that were trained in an attempt."""
         return sorted(losses(self._truth(0, run, attempt)))
 
-    def _is_trained(self, run: str, attempt: str) -> bool:
-        return bool(all_events(self._truth(0, run, attempt), "trained"))
-
-
-def _finished(fronts: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Return the exit codes once all have ended; None for one that does not."""
-    until(lambda: all(front.poll() is not None for front in fronts), PATIENCE)
-    return [front.poll() for front in fronts]
-
-
-def _is_weights(path: str) -> bool:
-    return path.endswith(".safetensors")
-
 
 def _is_state(path: str) -> bool:
     """Return whether a save is not whole without it: a Trainer resumes without a random state."""
@@ -314,16 +287,8 @@ def _is_state(path: str) -> bool:
 
 def _is_like(path: str, ours: bytes, reference: bytes) -> bool:
     """Return whether a file is of the same save: states of a resumed training have other bytes."""
-    is_weights = path.endswith(".safetensors")
-    return is_same(path, ours, reference) or (not is_weights and len(ours) == len(reference))
-
-
-def _digests(directory: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(directory)): digest(path.read_bytes())
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    is_long_enough = not is_weights(path) and len(ours) == len(reference)
+    return is_same(path, ours, reference) or is_long_enough
 
 
 def _kill_worker(out: Path) -> None:

@@ -19,7 +19,6 @@ from ckptsync.layouts.file_names import is_beside_weights
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.opening import create_store
 from tests.support.files_in_memory import file_paths
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import bits
@@ -29,6 +28,11 @@ STATE = "trainer_state.json"
 OTHERS = (".metadata", "training_args.bin", "trainer_log.jsonl", "train_results.json",
     "all_results.json", "README.md")  # fmt: skip
 """Files that tell a time, or name a directory or a save."""
+
+
+def is_weights(path: str) -> bool:
+    """Return whether a file holds weights, as a final model must."""
+    return path.endswith(".safetensors")
 
 
 def truths(outs: Sequence[Path], is_final: Callable[[str], bool]) -> dict[str, dict[str, Path]]:
@@ -47,28 +51,20 @@ def truths(outs: Sequence[Path], is_final: Callable[[str], bool]) -> dict[str, d
     return locations
 
 
-def locations(store: str | Store, run: str) -> dict[str, LocationState]:
-    """Return what a store holds of a run, by location; nothing if there is no such directory."""
-    if isinstance(store, str):
-        if not Path(store).is_dir():
-            return {}
-        store = create_store(store)
+def locations(store: Store, run: str) -> dict[str, LocationState]:
+    """Return what a store holds of a run, by location."""
     return {s.location: s for s in read_state(store, run).readable}
 
 
 def missing(
-    states: Mapping[str, LocationState], wanted: Mapping[str, Collection[str]]
+    states: Mapping[str, LocationState], nodes: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
-    """Yield the wanted locations that lack a manifest of one of their nodes."""
-    for name in sorted(wanted):
-        absent = set(wanted[name]) - nodes_of(states.get(name))
+    """Yield the locations that lack a manifest of one of their nodes."""
+    for name in sorted(nodes):
+        manifests = states[name].manifests if name in states else ()
+        absent = set(nodes[name]) - {stored.manifest.node for stored in manifests}
         if absent:
             yield f"{name}: not in the store of {', '.join(sorted(absent))}"
-
-
-def nodes_of(state: LocationState | None) -> set[str]:
-    """Return the nodes whose manifests a location has."""
-    return {stored.manifest.node for stored in state.manifests} if state else set()
 
 
 def differences(
@@ -104,10 +100,10 @@ def is_same(path: str, ours: bytes, reference: bytes) -> bool:
 
 
 def _history(state: bytes) -> object:
-    told: dict[str, Any] = json.loads(state)
+    document: dict[str, Any] = json.loads(state)
     kept = ("step", "loss", "grad_norm", "learning_rate")
-    steps = [{key: entry[key] for key in kept if key in entry} for entry in told["log_history"]]
-    return told["global_step"], told["max_steps"], steps
+    steps = [{key: entry[key] for key in kept if key in entry} for entry in document["log_history"]]
+    return document["global_step"], document["max_steps"], steps
 
 
 def in_store(
@@ -144,11 +140,11 @@ def on_disk(
             if "_ckptsync" not in name.split("/") and name.partition("/")[0] not in rotated
         }
 
-    here, there = left(outs), left(references)
-    for path in sorted(here.keys() ^ there.keys()):
-        yield f"{path}: {'not on the disk' if path in there else 'only there with us'}"
-    for path in sorted(here.keys() & there.keys()):
-        if not is_same(path, here[path].read_bytes(), there[path].read_bytes()):
+    ours, theirs = left(outs), left(references)
+    for path in sorted(ours.keys() ^ theirs.keys()):
+        yield f"{path}: {'not on the disk' if path in theirs else 'only there with us'}"
+    for path in sorted(ours.keys() & theirs.keys()):
+        if not is_same(path, ours[path].read_bytes(), theirs[path].read_bytes()):
             yield f"{path}: on the disk it is another one than without us"
 
 
@@ -157,16 +153,18 @@ def merged_otherwise(
 ) -> str:
     """Merge what a store holds of a location; return what is wrong with the model, if anything.
 
-    ``model``: the weights as the framework gathered them.  ``base``: where the configuration comes
-    from if the location has none.
+    ``model``: the weights as the framework gathered them; without them nothing is judged.
+    ``base``: where the configuration comes from if the location has none.
     """
+    if not model.is_file():
+        return ""
     shutil.rmtree(directory, ignore_errors=True)
-    for path, where in state.files.items():
-        here = directory / "stored" / path
-        here.parent.mkdir(parents=True, exist_ok=True)
-        here.write_bytes(read_all(store, where[0].name))
+    for path, (first, *_) in state.files.items():
+        copy = directory / "stored" / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(read_all(store, first.name))
         # a merge asks which file was written before which
-        os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))
+        os.utime(copy, ns=(first.entry.mtime, first.entry.mtime))
     config = None if "config.json" in state.files else base
     try:
         merge_local([directory / "stored"], directory / "merged", MergeOptions(), config)

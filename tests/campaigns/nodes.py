@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.support.seaweedfs import die_with_parent
@@ -76,15 +76,20 @@ class Namespace:
 
     def listener(self) -> socket.socket:
         """A socket that listens in it, on all its addresses; whoever accepts may be elsewhere."""
-        made: list[socket.socket] = []
-        thread = threading.Thread(
-            target=_in_namespace,
-            args=(self.path, lambda: made.append(socket.create_server(("0.0.0.0", 0), backlog=64))),
-        )
+        listeners: list[socket.socket] = []
+        # the network namespace is a thread's: setns(2)
+        thread = threading.Thread(target=self._listen, args=(listeners,))
         thread.start()
         thread.join()
-        assert made, "no socket could be made there"
-        return made[0]
+        assert listeners, "no socket could be made there"
+        return listeners[0]
+
+    def _listen(self, listeners: list[socket.socket]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with self.path.open("rb") as namespace:
+            if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+        listeners.append(socket.create_server(("0.0.0.0", 0), backlog=64))
 
     def close(self) -> None:
         """With it go its links; processes that are still in it keep it."""
@@ -137,13 +142,6 @@ class Network:
         node.ip("link", "set", bridge, "up")
 
 
-def ended(group: subprocess.Popen[bytes], patience: float) -> int | None:
-    """The exit code of a process within this time; ``None`` if there is none."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return group.wait(patience)
-    return None
-
-
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, all below it, whatever sessions these have made, and all of its session.
 
@@ -160,11 +158,6 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def wait_for_ends(pids: Sequence[int], patience: float) -> bool:
-    """Return whether all have ended within so many seconds."""
-    return until(lambda: not any(map(is_alive, pids)), patience)
 
 
 def command_lines() -> Iterator[tuple[int, bytes]]:
@@ -209,12 +202,3 @@ def start(command: Sequence[str], log: Path, **rest: object) -> subprocess.Popen
             start_new_session=True,
             **rest,
         )
-
-
-def _in_namespace(path: Path, do: Callable[[], None]) -> None:
-    """The network namespace is a thread's: setns(2)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with path.open("rb") as there:
-        if libc.setns(there.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
-    do()

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,69 +17,63 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.campaign import CLEAN, arguments, flags
+from tests.campaigns.campaign import CKPTSYNC, CLEAN, arguments, flags
 from tests.campaigns.nodes import (
     TRAIN,
     Network,
     can_isolate,
     command_lines,
-    ended,
+    is_alive,
     kill,
     kill_tree,
     start,
-    wait_for_ends,
 )
-from tests.campaigns.service import Service
 from tests.support.fault_proxy import TcpProxy
 from tests.support.vector import ROOT
+from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("hf_training.py")
 PROJECT = Path(__file__).parents[2]
 NODES = 2
-Losses = dict[int, tuple[float, float]]
 START = 600.0  # seconds that trainers may take to import all they need, on a busy machine
-
-
-QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0"}  # fmt: skip
-"""What every trainer's environment has; sets are saved in an order of hashes."""
-
-
-def meeting_place(network: Network | None) -> tuple[str, int, str]:
-    """Where the ranks of two nodes meet: address, port, and the interface that leads there."""
-    if network:
-        return network.trainer(0), 29500, TRAIN
-    return "127.0.0.1", 29500 + os.getpid() % 5000, "lo"
-
-
+_TRL = dict.fromkeys(("sft", "dpo", "grpo", "named", "best", "hub"), ("trl", "peft", "datasets"))
 MODES: Mapping[str, tuple[str, ...]] = {
     "ddp": (),
     "fsdp2": (),
     "zero2": ("deepspeed",),
     "zero3": ("deepspeed",),
     "lora": ("peft",),
+    **_TRL,
+    "llamafactory": ("llamafactory",),
 }
 """Ways to train and save, and what their Python needs beside transformers."""
+HOOKS = ("hook", "embedded", "none")
+"""How ckptsync comes in: its callback, a callback that brings its worker along, a worker alone."""
+Losses = dict[int, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step.
 
-    ``is_alone``: no worker looks at its directory.  ``attempt``: which start of this run it is,
-    where there are several.  ``more``: other words for the script.
+    ``is_alone``: no worker of the nodes looks at its directory.  ``attempt``: which start of this
+    run it is, where there are several.  ``limit``: how many checkpoints it keeps.  ``more``: other
+    words for the script.
     """
 
     run: str
     mode: str
-    hook: bool
+    hook: str = "none"
     steps: int = 4
     pause: float = 0.0
     ranks: int = 2
     attempt: str = ""
     is_alone: bool = False
+    limit: int = 1
     more: Sequence[str] = ()
 
     @property
@@ -86,15 +81,43 @@ class Job:
         """The name of its directory of truth, and of its logs."""
         return f"{self.run}.{self.attempt}" if self.attempt else self.run
 
-    def out(self, home: Path) -> Path:
-        """Return where it saves on a node whose directory is ``home``."""
-        return home / ("alone" if self.is_alone else "out") / self.run
+    def node_name(self, n: int) -> str:
+        """Return what the worker calls itself that uploads on a node: no two have one name."""
+        return f"embedded{n}" if self.hook == "embedded" else f"node{n}"
 
-    def words(self, home: Path) -> list[str]:
-        """What the script is told on a node whose directory is ``home``."""
-        out, truth = self.out(home), home / "truth" / self.name
-        told = flags(out=out, truth=truth, base=ROOT / "base", steps=self.steps, hook=self.hook)
-        return [self.mode, *told, *flags(pause=self.pause), *self.more]
+    def out(self, node: Path) -> Path:
+        """Return where it saves on a node whose disk is a directory."""
+        return node / ("alone" if self.is_alone else "out") / self.run
+
+
+class Worker:
+    """A node's ``ckptsync run`` process, started again as often as it is killed."""
+
+    def __init__(self, home: Path, name: str, **configuration: object) -> None:
+        self.name, self.log, self.config = name, home / f"{name}.log", home / f"{name}.yaml"
+        text = yaml.safe_dump({"node": name, "roles": ["worker"], **configuration})
+        self.config.write_text(text)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, before: Sequence[str]) -> None:
+        """Start it; ``before``: words to put before the command, such as those of a namespace."""
+        command = [*before, *CKPTSYNC, "run", "-c", str(self.config)]
+        self._process = start(command, self.log, env=CLEAN)
+
+    def exit_code(self) -> int | None:
+        """Return its exit code, None if it has not ended."""
+        return self._process.poll() if self._process else None
+
+    def kill(self) -> None:
+        """Send SIGKILL to it and to whatever watches it; both are dead then."""
+        if self._process is None:
+            return
+        group = self._process.pid
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        self._process.wait()
+        while any(is_alive(int(path.name), group) for path in Path("/proc").glob("[0-9]*")):
+            time.sleep(0.01)
 
 
 class TwoNodes:
@@ -113,16 +136,14 @@ class TwoNodes:
     ) -> None:
         self.home, self.network = home, network
         # trainers have a working directory of their own
-        self.trainer = str(Path(python).absolute())
-        self.url = self._reached = str(home / "store")
-        self.options: dict[str, Any] = {}
-        self._reached_options: dict[str, Any] = {}
+        self._python = str(Path(python).absolute())
         self._proxy: TcpProxy | None = None
         home.mkdir(parents=True, exist_ok=True)
+        url, options, self._reached = str(home / "store"), dict[str, Any](), dict[str, Any]()
         if kind != "posix":
-            self._serve_s3()
-        self.store: Store = create_store(self.url, self.options)
-        self.workers = [self._worker(n, worker) for n in range(NODES)]
+            url, options, self._reached = self._serve_s3()
+        self.store: Store = create_store(url, options)
+        self.workers = [self._worker(n, url, worker) for n in range(NODES)]
 
     def node(self, n: int) -> Path:
         """What would be its disk."""
@@ -138,14 +159,12 @@ class TwoNodes:
 
     def begin(self, n: int) -> None:
         """Start a node's worker."""
-        self.workers[n].start(self.within(n))
+        self.workers[n].start(self._within(n))
 
     def close(self) -> None:
         """Kill the workers and stop the proxy."""
         for worker in self.workers:
-            if worker.ended() is None:
-                with contextlib.suppress(AssertionError):  # it was never started
-                    worker.kill()
+            worker.kill()
         if self._proxy:
             self._proxy.close()
 
@@ -153,7 +172,7 @@ class TwoNodes:
     def training(
         self, job: Job, front: Callable[[int], Sequence[str]] = lambda _: ()
     ) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """Start a torchrun on each node; what is left of them at the end is killed.
+        """Start a training on each node; what is left of it at the end is killed.
 
         ``front``: the words before the trainer's command on a node.
         """
@@ -161,70 +180,89 @@ class TwoNodes:
         try:
             for n in range(NODES):
                 self.truth(n, job).mkdir(parents=True)
-                log = self.node(n) / f"{job.name}.log"
-                trainer = [*self._torchrun(n, job), str(SCRIPT), *job.words(self.node(n))]
-                words = [*self.within(n), *front(n), *trainer]
-                started.append(start(words, log, env=self.environment(), cwd=str(self.node(n))))
+                node, log = self.node(n), self.node(n) / f"{job.name}.log"
+                words = [*self._within(n), *front(n), *self._command(n, job)]
+                started.append(start(words, log, env=self._environment(n, job), cwd=str(node)))
             yield started
         finally:
-            for one in started:
-                kill_tree(one)
+            for process in started:
+                kill_tree(process)
             # a rank whose launcher was killed may be at work still
-            for n in range(NODES):
-                _kill_trainers(job.out(self.node(n)))
+            for out in self.outs(job):
+                _kill_trainers(out)
 
-    def _torchrun(self, n: int, job: Job) -> list[str]:
-        address, port, _ = meeting_place(self.network)
-        where = {"nnodes": NODES, "node_rank": n, "master_addr": address, "master_port": port}
-        return torchrun(self.trainer, job.ranks, **where)
+    def _meeting_place(self) -> tuple[str, int, str]:
+        """Where the ranks of both nodes meet: address, port, and the interface that leads there."""
+        if self.network:
+            return self.network.trainer(0), 29500, TRAIN
+        return "127.0.0.1", 29500 + os.getpid() % 5000, "lo"
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment of the trainers."""
-        # a killed build locks the common one
-        extensions = os.environ.get("TORCH_EXTENSIONS_DIR", str(self.home / "extensions"))
-        return {
+    def _command(self, n: int, job: Job) -> list[str]:
+        out, base = job.out(self.node(n)), ROOT / "base"
+        if job.mode == "llamafactory":
+            config = self.node(n) / f"{job.name}.yaml"
+            _write_llamafactory(config, job, out)
+            return [str(Path(self._python).parent / "llamafactory-cli"), "train", str(config)]
+        address, port, _ = self._meeting_place()
+        ranks = flags(nnodes=NODES, node_rank=n, master_addr=address, master_port=port)
+        ranks += flags(nproc_per_node=job.ranks)
+        words = flags(out=out, truth=self.truth(n, job), base=base, limit=job.limit)
+        words += flags(steps=job.steps, pause=job.pause, hook=job.hook != "none")
+        torchrun = [self._python, "-m", "torch.distributed.run", *ranks]
+        return [*torchrun, str(SCRIPT), job.mode, *words, *job.more]
+
+    def _environment(self, n: int, job: Job) -> dict[str, str]:
+        address, port, interface = self._meeting_place()
+        environment = {
             **CLEAN,
-            **QUIET,
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.home / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",  # sets are saved in an order of hashes
+            "PYTHONPATH": str(PROJECT),
             "TRANSFORMERS_VERBOSITY": "error",
             "DS_ACCELERATOR": "cpu",
-            "TORCH_EXTENSIONS_DIR": extensions,
-            "GLOO_SOCKET_IFNAME": meeting_place(self.network)[2],
-            "PYTHONPATH": str(PROJECT),
+            # a killed build locks the common one
+            "TORCH_EXTENSIONS_DIR": os.environ.get(
+                "TORCH_EXTENSIONS_DIR", str(self.home / "extensions")
+            ),
+            "GLOO_SOCKET_IFNAME": interface,
         }
+        if job.mode == "llamafactory":
+            path = f"{Path(self._python).parent}:{os.environ['PATH']}"
+            environment |= {"DISABLE_VERSION_CHECK": "1", "FORCE_TORCHRUN": "1", "PATH": path}
+            environment |= {"NNODES": f"{NODES}", "NODE_RANK": f"{n}", "MASTER_PORT": f"{port}"}
+            environment |= {"NPROC_PER_NODE": f"{job.ranks}", "MASTER_ADDR": address}
+            environment |= {"CKPTSYNC_AUTOLOAD": "1"} if job.hook != "none" else {}
+        if job.hook == "embedded":
+            options = json.dumps(self._reached)
+            environment |= {"CKPTSYNC_STORE": self.store.url, "CKPTSYNC_STORAGE_OPTIONS": options}
+            environment |= {"CKPTSYNC_NODE": job.node_name(n), "CKPTSYNC_WAIT": "2m"}
+            environment |= {"CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_WORKER_UNMARKED": "10s"}
+        return environment
 
-    def within(self, n: int) -> list[str]:
+    def _within(self, n: int) -> list[str]:
         """Return the words that run a command on a node."""
         return self.network.nodes[n].within() if self.network else []
 
-    def _worker(self, n: int, worker: Mapping[str, object]) -> Service:
-        self.node(n).mkdir(parents=True)
-        (self.node(n) / "out").mkdir()
-        store = {"url": self._reached, "options": self._reached_options}
-        told = {"runs": [{"path": f"{self.node(n)}/out/*"}], **worker}
-        return Service(self.home, f"node{n}", "worker", store=store, worker=told)
+    def _worker(self, n: int, url: str, worker: Mapping[str, object]) -> Worker:
+        (self.node(n) / "out").mkdir(parents=True)
+        runs = [{"path": f"{self.node(n)}/out/*"}]
+        store = {"url": url, "options": self._reached}
+        return Worker(self.home, f"node{n}", store=store, worker={"runs": runs, **worker})
 
-    def _serve_s3(self) -> None:
+    def _serve_s3(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Return the URL of a bucket, its options, and those by which the nodes reach it."""
         from tests.support.seaweedfs import weed
 
         server = weed()
-        bucket = server.bucket()
-        self.url = self._reached = f"s3://{bucket}"
-        self.options, endpoint = server.options(), server.endpoint
+        url, endpoint = f"s3://{server.bucket()}", server.endpoint
         if self.network:
-            endpoint = "http://{}:{}".format(
-                *self._proxied(self.network, int(endpoint.rpartition(":")[2]))
-            )
-        self._reached_options = server.options(endpoint=endpoint)
-
-    def _proxied(self, network: Network, port: int) -> tuple[str, int]:
-        """Where the nodes reach a port of this machine's loopback."""
-        self._proxy = TcpProxy(("127.0.0.1", port), listener=network.hub.listener())
-        return network.address, self._proxy.port
-
-
-def torchrun(python: str, ranks: int, **where: object) -> list[str]:
-    """Return the words that start so many ranks of a script on one node."""
-    return [python, "-m", "torch.distributed.run", *flags(**where, nproc_per_node=ranks)]
+            port = int(endpoint.rpartition(":")[2])
+            self._proxy = TcpProxy(("127.0.0.1", port), listener=self.network.hub.listener())
+            endpoint = f"http://{self.network.address}:{self._proxy.port}"
+        return url, server.options(), server.options(endpoint=endpoint)
 
 
 @contextlib.contextmanager
@@ -234,50 +272,92 @@ def on_two_nodes(home: Path, kind: str, python: str, **worker: object) -> Iterat
         network = stack.enter_context(contextlib.closing(Network(NODES))) if can_isolate() else None
         if not network:
             print("the nodes share a network: namespaces cannot be made here")
-        made = TwoNodes(home, kind, python, worker, network)
-        yield stack.enter_context(contextlib.closing(made))
+        nodes = TwoNodes(home, kind, python, worker, network)
+        yield stack.enter_context(contextlib.closing(nodes))
 
 
-def training_arguments(
-    description: str | None,
-    default: Sequence[str] = tuple(MODES),
-) -> argparse.ArgumentParser:
+def training_arguments(description: str | None, *default: str) -> argparse.ArgumentParser:
     """Return a parser with what campaigns of trainings share."""
     parser = arguments(description, "home", "seed")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=default)
     parser.add_argument("--store", choices=("posix", "s3"), default="posix")
-    parser.add_argument(
-        "--python",
-        default=default_python(),
-        help="that has transformers, accelerate, and DeepSpeed for ZeRO",
-    )
+    needs = "that has transformers, accelerate, and what the modes need"
+    parser.add_argument("--python", default=default_python(), help=needs)
     return parser
 
 
-def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return what each rank of a node said, by the file's name.
+def all_events(truth: Path, *names: str, rank: str = "*") -> list[dict[str, Any]]:
+    """Return what ranks of a node said: all, or the events with these names.
 
     A last line that is being written, or that a kill has cut, is left out.
     """
-    said: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(truth.glob("events-*.jsonl")):
-        lines = said.setdefault(path.stem, [])
+    events: list[dict[str, Any]] = []
+    for path in sorted(truth.glob(f"events-{rank}.jsonl")):
         for line in path.read_text().splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                lines.append(json.loads(line))
-    return said
-
-
-def all_events(truth: Path, *names: str) -> list[dict[str, Any]]:
-    """Return what all ranks of a node said: all, or the events with these names."""
-    every = (said for its in events(truth).values() for said in its)
-    return [said for said in every if not names or said["event"] in names]
+                events.append(json.loads(line))
+    return [event for event in events if not names or event["event"] in names]
 
 
 def losses(truth: Path) -> Losses:
     """Return the loss and the norm of the gradients of each step, as rank 0 logged them."""
-    said = events(truth).get("events-0", [])
-    return {e["step"]: (e["loss"], e["norm"]) for e in said if e["event"] == "loss"}
+    events = all_events(truth, "loss", rank="0")
+    return {event["step"]: (event["loss"], event["norm"]) for event in events}
+
+
+def finish(started: Sequence[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
+    """Return exit codes; ``None`` for a process that did not end within so many seconds.
+
+    That is 20 seconds once another one has failed.
+    """
+    end = time.monotonic() + patience
+    while time.monotonic() < end and any(process.poll() is None for process in started):
+        if any(process.poll() for process in started):
+            end = min(end, time.monotonic() + 20)
+        time.sleep(0.1)
+    return [process.poll() for process in started]
+
+
+def default_python() -> str:
+    """Return the Python that runs the trainers: this one, unless the environment names another."""
+    return os.environ.get("CKPTSYNC_TEST_TRAINER", sys.executable)
+
+
+def has_modules(python: str, *names: str) -> bool:
+    """Return whether a Python can import all of these."""
+    program = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {names!r})))"
+    return subprocess.run([python, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def _write_llamafactory(config: Path, job: Job, out: Path) -> None:
+    """Write a configuration of LLaMA-Factory, and its data beside it."""
+    data = config.with_suffix("")
+    rows = [{"instruction": f"{n} of {n + 1}", "input": "", "output": f"is {n}"} for n in range(40)]
+    dataset = {"rows": {"file_name": "rows.json", "formatting": "alpaca"}}
+    options = {
+        "model_name_or_path": str(ROOT / "base"),
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full",
+        "dataset": "rows",
+        "dataset_dir": str(data),
+        "template": "default",
+        "output_dir": str(out),
+        "max_steps": job.steps,
+        "save_steps": 1,
+        "save_total_limit": job.limit,
+        "logging_steps": 1,
+        "seed": 7,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-3,
+        "cutoff_len": 64,
+        "report_to": "none",
+        "use_cpu": True,
+    }
+    data.mkdir(exist_ok=True)
+    (data / "dataset_info.json").write_text(json.dumps(dataset))
+    (data / "rows.json").write_text(json.dumps(rows))
+    config.write_text(json.dumps(options))  # JSON is YAML
 
 
 def _kill_trainers(out: Path) -> None:
@@ -289,32 +369,4 @@ def _kill_trainers(out: Path) -> None:
         if all(word in line for word in words) and b"ckptsync\0resume" not in line
     ]
     kill(trainers)
-    wait_for_ends(trainers, 300)
-
-
-def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
-    """Exit codes; ``None`` for one that did not end, also when the others have failed for a
-    while.
-    """
-    end = time.monotonic() + patience
-    while time.monotonic() < end and any(one.poll() is None for one in started):
-        if any(one.poll() for one in started):
-            end = min(end, time.monotonic() + 20)
-        time.sleep(0.1)
-    return [ended(one, 0) for one in started]
-
-
-def default_python(kind: str = "TRAINER") -> str:
-    """Return the Python that runs the trainers: this one, unless the environment names another."""
-    return os.environ.get(f"CKPTSYNC_TEST_{kind}", sys.executable)
-
-
-def can_train(python: str, mode: str = "ddp") -> bool:
-    """Whether that Python has what the trainer of a mode imports."""
-    return has_modules(python, "torch", "transformers", "accelerate", *MODES[mode])
-
-
-def has_modules(python: str, *names: str) -> bool:
-    """Return whether a Python can import all of these."""
-    asked = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {names!r})))"
-    return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0
+    until(lambda: not any(map(is_alive, trainers)), 300)

@@ -13,7 +13,7 @@ import pytest
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
-from tests.campaigns.killing import can_trap
+from tests.campaigns.kill import can_trap
 from tests.support.exhaustive import ALL
 from tests.support.strace_faults import CALLS, NEW, OTHER, Outcome, injected, outcomes_of
 

@@ -6,18 +6,16 @@ Honest, and different: plain (no extensions), reorder (what came last is answere
 unsynced (no fsync of directories), limits=N (READ and WRITE may have so many bytes). In trouble:
 full (no WRITE succeeds), denied (no file is opened to be written), unreadable (no directory but the
 first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and
-the connection ends; the file MARKER tells that it was). changes=FILE has what is replaced in
-packets: a list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether
-the packet's length is right]. log=FILE tells what changes something, or makes it durable. Lying:
-huge, vast, more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty,
-old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so).
+the connection ends; the file MARKER tells that it was). log=FILE tells what changes something, or
+makes it durable. Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless,
+branching, noisy, chatty, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered
+so).
 """
 
 # ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import struct
@@ -35,8 +33,6 @@ OFFERED = (
 FILES: dict[bytes, int] = {}
 LISTINGS: dict[bytes, list[bytes]] = {}
 HANDLES = iter(range(1 << 30))
-NUMBERS = iter(range(1 << 30))
-CHANGES = json.loads(Path(VALUES["changes"]).read_text()) if "changes" in VALUES else []
 Fields = tuple[bytes, ...]
 EXTENDED, STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED_REPLY = 200, 101, 102, 103, 104, 105, 201
 
@@ -250,13 +246,8 @@ def send(data: bytes) -> None:
 
 
 def say(packet: bytes) -> None:
-    """Send it, changed as was asked for."""
-    number, body, size = next(NUMBERS), packet, len(packet)
-    for at, start, count, instead, is_right in CHANGES:
-        if at == number:
-            body = body[:start] + bytes.fromhex(instead) + body[start + count :]
-            size = len(body) if is_right else size
-    send(struct.pack(">I", size) + body)
+    """Send it, with its length before it."""
+    send(struct.pack(">I", len(packet)) + packet)
 
 
 def request() -> tuple[int, int, bytes]:
