@@ -95,6 +95,7 @@ REFUSED = [
     (["zero3"], 3, "none of its 1 checkpoints is VERIFIED"),
     (["zero3/checkpoint-4"], 3, "no node has uploaded it"),
     (["nobody"], 2, "run 'nobody' not found"),
+    (["z"], 2, "did you mean 'zero3'?"),
     (["fsdp2/checkpoint-5"], 2, "the run has checkpoint-4"),
     (["fsdp2", "--node", "nodeX"], 2, "nodes: node0, node1"),
 ]
@@ -115,6 +116,21 @@ def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
     said = told(cli, "zero3/checkpoint-4", tmp_path, "--store", made, "--unverified")
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
     assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
+
+
+def test_logs_that_differ_stay_and_are_an_error_and_a_dry_run_writes_nothing(
+    tmp_path: Path, cli: Cli
+) -> None:
+    store, logs = create_store(str(tmp_path / "store")), tmp_path / "out/logs"
+    for name in ("grown", "other"):
+        store.write(f"run/logs/n0/{name}", [b"1\n2\n"])
+    before = {"n0/grown": b"1\n", "n0/other": b"2\n"}
+    write_files(logs, before)
+    words = ("run", tmp_path / "out", "--store", store.url, "--logs")
+    assert told(cli, *words, "--dry-run")["failed"] == {}
+    assert below(logs) == before
+    assert told(cli, *words, code=2)["failed"].keys() == {"n0/other"}
+    assert below(logs) == before | {"n0/grown": b"1\n2\n"}
 
 
 def test_a_best_checkpoint_that_is_not_here_is_said(tmp_path: Path, cli: Cli) -> None:
