@@ -43,7 +43,8 @@ def test_a_node_is_lost_after_ten_minutes_and_critical_with_work_in_its_queue() 
 
 def test_a_store_that_had_a_head_and_has_none_is_critical_one_that_never_had_is_not() -> None:
     assert "no-head store" not in raised(heart())
-    alarm = raised(heart(), heart("boss", ("head",), ago=HOUR))["no-head store"]
+    earlier = heart("a", ("head",), ago=2 * HOUR)
+    alarm = raised(heart(), earlier, heart("boss", ("head",), ago=HOUR))["no-head store"]
     assert alarm.todo == "start ckptsync-head on boss"
     assert "no-head store" in raised(heart(), heart("boss", ("head",), ago=HOUR, stopped=True))
     assert "no-head store" not in raised(heart("boss", ("head",), ago=HOUR), HEAD)
@@ -191,7 +192,7 @@ def test_damage_that_was_repaired_waits_for_the_verifier_and_is_critical_no_long
     done = tuple(replace(file, is_rewritten=True) for file in (SHARD, MODEL))
     hurt = location(word="DAMAGED", damaged=done)
     for known, verifier in ((HEAD, "wait for the verifier, or "), (heart(), "")):
-        alarm = raised(known, locations=[hurt])["damaged run/checkpoint-1"]
+        alarm = raised(known, heart("n1"), locations=[hurt])["damaged run/checkpoint-1"]
         read = f"{verifier}run `ckptsync verify run/checkpoint-1 --store /store`"
         assert (alarm.severity, alarm.todo) == ("warning", read)
     half = location(word="DAMAGED", damaged=(done[0], MODEL))
@@ -229,8 +230,33 @@ def test_what_to_do_about_a_record_depends_on_its_kind(
     name = f"run/.ckptsync/checkpoint-1/{record}-{'0' * 16}.json"
     parsed = parse_record_name(name)
     assert parsed
-    alarm = raised(heart(), faults=(Fault(name, parsed, error),))[f"unreadable {name}"]
+    faults = (Fault(name, parsed, error),)
+    alarm = raised(heart(), heart("n1", lacks={name: ("a",)}), faults=faults)[f"unreadable {name}"]
     assert alarm.todo.startswith(todo)
+
+
+def test_a_manifest_that_its_own_node_cannot_write_again_is_said_to_be_lost() -> None:
+    name = f"run/.ckptsync/checkpoint-1/manifest-n0-1-{'0' * 16}.json"
+    parsed = parse_record_name(name)
+    assert parsed
+    faults = (Fault(name, parsed, Corrupt("bad")),)
+    alarm = raised(heart(lacks={name: ("a",)}), faults=faults)[f"unreadable {name}"]
+    assert alarm.todo.startswith("n0 cannot write it again")
+
+
+def test_files_that_no_record_names_and_that_may_run_are_said_of_a_model_that_is_proven() -> None:
+    found: dict[str, Any] = {"unnamed": ("a.py",), "unnamed_files": 1, "unnamed_runs": True}
+    three = [
+        location("run/checkpoint-1", **found),
+        location("run/checkpoint-2", **found),
+        location("run/checkpoint-3", "DAMAGED", **found),
+    ]
+    alarm = raised(heart(), locations=three)["unnamed run"]
+    assert alarm.text == (
+        "run/checkpoint-2: 1 file that no record names: a.py; 1 more of its checkpoints have some"
+    )
+    assert "unnamed run" not in raised(heart(), locations=three[2:])
+    assert not raised(heart(), locations=[location(unnamed=("a",), unnamed_files=1)])
 
 
 def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
@@ -314,11 +340,12 @@ def test_a_stalled_run_is_said_with_what_was_usual_and_only_where_one_of_its_nod
 
 def test_a_store_warns_when_two_checkpoints_with_models_do_not_fit_and_is_critical_at_one() -> None:
     for locations, total, free in (
-        ([location(model_size=500)], 10_000, (3000, 2999, 1499)),
-        ([], 1000, (20, 19, 9)),
+        ([location(model_size=500)], 10_000, (3000, 2999, 1500, 1499)),
+        ([], 1000, (20, 19, 10, 9)),
     ):
         found = [raised(locations=locations, room=Room(one, total)).values() for one in free]
-        assert [[a.severity for a in alarms] for alarms in found] == [[], ["warning"], ["critical"]]
+        severities = [a.severity for alarms in found for a in alarms]
+        assert severities == ["warning", "warning", "critical"]
 
 
 def test_a_save_that_waits_on_a_live_node_is_late_all_the_same_and_says_why_it_waits() -> None:

@@ -69,10 +69,12 @@ def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None
 
 
 def test_a_worker_takes_over_from_one_that_died_or_said_farewell(store: Store) -> None:
-    mine = heartbeat.beat(store, FIRST)
+    mine = heartbeat.beat(store, replace(FIRST, running=waiting("run/checkpoint-4")))
     taken = heartbeat.claim(store, SECOND, lambda _: False, never)
     assert heartbeat.beat(store, taken).instance == SECOND.instance
-    heartbeat.write(store, replace(mine, stopped=True))
+    assert heartbeat.farewell(store, mine) is None
+    last = replace(mine, beat=2, stopped=True, running=())
+    assert heartbeat.read(store, "n0", ("worker",)) == last
     taken = heartbeat.claim(store, SECOND, lambda _: True, never)
     assert heartbeat.beat(store, taken).beat == 2
 
@@ -86,8 +88,10 @@ def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store
     with pytest.raises(ConfigError):
         heartbeat.claim(store, SECOND, lambda _: None, beats)
     waited: list[float] = []
-    heartbeat.claim(store, SECOND, lambda _: None, waited.append)
-    assert waited == [2.5 * FIRST.period]
+    for period, most in ((FIRST.period, 75.0), (1e9, 750.0)):  # of a heartbeat that anyone wrote
+        heartbeat.write(store, replace(mine, period=period))
+        heartbeat.claim(store, SECOND, lambda _: None, waited.append)
+        assert waited.pop() == most
 
 
 def test_another_machines_worker_that_stops_while_we_wait_is_replaced(store: Store) -> None:
@@ -96,8 +100,13 @@ def test_another_machines_worker_that_stops_while_we_wait_is_replaced(store: Sto
     def stops(_: float) -> None:
         heartbeat.write(store, replace(mine, beat=2, stopped=True))
 
-    claimed = heartbeat.claim(store, SECOND, lambda _: None, stops)
-    assert heartbeat.read(store, "n0", ("worker",)) == claimed
+    def goes(_: float) -> None:
+        store.delete(".ckptsync/nodes/n0.json")
+
+    for ends in (stops, goes):
+        heartbeat.write(store, mine)
+        claimed = heartbeat.claim(store, SECOND, lambda _: None, ends)
+        assert heartbeat.read(store, "n0", ("worker",)) == claimed
 
 
 def test_of_two_that_started_at_once_exactly_the_second_stops(store: Store) -> None:

@@ -67,12 +67,32 @@ def test_a_part_that_another_node_still_has_changes_what_is_incomplete() -> None
     assert (s.size, s.whole, s.percent) == (100 * MIB, 400 * MIB, 44)
 
 
-@pytest.mark.parametrize("state", ["refused", "failed"])
+@pytest.mark.parametrize("state", ["refused", "failed", "running"])
 def test_what_is_not_on_its_way_leaves_an_incomplete_location_so(state: str) -> None:
     half = location("run/checkpoint-2", "INCOMPLETE")
-    over = seen(heart(running=waiting("run/checkpoint-2", state=state)), locations=(half,))
+    work = waiting("run/checkpoint-2", state=state)
+    if state == "running":
+        work = (job("verify", "run/checkpoint-2"),)
+    over = seen(heart(running=work), locations=(half,))
     assert over.catalogue.shown == (half,)
     assert [e.state for e in over.running] == [state]
+
+
+def test_an_upload_is_of_the_location_that_it_has_chosen() -> None:
+    stored = (
+        location("run/checkpoint-2~ab", "INCOMPLETE"),
+        location("run/checkpoint-2", "VERIFIED", ago=1.0),
+    )
+    over = seen(heart(running=sends(location="checkpoint-2~cd")), locations=stored)
+    statuses = {s.location.partition("~")[2]: s.status for s in over.catalogue.shown}
+    assert statuses == {"": "VERIFIED", "ab": "INCOMPLETE", "cd": "UPLOADING"}
+
+
+def test_an_announced_upload_whose_node_waits_now_is_still_one() -> None:
+    begun = replace(location("run/checkpoint-2", "UPLOADING", uploading=("n9",)), manifests=())
+    files = NodeFiles({h.entry.name: h for h in (heart(running=waiting("run/checkpoint-2")),)})
+    over = add_node_progress(Catalogue(begun=(begun,)), list_nodes(files, NOW), NOW)
+    assert [(s.status, s.uploading) for s in over.catalogue.shown] == [("UPLOADING", ("n9",))]
 
 
 def test_a_node_that_is_silent_or_has_stopped_does_nothing() -> None:
@@ -88,13 +108,15 @@ def test_what_the_store_shows_to_be_done_does_not_run() -> None:
         job("consolidate", "run/checkpoint-2"),
         job("verify", "run/checkpoint-2"),
         job("verify", "run"),
+        job("event", "run/checkpoint-2"),
     )
     over = seen(heart(running=work), locations=(done,))
-    assert [(e.kind, e.subject) for e in over.running] == [("verify", "run")]
+    kinds = [("verify", "run"), ("event", "run/checkpoint-2")]
+    assert [(e.kind, e.subject) for e in over.running] == kinds
     assert over.catalogue.shown == (done,)
     old = location("run/checkpoint-2", "VERIFIED", ago=60.0, proof=Proven(when=NOW - 60))
     over = seen(heart(running=work), locations=(old,))
-    assert [e.kind for e in over.running] == ["upload", "verify", "verify"]
+    assert [e.kind for e in over.running] == ["upload", "verify", "verify", "event"]
 
 
 def test_times_are_on_the_stores_clock_and_what_is_left_counts_from_now() -> None:
@@ -141,5 +163,6 @@ def test_people_read_what_a_node_does_and_why_it_waits() -> None:
     assert said(sending, ago=15) == "n0 uploads, 25 % of 315 MB, 5.24 MB/s, 30s left"
     assert said(sending, ago=16) == "n0 uploads (seen 16s ago), 25 % of 315 MB"
     assert said(job("verify", "run", done=5)) == "n0 verifies, 5 B"
+    assert said(job("event", "run/checkpoint-1", name="eval")) == "n0 runs eval"
     due = job("consolidate", "run/checkpoint-1", state="queued", reason="other jobs go first")
     assert said(due) == "n0 will consolidate: other jobs go first"

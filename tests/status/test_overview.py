@@ -55,9 +55,11 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
         location("c/checkpoint-1", shards_retired="old", model_size=7),
         location("c/checkpoint-2", shards_retired="old", shards_deleted=True),
     ]
-    made = document(shown(locations=[*LOCATIONS, *gone]))
+    nodes = [heart(name, lacks={"r": ("m",)}) for name in ("n0", "n9")]
+    made = document(shown(*nodes, locations=[*LOCATIONS, *gone]))
     [repair] = made["repairs"]
     assert (repair["location"], repair["findings"]) == ("checkpoint-2", ["m: digest: differs"])
+    assert (repair["nodes"], repair["lacking"]) == (["n0"], ["n0"])
     assert (repair["reported"], repair["changed"]) == (NOW - 9, None)
     keys = ("run", "location", "scope", "reason", "since", "begun", "bytes")
     whole = ("b", "checkpoint-1", "location", "keep_last", NOW - 5, True, 1024)
@@ -68,8 +70,9 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
 
 def test_the_critical_ones_come_first_and_then_the_oldest() -> None:
     late, later = (heart(n, ago=ago, queue=("x/y",)) for n, ago in (("c", 800), ("b", 900)))
-    alarms = shown(heart("a", ago=700), later, late).alarms
-    assert [a.subject for a in alarms] == ["b", "c", "a"]
+    full = heart("d", disk=(Disk("/out", 19, 1000, 0),))  # nobody knows since when
+    alarms = shown(heart("a", ago=700), full, later, late).alarms
+    assert [a.subject for a in alarms] == ["b", "c", "d:/out", "a"]
 
 
 def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified() -> None:
@@ -115,6 +118,7 @@ def test_how_often_checkpoints_come_is_said_of_three_or_more_and_lies_between_th
 
 def test_one_long_pause_does_not_change_how_often_checkpoints_come() -> None:
     assert interval([0, 100, 200, 90_000, 90_100, 90_200]) == 100
+    assert interval([0, 1, 3, 7, 15]) == 4
 
 
 def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model_is() -> None:
