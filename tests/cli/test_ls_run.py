@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.catalogue.location_summary import Catalogue, Summary
+from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
 from ckptsync.cli.ls import Listing, watch_lines
 from ckptsync.cli.ls_run import (
     BLOCKS,
@@ -30,6 +30,7 @@ from ckptsync.records.manifest_groups import Sibling
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
 from ckptsync.status.location_details import describe_progress, read_details
+from ckptsync.status.locations import describe_locations
 from ckptsync.status.training_curves import Curve
 from ckptsync.stores.opening import open_store
 from tests.support.command_line import Cli
@@ -74,7 +75,7 @@ def test_a_run_has_its_loss_above_and_a_row_a_checkpoint(said: Said) -> None:
 
 @pytest.mark.parametrize(
     ("column", "steps"),
-    [("loss", "54"), ("eval", "54"), ("model", "45"), ("step", "45"), ("kept", "45")],
+    [("loss", "54"), ("eval", "54"), ("model", "45"), ("step", "45"), ("age", "45")],
 )
 def test_rows_are_sorted_by_a_column_and_what_is_not_known_is_last(
     said: Said, column: str, steps: str
@@ -183,9 +184,19 @@ def test_what_is_damaged_is_said_with_its_bytes(named: Path, cli: Cli) -> None:
 def test_what_only_a_node_knows_has_no_files_and_no_losses_yet(tmp_path: Path) -> None:
     store = open_store(str(make(tmp_path / "store")))
     begun = Summary("fsdp2", "checkpoint-9", "checkpoint-9", 9, "WAITING", ended=1.0, arrived=1.0)
-    assert read_details(store, begun)["files_total"] == 0
-    values = describe_progress(begun, {"loss": [(8, 2.5)]})
-    assert (values["saved"], values["uploaded"], values["loss"]) == (1.0, None, None)
+    details = read_details(store, replace(begun, kept="paper", shards_retired="old"))
+    assert details["files_total"] == 0
+    assert (details["reason_kept"], details["retired"]) == ("paper", "old")
+    keys = ("saved", "uploaded", "merged", "verified", "loss")
+    proof = Proven("r", "ok", "digest", 3.0, holds=True)
+    done = replace(begun, status="VERIFIED", manifests=("m",), merged=2.0, proof=proof)
+    for s, expected in (
+        (begun, (1.0, None, None, None, None)),
+        (done, (1.0, 1.0, 2.0, 3.0, 2.5)),
+        (replace(done, status="DAMAGED", ended=0.0), (None, 1.0, 2.0, None, 2.5)),
+    ):
+        values = describe_progress(s, {"loss": [(8, 2.5)]})
+        assert tuple(values[key] for key in keys) == expected
 
 
 def test_a_join_is_the_next_command_only_where_nothing_speaks_against_it() -> None:
@@ -292,6 +303,9 @@ def test_what_is_missing_is_said_while_another_node_uploads() -> None:
     for awaited, told in ((("n2",), s.missing_lines), ((), s.missing_lines), (("n1",), ())):
         lines = [*reasons("/s", replace(s, awaited_nodes=awaited), [sends], "", now=10.0)]
         assert lines == ["n1 uploads, 25 % of 4 B", *told]
+    for uploading, document in ((("n1",), {"nodes": ["n1"], "percent": None}), ((), None)):
+        [row] = describe_locations("/s", [replace(s, uploading=uploading)])
+        assert row["uploading"] == document
 
 
 def test_a_damaged_model_does_not_open() -> None:

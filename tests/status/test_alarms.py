@@ -108,6 +108,20 @@ def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
     assert "20s behind the store's" in raised(heart(), fact(offset=-20.0))["clock n0"].text
 
 
+def test_files_that_are_dated_against_their_arrival_or_another_save_are_said_once() -> None:
+    ahead = location("run/checkpoint-9", ahead=700.0)
+    [alarm] = raised(heart(), locations=[ahead]).values()
+    assert (alarm.key, alarm.since) == ("clock run/checkpoint-9", ahead.first_arrival)
+    assert alarm.text.endswith("its files are dated 11m40s after their arrival in the store")
+    assert alarm.todo.startswith("set the clock of n0, or of its file server, by NTP")
+    for well in ({"ahead": 10.0}, {"retired": "old"}, {"first_arrival": NOW - 8 * DAY}):
+        assert not raised(heart(), locations=[replace(ahead, **well)])
+    third = replace(saves(300, 200, 150, 100)[3], ended=NOW - 220)
+    [alarm] = raised(heart(), locations=[*saves(300, 200, 150), third]).values()
+    earlier = "checkpoint-2, which has the smaller step"
+    assert alarm.text == f"run/checkpoint-3: its files are dated 1m10s before those of {earlier}"
+
+
 @pytest.mark.parametrize(
     "text", ["No space left on device", "507 XMinioStorageFull", "Disk quota exceeded"]
 )
@@ -381,7 +395,8 @@ def test_what_waits_for_a_verifier_is_said_too_unless_it_was_proven_unmerged() -
 def test_verification_behind_its_period_is_said_by_the_period_that_a_verifier_promises() -> None:
     old = location(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
     assert not raised(HEAD, locations=[old])
-    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), locations=[old])["unread run"]
+    both = [old, location("run/checkpoint-2", proof=Proven("r", "ok", "digest", NOW, holds=True))]
+    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), locations=both)["unread run"]
     assert alarm.since == NOW - 2 * DAY
     assert alarm.text == "run: one checkpoint was last verified 8d ago; verify.period is 6d"
     assert not raised(heart(), locations=[old])

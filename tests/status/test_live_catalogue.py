@@ -63,8 +63,10 @@ def test_a_part_that_another_node_still_has_changes_what_is_incomplete() -> None
         [s] = over.catalogue.shown
         assert (s.status, s.location) == (status, "checkpoint-2~ab")
         assert over.running[0].location == "checkpoint-2~ab"
-    [s] = seen(heart(running=sends()), locations=(half,)).catalogue.shown
-    assert (s.size, s.whole, s.percent) == (100 * MIB, 400 * MIB, 44)
+    for nodes, whole, percent in ((("n9",), 400 * MIB, 44), (("n0", "n9"), 100 * MIB, 100)):
+        stored = (replace(half, nodes=nodes),)
+        [s] = seen(heart(running=sends()), locations=stored).catalogue.shown
+        assert (s.size, s.whole, s.percent) == (100 * MIB, whole, percent)
 
 
 @pytest.mark.parametrize("state", ["refused", "failed", "running"])
@@ -86,13 +88,18 @@ def test_an_upload_is_of_the_location_that_it_has_chosen() -> None:
     over = seen(heart(running=sends(location="checkpoint-2~cd")), locations=stored)
     statuses = {s.location.partition("~")[2]: s.status for s in over.catalogue.shown}
     assert statuses == {"": "VERIFIED", "ab": "INCOMPLETE", "cd": "UPLOADING"}
+    both = (stored[0], location("run/checkpoint-2", "INCOMPLETE"))
+    [entry] = seen(heart(running=sends()), locations=both).running
+    assert entry.location == "checkpoint-2"
 
 
 def test_an_announced_upload_whose_node_waits_now_is_still_one() -> None:
     begun = replace(location("run/checkpoint-2", "UPLOADING", uploading=("n9",)), manifests=())
     files = NodeFiles({h.entry.name: h for h in (heart(running=waiting("run/checkpoint-2")),)})
-    over = add_node_progress(Catalogue(begun=(begun,)), list_nodes(files, NOW), NOW)
-    assert [(s.status, s.uploading) for s in over.catalogue.shown] == [("UPLOADING", ("n9",))]
+    nodes = list_nodes(files, NOW)
+    for catalogue in (Catalogue(begun=(begun,)), Catalogue((replace(begun, manifests=("m",)),))):
+        [s] = add_node_progress(catalogue, nodes, NOW).catalogue.shown
+        assert (s.status, s.uploading, s.whole) == ("UPLOADING", ("n9",), 1000)
 
 
 def test_a_node_that_is_silent_or_has_stopped_does_nothing() -> None:
@@ -114,6 +121,8 @@ def test_what_the_store_shows_to_be_done_does_not_run() -> None:
     kinds = [("verify", "run"), ("event", "run/checkpoint-2")]
     assert [(e.kind, e.subject) for e in over.running] == kinds
     assert over.catalogue.shown == (done,)
+    late = seen(heart(running=work), locations=(replace(done, late=True),))
+    assert "consolidate" in [e.kind for e in late.running]
     old = location("run/checkpoint-2", "VERIFIED", ago=60.0, proof=Proven(when=NOW - 60))
     over = seen(heart(running=work), locations=(old,))
     assert [e.kind for e in over.running] == ["upload", "verify", "verify", "event"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +17,10 @@ from ckptsync.records.weights_record import (
     WeightsFinding,
     nonfinite_finding,
 )
-from ckptsync.status.heartbeat import Disk
+from ckptsync.status.heartbeat import Disk, Facts
 from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval
-from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, raised, shown
+from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, job, location, raised, shown
 
 DAMAGE = Proven(damage=("r",), damaged_at=NOW - 9)
 GONE: dict[str, Any] = {"retired": "keep_last", "marked_at": NOW - 5, "begun": True}
@@ -82,10 +83,12 @@ def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified
         location("run/checkpoint-3", "CONSOLIDATED", ago=100),
         location("run/checkpoint-4", "INCOMPLETE", ago=50, missing_lines=("rank 3 of n1",)),
         location("run/checkpoint-5", "RETIRED", ago=10),
+        location("run/checkpoint-6", "CONFLICT", ago=5),
     ]
     found = describe_run("run", locations)
-    assert found.checkpoints == {"INCOMPLETE": 1, "CONSOLIDATED": 1, "VERIFIED": 2, "RETIRED": 1}
-    assert (found.size, found.model_size) == (5000, 7)
+    once = dict.fromkeys(("INCOMPLETE", "CONSOLIDATED", "RETIRED", "CONFLICT"), 1)
+    assert found.checkpoints == once | {"VERIFIED": 2}
+    assert (found.size, found.model_size) == (6000, 7)
     assert found.newest
     assert found.verified
     assert found.unverified
@@ -131,6 +134,13 @@ def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model
     assert [r.training for r in (running, gone, final, silent)] == ["runs", "gone", "ended", ""]
     assert final.newest
     assert final.newest.ended == NOW - 60
+    before = told[3].content
+    assert isinstance(before, Facts)
+    for began, state in ((NOW - DAY - 599, "runs"), (NOW - DAY - 600, "ended")):
+        trains = {"run": replace(before.trains["run"], began=began)}
+        earlier = replace(told[3], content=replace(before, trains=trains))
+        [run] = shown(*told[:3], earlier, locations=[location()]).runs
+        assert run.training == state
 
 
 def values(*findings: WeightsFinding) -> ModelValues:
