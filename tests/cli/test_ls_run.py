@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
 from ckptsync.cli.ls import Listing, watch_lines
 from ckptsync.cli.ls_run import (
@@ -29,7 +30,7 @@ from ckptsync.records.io import append_record
 from ckptsync.records.manifest_groups import Sibling
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
-from ckptsync.status.location_details import describe_progress, read_details
+from ckptsync.status.location_details import commands, describe_progress, read_details
 from ckptsync.status.locations import describe_locations
 from ckptsync.status.training_curves import Curve
 from ckptsync.stores.opening import open_store
@@ -179,6 +180,9 @@ def test_what_is_damaged_is_said_with_its_bytes(named: Path, cli: Cli) -> None:
     [damage] = [line for line in lines if line.startswith(f"  {SHARD}: ")]
     assert damage.count("in bytes 24576 to 28672 (model.layers.") == 1
     assert lines[-1].startswith("next: ckptsync repair fsdp2/checkpoint-4 --store ")
+    store = open_store(str(named))
+    details = read_details(store, read_catalogue(store, run="fsdp2").summaries[0])
+    assert [report["verdict"] for report in details["reports"]] == ["damaged", "ok"]
 
 
 def test_what_only_a_node_knows_has_no_files_and_no_losses_yet(tmp_path: Path) -> None:
@@ -313,3 +317,6 @@ def test_a_damaged_model_does_not_open() -> None:
     for suspects, model in (((), "opens"), (("model.safetensors",), "damaged")):
         [row] = read_rows("/s", [replace(s, suspects=suspects)], (), {}, 0.0)
         assert list_row(row, 0.0)[RUN_HEADING.index("MODEL")] == model
+    pull = "ckptsync pull r/checkpoint-4 DIR --consolidated --store /s"
+    assert commands("/s", s)["pull_model"] == pull
+    assert "pull_model" not in commands("/s", replace(s, consolidated=False))

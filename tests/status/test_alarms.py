@@ -108,6 +108,17 @@ def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
     assert "20s behind the store's" in raised(heart(), fact(offset=-20.0))["clock n0"].text
 
 
+def test_models_without_their_configuration_are_said_once_of_a_run() -> None:
+    lacking = saves(300, 200, 100, to_open=("config.json",))
+    locations = [*lacking, replace(lacking[0], location="checkpoint-9", consolidated=False)]
+    alarm = raised(heart(), locations=locations)["no-config run"]
+    assert alarm.since == lacking[0].arrived
+    assert alarm.text == (
+        "run/checkpoint-2 (and 2 more models of this run):"
+        " no config.json: from_pretrained cannot open it"
+    )
+
+
 def test_files_that_are_dated_against_their_arrival_or_another_save_are_said_once() -> None:
     ahead = location("run/checkpoint-9", ahead=700.0)
     [alarm] = raised(heart(), locations=[ahead]).values()

@@ -78,10 +78,16 @@ def test_the_critical_ones_come_first_and_then_the_oldest() -> None:
 
 def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified() -> None:
     locations = [
-        location("run/checkpoint-1", ago=300),
+        location("run/checkpoint-1", ago=300, nodes=("n9",), to_open=("config.json",)),
         location("run/checkpoint-2", ago=200, model_size=7),
         location("run/checkpoint-3", "CONSOLIDATED", ago=100),
-        location("run/checkpoint-4", "INCOMPLETE", ago=50, missing_lines=("rank 3 of n1",)),
+        location(
+            "run/checkpoint-4",
+            "INCOMPLETE",
+            ago=50,
+            missing_lines=("rank 3 of n1",),
+            to_open=("config.json",),
+        ),
         location("run/checkpoint-5", "RETIRED", ago=10),
         location("run/checkpoint-6", "CONFLICT", ago=5),
     ]
@@ -89,6 +95,7 @@ def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified
     once = dict.fromkeys(("INCOMPLETE", "CONSOLIDATED", "RETIRED", "CONFLICT"), 1)
     assert found.checkpoints == once | {"VERIFIED": 2}
     assert (found.size, found.model_size) == (6000, 7)
+    assert (found.nodes, found.unopenable) == (("n0",), ("checkpoint-1",))
     assert found.newest
     assert found.verified
     assert found.unverified
