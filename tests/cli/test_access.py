@@ -55,6 +55,8 @@ def test_limits_and_options_come_from_the_environment_or_the_configuration_and_t
         "the environment overrides the file, as always"
     )
     assert isinstance(of_file.limits.pace, TokenBucket)
+    child = access_of(Namespace(config=str(tmp_path / "c.yaml"), progress="json"))
+    assert child.limits.memory < of_file.limits.memory, "other children of the head have the rest"
     assert "lab" not in repr(of_file)
     with pytest.raises(ConfigError, match="--bandwidth: '50' is not a bandwidth"):
         access_of(Namespace(bandwidth="50"))
@@ -63,10 +65,14 @@ def test_limits_and_options_come_from_the_environment_or_the_configuration_and_t
 
 
 def test_options_of_the_environment_do_not_trouble_a_path(
-    store: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"secret": "hunter2"}')
     cli("ls", "--store", store)
+    config = tmp_path / "c.yaml"
+    config.write_text(f"roles: [head]\nstore: {{url: {store}}}\n")
+    assert "a path has none" in cli("ls", "-c", config, code=2).err
+    cli("ls", "-c", config, "--store", store)
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"secret": "hunter2"')
     assert "CKPTSYNC_STORAGE_OPTIONS: not JSON" in (err := cli("ls", "--store", store, code=2).err)
     assert "hunter2" not in err

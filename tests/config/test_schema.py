@@ -15,8 +15,8 @@ WRONG: dict[str, list[object]] = {
     "store.url": ["relative/path"],
     "store.options": [["a"], {1: 2}, "[1]", "{", '{"a":' * 5000],
     "limits.bandwidth": ["50", 50, True, "08:00"],
-    "limits.threads": [0, "0"],
-    "limits.memory": [0],
+    "limits.threads": [0, "0", 10**9 + 1],
+    "limits.memory": [0, 2**63],
     "limits.patience": ["soon"],
     "limits.stall": ["0"],
     "worker.runs": [
@@ -48,6 +48,7 @@ WRONG: dict[str, list[object]] = {
     "head.engine": ["spark"],
     "head.allow_code": ["yes", 1],
     "head.patience_node": ["0"],
+    "head.adapters": [{"onto": "/b"}, {"into": "relative"}, {"into": {"run": 3}}],
     "head.norm_jump": [1, True, "much", "1e9", "nan"],
     "verify.period": ["0"],
     "log.level": ["loud"],
@@ -71,9 +72,11 @@ WRONG: dict[str, list[object]] = {
         ["json://h", "https://hooks.example/x"],
         ["a b://c"],
     ],
-    "alerts.command": [["page"], {"a": 1}],
+    "alerts.command": [["page"], {"a": 1}, ["/page\0"]],
     "alerts.on": [["doom"], "damage, doom"],
-    "metrics.listen": ["9464", "127.0.0.1:99999", True],
+    "metrics.listen": ["9464", "127.0.0.1:65536", True],
+    "web.listen": ["unix:run/web", "9464"],
+    "web.token": ["x" * 15, "x" * 201, "a space is in this one"],
 }
 
 
@@ -112,6 +115,7 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
         ("limits.bandwidth", "1KB/s", Schedule((0,), (1000.0,))),
         ("limits.threads", "8", 8),
         ("limits.memory", "1GiB", 1 << 30),
+        ("limits.memory", 2**63 - 1, 2**63 - 1),
         ("limits.patience", "0", 0.0),
         ("head.max_shard_size", 1000, 1000),
         ("store.url", "s3://bucket/x", "s3://bucket/x"),
@@ -139,7 +143,12 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
         ("alerts.on", "full, damage", ("full", "damage")),
         ("metrics.listen", False, ""),
         ("metrics.listen", "[::]:9464", "[::]:9464"),
-        ("metrics.listen", "head.example:80", "head.example:80"),
+        ("metrics.listen", "head.example:65535", "head.example:65535"),
+        ("web.listen", "unix:/run/web", "unix:/run/web"),
+        ("web.token", "x" * 16, "x" * 16),
+        ("web.token", "!" * 200, "!" * 200),
+        ("head.adapters", {"into": "s3://b/base"}, {"*": "s3://b/base"}),
+        ("head.adapters", {"into": {"run": "/base"}}, {"run": "/base"}),
     ],
 )
 def test_files_and_variables_say_it_in_their_own_ways(key: str, value: object, read: Any) -> None:
