@@ -68,7 +68,7 @@ def test_a_name_does_not_depend_on_what_else_is_there(tmp_path: Path) -> None:
 def test_two_directories_of_one_name_are_refused(tmp_path: Path) -> None:
     for job in ("one", "two"):
         (tmp_path / job / "out").mkdir(parents=True)
-    found = find(f"{tmp_path}/one/out", f"{tmp_path}/two/out")
+    found = find(f"{tmp_path}/two/out", f"{tmp_path}/one/out")
     assert found.runs == (RunConfig(f"{tmp_path}/one/out", "out"),)
     assert "two/out: its run would be named 'out'" in found.problems[0]
 
@@ -97,8 +97,14 @@ def test_new_directories_appear_in_places_that_can_be_watched(tmp_path: Path) ->
 def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_path: Path) -> None:
     (tmp_path / "store" / "out").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "store" / "out")
-    for store in (f"{tmp_path}/store", f"file://{tmp_path}/store"):
-        found = find(f"{tmp_path}/link", store=store)
+    (tmp_path / "other").symlink_to("store")
+    for out, store in (
+        ("link", f"{tmp_path}/store"),
+        ("link", f"file://{tmp_path}/store"),
+        ("store/out", f"{tmp_path}/other"),
+        ("store", f"{tmp_path}/store"),
+    ):
+        found = find(f"{tmp_path}/{out}", store=store)
         assert found.runs == ()
         assert "inside the store" in found.problems[0]
 

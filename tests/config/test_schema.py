@@ -69,7 +69,7 @@ WRONG: dict[str, list[object]] = {
         "hooks.example/x",
         3,
         [3],
-        ["json://h", "https://hooks.example/x"],
+        ["json://h", "HTTPS://hooks.example/x"],
         ["a b://c"],
     ],
     "alerts.command": [["page"], {"a": 1}, ["/page\0"]],

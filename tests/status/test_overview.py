@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Proven
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.weights_record import (
     GroupValues,
     ModelValues,
@@ -18,6 +19,7 @@ from ckptsync.records.weights_record import (
     nonfinite_finding,
 )
 from ckptsync.status.heartbeat import Disk, Facts
+from ckptsync.status.locations import describe_locations, newer_saves
 from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval
 from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, job, location, raised, shown
@@ -148,6 +150,21 @@ def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model
         earlier = replace(told[3], content=replace(before, trains=trains))
         [run] = shown(*told[:3], earlier, locations=[location()]).runs
         assert run.training == state
+
+
+def test_a_later_save_of_a_checkpoint_is_newer_unless_it_is_another_part_or_gone() -> None:
+    first, later = location("r/final", ago=900), location("r/final~ab", ago=1)
+    named = [location("r/checkpoint-1", ago=950, consolidated=False, whole=9000), first]
+    part = replace(first, siblings=(Sibling("final~ab", ("n1",), ()),))
+    for saves, newer in (
+        ([*named, later], {("r", "final"): "final~ab"}),
+        ([*named, replace(later, retired="old")], {}),
+        ([named[0], part, later], {}),
+    ):
+        assert newer_saves(saves) == newer
+    incomplete, final = describe_locations("/s/", named)
+    assert (incomplete["bytes"], incomplete["model"]) == (9000, None)
+    assert (final["bytes"], final["model"]) == (1000, "/s/r/consolidated/final")
 
 
 def values(*findings: WeightsFinding) -> ModelValues:
