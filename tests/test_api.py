@@ -75,9 +75,7 @@ def test_an_adapter_is_summed_into_its_base_and_what_it_changed_is_told(tmp_path
     assert not (tmp_path / "n").exists()
 
 
-def test_what_a_checkpoint_does_not_hold_is_filled_and_named_as_another_model(
-    tmp_path: Path,
-) -> None:
+def test_what_a_checkpoint_lacks_is_filled_from_another_model(tmp_path: Path) -> None:
     whole = api.merge(NODES, tmp_path / "m").destination
     filled = api.merge(NODES, tmp_path / "f", fill_from=whole, names_of=whole)
     assert {d.state for d in api.diff(whole, filled.destination)} == {"same"}

@@ -59,9 +59,7 @@ def test_a_comment_says_of_every_block_what_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_every_command_of_ours_is_one_that_the_command_line_takes(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_is_parsed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = commands(path.read_text())
     assert found
     for line in found:
@@ -185,9 +183,7 @@ def words_that_stay(text: str) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("pair", TRANSLATED)
-def test_a_translation_names_the_same_files_commands_and_words_in_each_section(
-    pair: tuple[Path, Path],
-) -> None:
+def test_a_translation_names_the_same_words_in_each_section(pair: tuple[Path, Path]) -> None:
     english, chinese = (words_that_stay(path.read_text()) for path in pair)
     assert len(chinese) == len(english)
     for number, section in enumerate(english):

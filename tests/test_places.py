@@ -106,9 +106,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 @in_exhaustive
-def test_a_loop_over_ssh_goes_on_from_the_newest_verified_step_with_the_same_losses(
-    loop: Loop,
-) -> None:
+def test_a_loop_over_ssh_goes_on_with_the_same_losses(loop: Loop) -> None:
     loop.start_head()
     loop.allow(5)
     loop.start()

@@ -38,9 +38,7 @@ def test_the_store_is_named_by_the_command_the_environment_or_a_configuration(
     assert cli("ls", "--json").err == ""
 
 
-def test_limits_and_options_come_from_the_environment_or_the_configuration_and_the_flag_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_limits_and_options_are_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"profile": "lab"}')
     monkeypatch.setenv("CKPTSYNC_LIMITS_THREADS", "7")
     access = access_of(Namespace(bandwidth=None))
@@ -154,9 +152,7 @@ def test_a_run_of_the_named_store_wins_over_a_path_of_its_name(
     assert "run 'store' not found" in cli("repair", "store", "--dry-run", code=2).err
 
 
-def test_a_url_of_a_checkpoint_in_a_bucket_names_its_store(
-    monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_a_url_of_a_checkpoint_names_its_store(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     url = f"s3://{weed().bucket()}/deep"
     create_store(url, weed().options())
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(weed().options()))

@@ -42,9 +42,7 @@ def children_of(directory: Path) -> list[Path]:
     return found
 
 
-def test_the_damage_is_seen_and_repaired_and_the_commands_to_try_next_work(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_damage_is_repaired_and_the_commands_to_try_next_work(tmp_path: Path, cli: Cli) -> None:
     printed = cli("demo", "--dir", tmp_path / "a [b] c").out
     states = [line.split()[2] for line in printed.splitlines() if line.startswith("  fsdp2 ")]
     assert (
@@ -62,7 +60,7 @@ def test_the_damage_is_seen_and_repaired_and_the_commands_to_try_next_work(
     assert not children_of(tmp_path)
 
 
-def test_a_program_outside_of_path_is_named_with_its_directory(
+def test_a_program_outside_of_path_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -108,9 +106,7 @@ def test_a_directory_that_is_in_use_is_refused(tmp_path: Path, cli: Cli) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named_and_only_a_new_report_counts(
-    tmp_path: Path,
-) -> None:
+def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named(tmp_path: Path) -> None:
     checkpoint = make(tmp_path / "store") / "fsdp2" / CHECKPOINT
     path, at, name = demo.byte_of_a_tensor(checkpoint)
     files = DirectoryFiles(str(checkpoint))
@@ -132,9 +128,7 @@ def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named_and_only_a_new_
 
 
 @pytest.mark.parametrize("kind", demo.RUNS)
-def test_every_file_is_written_once_on_its_own_node_in_the_trainers_order(
-    kind: str, tmp_path: Path
-) -> None:
+def test_files_are_written_on_their_node_in_the_trainers_order(kind: str, tmp_path: Path) -> None:
     writes = script(kind, DATA / kind, lambda node: tmp_path / node)
     names = [target.name for target in play(writes, pause=0)]
     written = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -154,9 +148,7 @@ def test_an_installation_without_data_is_an_error(tmp_path: Path) -> None:
         script("x", tmp_path, lambda node: tmp_path / node)
 
 
-def test_rows_that_changed_are_lines_and_with_json_an_event_is_a_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_rows_that_changed_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = DemoPrinter(as_json=False)
     for rows in ([ROW], [ROW], [DONE], [DONE, ["zero3", *ROW[1:]]]):
         lines.table(rows)

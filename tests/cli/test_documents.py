@@ -50,9 +50,7 @@ def texts() -> Iterator[tuple[str, str]]:
         yield str(path), path.read_text()
 
 
-def test_every_command_that_a_text_names_works_and_no_text_names_a_file_of_the_repository(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_command_that_a_text_names_works(capsys: pytest.CaptureFixture[str]) -> None:
     hinted = set()
     for where, text in texts():
         hinted |= set(HINTED.findall(text))

@@ -67,18 +67,14 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Far:
 
 
 @pytest.mark.parametrize("name", sampled(HANDFUL, 3))
-def test_from_s3_to_s3_a_merge_is_the_same_as_here(
-    name: str, far: Far, tmp_path: Path, cli: Cli
-) -> None:
+def test_a_merge_in_s3_is_the_same_as_here(name: str, far: Far, tmp_path: Path, cli: Cli) -> None:
     sources = [far.filled(f"node{n}", source) for n, source in enumerate(vector(name).sources)]
     cli("merge", *vector(name).sources, tmp_path / "here", *SHARDED)
     cli("merge", *sources, f"s3://{far.bucket}/out", *SHARDED)
     assert far.content("out") == contents(tmp_path / "here")
 
 
-def test_from_anywhere_to_anywhere_the_bytes_are_the_same(
-    far: Far, tmp_path: Path, cli: Cli
-) -> None:
+def test_from_anywhere_to_anywhere_bytes_are_the_same(far: Far, tmp_path: Path, cli: Cli) -> None:
     one, two = TWO_NODES.sources
     cli("merge", one, two, tmp_path / "here", *SHARDED, "--config-from", ROOT / "base")
     wanted = contents(tmp_path / "here")

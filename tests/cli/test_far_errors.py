@@ -172,9 +172,7 @@ def _greets(server: socket.socket, context: ssl.SSLContext) -> None:
             one.close()
 
 
-def test_a_certificate_that_nobody_vouches_for(
-    url: str, strange_tls: str, refused_at: Refused
-) -> None:
+def test_a_certificate_that_nobody_signed(url: str, strange_tls: str, refused_at: Refused) -> None:
     options = weed().options(endpoint=strange_tls)
     assert "AWS_CA_BUNDLE" in refused_at("ls", url, options, 2, "not trusted")
 
@@ -213,22 +211,16 @@ def test_a_host_whose_key_has_changed(
     assert HINT in refused_at("ls", ssh_url, options, 2, "key")
 
 
-def test_a_user_whom_the_server_lets_not_in(
-    ssh_url: str, other_key: Path, refused_at: Refused
-) -> None:
+def test_a_user_whom_the_server_refuses(ssh_url: str, other_key: Path, refused_at: Refused) -> None:
     assert HINT in refused_at("push", ssh_url, sshd().options_with(key=other_key), 2)
 
 
 @pytest.mark.parametrize("command", ["verify", "merge"])
-def test_a_directory_that_is_not_on_the_server(
-    tmp_path: Path, command: str, refused_at: Refused
-) -> None:
+def test_a_directory_that_is_absent(tmp_path: Path, command: str, refused_at: Refused) -> None:
     assert HINT in refused_at(command, sshd().url(tmp_path / "absent"), sshd().options, 2)
 
 
-def test_an_ssh_server_that_is_down_and_a_port_with_something_else_behind_it(
-    ssh_url: str, refused_at: Refused
-) -> None:
+def test_an_ssh_server_that_is_down_or_is_none(ssh_url: str, refused_at: Refused) -> None:
     for command, port, why in (("push", unused_port(), "refused"), ("ls", weed().port, "")):
         url = ssh_url.replace(f":{sshd().port}/", f":{port}/")
         assert HINT in refused_at(command, url, sshd().options, 4, why)

@@ -45,9 +45,7 @@ def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(store: Path, cl
     assert tree(store) == before
 
 
-def test_what_is_marked_is_removed_when_its_grace_is_over(
-    store: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_what_is_marked_is_removed_after_its_grace(store: Path, tmp_path: Path, cli: Cli) -> None:
     config = tmp_path / "head.yaml"
     config.write_text(CONFIG.format(url=store))
     told = cli("gc", "-c", config, "--json").json
@@ -120,7 +118,5 @@ def test_orphaned_files_are_shown_and_deleted_when_asked_for(store: Path, cli: C
         (["--keep-last", "1", "--run", "nosuch"], "run 'nosuch' not found"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
-    store: Path, words: list[str], told: str, cli: Cli
-) -> None:
+def test_a_wrong_rule_is_refused(store: Path, words: list[str], told: str, cli: Cli) -> None:
     assert told in cli("gc", *words, code=2).err

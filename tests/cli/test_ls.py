@@ -25,9 +25,7 @@ def store(named: Path) -> Path:
     return make(named)
 
 
-def test_ls_has_a_line_a_checkpoint_with_its_word_and_json_the_conditions(
-    store: Path, cli: Cli
-) -> None:
+def test_ls_has_a_line_a_checkpoint_and_json_the_conditions(store: Path, cli: Cli) -> None:
     heading, fsdp, zero = (line.split() for line in cli("ls").out.splitlines())
     assert heading == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL"]
     assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
@@ -127,9 +125,7 @@ def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -
     ]
 
 
-def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
-    tmp_path: Path, named: Path, cli: Cli
-) -> None:
+def test_of_two_saves_the_older_says_which_is_newer(tmp_path: Path, named: Path, cli: Cli) -> None:
     out = tmp_path / "out"
     out.mkdir()
     for at, weights in (
@@ -150,9 +146,7 @@ def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
     assert "is newer" not in lines[newer]
 
 
-def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_a_model_that_lacks_tensors_is_incomplete_or_doubtful(tmp_path: Path, cli: Cli) -> None:
     (source,) = vector("hf-ddp").sources
     checkpoint = Path(shutil.copytree(source, tmp_path / "run" / "checkpoint-4"))
     store, config = str(tmp_path / "store"), json.loads((checkpoint / "config.json").read_text())

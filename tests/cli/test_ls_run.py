@@ -78,9 +78,7 @@ def test_a_run_has_its_loss_above_and_a_row_a_checkpoint(said: Said) -> None:
     ("column", "steps"),
     [("loss", "54"), ("eval", "54"), ("model", "45"), ("step", "45"), ("age", "45")],
 )
-def test_rows_are_sorted_by_a_column_and_what_is_not_known_is_last(
-    said: Said, column: str, steps: str
-) -> None:
+def test_rows_are_sorted_by_a_column_unknown_last(said: Said, column: str, steps: str) -> None:
     assert [line[0] for line in said("fsdp2", "--sort", column)[2:]] == [*steps]
 
 
@@ -134,9 +132,7 @@ def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None
     assert said("fsdp2/checkpoint-4")[-1].startswith("next: ckptsync pull fsdp2/checkpoint-4 DIR ")
 
 
-def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
-    tmp_path: Path, named: Path, cli: Cli
-) -> None:
+def test_a_model_is_shown_with_norms_and_nan_first(tmp_path: Path, named: Path, cli: Cli) -> None:
     out = tmp_path / "out" / "checkpoint-4"
     assert not named.exists()
     out.mkdir(parents=True)
@@ -158,9 +154,7 @@ def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
     assert sum(group["nan"] for group in groups) == 1
 
 
-def test_a_metric_of_an_event_hides_no_fact_and_counts_before_what_the_trainer_logged(
-    said: Said, tmp_path: Path
-) -> None:
+def test_a_metric_of_an_event_counts_and_hides_no_fact(said: Said, tmp_path: Path) -> None:
     metrics = {"status": 7.0, "model": 8.0, "loss": 0.25, "a": 0.5}
     words = ("fsdp2", "checkpoint-5", "checkpoint-5", 0, "eval", "0" * 16, "verified", "x", "done")
     record = EventRecord(*words, metrics=metrics)  # type: ignore[arg-type]
@@ -260,9 +254,7 @@ def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("is_of_run", [False, True])
-def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
-    tmp_path: Path, width: int, *, is_of_run: bool
-) -> None:
+def test_watch_shows_alarms_activities_rows(tmp_path: Path, width: int, *, is_of_run: bool) -> None:
     store = open_store(str(make(tmp_path / "store")))
     run, odd = "a-run-with-a-long-name", f"checkpoint-5~{'b' * 32}"
     names = [f"checkpoint-{n}" for n in range(1, 40)]

@@ -57,9 +57,7 @@ def test_an_operators_error_is_two_lines_and_its_exit_code(
     }
 
 
-def test_a_full_disk_is_an_operators_error_and_a_bug_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_full_disk_is_an_error_and_a_bug_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert bounded(raising(OSError(28, "No space left on device", "/mnt/x"))) == 4
     assert capsys.readouterr().err.startswith("ckptsync: error: /mnt/x: No space left on device\n")
     with pytest.raises(ZeroDivisionError):
@@ -109,7 +107,7 @@ def test_termination_unwinds_so_that_unfinished_output_is_removed() -> None:
         ("config example worke", "worke: no such example", "did you mean worker?"),
     ],
 )
-def test_wrong_usage_is_2_with_a_hint_and_json_where_it_is_asked_for(
+def test_wrong_usage_is_2_with_a_hint_also_as_json(
     line: str, why: str, hint: str, cli: Cli
 ) -> None:
     out, err = cli(*line.split(), code=2)

@@ -77,9 +77,7 @@ def with_code(directory: Path, name: str) -> Path:
     return directory
 
 
-def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_taken(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_code_in_a_checkpoint_is_left_out_unless_it_is_named(tmp_path: Path, cli: Cli) -> None:
     source = with_code(Path(shutil.copytree(FSDP[0], tmp_path / "checkpoint-4")), "theirs")
     mine = with_code(tmp_path / "mine", "mine")
     left = ["config.json: auto_map", "modeling_theirs.py"]

@@ -120,9 +120,7 @@ def test_long_work_prints_a_line_now_and_then(
     assert capsys.readouterr().err.splitlines() == [f"ckptsync: merging: {line}" for line in lines]
 
 
-def test_who_interrupts_it_reads_what_is_kept_and_how_to_go_on(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_who_interrupts_it_reads_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     def upload(done: int) -> None:
         with progress(PLAIN, "uploading run", "are stored; the same command continues") as show:
             show(done, 303_000_000)

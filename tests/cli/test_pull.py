@@ -110,17 +110,13 @@ def test_what_cannot_be_had_is_said(
     assert not list(tmp_path.iterdir())
 
 
-def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
-    made: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_unverified_gives_the_files_that_are_there(made: Path, tmp_path: Path, cli: Cli) -> None:
     said = told(cli, "zero3/checkpoint-4", tmp_path, "--store", made, "--unverified")
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
     assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
 
 
-def test_logs_that_differ_stay_and_are_an_error_and_a_dry_run_writes_nothing(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_logs_that_differ_stay_and_a_dry_run_writes_nothing(tmp_path: Path, cli: Cli) -> None:
     store, logs = create_store(str(tmp_path / "store")), tmp_path / "out/logs"
     for name in ("grown", "other"):
         store.write(f"run/logs/n0/{name}", [b"1\n2\n"])
@@ -248,7 +244,7 @@ def test_what_was_pulled_or_copied_between_nodes_is_the_save_that_the_store_has(
 
 
 @pytest.mark.parametrize("how", ["pull", "copied without times"])
-def test_a_copy_serves_when_the_store_s_own_is_damaged(
+def test_a_copy_serves_to_repair_the_store(
     how: str, store: Store, tmp_path: Path, cli: Cli
 ) -> None:
     bring(how, tmp_path)
@@ -283,9 +279,7 @@ def test_a_copy_with_other_times_is_read_once(store: Store, tmp_path: Path) -> N
     assert all(p.stat().st_atime_ns == 5 for p in shards)
 
 
-def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(
-    store: Store, tmp_path: Path
-) -> None:
+def test_what_is_added_to_a_pulled_checkpoint_is_sent(store: Store, tmp_path: Path) -> None:
     bring("pull", tmp_path)
     for out in "AB":
         (tmp_path / out / "checkpoint-4" / "README.md").write_text("evaluated")
@@ -320,9 +314,7 @@ def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save
             assert read_all(store, at.name) == path.read_bytes()
 
 
-def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_hints_for_a_run_of_no_known_layout_can_be_followed(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "run/npz").mkdir(parents=True)
     (tmp_path / "run/npz/weights.npz").write_bytes(b"x")
     store = str(tmp_path / "store")
@@ -336,9 +328,7 @@ def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
     assert (tmp_path / "back/mine/weights.npz").read_bytes() == b"x"
 
 
-def test_another_number_of_nodes_is_told_what_to_do_with_deepspeeds_shards(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_another_number_of_nodes_is_told_to_convert_shards(tmp_path: Path, cli: Cli) -> None:
     store = create_store(str(tmp_path / "store"))
     for run in ("zero3", "fsdp2"):
         for node in ("node0", "node1"):

@@ -47,9 +47,7 @@ def test_a_checkpoint_is_deleted_and_leaves_a_tombstone_alone(store: Path, cli: 
     cli("pull", OLD, store.parent / "out", code=2)
 
 
-def test_the_last_that_is_verified_and_what_is_kept_are_refused_with_the_reason(
-    store: Path, cli: Cli
-) -> None:
+def test_the_last_verified_and_what_is_kept_are_refused(store: Path, cli: Cli) -> None:
     cli("keep", OLD, "--reason", "the paper")
     before = tree(store)
     told = cli("rm", OLD, "--yes", code=2).err

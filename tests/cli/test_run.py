@@ -97,9 +97,7 @@ def test_a_worker_that_cannot_begin_is_2_and_does_not_look_alive(tmp_path: Path)
     assert not (tmp_path / "store" / ".ckptsync").exists()
 
 
-def test_a_worker_that_a_job_brings_along_ends_when_the_job_has_and_all_it_left_is_stored(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_ends_with_its_job_once_all_is_stored(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with (
         subprocess.Popen(["sleep", "600"]) as job,

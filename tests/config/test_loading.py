@@ -134,9 +134,7 @@ def test_a_secret_is_hidden_wherever_it_was_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_variable", [False, True])
-def test_the_webhook_of_before_is_refused_with_the_form_that_apprise_has(
-    *, is_variable: bool
-) -> None:
+def test_the_former_webhook_is_refused_with_the_form_of_apprise(*, is_variable: bool) -> None:
     text = "store: {url: /a}\nroles: [head]\n"
     environment = {"CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheim"} if is_variable else {}
     text += "" if is_variable else "alerts: {webhook: https://h/geheim}\n"
@@ -191,9 +189,7 @@ def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path:
             load(tmp_path / name, {})
 
 
-def test_a_configuration_is_known_by_its_absolute_path_and_one_in_a_spool_is_no_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_is_absolute_and_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = tmp_path / SPOOL
     spool.mkdir(mode=0o700)
     (spool / "c.yaml").write_text(GOOD)
@@ -231,9 +227,7 @@ def test_an_address_that_other_machines_reach_needs_a_token(listen: str, *, is_s
         ("1MiB", 9, 1 << 20),
     ],
 )
-def test_the_children_of_a_head_share_its_limits(
-    memory: str, jobs: int, share_of_memory: int
-) -> None:
+def test_children_of_a_head_share_its_limits(memory: str, jobs: int, share_of_memory: int) -> None:
     limits = f"limits: {{memory: {memory}, bandwidth: '08:00,36M 19:00,off'}}\n"
     config = read(f"{GOOD}{limits}head: {{jobs: {jobs}}}\n", "c.yaml", {})
     own, all_jobs = share(config), config.limits.bandwidth

@@ -36,9 +36,7 @@ def read(environment: Mapping[str, str], **options: object) -> tuple[str, int]:
         ({"MIN_NNODES": "2", "MAX_NNODES": "2", "SLURM_JOB_ID": "5"}, "slurm-5.0", 2),
     ],
 )
-def test_variables_name_the_attempt_and_its_nodes(
-    environment: dict[str, str], name: str, nnodes: int
-) -> None:
+def test_variables_name_an_attempt(environment: dict[str, str], name: str, nnodes: int) -> None:
     found = read(environment)
     assert (found[0][:18], found[1]) == (name[:18], nnodes)
 

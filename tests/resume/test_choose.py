@@ -55,9 +55,7 @@ A, B, B2, C = "checkpoint-1@a", "checkpoint-2@b", "checkpoint-2@other", "checkpo
         ([], [A], ""),
     ],
 )
-def test_the_newest_save_of_all_nodes_is_chosen(
-    first: list[str], second: list[str], choice: str
-) -> None:
+def test_the_newest_common_save_is_chosen(first: list[str], second: list[str], choice: str) -> None:
     assert chosen(record("n0", *first), record("n1", *second)) == choice
 
 
@@ -124,9 +122,7 @@ SAVES = st.lists(st.sampled_from([A, B, B2, C]), unique=True)
 
 
 @given(st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), SAVES, min_size=1))
-def test_every_node_makes_the_same_choice_and_can_begin_with_it(
-    saves: dict[str, list[str]],
-) -> None:
+def test_every_node_makes_a_choice_it_can_begin_with(saves: dict[str, list[str]]) -> None:
     records = {node: record(node, *its) for node, its in saves.items()}
     choice = choose(records)
     assert choice == choose(dict(reversed(records.items())))

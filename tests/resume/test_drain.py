@@ -31,7 +31,7 @@ def save(
         ((DrainedSave("final", None, "stored"),), -1),
     ],
 )
-def test_the_newest_step_is_that_of_a_save_that_is_whole(
+def test_the_newest_step_is_that_of_a_whole_save(
     saves: tuple[DrainedSave, ...], newest: int
 ) -> None:
     assert DrainResult(saves).newest_step == newest

@@ -168,9 +168,7 @@ def take_reports(url: str, checkpoint: str = "*") -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("unverified", ["*", "checkpoint-5"])
-def test_a_training_waits_for_the_verifier_before_it_begins_with_less(
-    url: str, tmp_path: Path, unverified: str
-) -> None:
+def test_a_training_waits_for_the_verifier(url: str, tmp_path: Path, unverified: str) -> None:
     reports = take_reports(url, unverified)
     assert reports
     sentences: list[str] = []
@@ -185,9 +183,7 @@ def test_a_training_waits_for_the_verifier_before_it_begins_with_less(
     assert sentences[0] == "waits until checkpoint-5, which is complete, is verified"
 
 
-def test_a_training_does_not_begin_from_the_beginning_where_complete_saves_wait_to_be_verified(
-    url: str, tmp_path: Path
-) -> None:
+def test_no_training_begins_anew_beside_unverified_saves(url: str, tmp_path: Path) -> None:
     take_reports(url)
     out = tmp_path / "out"
     with pytest.raises(Incomplete, match="no checkpoint is verified, and checkpoint-5") as error:
@@ -196,18 +192,14 @@ def test_a_training_does_not_begin_from_the_beginning_where_complete_saves_wait_
     assert alone(out, url, trust="complete").step == 5
 
 
-def test_a_training_begins_with_an_older_checkpoint_where_no_verifier_comes(
-    url: str, tmp_path: Path
-) -> None:
+def test_an_older_checkpoint_is_taken_where_no_verifier_comes(url: str, tmp_path: Path) -> None:
     take_reports(url, "checkpoint-5")
     start = alone(tmp_path / "out", url, wait=0.2)
     assert start.step == 4
     assert "checkpoint-5 is newer and complete, but no verifier has read it" in start.text
 
 
-def test_one_node_gets_the_newest_verified_checkpoint_and_moves_newer_ones_aside(
-    url: str, tmp_path: Path
-) -> None:
+def test_one_node_gets_the_newest_and_moves_newer_ones_aside(url: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     lay(out, "node0", "checkpoint-900")
     (out / "checkpoint-5").mkdir()
@@ -250,9 +242,7 @@ def test_newer_checkpoints_stay_with_keep_newer(url: str, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "checkpoint-900").is_dir()
 
 
-def test_a_scripts_checkpoints_are_not_torn_where_the_worker_saw_others_like_them(
-    tmp_path: Path,
-) -> None:
+def test_a_scripts_checkpoints_are_not_torn_beside_similar_ones(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for step in (1, 2):
         folder = out / f"checkpoint-{step}"
@@ -268,9 +258,7 @@ def test_a_scripts_checkpoints_are_not_torn_where_the_worker_saw_others_like_the
 
 
 @pytest.mark.parametrize(("killed", "step"), [(True, 10), (False, 20)])
-def test_what_lacks_the_random_state_of_a_killed_rank_is_not_chosen(
-    tmp_path: Path, *, killed: bool, step: int
-) -> None:
+def test_what_lacks_a_rank_is_not_chosen(tmp_path: Path, *, killed: bool, step: int) -> None:
     """Nor does a training that had ended before the save count, whatever its ranks."""
     for name in ("checkpoint-10", "checkpoint-20"):
         shutil.copytree(ROOT / "hf-ddp" / "out" / "checkpoint-4", tmp_path / name)
@@ -371,9 +359,7 @@ def test_a_download_changes_no_times_of_what_lies_there(url: str, tmp_path: Path
     assert {path.stat().st_mtime for path in files} == {1}
 
 
-def test_the_same_attempt_gives_the_same_answer_and_a_new_one_decides_anew(
-    url: str, tmp_path: Path
-) -> None:
+def test_an_attempt_has_one_answer_and_a_new_one_its_own(url: str, tmp_path: Path) -> None:
     newer = (Path(url, RUN, "checkpoint-5"), Path(url, RUN, ".ckptsync", "checkpoint-5"))
     for n, path in enumerate(newer):
         path.rename(tmp_path / f"newer-{n}")
@@ -392,9 +378,7 @@ def test_the_same_attempt_gives_the_same_answer_and_a_new_one_decides_anew(
     assert steps(begin(tmp_path, url, name="b")) == [5, 5]
 
 
-def test_a_late_node_is_waited_for_and_an_absent_one_fails_all_alike(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_late_node_is_waited_for_and_an_absent_one_fails_all(url: str, tmp_path: Path) -> None:
     first = threading.Event()
 
     def call(node: str) -> Start:
@@ -477,9 +461,7 @@ def test_nodes_that_share_their_output_directory_share_a_download(url: str, tmp_
     assert steps(each(("n0", "n1"), call_again)) == [8, 8]
 
 
-def test_another_download_that_gets_nothing_is_not_waited_for_for_ever(
-    url: str, tmp_path: Path
-) -> None:
+def test_another_download_that_stands_still_is_not_waited_for(url: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = find(open_store(url), PullRequest(f"{RUN}/checkpoint-5")).plan
     hidden = out / f".{plan.name}.pull-{plan.key}"
@@ -587,9 +569,7 @@ def test_failures_of_the_store_are_tried_again(made: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", sampled(range(8), 3))
-def test_no_attempt_begins_with_two_steps_however_its_nodes_interleave(
-    url: str, tmp_path: Path, seed: int
-) -> None:
+def test_no_attempt_begins_with_two_steps(url: str, tmp_path: Path, seed: int) -> None:
     """Meanwhile a head verifies the newer checkpoint, and one node dies and begins again."""
     dice = random.Random(seed)
     turns, store = Turns(dice), open_store(url)

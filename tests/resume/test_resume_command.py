@@ -107,9 +107,7 @@ def statuses(document: dict[str, Any]) -> dict[str, str]:
     return {save["checkpoint"]: save["status"] for save in document["saves"]}
 
 
-def test_a_training_that_was_killed_in_a_save_goes_on_from_the_newest_whole_one(
-    place: Place,
-) -> None:
+def test_a_training_killed_in_a_save_goes_on_from_the_newest_whole_one(place: Place) -> None:
     done = ran(place.resume(2, "torn,exit:3,torn", "--restarts", "2"))
     assert done.returncode == 137, done.stderr
     first, second, third = place.starts()
@@ -165,9 +163,7 @@ def test_a_failure_before_any_new_save_counts_twice(place: Place) -> None:
     assert "not started again" in done.stderr
 
 
-def test_the_exit_code_is_the_trainings_and_its_worker_has_the_keys_of_a_worker(
-    place: Place,
-) -> None:
+def test_the_exit_code_is_the_trainings_and_the_worker_has_its_keys(place: Place) -> None:
     settings = "retention: {keep_last: 3}\nhead: {jobs: 1}\nlog: {format: text}\n"
     place.config.write_text(place.config.read_text() + settings)
     done = ran(place.resume(1, "exit:3"))
@@ -217,9 +213,7 @@ def test_signals_go_to_the_training(
 
 
 @pytest.mark.parametrize(("mapped", "is_ignored"), [("USR1=TERM", 1), ("USR1=NONE", 0)])
-def test_a_signal_that_is_replaced_does_not_end_the_training(
-    place: Place, mapped: str, is_ignored: int
-) -> None:
+def test_a_replaced_signal_is_ignored(place: Place, mapped: str, is_ignored: int) -> None:
     """A scheduler may send it to every process of a step."""
     program = "import signal, sys; sys.exit(signal.getsignal(10) == signal.SIG_IGN)"
     words = ("resume", str(place.out), "--signal-map", mapped, "--", sys.executable, "-c", program)
@@ -279,9 +273,7 @@ def test_a_second_signal_ends_the_wait_for_a_store_that_is_away(place: Place) ->
     assert place.stored() == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_the_worker_goes_on_where_the_store_is_away_for_longer_than_the_wait(
-    place: Place,
-) -> None:
+def test_the_worker_goes_on_where_the_store_is_away_for_long(place: Place) -> None:
     away = place.store.with_name("away")
     with started(place.resume(2, "signals:1", "--drain", "2s")) as process:
         log = place.out / "_ckptsync" / "embedded.log"
@@ -320,9 +312,7 @@ def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
         assert worker.wait(60) == 0
 
 
-def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_ended_well(
-    place: Place,
-) -> None:
+def test_a_model_that_may_be_the_final_one_is_named(place: Place) -> None:
     save(place.out, 1, 10)
     for name in ("model.safetensors", "config.json"):
         shutil.copyfile(source() / name, place.out / name)
@@ -381,9 +371,7 @@ def test_a_save_that_is_damaged_in_the_store_keeps_the_machine_on(place: Place) 
     assert "damaged" in json.dumps(document["saves"])
 
 
-def test_drain_without_anything_saved_has_nothing_to_wait_for(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drain_of_nothing_does_not_wait(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.out.mkdir()
     assert main(["drain", str(place.out), "-c", str(place.config), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -249,9 +249,7 @@ def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
         ("manifest-n0-1", Unsupported("format 9"), "a newer ckptsync wrote it: upgrade this one"),
     ],
 )
-def test_what_to_do_about_a_record_depends_on_its_kind(
-    record: str, error: CkptsyncError, todo: str
-) -> None:
+def test_what_to_do_depends_on_the_record(record: str, error: CkptsyncError, todo: str) -> None:
     name = f"run/.ckptsync/checkpoint-1/{record}-{'0' * 16}.json"
     parsed = parse_record_name(name)
     assert parsed
@@ -307,9 +305,7 @@ def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
         ("CONFLICT", 8 * DAY, ""),
     ],
 )
-def test_what_is_not_complete_is_said_for_a_week_and_an_upload_not_at_once(
-    word: Status, ago: float, code: str
-) -> None:
+def test_what_is_not_complete_is_said_for_a_week(word: Status, ago: float, code: str) -> None:
     found = raised(heart(), locations=[location(word=word, ago=ago)])
     assert list(found) == ([f"{code} run/checkpoint-1"] if code else [])
 

@@ -83,9 +83,7 @@ def test_a_clock_that_is_set_back_repeats_rather_than_falls_silent() -> None:
 
 
 @given(st.lists(st.sets(st.sampled_from([HURT, LATE])), max_size=30), st.floats(1, 200))
-def test_every_alarm_that_was_raised_is_resolved_once_it_stays_away(
-    looks: list[set[Alarm]], pause: float
-) -> None:
+def test_every_alarm_that_was_raised_is_resolved(looks: list[set[Alarm]], pause: float) -> None:
     memory: Memory = {}
     standing: set[str] = set()
     for n, alarms in enumerate([*looks, *[set[Alarm]()] * (int(HOLD / pause) + 3)]):

@@ -118,9 +118,7 @@ def test_the_oldest_unverified_is_the_one_that_waits_longest_not_that_of_the_lea
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=40))
-def test_how_often_checkpoints_come_is_said_of_three_or_more_and_lies_between_the_extremes(
-    times: list[float],
-) -> None:
+def test_an_interval_is_known_of_three_and_between_the_extremes(times: list[float]) -> None:
     newest = sorted(set(times))[-8:]
     gaps = [b - a for a, b in pairwise(newest)]
     found = interval(times)
