@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
+from ckptsync.cli import pull
 from ckptsync.cli.main import main
+from ckptsync.downloader.find import FoundCheckpoint
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.save_decisions import Tombstone
@@ -66,8 +68,11 @@ def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, cli: Cli) -> Non
     assert not list(tmp_path.iterdir())
     assert "fsdp2/checkpoint-4 (VERIFIED)" in cli("pull", "fsdp2", tmp_path, "--store", made).out
     assert below(tmp_path / "checkpoint-4") == trained("fsdp2")
+    (tmp_path / ".checkpoint-4.pull-0123456789abcdef").mkdir()
     again = told(cli, made / "fsdp2", tmp_path, "--dry-run")
     assert again["there"]["files"] == said["files"]
+    assert "left by another pull" in again["notes"][-1]
+    cli("pull", made / "fsdp2", made / "out", code=2)  # into the store
 
 
 def test_a_model_comes_into_a_directory_of_its_own(made: Path, tmp_path: Path, cli: Cli) -> None:
@@ -89,6 +94,25 @@ def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path
     out = cli("pull", *words, code=10).out
     assert "failed: pytorch_model_fsdp_0/__0_0.distcp" in out
     assert f"there already: {said['files'] - 1} files" in out
+
+
+def test_what_retention_deletes_meanwhile_is_an_error_that_says_so(
+    made: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Path(shutil.copytree(made, tmp_path / "store"))
+
+    def find(*words: Any) -> FoundCheckpoint:
+        found = found_before(*words)
+        opened, name = open_store(str(store)), "checkpoint-4"
+        manifests = tuple(stored.name for stored in read_state(opened).locations[0].manifests)
+        put(opened, Tombstone("fsdp2", name, name, 0, manifests, "keep_last"))
+        (store / "fsdp2" / SHARD).unlink()
+        return found
+
+    found_before = pull.find
+    monkeypatch.setattr(pull, "find", find)
+    said = told(cli, "fsdp2", tmp_path / "out", "--store", store, code=3)
+    assert "retention is deleting fsdp2/checkpoint-4: keep_last" in said["notes"]
 
 
 REFUSED = [

@@ -165,6 +165,7 @@ def test_what_is_left_out_is_listed(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "runs").mkdir()
     (tmp_path / "out" / "train.log").write_text("x")
+    shutil.copy(FSDP.parent / "base/config.json", tmp_path / "out")  # goes with the checkpoint
     (tmp_path / "out" / "checkpoint-4" / "link").symlink_to("train.log")
     words = [str(tmp_path / "out"), "--store", str(tmp_path / "s"), "--exclude", "rng_state*"]
     for dry in (["--dry-run"], []):
@@ -174,6 +175,8 @@ def test_what_is_left_out_is_listed(tmp_path: Path, cli: Cli) -> None:
     said = cli("push", *words).out
     assert "left out: link, rng_state_0.pth" in said
     assert "not uploaded, not part of a checkpoint: runs/, train.log" in said
+    both = as_json(cli, *words[:1], FSDP / "node1", *words[1:])
+    assert both["left_out"] == [f"{words[0]}/runs/", f"{words[0]}/train.log"]
 
 
 def advised(text: str) -> list[str]:

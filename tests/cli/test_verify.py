@@ -172,6 +172,7 @@ def test_verify_of_a_sample_says_its_coverage_and_claims_level_stat(store: Path,
     assert (report["level"], report["verdict"]) == ("stat", "ok")
     assert 0.2 * digest["of_bytes"] <= digest["bytes"] < 0.6 * digest["of_bytes"]
     assert "nothing is known of the others" in cli("verify", store / "fsdp2", "--sample", "20%").out
+    cli("verify", store / "fsdp2", "--sample", "100")
 
 
 def test_samples_find_damage_wherever_it_is_if_they_are_repeated(tmp_path: Path) -> None:
@@ -184,7 +185,16 @@ def test_samples_find_damage_wherever_it_is_if_they_are_repeated(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "options", ["--sample 0", "--sample x", "--sample 5% --level load", "--baseline f"]
+    "options",
+    [
+        "--sample 0",
+        "--sample x",
+        "--sample 101%",
+        "--sample 5% --level load",
+        "--baseline f",
+        f"--sample 5% {DATA}/base",
+        f"--record f {DATA}/base {DATA}/base",
+    ],
 )
 def test_options_that_cannot_be_are_refused(store: Path, options: str, cli: Cli) -> None:
     cli("verify", *options.split(), code=2)

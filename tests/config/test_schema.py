@@ -116,6 +116,8 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
         ("limits.threads", "8", 8),
         ("limits.memory", "1GiB", 1 << 30),
         ("limits.memory", 2**63 - 1, 2**63 - 1),
+        ("limits.memory", 1, 1),
+        ("head.every", "500ms", 0.5),
         ("limits.patience", "0", 0.0),
         ("head.max_shard_size", 1000, 1000),
         ("store.url", "s3://bucket/x", "s3://bucket/x"),
