@@ -3,13 +3,18 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptsync.cli.ls import list_rows
+from ckptsync.catalogue.location_summary import Catalogue
+from ckptsync.cli.ls import exit_code, list_rows, select
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.records.io import Fault
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.command_line import Cli
@@ -102,6 +107,27 @@ def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
     assert runs_read("ls") == {"fsdp2"}, "zero3 is known"
     assert runs_read(command, "zero3") == set()
     assert runs_read("ls") == set(), "fsdp2 is still known"
+
+
+def test_a_run_or_a_checkpoint_is_selected_with_all_that_is_known_of_it() -> None:
+    names = [("a", "checkpoint-2"), ("b", "checkpoint-1")]
+    records = [f"{run}/.ckptsync/{where}/manifest-n0-1-{'0' * 16}.json" for run, where in names]
+    parsed = [record for name in records if (record := parse_record_name(name))]
+    errors = Unsupported("newer"), Corrupt("bad")
+    faults = tuple(map(Fault, records, parsed, errors))
+    saves = tuple(map(location, ("a/checkpoint-1", "a/checkpoint-1~x", "b/checkpoint-1")))
+    begun = (replace(location("a/checkpoint-3"), manifests=()),)
+    catalogue = Catalogue(saves, faults, begun=begun)
+    assert (exit_code(catalogue), exit_code(Catalogue())) == (10, 0)
+    for run, where, expected in (
+        ("a", "", (saves[:2], faults[:1], begun)),
+        ("a", "checkpoint-1", (saves[:2], (), ())),
+        ("a", "checkpoint-2", ((), faults[:1], ())),
+        ("a", "checkpoint-3", ((), (), begun)),
+        ("b", "", (saves[2:], faults[1:], ())),
+    ):
+        selected = select(MemoryStore(), catalogue, run, where)
+        assert (selected.summaries, selected.faults, selected.begun) == expected
 
 
 def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -> None:

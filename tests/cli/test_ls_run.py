@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
+from ckptsync.cli import ls
 from ckptsync.cli.ls import Listing, watch_lines
 from ckptsync.cli.ls_run import (
     BLOCKS,
@@ -23,11 +25,13 @@ from ckptsync.cli.ls_run import (
     read_rows,
     reasons,
     sparkline,
+    weights_lines,
 )
 from ckptsync.cli.output import columns
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import append_record
 from ckptsync.records.manifest_groups import Sibling
+from ckptsync.records.weights_record import ModelValues
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
 from ckptsync.status.location_details import commands, describe_progress, read_details
@@ -39,6 +43,7 @@ from tests.support.files_in_memory import safetensors_file
 from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
 from tests.support.terminal import on_terminal, read_until
+from tests.support.worker_in_process import push_now
 
 Said = Callable[..., list[str]]
 
@@ -236,6 +241,26 @@ def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
     assert out.buffer.getvalue().startswith(b"STEP ")
 
 
+def test_watch_reads_the_losses_of_a_new_checkpoint(
+    said: Said, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, save = open_store(str(tmp_path / "store")), tmp_path / "out/checkpoint-6"
+    save.mkdir(parents=True)
+    (save / "model.safetensors").write_bytes(safetensors_file({"w": ("U8", (1,), b"x")}))
+    state = {"global_step": 6, "log_history": [{"step": 6, "loss": 0.5}]}
+    (save / "trainer_state.json").write_text(json.dumps(state))
+
+    def sleep(_seconds: float) -> None:
+        if store.dirs("fsdp2/.ckptsync/checkpoint-6/"):
+            raise KeyboardInterrupt
+        push_now(save.parent, store, "n0", "fsdp2")
+
+    monkeypatch.setattr(ls, "time", SimpleNamespace(sleep=sleep))
+    lines = cli("ls", "fsdp2", "--watch", "--json", code=130).out.splitlines()
+    rows = [json.loads(line)["locations"][-1] for line in lines]
+    assert [(row["step"], row["loss"]) for row in rows] == [(5, 1.75), (6, 0.5)]
+
+
 def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ckptsync", "ls", "fsdp2", "--watch"]
     words += ["--store", str(tmp_path / "store")]
@@ -306,9 +331,17 @@ def test_what_is_missing_is_said_while_another_node_uploads() -> None:
 
 def test_a_damaged_model_does_not_open() -> None:
     s = Summary("r", "checkpoint-4", "checkpoint-4", 4, "DAMAGED", consolidated=True)
-    for suspects, model in (((), "opens"), (("model.safetensors",), "damaged")):
-        [row] = read_rows("/s", [replace(s, suspects=suspects)], (), {}, 0.0)
-        assert list_row(row, 0.0)[RUN_HEADING.index("MODEL")] == model
+    model = RUN_HEADING.index("MODEL")
+    for changes, cells in (
+        ({}, ["opens", "yes"]),
+        ({"suspects": ("model.safetensors",)}, ["damaged", "yes"]),
+        ({"retired": "old"}, ["none", "no"]),
+        ({"shards_retired": "old"}, ["opens", "no"]),
+    ):
+        [row] = read_rows("/s", [replace(s, resume=True, **changes)], (), {}, 0.0)  # type: ignore[arg-type]
+        assert list_row(row, 0.0)[model : model + 2] == cells
+    lines = weights_lines(replace(s, weights=ModelValues((), uncounted=2)))
+    assert "2 tensors have no statistics" in [*lines]
     pull = "ckptsync pull r/checkpoint-4 DIR --consolidated --store /s"
     assert commands("/s", s)["pull_model"] == pull
     assert "pull_model" not in commands("/s", replace(s, consolidated=False))

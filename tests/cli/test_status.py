@@ -172,6 +172,7 @@ def test_a_record_that_cannot_be_read_is_the_exit_code_too(store: Path, cli: Cli
     for words in (["ls"], ["status"], ["status", "--check"]):
         said = cli(*words, code=10).out
         assert f"zero3/.ckptsync/checkpoint-4/{manifest.name}" in said
+    cli("keep", "--list", code=10)
 
 
 def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
@@ -397,6 +398,10 @@ def test_a_run_shows_its_newest_what_waits_and_what_is_missing() -> None:
         "  oldest unverified checkpoint-2, DAMAGED for 1h",
         "  incomplete checkpoint-4 for 2h: __3_0.distcp: n9 has it",
     ]
+    five = [location(f"run/checkpoint-{n}", "INCOMPLETE", HOUR - n) for n in range(1, 6)]
+    lines = [line.split() for line in overview_lines(shown(locations=five))]
+    newest = [words[1] for words in lines if words[:1] == ["incomplete"]]
+    assert newest == ["checkpoint-3", "checkpoint-4", "checkpoint-5"]
 
 
 def test_nodes_in_trouble_come_first_and_of_very_many_some_are_shown() -> None:

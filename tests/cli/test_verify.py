@@ -32,7 +32,10 @@ def test_verify_lists_what_is_arriving_and_exits_0(store: Path, cli: Cli) -> Non
 
 def test_verify_names_the_file_and_the_tensors_and_exits_10(store: Path, cli: Cli) -> None:
     flip(store / "fsdp2" / SHARD)
-    reports = {r["run"]: r for r in cli("verify", "--json", code=10).json["reports"]}
+    first, again = (cli("verify", "--json", code=10).json["reports"] for _ in "ab")
+    reports = {r["run"]: r for r in first}
+    assert reports["fsdp2"]["recorded"]
+    assert not any(r["recorded"] for r in again)
     [finding] = [f for f in reports["fsdp2"]["findings"] if f["kind"] == "digest"]
     assert finding["name"] == SHARD
     assert finding["tensors"]
@@ -136,6 +139,11 @@ def test_a_consolidated_checkpoint_becomes_verified_by_hand(store: Path, cli: Cl
     assert listed(cli) == "CONSOLIDATED"
     cli("verify")
     assert listed(cli) == "VERIFIED"
+    before = records(store)
+    cli("verify")
+    assert records(store) == before
+    cli("verify", "--always-report")
+    assert len(records(store)) == len(before) + 2
 
 
 def test_a_store_that_may_not_be_written_is_told_to_have_nothing_recorded(
