@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -11,18 +12,27 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, list_checkpoint
 from ckptsync.downloader.find import PullRequest, find
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete, Unsupported
+from ckptsync.errors import (
+    CkptsyncError,
+    ConfigError,
+    Corrupt,
+    Incomplete,
+    StoreError,
+    Transient,
+    Unsupported,
+)
 from ckptsync.resume.attempt import Attempt
-from ckptsync.resume.attempt_records import AttemptRecords
+from ckptsync.resume.attempt_records import AttemptRecords, End
 from ckptsync.resume.choose import NodeRecord
 from ckptsync.resume.drain import TrainingMark
 from ckptsync.resume.local_checkpoints import judge_output_dir
@@ -35,7 +45,7 @@ from ckptsync.spool.markers import (
     process_path,
     write_mark,
 )
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.retry import Persistence, Retrying
@@ -376,6 +386,10 @@ def test_an_attempt_has_one_answer_and_a_new_one_its_own(url: str, tmp_path: Pat
     assert any("attempt a was begun before checkpoint-5 was saved" in one for one in said)
     assert saved.is_dir()
     assert steps(begin(tmp_path, url, name="b")) == [5, 5]
+    shutil.rmtree(tmp_path / "node0")
+    next(newer[1].glob("manifest-node1-*")).unlink()
+    with pytest.raises(Incomplete, match="it was changed since it was chosen"):
+        prepare(tmp_path / "node0", Attempt("b", 2, "node0"), options(open_store(url)))
 
 
 def test_a_late_node_is_waited_for_and_an_absent_one_fails_all(url: str, tmp_path: Path) -> None:
@@ -406,6 +420,58 @@ def test_a_node_that_dies_before_it_is_ready_fails_all_alike(url: str, tmp_path:
         with pytest.raises(Incomplete, match="node0: attempt a: without a sign for 0 s: node1"):
             prepare(tmp_path / node, Attempt("a", 2, node), options(open_store(url), wait=0.2))
     assert before.is_dir()
+
+
+def test_a_node_that_shows_its_progress_is_waited_for(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = AttemptRecords(open_store(url), RUN, Attempt("a", 2, "node1"))
+    now, signs = [0.0], itertools.count()
+
+    def sleep(_seconds: float) -> None:
+        now[0] += 0.9 * WAIT
+        other.show_progress(number := next(signs))
+        if number == 5:
+            other.join(NodeRecord("node1", 2, ()))
+        elif number == 10:
+            other.set_ready(())
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("ckptsync.resume.prepare.time", clock)
+    start = prepare(tmp_path / "out", Attempt("a", 2, "node0"), options(open_store(url)))
+    assert start.step is None
+
+
+class Away(MemoryStore):
+    """A store that fails for a moment in some of its listings of an attempt."""
+
+    def __init__(self, failing: Iterable[int]) -> None:
+        super().__init__()
+        self._calls, self._failing = itertools.count(), failing
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        if prefix.startswith(RECORDS) and next(self._calls) in self._failing:
+            raise Transient("memory: 503")
+        return super().names(prefix)
+
+
+def test_a_store_that_is_away_for_a_moment_ends_no_attempt(tmp_path: Path) -> None:
+    for failing, kind in ((range(1, 4), None), (range(1, 10**6), StoreError)):
+        store = Away(failing)
+        other = AttemptRecords(store, RUN, Attempt("a", 2, "node1"))
+        other.join(NodeRecord("node1", 2, ()))
+        other.set_ready(())
+        with pytest.raises(kind) if kind else contextlib.nullcontext():
+            prepare(tmp_path, Attempt("a", 2, "node0"), options(store, wait=0.2 if kind else WAIT))
+
+
+def test_a_node_that_begins_with_another_checkpoint_is_named(tmp_path: Path) -> None:
+    store = MemoryStore()
+    other = AttemptRecords(store, RUN, Attempt("a", 2, "node1"))
+    other.join(NodeRecord("node1", 2, ()))
+    other.close(End("node1", checkpoint="checkpoint-9"))
+    with pytest.raises(ConfigError, match="node1 begins with checkpoint-9, and this node was to"):
+        prepare(tmp_path, Attempt("a", 2, "node0"), options(store))
 
 
 def test_more_nodes_than_expected_are_named(url: str, tmp_path: Path) -> None:

@@ -373,9 +373,11 @@ def test_a_save_that_is_damaged_in_the_store_keeps_the_machine_on(place: Place) 
 
 def test_drain_of_nothing_does_not_wait(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.out.mkdir()
+    named = place.config.read_text().replace(f"[{place.out}]", f"[{{path: {place.out}, name: a}}]")
+    place.config.write_text(named)
     assert main(["drain", str(place.out), "-c", str(place.config), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["may_shut_down"], document["saves"]) == (True, [])
+    assert (document["run"], document["may_shut_down"], document["saves"]) == ("a", True, [])
     assert list(place.out.iterdir()) == []
 
 
@@ -419,6 +421,7 @@ def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
         (["--drain", "soon", "--", "true"], "--drain"),
         (["--for", "hf", "--", "true", "{checkpoint}"], "--for hf"),
         (["--no-such", "--", "true"], "--no-such"),
+        (["--", "env", "--nnodes=2"], "is to run on 2 nodes"),
     ],
 )
 def test_what_cannot_be_begun_is_an_error_of_usage(
@@ -427,6 +430,17 @@ def test_what_cannot_be_begun_is_an_error_of_usage(
     assert main(["resume", str(place.out), *words]) == 2
     assert why in capsys.readouterr().err
     assert not place.out.exists()
+
+
+def test_what_is_required_or_to_be_kept_is_said_to_the_preparation(place: Place) -> None:
+    save(place.out, 1, 9)
+    (place.out / "checkpoint-1/trainer_state.json").unlink()
+    words = ["resume", str(place.out), "--keep-newer"]
+    assert main([*words, "--require", "--", "true"]) == 3
+    assert main([*words, "--", "true"]) == 0
+    assert (place.out / "checkpoint-1").is_dir()
+    assert main([*words[:2], "--", "true"]) == 0
+    assert not (place.out / "checkpoint-1").exists()
 
 
 def test_options_of_the_training_are_its_own(place: Place) -> None:
