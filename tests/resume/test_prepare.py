@@ -13,14 +13,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import ASIDE, find_checkpoint_dirs, find_strays, list_checkpoint
+from ckptsync.downloader.download_plan import PullPlan, plan_checkpoint
 from ckptsync.downloader.find import PullRequest, find
 from ckptsync.errors import (
     CkptsyncError,
@@ -58,6 +61,7 @@ from tests.support.exhaustive import ALL, sampled
 from tests.support.flaky_store import Flaky
 from tests.support.interleaving import OneOf, Turns
 from tests.support.vector import ROOT
+from tests.support.waiting import until
 
 DATA = small_store.DATA / "fsdp2"
 RUN, WAIT = "fsdp2", 60.0
@@ -312,25 +316,28 @@ def test_without_a_checkpoint_the_training_begins_from_the_beginning(tmp_path: P
         prepare(out, Attempt("a", 1, "n"), options(None, require=True))
 
 
-def test_several_nodes_need_a_store(tmp_path: Path) -> None:
+def test_several_nodes_need_a_store_and_none_may_hold_the_output(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="store"):
+        alone(Path(url, "out"), url)
     with pytest.raises(ConfigError, match="2 nodes agree on a checkpoint through a store"):
         prepare(tmp_path, Attempt("a", 2, "n"), options(None))
 
 
 def test_a_best_checkpoint_that_is_not_here_is_pulled_or_named(url: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for name, checkpoint in (("checkpoint-4", 10), ("checkpoint-7", 11)):
+    for name, checkpoint, said in (
+        ("checkpoint-4", 10, "checkpoint-4, the best checkpoint, was pulled, too"),
+        ("checkpoint-7", 11, "is not here, and cannot be pulled: "),
+        ("../checkpoint-5", 12, "is not here: load_best_model_at_end loads nothing"),
+    ):
         at = lay_whole(out, f"checkpoint-{checkpoint}")
         state = at / "trainer_state.json"
         content = json.loads(state.read_text()) | {"best_model_checkpoint": str(out / name)}
         state.write_text(json.dumps(content))
         start = alone(out, url)
         assert start.step == checkpoint
-        if name == "checkpoint-4":
-            assert "checkpoint-4, the best checkpoint, was pulled, too" in start.text
-            assert (out / name / "trainer_state.json").is_file()
-        else:
-            assert "is not here, and cannot be pulled: " in start.text
+        assert said in start.text
+        assert (out / "checkpoint-4" / "trainer_state.json").is_file()
 
 
 # Several nodes.
@@ -387,9 +394,13 @@ def test_an_attempt_has_one_answer_and_a_new_one_its_own(url: str, tmp_path: Pat
     assert saved.is_dir()
     assert steps(begin(tmp_path, url, name="b")) == [5, 5]
     shutil.rmtree(tmp_path / "node0")
-    next(newer[1].glob("manifest-node1-*")).unlink()
-    with pytest.raises(Incomplete, match="it was changed since it was chosen"):
-        prepare(tmp_path / "node0", Attempt("b", 2, "node0"), options(open_store(url)))
+    for path, why in (
+        (newer[0] / "scheduler.pt", "not all of its files are in the store"),
+        (next(newer[1].glob("manifest-node1-*")), "it was changed since it was chosen"),
+    ):
+        path.unlink()
+        with pytest.raises((Corrupt, Incomplete), match=why):
+            prepare(tmp_path / "node0", Attempt("b", 2, "node0"), options(open_store(url)))
 
 
 def test_a_late_node_is_waited_for_and_an_absent_one_fails_all(url: str, tmp_path: Path) -> None:
@@ -426,20 +437,75 @@ def test_a_node_that_shows_its_progress_is_waited_for(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = AttemptRecords(open_store(url), RUN, Attempt("a", 2, "node1"))
-    now, signs = [0.0], itertools.count()
+    now, signs = itertools.count(0.0, WAIT / 3), itertools.count()
 
     def sleep(_seconds: float) -> None:
-        now[0] += 0.9 * WAIT
+        next(now)
         other.show_progress(number := next(signs))
         if number == 5:
-            other.join(NodeRecord("node1", 2, ()))
+            other.join(replace(other.read().nodes["node0"], node="node1"))
         elif number == 10:
             other.set_ready(())
 
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    clock = SimpleNamespace(monotonic=lambda: next(now), sleep=sleep)
     monkeypatch.setattr("ckptsync.resume.prepare.time", clock)
-    start = prepare(tmp_path / "out", Attempt("a", 2, "node0"), options(open_store(url)))
-    assert start.step is None
+    assert prepare(tmp_path, Attempt("a", 2, "node0"), options(open_store(url))).step == 5
+    assert Path(url, RECORDS, "a/node0.getting").exists(), "and it shows its own"
+
+
+def test_in_a_store_where_two_can_write_the_end_the_last_one_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Shared(MemoryStore):
+        is_exclusive = False
+
+    store, pauses = Shared(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        store.write(f"{RECORDS}/a/~end.json", [msgspec.json.encode(End("node1", "failed"))])
+
+    monkeypatch.setattr("ckptsync.resume.attempt_records.time", SimpleNamespace(sleep=sleep))
+    records = AttemptRecords(store, RUN, Attempt("a", 2, "node0"))
+    assert records.close(End("node0", checkpoint="checkpoint-5")).node == "node1"
+    assert pauses == [2.0]
+
+
+def is_awaited(folder: Path) -> bool:
+    """Whether somebody waits for a lock on a directory."""
+    waiting = [line for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    return any(f":{folder.stat().st_ino} " in line for line in waiting)
+
+
+def test_checkpoints_are_moved_under_a_lock_and_their_moves_are_durable(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    lay(out, "node0", "checkpoint-900")
+    lay(out, "node0", "checkpoint-5")
+    synced: list[Path] = []
+
+    def fsync(fd: int, real: Callable[[int], None] = os.fsync) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+
+    def plan(*words: object, real: Callable[..., PullPlan] = plan_checkpoint) -> PullPlan:
+        return replace(real(*words), pointers={"latest": b"checkpoint-5"})
+
+    monkeypatch.setattr("ckptsync.resume.prepare.plan_checkpoint", plan)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with opened_directory(out) as fd, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        start = pool.submit(alone, out, url)
+        assert until(lambda: is_awaited(out))
+        names = {path.name for path in out.iterdir()}
+        assert names == {"checkpoint-5", "checkpoint-900", ".ckptsync-resume"}
+        synced.clear()
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        assert start.result().step == 5
+    assert {path.name for path in out.iterdir()} == {"checkpoint-5", "latest", ASIDE}
+    assert synced[:2] in ([out, out / ASIDE], [out / ASIDE, out])
+    assert synced[2] == out
 
 
 class Away(MemoryStore):
@@ -617,6 +683,9 @@ def test_a_node_that_was_killed_between_its_renames_goes_on(url: str, tmp_path: 
     assert sorted(one.name for one in out.iterdir()) == [ASIDE, "checkpoint-5"]
     assert (out / ASIDE / "checkpoint-900").is_dir()
     check_nothing_is_gone(before, out)
+    later = lay(out, "node0", "checkpoint-900")  # the training has come so far since
+    assert prepare(out, Attempt("a", 2, "node0"), asked).step == 5
+    assert later.is_dir()
 
 
 def test_failures_of_the_store_are_tried_again(made: Path, tmp_path: Path) -> None:
