@@ -13,8 +13,8 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import demo
-from ckptsync.cli.demo import BASE, CHECKPOINT, DATA, DemoPrinter, flip, play, script
-from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.cli.demo import CHECKPOINT, flip
+from ckptsync.errors import CkptsyncError
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.layouts import registry
 from ckptsync.stores.checkpoint_files import DirectoryFiles
@@ -22,9 +22,6 @@ from ckptsync.stores.opening import open_store
 from tests.support.command_line import Cli
 from tests.support.head_in_process import verify_next
 from tests.support.small_store import make
-
-ROW = ["fsdp2", "checkpoint-4", "INCOMPLETE", "1 KB", "1", "x: no node has uploaded it"]
-DONE = [*ROW[:2], "VERIFIED", *ROW[3:]]
 
 
 def children_of(directory: Path) -> list[Path]:
@@ -125,44 +122,3 @@ def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named(tmp_path: Path)
     assert name in found[1].tensors
     assert demo.find_damage(seen, set(), "another") is None
     assert demo.find_damage(seen, set(seen.records.reports), path) is None
-
-
-@pytest.mark.parametrize("kind", demo.RUNS)
-def test_files_are_written_on_their_node_in_the_trainers_order(kind: str, tmp_path: Path) -> None:
-    writes = script(kind, DATA / kind, lambda node: tmp_path / node)
-    names = [target.name for target in play(writes, pause=0)]
-    written = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert written == {
-        p.relative_to(DATA / kind): p.read_bytes() for p in (DATA / kind).rglob("*") if p.is_file()
-    }
-    assert {p.parts[0] for p in written} == {"node0", "node1"}
-    assert names[-1] == "trainer_state.json"
-    shards = [i for i, name in enumerate(names) if name.endswith((".distcp", "_states.pt"))]
-    assert len(shards) == 4
-    assert max(shards) < min(i for i, name in enumerate(names) if name in (".metadata", "latest"))
-
-
-def test_an_installation_without_data_is_an_error(tmp_path: Path) -> None:
-    assert {"config.json", "tokenizer.json"} <= {p.name for p in BASE.iterdir()}
-    with pytest.raises(StoreError, match="no demo data"):
-        script("x", tmp_path, lambda node: tmp_path / node)
-
-
-def test_rows_that_changed_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = DemoPrinter(as_json=False)
-    for rows in ([ROW], [ROW], [DONE], [DONE, ["zero3", *ROW[1:]]]):
-        lines.table(rows)
-    lines.say("a\x1bb")
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
-        "fsdp2",
-        "fsdp2",
-        "zero3",
-        "a\\x1bb",
-    ]
-    events = DemoPrinter(as_json=True)
-    events.say("begins")
-    events.table([ROW])
-    events.table([ROW])
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert first == {"format": 1, "exit_code": 0, "say": "begins"}
-    assert second["table"][0]["status"] == "INCOMPLETE"

@@ -12,7 +12,6 @@ import pytest
 
 from ckptsync.stores.opening import open_any
 from tests.support.command_line import Cli
-from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import contents
 from tests.support.filled_stores import contents as content
 from tests.support.remote_stores import filled
@@ -20,13 +19,6 @@ from tests.support.seaweedfs import weed
 from tests.support.sshd import sshd
 from tests.support.vector import ROOT, vector
 
-HANDFUL = [
-    "hf-fsdp2-2node",
-    "hf-zero3-2node",
-    "raw-ds-zero3-tied",
-    "acc-ranks-fsdp1",
-    "bin-sharded",
-]
 TWO_NODES = vector("hf-fsdp2-2node")
 SHARDED = ("--max-shard-size", "11000", "--dtype", "keep")
 
@@ -64,14 +56,6 @@ class Far:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> Far:
     return Far(monkeypatch)
-
-
-@pytest.mark.parametrize("name", sampled(HANDFUL, 3))
-def test_a_merge_in_s3_is_the_same_as_here(name: str, far: Far, tmp_path: Path, cli: Cli) -> None:
-    sources = [far.filled(f"node{n}", source) for n, source in enumerate(vector(name).sources)]
-    cli("merge", *vector(name).sources, tmp_path / "here", *SHARDED)
-    cli("merge", *sources, f"s3://{far.bucket}/out", *SHARDED)
-    assert far.content("out") == contents(tmp_path / "here")
 
 
 def test_from_anywhere_to_anywhere_bytes_are_the_same(far: Far, tmp_path: Path, cli: Cli) -> None:
@@ -123,8 +107,3 @@ def test_inspect_and_verify_say_of_a_url_what_they_say_of_a_path(far: Far, cli: 
         assert said("inspect", source) | {"targets": [url]} == said("inspect", url)
         assert verdict(source) == verdict(url)
         assert verdict(url)[:2] == ["ok", "parse"]
-
-
-def test_every_tensor_of_a_model_elsewhere_is_loaded_from_a_copy(far: Far, cli: Cli) -> None:
-    url = far.filled("model", vector("hf-ddp").sources[0])
-    assert "86 tensors of 5 files loaded" in cli("verify", url, "--level", "load").out

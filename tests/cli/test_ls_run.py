@@ -1,10 +1,6 @@
 """``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` as transcripts."""
 
-import io
 import json
-import os
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +38,6 @@ from tests.support.command_line import Cli
 from tests.support.files_in_memory import safetensors_file
 from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
-from tests.support.terminal import on_terminal, read_until
 from tests.support.worker_in_process import push_now
 
 Said = Callable[..., list[str]]
@@ -231,16 +226,6 @@ def test_many_points_share_cells_and_a_terminal_without_blocks_has_none() -> Non
     assert curve_line({"loss": curve[:1]}, "utf-8") == curve_line({}, "utf-8") == []
 
 
-def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
-    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
-) -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    monkeypatch.setattr(sys, "stdout", out)
-    cli("ls", "fsdp2")
-    out.flush()
-    assert out.buffer.getvalue().startswith(b"STEP ")
-
-
 def test_watch_reads_the_losses_of_a_new_checkpoint(
     said: Said, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,22 +244,6 @@ def test_watch_reads_the_losses_of_a_new_checkpoint(
     lines = cli("ls", "fsdp2", "--watch", "--json", code=130).out.splitlines()
     rows = [json.loads(line)["locations"][-1] for line in lines]
     assert [(row["step"], row["loss"]) for row in rows] == [(5, 1.75), (6, 0.5)]
-
-
-def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "ckptsync", "ls", "fsdp2", "--watch"]
-    words += ["--store", str(tmp_path / "store")]
-    terminal = {"TERM": "xterm", "COLUMNS": "60", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
-    with on_terminal(
-        words, ["stdin", "stdout"], env={**os.environ, **terminal}, start_new_session=True
-    ) as (child, leader):
-        seen = read_until(leader, lambda seen: b"no config" in seen)
-        os.write(leader, b"q")
-        seen += read_until(leader, lambda more: b"\x1b[?1049l" in more)
-        assert child.wait(60) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
-    assert "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5" in text
-    assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= 60
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

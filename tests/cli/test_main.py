@@ -1,6 +1,5 @@
 """The command line as a whole: help, exit codes, the error boundary."""
 
-import gc
 import json
 import os
 import resource
@@ -20,7 +19,6 @@ from ckptsync.cli.commands import COMMANDS, GROUPS
 from ckptsync.cli.main import bounded, main, parser
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merger import plan
-from ckptsync.stores.opening import create_store
 from tests.cli.test_json import check
 from tests.support.command_line import Cli
 
@@ -212,14 +210,6 @@ def test_numpy_starts_no_threads_and_other_programs_inherit_nothing(asked: str |
     ).stdout.split()
     assert told[1] == str(asked)
     assert asked or told[0] == "1"
-
-
-def test_a_command_that_is_called_again_leaves_its_garbage_to_the_collector(tmp_path: Path) -> None:
-    create_store(str(tmp_path / "store"))
-    main(["ls", "--store", str(tmp_path / "store")])
-    gc.unfreeze()
-    main(["ls", "--store", str(tmp_path / "store")])
-    assert gc.get_freeze_count() == 0
 
 
 def test_what_an_error_or_a_warning_repeats_commands_no_terminal(tmp_path: Path) -> None:

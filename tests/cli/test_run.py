@@ -84,19 +84,6 @@ def test_the_second_worker_of_one_id_exits_2_and_the_first_goes_on(tmp_path: Pat
         assert first.wait(60) == 0
 
 
-def test_a_worker_that_cannot_begin_is_2_and_does_not_look_alive(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    (tmp_path / "store" / "out").mkdir(parents=True)
-    path.write_text(
-        f"node: n0\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: [{tmp_path}/store/out]}}\n"
-    )
-    with started(str(path)) as child:
-        assert child.wait(60) == 2
-        assert child.stderr
-        assert "inside the store" in child.stderr.read()
-    assert not (tmp_path / "store" / ".ckptsync").exists()
-
-
 def test_a_worker_ends_with_its_job_once_all_is_stored(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with (

@@ -24,7 +24,7 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Proven
 from ckptsync.cli.output import columns
 from ckptsync.cli.screen import MOST, Screen
-from ckptsync.cli.status import alarm_lines, overview_lines
+from ckptsync.cli.status import overview_lines
 from ckptsync.errors import StoreError, Transient
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.progress import Progress
@@ -226,18 +226,6 @@ def test_a_picture_fits_its_terminal_and_ends_with_q(store: Path, command: str, 
     assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= width
 
 
-def test_on_a_terminal_it_draws_again_and_again_until_it_is_interrupted(store: Path) -> None:
-    command = [sys.executable, "-m", "ckptsync", "status", "--watch"]
-    terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    with on_terminal(command, ["stdout"], env=terminal) as (child, leader):
-        seen = read_until(leader, lambda seen: seen.count(b"\x1b[H") > 2 and b"VERIFIED" in seen)
-        child.terminate()
-        child.wait(60)
-    assert child.returncode == 143
-    clears = b"\x1b[2J" in seen.partition(b"VERIFIED")[2]
-    assert not clears, "what is cleared before it is drawn flickers"
-
-
 def test_a_store_that_no_longer_answers_leaves_the_last_picture_with_the_reason() -> None:
     store = Away("memory://there")
     shown, late = screen(store), "WARNING the store has not answered for 0s: "
@@ -424,13 +412,6 @@ def test_an_empty_store_says_so() -> None:
         "no checkpoints yet",
         "no node has written to this store",
     ]
-
-
-def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
-    alarms = ["CRITICAL damaged", "WARNING incomplete", "WARNING node-lost"]
-    assert [line.split(":")[0] for line in alarm_lines(busy())] == alarms
-    well = "OK: nodes: 1 alive; runs: 0; locations: none; 0 B + models 0 B"
-    assert alarm_lines(shown(heart())) == [well]
 
 
 def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from ckptsync.config.loading import (
     from_environment,
-    limits_of,
     load,
     options_for,
     read,
@@ -17,7 +16,6 @@ from ckptsync.config.loading import (
 from ckptsync.config.schema import Config
 from ckptsync.config.value_parsers import RunConfig
 from ckptsync.errors import CkptsyncError, ConfigError
-from ckptsync.stores.limits import TokenBucket, Unlimited
 from ckptsync.walk import SPOOL
 
 GOOD = "store: {url: /mnt/x}\nworker:\n  runs: [/data/out]\n"
@@ -147,11 +145,6 @@ def test_the_former_webhook_is_refused_with_the_form_of_apprise(*, is_variable: 
     )
 
 
-def test_variables_inside_values_are_not_expanded() -> None:
-    config = read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"})
-    assert config.store.url == "/mnt/${HOME}"
-
-
 TWO = "{path: /1, name: a}, {path: /2, name: a}"
 
 
@@ -272,24 +265,6 @@ def test_what_the_environment_tells_wrongly_is_told_at_once_without_its_values()
     ):
         assert part in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-STORE = "store: {url: /mnt/x}\nroles: [head]\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        *(
-            (t, TokenBucket)
-            for t in ("50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,1M Sat-00:00,off")
-        ),
-        *((text, Unlimited) for text in ("off", "'off'", "'08:00,off 19:00,off'")),
-    ],
-)
-def test_a_bandwidth_is_a_pace_and_off_is_none_however_yaml_reads_it(text: str, kind: type) -> None:
-    config = read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {})
-    assert isinstance(limits_of(config.limits).pace, kind)
 
 
 def test_options_of_several_kinds_are_given_to_their_own() -> None:

@@ -51,14 +51,12 @@ from ckptsync.spool.markers import (
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
-from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.walk import SPOOL, opened_directory
 from ckptsync.worker.observation import fingerprint
 from tests.resume.trainer import source
 from tests.support import small_store
 from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import ALL, sampled
-from tests.support.flaky_store import Flaky
 from tests.support.interleaving import OneOf, Turns
 from tests.support.vector import ROOT
 from tests.support.waiting import until
@@ -605,19 +603,6 @@ def test_another_download_that_stands_still_is_not_waited_for(url: str, tmp_path
         assert "stop the other download" in error.value.hint
 
 
-def test_two_saves_of_one_step_are_not_mixed(url: str, tmp_path: Path) -> None:
-    """Each node has a whole save of step 9 of its own."""
-    for node in ("node0", "node1"):
-        at = lay_whole(tmp_path / node, "checkpoint-9")
-        (at / "scheduler.pt").write_bytes(node.encode())
-        (at / "trainer_state.json").touch()
-    outcomes = begin(tmp_path, url)
-    assert steps(outcomes) == [5, 5]
-    assert "checkpoint-9 is newer, but the nodes do not have the same save of it" in str(
-        outcomes["node0"]
-    )
-
-
 @pytest.mark.parametrize(
     ("data", "kind"),
     [(b"\0garbage", Corrupt), (b'{"format":1,"node":"no', Corrupt), (b'{"format":9}', Unsupported)],
@@ -686,21 +671,6 @@ def test_a_node_that_was_killed_between_its_renames_goes_on(url: str, tmp_path: 
     later = lay(out, "node0", "checkpoint-900")  # the training has come so far since
     assert prepare(out, Attempt("a", 2, "node0"), asked).step == 5
     assert later.is_dir()
-
-
-def test_failures_of_the_store_are_tried_again(made: Path, tmp_path: Path) -> None:
-    store = MemoryStore()
-    bare = open_store(str(made))
-    for entry in bare.names(""):
-        data = bytearray(entry.size)
-        bare.read_into(entry.name, 0, memoryview(data))
-        store.write(entry.name, [data])
-
-    def call(node: str) -> Start:
-        flaky = Retrying(Flaky(store, 5), Persistence(60, sleep=lambda _: None))
-        return prepare(tmp_path / node, Attempt("a", 2, node), options(flaky))
-
-    assert steps(each(("node0", "node1"), call)) == [5, 5]
 
 
 @pytest.mark.parametrize("seed", sampled(range(8), 3))
