@@ -12,6 +12,7 @@ from ckptsync.catalogue.location_summary import Summary
 from ckptsync.errors import ConfigError
 from ckptsync.records.location_status import Status
 from ckptsync.resume.choose import (
+    MOST,
     Candidate,
     NodeRecord,
     WholeSave,
@@ -100,6 +101,8 @@ def test_what_is_whole_in_the_output_directory_is_ordered_among_what_is_stored()
     found = list_candidates(run, local, is_verified=True)
     assert [one.step for one in found] == [1, 2, 3, 4]
     assert [bool(one.location) for one in found] == [True, True, True, False]
+    many = list_candidates([stored(n) for n in range(1, MOST + 3)], [], is_verified=True)
+    assert (many[0].step, many[-1].step) == (3, MOST + 2)
 
 
 def test_a_location_with_other_manifests_is_another_save() -> None:

@@ -467,6 +467,8 @@ def test_in_a_store_where_two_can_write_the_end_the_last_one_counts(
     records = AttemptRecords(store, RUN, Attempt("a", 2, "node0"))
     assert records.close(End("node0", checkpoint="checkpoint-5")).node == "node1"
     assert pauses == [2.0]
+    store.write(f"{RECORDS}/a/~end.json", [msgspec.json.encode(End("node2", "failed"))])
+    assert records.read().end == End("node2", "failed")
 
 
 def is_awaited(folder: Path) -> bool:
@@ -538,6 +540,11 @@ def test_a_node_that_begins_with_another_checkpoint_is_named(tmp_path: Path) -> 
         prepare(tmp_path, Attempt("a", 2, "node0"), options(store))
 
 
+def test_a_node_whose_id_looks_like_a_record_cannot_take_part() -> None:
+    with pytest.raises(ConfigError, match="an id that ends in"):
+        AttemptRecords(MemoryStore(), RUN, Attempt("a", 2, "node0.ready"))
+
+
 def test_more_nodes_than_expected_are_named(url: str, tmp_path: Path) -> None:
     assert steps(begin(tmp_path, url)) == [5, 5]
     with pytest.raises(ConfigError, match="3 nodes take part in an attempt of 2: new, node0"):
@@ -605,7 +612,12 @@ def test_another_download_that_stands_still_is_not_waited_for(url: str, tmp_path
 
 @pytest.mark.parametrize(
     ("data", "kind"),
-    [(b"\0garbage", Corrupt), (b'{"format":1,"node":"no', Corrupt), (b'{"format":9}', Unsupported)],
+    [
+        (b"\0garbage", Corrupt),
+        (b'{"format":1,"node":"no', Corrupt),
+        (b'{"format":1,"node":"node2","nnodes":2,"candidates":[]}', Corrupt),
+        (b'{"format":9}', Unsupported),
+    ],
 )
 def test_a_record_that_cannot_be_read_fails_the_attempt(
     url: str, tmp_path: Path, data: bytes, kind: type[CkptsyncError]
@@ -713,8 +725,9 @@ def test_records_of_old_attempts_are_removed(url: str, tmp_path: Path) -> None:
     for number in range(25):
         name = f"{RECORDS}/old{number}/node0.json"
         store.write(name, [b"{}"])
-        os.utime(Path(url, name), (1000 + number, 1000 + number))
+        os.utime(Path(url, name), (2e9 + number, 2e9 + number))
+    store.write(f"{RECORDS}/old5/node1.json", [b"{}"])  # of a node that came first
     assert steps(begin(tmp_path, url)) == [5, 5]
     names = set(store.dirs(f"{RECORDS}/"))
-    assert names == {"a", *(f"old{number}" for number in range(6, 25))}
+    assert names == {"a", *(f"old{number}" for number in range(5, 25))}
     assert all(one.run in {RUN, "zero3"} for one in read_state(store).locations)
