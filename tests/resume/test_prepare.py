@@ -36,9 +36,9 @@ from ckptsync.errors import (
 )
 from ckptsync.resume.attempt import Attempt
 from ckptsync.resume.attempt_records import AttemptRecords, End
-from ckptsync.resume.choose import NodeRecord
+from ckptsync.resume.choose import Candidate, NodeRecord, WholeSave
 from ckptsync.resume.drain import TrainingMark
-from ckptsync.resume.local_checkpoints import judge_output_dir
+from ckptsync.resume.local_checkpoints import LocalCheckpoint, judge_output_dir, list_newer
 from ckptsync.resume.prepare import PrepareOptions, Start, prepare
 from ckptsync.spool.markers import (
     PinNotes,
@@ -237,6 +237,18 @@ def test_names_that_are_aside_already_stay(url: str, tmp_path: Path) -> None:
         alone(tmp_path / "out", url, f"a{number}")
     aside = sorted(one.name for one in (tmp_path / "out" / ASIDE).iterdir())
     assert aside == ["checkpoint-900", "checkpoint-900.2", "checkpoint-900.3"]
+
+
+def test_only_greater_steps_of_the_same_series_and_torn_ones_are_in_the_way() -> None:
+    names = ("checkpoint-4", "checkpoint-5", "checkpoint-6", "global_step900")
+    local = [LocalCheckpoint(WholeSave(name, name, 1.0), Path(name)) for name in names]
+    torn = [replace(each, torn="half") for each in local]
+    for choice, checkpoints, expected in (
+        (Candidate("checkpoint-5", "x"), local, names[2:3]),
+        (Candidate("checkpoint-5", "x"), torn, (names[0], *names[2:])),
+        (None, local, names),
+    ):
+        assert tuple(c.save.checkpoint for c in list_newer(checkpoints, choice)) == expected
 
 
 def test_a_checkpoint_arrives_where_others_of_its_training_lie(url: str, tmp_path: Path) -> None:

@@ -432,6 +432,11 @@ def test_what_cannot_be_begun_is_an_error_of_usage(
     assert not place.out.exists()
 
 
+def test_a_training_ignores_no_signal_that_python_does(place: Place) -> None:
+    words = ("resume", str(place.out), "--", "grep", "SigIgn", "/proc/self/status")
+    assert ran(place.command(*words)).stdout.split() == ["SigIgn:", "0" * 16]
+
+
 def test_what_is_required_or_to_be_kept_is_said_to_the_preparation(place: Place) -> None:
     save(place.out, 1, 9)
     (place.out / "checkpoint-1/trainer_state.json").unlink()

@@ -108,3 +108,6 @@ def test_facts_stand_beside_the_heartbeat_of_their_own_process() -> None:
     assert (worker.name, worker.host, worker.clock_offset) == ("n0", "n0.example", -2.5)
     assert worker.trains["run"].state == "runs"
     assert (head.name, head.node, head.clock_offset, head.trains) == ("n0~head", "n0", None, {})
+    odd = NodeFile(fact().entry, Corrupt("odd facts"))
+    [node] = list_nodes(files(heart(notes=("a",)), odd), NOW)
+    assert node.notes == ("a", "odd facts")
