@@ -12,11 +12,9 @@ from typing import cast
 
 import pytest
 
-from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import ASIDE
 from ckptsync.errors import StoreError
 from ckptsync.head.due_jobs import VerifyPolicy
-from ckptsync.records.save_decisions import Tombstone
 from ckptsync.resume.drain import (
     DrainedSave,
     DrainResult,
@@ -32,7 +30,6 @@ from ckptsync.worker.finished import Rule
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.store_view import StoreView
 from tests.resume import trainer
-from tests.support.filled_stores import put
 from tests.support.head_in_process import verify_next
 from tests.support.worker_in_process import push_now
 
@@ -137,18 +134,12 @@ def test_a_save_waits_until_it_has_not_changed_then_is_unsent_then_stored(node: 
     assert (stored.status, stored.location, stored.reason) == ("stored", "checkpoint-1", "")
 
 
-def test_damage_in_the_store_is_refused_and_what_it_gave_up_is_not(node: Node) -> None:
+def test_a_save_that_is_damaged_in_the_store_is_refused(node: Node) -> None:
     node.push()
     node.store.write("run/checkpoint-1/scheduler.pt", [b"x"])
     verify_next(node.store, VerifyPolicy("digest", 1e-9), time.time())
     damaged = node.read(1.0)["checkpoint-1"]
     assert (damaged.status, damaged.location) == ("refused", "checkpoint-1")
-    manifests = tuple(stored.name for stored in read_state(node.store).locations[0].manifests)
-    put(node.store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, manifests, "old"))
-    for name in manifests:
-        node.store.delete(name)
-    given_up = node.read(2.0)["checkpoint-1"]
-    assert (given_up.status, given_up.reason) == ("stored", "given up in the store")
 
 
 def test_what_was_moved_aside_is_refused_unless_the_store_has_it(node: Node) -> None:
