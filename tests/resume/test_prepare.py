@@ -50,7 +50,7 @@ from ckptsync.spool.markers import (
 )
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import open_store
+from ckptsync.stores.opening import create_store, open_store
 from ckptsync.walk import SPOOL, opened_directory
 from ckptsync.worker.observation import fingerprint
 from tests.resume.trainer import source
@@ -324,6 +324,9 @@ def test_without_a_checkpoint_the_training_begins_from_the_beginning(tmp_path: P
     assert not out.exists()
     with pytest.raises(Incomplete, match="no checkpoint to begin with"):
         prepare(out, Attempt("a", 1, "n"), options(None, require=True))
+    store = create_store(str(tmp_path / "empty"))
+    outcomes = begin(tmp_path, store.url, require=True)
+    assert "no checkpoint to begin with" in failure(outcomes, Incomplete)
 
 
 def test_several_nodes_need_a_store_and_none_may_hold_the_output(url: str, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from ckptsync.spool.markers import read_log
 from tests.resume.trainer import save, source
 from tests.support.exhaustive import sampled
 from tests.support.refused_commands import run
-from tests.support.small_store import flip
 from tests.support.stand_in_programs import CLEAN, ROOT
 from tests.support.terminal import on_terminal, read_until
 from tests.support.waiting import until
@@ -360,17 +359,6 @@ while not log.exists() or '"sent"' not in log.read_text():
     assert stored.exists() == has_logs
 
 
-def test_a_save_that_is_damaged_in_the_store_keeps_the_machine_on(place: Place) -> None:
-    save(place.out, 1, 1)
-    assert place.drain()[0] == 0
-    flip(place.store / "out" / "checkpoint-1" / "model.safetensors")
-    assert run(("verify", "--store", place.store), CLEAN).returncode == 10
-    code, document = place.drain()
-    assert (code, document["may_shut_down"]) == (3, False)
-    assert statuses(document)["checkpoint-1"] == "refused"
-    assert "damaged" in json.dumps(document["saves"])
-
-
 def test_drain_of_nothing_does_not_wait(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.out.mkdir()
     named = place.config.read_text().replace(f"[{place.out}]", f"[{{path: {place.out}, name: a}}]")
@@ -392,22 +380,6 @@ def test_drain_does_not_call_a_path_stored_that_is_no_directory(
     assert printed.out == ""
     assert str(path) in printed.err
     assert not place.store.exists()
-
-
-def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
-    for code in (137, 0):
-        assert ran(place.resume(1, "torn,exit:0", store=False)).returncode == code
-    (place.out / "_ckptsync-aside" / "checkpoint-2").rename(place.out / "lost")
-    assert place.drain()[0] == 0
-    (place.out / "lost").rename(place.out / "_ckptsync-aside" / "checkpoint-2")
-    code, document = place.drain()
-    assert (code, document["may_shut_down"]) == (3, False)
-    assert statuses(document)["_ckptsync-aside/checkpoint-2"] == "refused"
-    done = run(("drain", place.out, "-c", place.config, "--wait", "0"), CLEAN)
-    assert f"ckptsync push {place.out}/_ckptsync-aside/checkpoint-2 " in done.stdout + done.stderr
-    shutil.move(place.out / "_ckptsync-aside", place.out.parent)
-    shutil.copytree(place.out / "checkpoint-1", place.out / "_ckptsync-aside" / "checkpoint-1.2")
-    assert place.drain("--wait", "0")[0] == 0
 
 
 @pytest.mark.parametrize(
