@@ -11,17 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import demo
-from ckptsync.cli.demo import CHECKPOINT, flip
 from ckptsync.errors import CkptsyncError
-from ckptsync.head.due_jobs import VerifyPolicy
-from ckptsync.layouts import registry
-from ckptsync.stores.checkpoint_files import DirectoryFiles
-from ckptsync.stores.opening import open_store
 from tests.support.command_line import Cli
-from tests.support.head_in_process import verify_next
-from tests.support.small_store import make
 
 
 def children_of(directory: Path) -> list[Path]:
@@ -101,24 +93,3 @@ def test_a_directory_that_is_in_use_is_refused(tmp_path: Path, cli: Cli) -> None
     (tmp_path / "file").write_text("")
     cli("demo", "--dir", tmp_path, code=2)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named(tmp_path: Path) -> None:
-    checkpoint = make(tmp_path / "store") / "fsdp2" / CHECKPOINT
-    path, at, name = demo.byte_of_a_tensor(checkpoint)
-    files = DirectoryFiles(str(checkpoint))
-    [tensor] = [t for t in registry.tensors(files, registry.choose(files, None)) if t.name == name]
-    extents = [
-        part.extent for copy in tensor.copies for part in copy.parts if part.extent.file == path
-    ]
-    assert any(e.start <= at < e.start + e.size for e in extents)
-    flip(checkpoint / path, at)
-    store = open_store(str(tmp_path / "store"))
-    verify_next(store, VerifyPolicy(every=0.0), 1e10)
-    seen = read_state(store).of("fsdp2", CHECKPOINT)
-    assert seen
-    found = demo.find_damage(seen, set(), path)
-    assert found
-    assert name in found[1].tensors
-    assert demo.find_damage(seen, set(), "another") is None
-    assert demo.find_damage(seen, set(seen.records.reports), path) is None

@@ -74,23 +74,6 @@ def test_an_empty_store_and_no_store_at_all(tmp_path: Path, cli: Cli) -> None:
     cli("status", "--store", tmp_path, code=2)
 
 
-def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_only_that(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read = names_read(monkeypatch)
-
-    def manifests_read() -> int:
-        read.clear()
-        assert cli("ls").out == first
-        return len([name for name in read if "manifest-" in name])
-
-    first = cli("ls").out
-    assert manifests_read() == 0
-    shutil.rmtree(tmp_path / "cache")
-    assert manifests_read() == 3
-
-
 @pytest.mark.parametrize("command", ["ls", "status"])
 def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
     command: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli

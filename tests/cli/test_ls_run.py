@@ -36,7 +36,6 @@ from ckptsync.status.training_curves import Curve
 from ckptsync.stores.opening import open_store
 from tests.support.command_line import Cli
 from tests.support.files_in_memory import safetensors_file
-from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
 from tests.support.worker_in_process import push_now
 
@@ -109,15 +108,6 @@ def test_json_of_a_run_has_what_the_table_has_and_its_form_stays(said: Said) -> 
             False,
         )
         assert isinstance(last["files"], int)
-
-
-def test_the_losses_of_all_steps_cost_one_read(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = names_read(monkeypatch)
-    said()
-    assert not [name for name in read if "trainer_state" in name]
-    said("fsdp2")
-    states = {name for name in read if "trainer_state" in name}
-    assert states == {"fsdp2/checkpoint-5/trainer_state.json"}
 
 
 def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None:

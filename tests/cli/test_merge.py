@@ -164,16 +164,6 @@ def test_a_merge_is_compared_with_the_base_model_that_is_named(
     assert (tmp_path / "out").exists() is (code == 0)
 
 
-def test_an_empty_base_is_named(tmp_path: Path, cli: Cli) -> None:
-    base = tmp_path / "base"
-    base.mkdir()
-    said = cli("merge", *FSDP, tmp_path / "out", "--base", base, code=5).err
-    assert f"--base {base}: no weights among its 0 files" in said
-    (base / "model.safetensors").write_bytes(b"x")
-    said = cli("merge", *FSDP, tmp_path / "out", "--base", base, code=10).err
-    assert "error: --base: model.safetensors: " in said
-
-
 def model(directory: Path, *names: str, value: float) -> Path:
     directory.mkdir()
     save_file({n: np.full(2, value, "<f4") for n in names}, directory / "model.safetensors")

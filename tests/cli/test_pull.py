@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +14,14 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import pull
-from ckptsync.cli.main import main
 from ckptsync.downloader.find import FoundCheckpoint
-from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.push import find_offer, push
-from ckptsync.worker.worker import Worker
 from tests.support.command_line import Cli
 from tests.support.files_in_memory import safetensors_file, write_files
 from tests.support.filled_stores import put
-from tests.support.head_in_process import consolidate_due, verify_next
 from tests.support.small_store import DATA, SHARD, flip, make
-from tests.support.worker_in_process import push_now, tick
+from tests.support.worker_in_process import push_now
 
 
 @pytest.fixture(scope="module")
@@ -164,113 +154,6 @@ def test_a_best_checkpoint_that_is_not_here_is_said(tmp_path: Path, cli: Cli) ->
     assert any(f"names {best} as the best" in note for note in told(cli, *words)["notes"])
     best.mkdir()
     assert told(cli, *words)["notes"] == []
-
-
-@pytest.fixture(scope="module")
-def agreed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``fsdp2`` of two nodes whose hooks agreed on a save id, VERIFIED."""
-    path = tmp_path_factory.mktemp("agreed") / "store"
-    store = create_store(str(path))
-    for node in ("node0", "node1"):
-        offer = find_offer(DATA / "fsdp2" / node)
-        push(replace(offer, run="fsdp2", save="0123456789abcdef"), store, node)
-    consolidate_due(store, HeadOptions())
-    verify_next(store, VerifyPolicy(), time.time())
-    return path
-
-
-@pytest.fixture
-def store(agreed: Path, tmp_path: Path) -> Store:
-    shutil.copytree(agreed, tmp_path / "store")
-    return open_store(str(tmp_path / "store"))
-
-
-def workers(
-    tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "node1")
-) -> list[Worker]:
-    return [
-        Worker(WorkerOptions(node, RunDir("fsdp2", tmp_path / out), quiet=0.0, unmarked=0.0), store)
-        for node, out in zip(nodes, "AB", strict=True)
-    ]
-
-
-def phases(watching: list[Worker], *at: float) -> list[str]:
-    found: list[str] = []
-    for now in at:
-        for result in [tick(worker, now) for worker in watching]:
-            assert result.failures == ()
-            found += [p.phase for p in result.progress]
-    return found
-
-
-def state(store: Store) -> dict[str, tuple[str, int]]:
-    return {s.location: (s.status, len(s.manifests)) for s in read_state(store).locations}
-
-
-def bring(tmp_path: Path) -> None:
-    """Pull both nodes' shards onto A, and what node1 needs onto B."""
-    for words in (["A"], ["B", "--node", "node1"]):
-        words[0] = str(tmp_path / words[0])
-        assert main(["pull", f"{tmp_path}/store/fsdp2/checkpoint-4", *words]) == 0
-
-
-SAME, OTHER = ("node0", "node1"), ("other0", "other1")
-
-
-def test_a_copy_serves_to_repair_the_store(store: Store, tmp_path: Path, cli: Cli) -> None:
-    bring(tmp_path)
-    watching = workers(tmp_path, store, OTHER)
-    phases(watching, 0.0, 1.0)
-    flip(tmp_path / "store" / "fsdp2" / SHARD)
-    cli("verify", "--store", tmp_path / "store", code=10)
-    assert [r.name for r in tick(watching[0], 2.0).repairs if not r.reason] == [SHARD]
-    cli("verify", "--store", tmp_path / "store")
-    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
-
-
-def test_a_copy_of_what_retention_gave_up_is_not_sent_again(store: Store, tmp_path: Path) -> None:
-    bring(tmp_path)
-    (seen,) = read_state(store).locations
-    manifests, name = tuple(stored.name for stored in seen.manifests), "checkpoint-4"
-    put(store, Tombstone("fsdp2", name, name, 0, manifests, "keep_last"))
-    watching = workers(tmp_path, store, OTHER)
-    assert set(phases(watching, 0.0, 5.0, 2000.0)) == {"retired"}
-    assert state(store) == {"checkpoint-4": ("RETIRED", 2)}
-
-
-def test_what_is_added_to_a_pulled_checkpoint_is_sent(store: Store, tmp_path: Path) -> None:
-    bring(tmp_path)
-    for out in "AB":
-        (tmp_path / out / "checkpoint-4" / "README.md").write_text("evaluated")
-    watching = workers(tmp_path, store)
-    assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
-    assert "sent" not in phases(watching, 2001.0, 4000.0)
-    (word,) = {word for word, _ in state(store).values()}
-    assert word == "CONSOLIDATED"
-    verify_next(store, VerifyPolicy(), time.time())
-    assert {word for word, _ in state(store).values()} == {"VERIFIED"}
-
-
-@pytest.mark.parametrize("nodes", [SAME, OTHER])
-def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save(
-    nodes: tuple[str, str], store: Store, tmp_path: Path
-) -> None:
-    bring(tmp_path)
-    for out, rank in (("A", 0), ("B", 1)):
-        for path in sorted((tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp")):
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
-    watching = workers(tmp_path, store, nodes)
-    assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
-    assert set(phases(watching, 2001.0, 4000.0)) == {"stored"}
-    assert state(store).pop("checkpoint-4") == ("VERIFIED", 2)
-    (again,) = [s for s in read_state(store).locations if s.location != "checkpoint-4"]
-    assert again.status == "COMPLETE"
-    for out, rank in (("A", 0), ("B", 1)):
-        for path in (tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp"):
-            (at,) = again.files[str(path.relative_to(tmp_path / out / "checkpoint-4"))]
-            assert read_all(store, at.name) == path.read_bytes()
 
 
 def test_hints_for_a_run_of_no_known_layout_can_be_followed(tmp_path: Path, cli: Cli) -> None:

@@ -313,17 +313,6 @@ def test_names_in_chinese_are_as_wide_as_they_are_shown(width: int) -> None:
     assert "".join(lines).replace(" ", "").count("无法连接") == 40
 
 
-def test_a_narrow_screen_shows_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINES", "200")
-    monkeypatch.setenv("COLUMNS", "40")
-    watch = screen(Away())
-    watch.refresh()
-    watch.shown, watch.reason = busy(), f"503 of {'x' * 90} the end"
-    lines = watch.draw_text().plain.splitlines()
-    assert max(map(len, lines)) <= 40
-    assert "theend" in "".join("".join(lines).split())
-
-
 def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -> None:
     said = overview_lines(busy())
     assert said[0].startswith("store /store  1970-01-12 13:46:40Z")
@@ -412,14 +401,6 @@ def test_an_empty_store_says_so() -> None:
         "no checkpoints yet",
         "no node has written to this store",
     ]
-
-
-def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:
-    much = 100_000
-    jobs, disks = (job("x" * much, "y" * much),), (Disk("/d" * much, 1, 2, 3),)
-    many: dict[str, Any] = {"errors": ("e" * much,) * 9, "running": jobs * 999, "disk": disks * 999}
-    seen = shown(heart(roles=("z" * much,), **many))
-    assert sum(map(len, overview_lines(seen))) < 500_000
 
 
 @pytest.mark.parametrize("at", [-1e12, 1e12, 1e300])

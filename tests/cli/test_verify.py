@@ -89,18 +89,6 @@ def test_findings_are_recorded_and_repaired(store: Path, tmp_path: Path, cli: Cl
     assert records(store) == second
 
 
-def test_a_file_damaged_again_is_asked_for_again(store: Path, tmp_path: Path, cli: Cli) -> None:
-    shutil.copytree(DATA / "fsdp2" / "node0", tmp_path / "out")
-    worker = Worker(
-        WorkerOptions("node0", RunDir("fsdp2", tmp_path / "out")), open_store(str(store))
-    )
-    for now in range(2):
-        flip(store / "fsdp2" / SHARD)
-        cli("verify", store / "fsdp2", code=10)
-        assert [r.name for r in tick(worker, float(now)).repairs] == [SHARD]
-    cli("verify", store / "fsdp2")
-
-
 @pytest.mark.parametrize("harm", ["consolidated", "record"])
 def test_every_damage_is_seen_by_other_commands(store: Path, harm: str, cli: Cli) -> None:
     if harm == "consolidated":

@@ -179,15 +179,6 @@ def test_the_exit_code_is_the_trainings_and_the_worker_has_its_keys(place: Place
     assert place.drain()[0] == 0
 
 
-def test_without_a_store_it_judges_this_machine_alone(place: Place) -> None:
-    ends = "torn,exit:0"
-    assert ran(place.resume(2, ends, store=False)).returncode == 137
-    done = ran(place.resume(1, ends, store=False))
-    assert done.returncode == 0, done.stderr
-    assert "nothing was uploaded" in done.stderr
-    assert place.starts()[1]["from"] == str(place.out / "checkpoint-2")
-
-
 REPLACED = ("--signal-map", "USR1=TERM", "--signal-map", "USR2=NONE")
 
 
