@@ -133,6 +133,8 @@ def test_a_path_in_a_store_names_the_store_and_what_is_in_it(
         (["keep", "./store/fsdp2/checkpoint-4", "--store", "store"], "--store names another store"),
         (["pull", "./fsdp2", "out"], "./fsdp2: not inside a store"),
         (["repair"], "no store is named"),
+        (["join", "store/fsdp2/checkpoint-4"], "expected two of RUN/CHECKPOINT, not 1"),
+        (["join", "store/fsdp2/checkpoint-4", "store/zero3/checkpoint-4"], "are of two runs"),
     ],
 )
 def test_why_a_name_names_nothing_is_said(
