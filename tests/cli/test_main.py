@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync import __version__
-from ckptsync.cli import merge
 from ckptsync.cli.commands import COMMANDS, GROUPS
 from ckptsync.cli.main import bounded, main, parser
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
-from ckptsync.merger import plan
 from tests.cli.test_json import check
 from tests.support.command_line import Cli
 
@@ -190,10 +188,6 @@ def test_who_sends_or_watches_needs_no_arrays() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
-    assert merge.DTYPES == plan.DTYPES
 
 
 @pytest.mark.parametrize("asked", [None, "3"])

@@ -12,9 +12,7 @@ import pytest
 import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.cli.push import counted, notes
-from ckptsync.stores.memory import MemoryStore
 from tests.support.command_line import Cli
-from tests.support.worker_in_process import push_now
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD, OPTIMIZER = "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"
@@ -77,16 +75,6 @@ def test_progress_counts_each_byte_once_though_some_are_read_twice() -> None:
     for count in (50, 50, -50, 50, 50):
         passed(count)
     assert told == [(50, 100), (100, 100), (50, 100), (100, 100), (100, 100)]
-
-
-def test_a_push_reads_each_file_once_and_tells_of_each_byte_once(tmp_path: Path) -> None:
-    told: list[int] = []
-    for _ in "ab":
-        push_now(FSDP / "node0", MemoryStore(), "n0", "run", told.append)
-    assert sum(told) == 2 * sum(
-        p.stat().st_size for p in (FSDP / "node0").rglob("*") if p.is_file()
-    )
-    assert min(told) > 0
 
 
 @pytest.mark.parametrize(
