@@ -63,11 +63,13 @@ def test_what_is_wrong_is_raised_as_the_command_ends(tmp_path: Path) -> None:
 
 def test_what_is_pushed_is_listed_and_comes_back(tmp_path: Path) -> None:
     store, told = tmp_path / "store", list[tuple[int, int]]()
+
+    def count(done: int, total: int) -> None:
+        told.append((done, total))
+
     for n in (0, 1):
         source = DATA / f"fsdp2/node{n}"
-        (sent,) = api.push(
-            source, store, run="r", node=f"n{n}", progress=lambda *sizes: told.append(sizes)
-        )
+        (sent,) = api.push(source, store, run="r", node=f"n{n}", progress=count)
         size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
         assert (told[-1], sent.size) == ((size, size), size)
     (listed,) = api.list_checkpoints(store, "r")

@@ -14,7 +14,7 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import pull
-from ckptsync.downloader.find import FoundCheckpoint
+from ckptsync.downloader.find import FoundCheckpoint, find
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.opening import create_store, open_store
 from tests.support.command_line import Cli
@@ -87,16 +87,15 @@ def test_what_retention_deletes_meanwhile_is_an_error_that_says_so(
 ) -> None:
     store = Path(shutil.copytree(made, tmp_path / "store"))
 
-    def find(*words: Any) -> FoundCheckpoint:
-        found = found_before(*words)
+    def find_and_lose(*words: Any) -> FoundCheckpoint:
+        found = find(*words)
         opened, name = open_store(str(store)), "checkpoint-4"
         manifests = tuple(stored.name for stored in read_state(opened).locations[0].manifests)
         put(opened, Tombstone("fsdp2", name, name, 0, manifests, "keep_last"))
         (store / "fsdp2" / SHARD).unlink()
         return found
 
-    found_before = pull.find
-    monkeypatch.setattr(pull, "find", find)
+    monkeypatch.setattr(pull, "find", find_and_lose)
     said = told(cli, "fsdp2", tmp_path / "out", "--store", store, code=3)
     assert "retention is deleting fsdp2/checkpoint-4: keep_last" in said["notes"]
 

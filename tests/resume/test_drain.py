@@ -13,8 +13,10 @@ from typing import cast
 import pytest
 
 from ckptsync.checkpoint_dirs import ASIDE
+from ckptsync.cli.drain import Upload
 from ckptsync.errors import StoreError
 from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.hooks import embedded_worker
 from ckptsync.resume.drain import (
     DrainedSave,
     DrainResult,
@@ -151,6 +153,24 @@ def test_what_was_moved_aside_is_refused_unless_the_store_has_it(node: Node) -> 
     assert save.path == aside / "checkpoint-1"
     node.push()
     assert name not in node.read(2.0)
+
+
+@pytest.mark.parametrize(
+    ("has_worker", "patience"),
+    [
+        (False, embedded_worker.RESTART),
+        (True, embedded_worker.RESTART + embedded_worker.RESTART_EVERY),
+    ],
+)
+def test_a_directory_that_nobody_serves_is_given_up_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_worker: bool, patience: float
+) -> None:
+    now, saves = [1000.0], cast("OutputDirSaves", None)
+    monkeypatch.setattr("ckptsync.cli.drain.time", SimpleNamespace(monotonic=lambda: now[0]))
+    upload = Upload(RunDir("run", tmp_path), "n0", "/s", MemoryStore(), saves, None, has_worker)
+    for later, is_lost in ((0.0, False), (patience - 1.0, False), (1.0, True)):
+        now[0] += later
+        assert upload.notice_lost_worker() == is_lost
 
 
 class Script:
