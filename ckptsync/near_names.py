@@ -9,10 +9,12 @@ from collections.abc import Iterable
 def near_names(typed: str, names: Iterable[str], most: int = 1) -> list[str]:
     """Return at most ``most`` names that resemble ``typed``, the nearest first.
 
-    Never ``typed`` itself.
+    Names that begin with ``typed`` come last.  Never ``typed`` itself.
     """
     candidates = sorted({name for name in names if name != typed})
-    return difflib.get_close_matches(typed, candidates, most, 0.6)
+    nearest = difflib.get_close_matches(typed, candidates, most, 0.6)
+    longer = (name for name in candidates if typed and name.startswith(typed))
+    return list(dict.fromkeys([*nearest, *longer]))[:most]
 
 
 def did_you_mean(typed: str, names: Iterable[str]) -> str:

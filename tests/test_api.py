@@ -61,6 +61,34 @@ def test_what_is_wrong_is_raised_as_the_command_ends(tmp_path: Path) -> None:
         api.pull("fsdp2/checkpoint-4", tmp_path / "out", store, unverified=True)
 
 
+def test_what_is_pushed_is_listed_and_comes_back(tmp_path: Path) -> None:
+    store, told = tmp_path / "store", list[tuple[int, int]]()
+
+    def count(done: int, total: int) -> None:
+        told.append((done, total))
+
+    for n in (0, 1):
+        source = DATA / f"fsdp2/node{n}"
+        (sent,) = api.push(source, store, run="r", node=f"n{n}", progress=count)
+        size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+        assert (told[-1], sent.size) == ((size, size), size)
+    (listed,) = api.list_checkpoints(store, "r")
+    assert (listed.checkpoint, listed.step, listed.nodes) == ("checkpoint-4", 4, ("n0", "n1"))
+    assert (listed.status, listed.resume, listed.model) == ("COMPLETE", True, True)
+    assert api.resume_step(store, "r") is None
+    assert api.resume_step(store, "r", trust="complete") == 4
+    pulled = api.pull("r", tmp_path / "out", store, unverified=True, node="n1")
+    names = {path.name for path in pulled.directory.iterdir()}
+    assert {name for name in names if name.startswith("rng_state")} == {"rng_state_1.pth"}
+    with pytest.raises(Incomplete):
+        api.pull("r", tmp_path / "again", store)
+    (weights,) = api.push(DATA / "fsdp2/node0", tmp_path / "w", send_files="weights")
+    assert "optimizer_0/__0_0.distcp" in weights.left_out
+    model = api.pull("fsdp2", tmp_path / "m", make(tmp_path / "verified"), consolidated=True)
+    assert (model.directory, model.status) == (tmp_path / "m", "VERIFIED")
+    assert len(api.inspect(model.directory).sources[0].tensors) == 21
+
+
 def test_an_adapter_is_summed_into_its_base_and_what_it_changed_is_told(tmp_path: Path) -> None:
     base, adapter = VECTORS / "base", VECTORS / "peft-adapter/out"
     model = api.merge(adapter, tmp_path / "m", into=base)
@@ -75,9 +103,7 @@ def test_an_adapter_is_summed_into_its_base_and_what_it_changed_is_told(tmp_path
     assert not (tmp_path / "n").exists()
 
 
-def test_what_a_checkpoint_does_not_hold_is_filled_and_named_as_another_model(
-    tmp_path: Path,
-) -> None:
+def test_what_a_checkpoint_lacks_is_filled_from_another_model(tmp_path: Path) -> None:
     whole = api.merge(NODES, tmp_path / "m").destination
     filled = api.merge(NODES, tmp_path / "f", fill_from=whole, names_of=whole)
     assert {d.state for d in api.diff(whole, filled.destination)} == {"same"}

@@ -24,7 +24,6 @@ from ckptsync.cli.arguments import (
     store_run_location,
     store_url,
 )
-from ckptsync.cli.merge import DTYPES
 from ckptsync.cli.output import Progress, say
 from ckptsync.cli.progress import add_progress, with_progress
 from ckptsync.config.loading import limits_of, options_for
@@ -32,7 +31,7 @@ from ckptsync.config.schema import Config, HeadConfig
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, without_frames
 from ckptsync.head.consolidate import HeadOptions, RayCluster, WrittenModel, consolidate_location
 from ckptsync.head.due_jobs import ANY_RUN, Job, head_jobs
-from ckptsync.merger.plan import MergeOptions, MergeResources
+from ckptsync.merger.plan import DTYPES, MergeOptions, MergeResources
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import Access

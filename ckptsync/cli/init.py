@@ -137,11 +137,20 @@ def _scalar(text: str) -> str:
 
 
 def _absolute(place: str) -> str:
-    """Return a path as an absolute one, `~` replaced; a URL as it is.  Raises ConfigError."""
+    """Return a path as an absolute one, `~` replaced; a URL as it is.
+
+    Raises ConfigError, also for a path that is not UTF-8.
+    """
     from ckptsync.stores.urls import Remote, located
 
     where = located(place.strip())
-    return place.strip() if isinstance(where, Remote) else str(where)
+    absolute = place.strip() if isinstance(where, Remote) else str(where)
+    try:
+        absolute.encode()
+    except UnicodeEncodeError as e:
+        why = f"{absolute}: a path in a configuration must be UTF-8"
+        raise ConfigError(why, hint="rename its directories") from e
+    return absolute
 
 
 def _words(answer: str) -> list[str]:

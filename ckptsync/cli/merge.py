@@ -37,7 +37,7 @@ from ckptsync.merger.inputs import (
     usual_threads,
 )
 from ckptsync.merger.into_base import AS_BASE, open_into_base
-from ckptsync.merger.plan import SHARD_SIZE, MergeOptions, MergeResources
+from ckptsync.merger.plan import DTYPES, SHARD_SIZE, MergeOptions, MergeResources
 from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.quantities import parse_size, show_size
 from ckptsync.records.layer_groups import LAYER_GROUPS, layer_group
@@ -49,7 +49,6 @@ from ckptsync.stores.urls import located
 # within 300 MB
 PARTS = 64 << 20
 KEPT = "are merged; the same command continues"
-DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 DETAILS = (
     "With several SRC, each holds the shards of the same checkpoint that one node wrote."
     " `merge ADAPTER… --into BASE DST` sums LoRA adapters into their base, one after the other."

@@ -38,9 +38,7 @@ def test_the_store_is_named_by_the_command_the_environment_or_a_configuration(
     assert cli("ls", "--json").err == ""
 
 
-def test_limits_and_options_come_from_the_environment_or_the_configuration_and_the_flag_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_limits_and_options_are_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"profile": "lab"}')
     monkeypatch.setenv("CKPTSYNC_LIMITS_THREADS", "7")
     access = access_of(Namespace(bandwidth=None))
@@ -55,6 +53,8 @@ def test_limits_and_options_come_from_the_environment_or_the_configuration_and_t
         "the environment overrides the file, as always"
     )
     assert isinstance(of_file.limits.pace, TokenBucket)
+    child = access_of(Namespace(config=str(tmp_path / "c.yaml"), progress="json"))
+    assert child.limits.memory < of_file.limits.memory, "other children of the head have the rest"
     assert "lab" not in repr(of_file)
     with pytest.raises(ConfigError, match="--bandwidth: '50' is not a bandwidth"):
         access_of(Namespace(bandwidth="50"))
@@ -63,10 +63,14 @@ def test_limits_and_options_come_from_the_environment_or_the_configuration_and_t
 
 
 def test_options_of_the_environment_do_not_trouble_a_path(
-    store: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"secret": "hunter2"}')
     cli("ls", "--store", store)
+    config = tmp_path / "c.yaml"
+    config.write_text(f"roles: [head]\nstore: {{url: {store}}}\n")
+    assert "a path has none" in cli("ls", "-c", config, code=2).err
+    cli("ls", "-c", config, "--store", store)
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", '{"secret": "hunter2"')
     assert "CKPTSYNC_STORAGE_OPTIONS: not JSON" in (err := cli("ls", "--store", store, code=2).err)
     assert "hunter2" not in err
@@ -129,6 +133,8 @@ def test_a_path_in_a_store_names_the_store_and_what_is_in_it(
         (["keep", "./store/fsdp2/checkpoint-4", "--store", "store"], "--store names another store"),
         (["pull", "./fsdp2", "out"], "./fsdp2: not inside a store"),
         (["repair"], "no store is named"),
+        (["join", "store/fsdp2/checkpoint-4"], "expected two of RUN/CHECKPOINT, not 1"),
+        (["join", "store/fsdp2/checkpoint-4", "store/zero3/checkpoint-4"], "are of two runs"),
     ],
 )
 def test_why_a_name_names_nothing_is_said(
@@ -148,9 +154,7 @@ def test_a_run_of_the_named_store_wins_over_a_path_of_its_name(
     assert "run 'store' not found" in cli("repair", "store", "--dry-run", code=2).err
 
 
-def test_a_url_of_a_checkpoint_in_a_bucket_names_its_store(
-    monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_a_url_of_a_checkpoint_names_its_store(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     url = f"s3://{weed().bucket()}/deep"
     create_store(url, weed().options())
     monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(weed().options()))

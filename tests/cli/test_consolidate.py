@@ -30,9 +30,7 @@ def test_a_dry_run_lists_what_is_due_and_writes_nothing(store: Store, cli: Cli) 
     assert word(store) == ["COMPLETE", "COMPLETE"]
 
 
-def test_one_checkpoint_a_run_or_all_that_is_due_is_consolidated_once(
-    store: Store, cli: Cli
-) -> None:
+def test_one_checkpoint_a_run_or_all_is_consolidated_once(store: Store, cli: Cli) -> None:
     said = cli("consolidate", "fsdp2/checkpoint-4").out
     assert "consolidated: fsdp2/checkpoint-4: 1 files" in said
     assert word(store) == ["CONSOLIDATED", "COMPLETE"]
@@ -44,9 +42,7 @@ def test_one_checkpoint_a_run_or_all_that_is_due_is_consolidated_once(
     assert word(store) == ["CONSOLIDATED", "CONSOLIDATED"]
 
 
-def test_options_are_those_of_the_command_line_else_of_the_configuration(
-    store: Store, tmp_path: Path, cli: Cli
-) -> None:
+def test_options_count_before_the_configuration(store: Store, tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "head.yaml"
     file.write_text(f"roles: [head]\nstore: {{url: {store.url}}}\nhead: {{dtype: fp32}}\n")
     cli("consolidate", "-c", file, "zero3")
@@ -60,9 +56,7 @@ def test_options_are_those_of_the_command_line_else_of_the_configuration(
     assert "config.json=" in records["fsdp2"]["config"]
 
 
-def test_what_is_not_complete_is_an_error_that_says_why_and_what_is_not_there_is_not_found(
-    named: Path, cli: Cli
-) -> None:
+def test_what_is_not_complete_or_not_there_is_an_error(named: Path, cli: Cli) -> None:
     push_now(DATA / "fsdp2" / "node0", create_store(str(named)), "node0", "fsdp2")
     said = cli("consolidate", "fsdp2/checkpoint-4", code=3).err
     assert "not consolidated, it is INCOMPLETE" in said

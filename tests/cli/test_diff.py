@@ -57,9 +57,7 @@ def model(path: Path, **tensors: np.ndarray) -> Path:
 ONES = np.ones((2, 2), "<f4")
 
 
-def test_what_changed_and_what_only_one_has_is_listed_and_the_exit_code_is_1(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_what_differs_is_listed_and_the_exit_code_is_1(tmp_path: Path, cli: Cli) -> None:
     changed = ONES.copy()
     changed[0, 0] = 2
     a = model(tmp_path / "a", **{"mlp.x": ONES, "norm.x": ONES, "p": ONES, "t": ONES, "s": ONES})
@@ -100,9 +98,7 @@ def test_what_changed_and_what_only_one_has_is_listed_and_the_exit_code_is_1(
     assert result["same"] == 1
 
 
-def test_a_sharded_checkpoint_is_compared_with_a_whole_model_as_a_merge_would_write_it(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_shards_are_compared_as_a_merge_would_write_them(tmp_path: Path, cli: Cli) -> None:
     nodes = [DATA / "fsdp2" / node / "checkpoint-4" for node in ("node0", "node1")]
     merged = tmp_path / "merged"
     cli("merge", *nodes, merged)
@@ -138,9 +134,7 @@ def test_adapters_are_compared_and_a_model_is_no_adapter(tmp_path: Path, cli: Cl
     assert (result["only_a"], result["only_b"]) == (9, 21)
 
 
-def test_consolidated_checkpoints_of_a_store_are_compared_by_their_digests(
-    store: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_consolidated_models_are_compared_by_digests(store: Path, tmp_path: Path, cli: Cli) -> None:
     here = ("--store", store)
     names = "fsdp2/checkpoint-4", "fsdp2/checkpoint-5"
     result = document(cli, *names, *here, code=0)

@@ -30,9 +30,7 @@ def trainers(environment: Environment) -> list[str]:
     return environment.ran("-c", APPENDED, CKPTSYNC_AUTOLOAD="1").stdout.split()
 
 
-def test_it_is_installed_once_and_removed_once_and_each_time_what_was_done_is_said(
-    environment: Environment, cli: Cli
-) -> None:
+def test_it_is_installed_and_removed_once(environment: Environment, cli: Cli) -> None:
     assert trainers(environment) == ["Flow"]
     path, named = str(line(environment)), ("--python", environment.python, "--json")
     removals: dict[str, object] = {"python": environment.python, "kept": [], "next": []}
@@ -68,9 +66,7 @@ def test_a_line_that_says_something_else_is_replaced(environment: Environment, c
     assert [path.name for path in environment.site.glob(".*")] == []
 
 
-def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(
-    environment: Environment,
-) -> None:
+def test_without_a_python_named_it_is_for_the_running_one(environment: Environment) -> None:
     done = environment.ran("-m", "ckptsync", "hook", "install")
     assert (done.returncode, done.stderr) == (0, "")
     assert trainers(environment) == ["Flow", "DefaultCallback"]
@@ -79,9 +75,7 @@ def test_without_a_python_named_it_is_for_the_one_that_runs_the_command(
 
 
 @pytest.mark.parametrize("action", ["install", "uninstall"])
-def test_a_python_that_one_may_not_change_is_refused(
-    action: str, environment: Environment, cli: Cli
-) -> None:
+def test_a_python_of_others_is_refused(action: str, environment: Environment, cli: Cli) -> None:
     site, words = environment.site, ("--python", environment.python)
     if action == "uninstall":
         cli("hook", "install", *words)
@@ -94,9 +88,7 @@ def test_a_python_that_one_may_not_change_is_refused(
     assert line(environment).exists() == (action == "uninstall")
 
 
-def test_a_python_without_ckptsync_and_what_is_no_python_are_refused(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_a_python_without_ckptsync_and_no_python_are_refused(tmp_path: Path, cli: Cli) -> None:
     bare = Environment(tmp_path / "bare")
     assert (
         f"hint: {bare.python} -m pip install "

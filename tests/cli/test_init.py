@@ -45,6 +45,7 @@ class Terminal(io.StringIO):
         ("both\nstore\nit's\n", "no closing quotation"),
         ("both\nstore\n~no-such-user/out\n", "no such user's home directory"),
         ("head\n~no-such-user/store\n", "no such user's home directory"),
+        ("both\nstore\nout \udce9\n", "/\\udce9: a path in a configuration must be UTF-8"),
         ("head\n   \n", "no answer"),
         ("", "--role: no answer"),
         ("neither\n", "--role: no answer"),

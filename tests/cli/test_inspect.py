@@ -26,7 +26,7 @@ def whole(sources: list[str], to: Path) -> Path:
     [(FSDP, "dcp:pytorch_model_fsdp_0"), (ZERO, "zero:global_step4")],
     ids=["fsdp2", "zero3"],
 )
-def test_a_complete_checkpoint_is_0_and_its_first_tensors(
+def test_a_complete_checkpoint_shows_first_tensors(
     sources: list[str], source: str, cli: Cli
 ) -> None:
     said = cli("inspect", *sources).out
@@ -57,9 +57,7 @@ def test_a_shard_cut_short_is_10(tmp_path: Path, cli: Cli) -> None:
     assert "dcp:pytorch_model_fsdp_0  corrupt: " in cli("inspect", location, code=10).out
 
 
-def test_several_sources_are_listed_the_preferred_one_marked_and_damage_in_any_is_10(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_sources_are_listed_and_damage_in_any_is_10(tmp_path: Path, cli: Cli) -> None:
     location = whole(ZERO, tmp_path / "checkpoint-4")
     cli("merge", location, tmp_path / "out")
     shutil.copy(tmp_path / "out" / "model.safetensors", location)

@@ -3,13 +3,18 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptsync.cli.ls import list_rows
+from ckptsync.catalogue.location_summary import Catalogue
+from ckptsync.cli.ls import exit_code, list_rows, select
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
+from ckptsync.records.io import Fault
+from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.support.command_line import Cli
@@ -25,9 +30,7 @@ def store(named: Path) -> Path:
     return make(named)
 
 
-def test_ls_has_a_line_a_checkpoint_with_its_word_and_json_the_conditions(
-    store: Path, cli: Cli
-) -> None:
+def test_ls_has_a_line_a_checkpoint_and_json_the_conditions(store: Path, cli: Cli) -> None:
     heading, fsdp, zero = (line.split() for line in cli("ls").out.splitlines())
     assert heading == ["RUN", "CHECKPOINT", "STATUS", "SIZE", "NODES", "DETAIL"]
     assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
@@ -71,23 +74,6 @@ def test_an_empty_store_and_no_store_at_all(tmp_path: Path, cli: Cli) -> None:
     cli("status", "--store", tmp_path, code=2)
 
 
-def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_only_that(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read = names_read(monkeypatch)
-
-    def manifests_read() -> int:
-        read.clear()
-        assert cli("ls").out == first
-        return len([name for name in read if "manifest-" in name])
-
-    first = cli("ls").out
-    assert manifests_read() == 0
-    shutil.rmtree(tmp_path / "cache")
-    assert manifests_read() == 3
-
-
 @pytest.mark.parametrize("command", ["ls", "status"])
 def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
     command: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
@@ -104,6 +90,27 @@ def test_one_run_is_read_alone_and_the_cache_keeps_the_others(
     assert runs_read("ls") == {"fsdp2"}, "zero3 is known"
     assert runs_read(command, "zero3") == set()
     assert runs_read("ls") == set(), "fsdp2 is still known"
+
+
+def test_a_run_or_a_checkpoint_is_selected_with_all_that_is_known_of_it() -> None:
+    names = [("a", "checkpoint-2"), ("b", "checkpoint-1")]
+    records = [f"{run}/.ckptsync/{where}/manifest-n0-1-{'0' * 16}.json" for run, where in names]
+    parsed = [record for name in records if (record := parse_record_name(name))]
+    errors = Unsupported("newer"), Corrupt("bad")
+    faults = tuple(map(Fault, records, parsed, errors))
+    saves = tuple(map(location, ("a/checkpoint-1", "a/checkpoint-1~x", "b/checkpoint-1")))
+    begun = (replace(location("a/checkpoint-3"), manifests=()),)
+    catalogue = Catalogue(saves, faults, begun=begun)
+    assert (exit_code(catalogue), exit_code(Catalogue())) == (10, 0)
+    for run, where, expected in (
+        ("a", "", (saves[:2], faults[:1], begun)),
+        ("a", "checkpoint-1", (saves[:2], (), ())),
+        ("a", "checkpoint-2", ((), faults[:1], ())),
+        ("a", "checkpoint-3", ((), (), begun)),
+        ("b", "", (saves[2:], faults[1:], ())),
+    ):
+        selected = select(MemoryStore(), catalogue, run, where)
+        assert (selected.summaries, selected.faults, selected.begun) == expected
 
 
 def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -> None:
@@ -127,9 +134,7 @@ def test_what_a_node_does_with_a_location_is_not_said_to_be_undone_beside_it() -
     ]
 
 
-def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
-    tmp_path: Path, named: Path, cli: Cli
-) -> None:
+def test_of_two_saves_the_older_says_which_is_newer(tmp_path: Path, named: Path, cli: Cli) -> None:
     out = tmp_path / "out"
     out.mkdir()
     for at, weights in (
@@ -150,9 +155,7 @@ def test_of_two_saves_of_one_name_the_older_says_which_is_newer(
     assert "is newer" not in lines[newer]
 
 
-def test_a_model_that_lacks_tensors_is_incomplete_and_a_doubtful_one_is_said(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_a_model_that_lacks_tensors_is_incomplete_or_doubtful(tmp_path: Path, cli: Cli) -> None:
     (source,) = vector("hf-ddp").sources
     checkpoint = Path(shutil.copytree(source, tmp_path / "run" / "checkpoint-4"))
     store, config = str(tmp_path / "store"), json.loads((checkpoint / "config.json").read_text())

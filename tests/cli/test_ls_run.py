@@ -1,17 +1,16 @@
 """``ckptsync ls RUN`` and ``ls RUN/CHECKPOINT`` as transcripts."""
 
-import io
 import json
-import os
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ckptsync.catalogue.location_summary import Catalogue, Summary
+from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.location_summary import Catalogue, Proven, Summary
+from ckptsync.cli import ls
 from ckptsync.cli.ls import Listing, watch_lines
 from ckptsync.cli.ls_run import (
     BLOCKS,
@@ -22,21 +21,23 @@ from ckptsync.cli.ls_run import (
     read_rows,
     reasons,
     sparkline,
+    weights_lines,
 )
 from ckptsync.cli.output import columns
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import append_record
 from ckptsync.records.manifest_groups import Sibling
+from ckptsync.records.weights_record import ModelValues
 from ckptsync.status.alarms import Alarm
 from ckptsync.status.live_catalogue import LiveCatalogue, NodeProgress
-from ckptsync.status.location_details import describe_progress, read_details
+from ckptsync.status.location_details import commands, describe_progress, read_details
+from ckptsync.status.locations import describe_locations
 from ckptsync.status.training_curves import Curve
 from ckptsync.stores.opening import open_store
 from tests.support.command_line import Cli
 from tests.support.files_in_memory import safetensors_file
-from tests.support.reads import names_read
 from tests.support.small_store import SHARD, flip, make, make_two
-from tests.support.terminal import on_terminal, read_until
+from tests.support.worker_in_process import push_now
 
 Said = Callable[..., list[str]]
 
@@ -74,11 +75,9 @@ def test_a_run_has_its_loss_above_and_a_row_a_checkpoint(said: Said) -> None:
 
 @pytest.mark.parametrize(
     ("column", "steps"),
-    [("loss", "54"), ("eval", "54"), ("model", "45"), ("step", "45"), ("kept", "45")],
+    [("loss", "54"), ("eval", "54"), ("model", "45"), ("step", "45"), ("age", "45")],
 )
-def test_rows_are_sorted_by_a_column_and_what_is_not_known_is_last(
-    said: Said, column: str, steps: str
-) -> None:
+def test_rows_are_sorted_by_a_column_unknown_last(said: Said, column: str, steps: str) -> None:
     assert [line[0] for line in said("fsdp2", "--sort", column)[2:]] == [*steps]
 
 
@@ -111,15 +110,6 @@ def test_json_of_a_run_has_what_the_table_has_and_its_form_stays(said: Said) -> 
         assert isinstance(last["files"], int)
 
 
-def test_the_losses_of_all_steps_cost_one_read(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = names_read(monkeypatch)
-    said()
-    assert not [name for name in read if "trainer_state" in name]
-    said("fsdp2")
-    states = {name for name in read if "trainer_state" in name}
-    assert states == {"fsdp2/checkpoint-5/trainer_state.json"}
-
-
 def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None:
     lines = said("zero3/checkpoint-4")
     assert lines[0] == "zero3/checkpoint-4"
@@ -132,9 +122,7 @@ def test_a_checkpoint_is_shown_in_full_with_the_next_command(said: Said) -> None
     assert said("fsdp2/checkpoint-4")[-1].startswith("next: ckptsync pull fsdp2/checkpoint-4 DIR ")
 
 
-def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
-    tmp_path: Path, named: Path, cli: Cli
-) -> None:
+def test_a_model_is_shown_with_norms_and_nan_first(tmp_path: Path, named: Path, cli: Cli) -> None:
     out = tmp_path / "out" / "checkpoint-4"
     assert not named.exists()
     out.mkdir(parents=True)
@@ -156,9 +144,7 @@ def test_a_model_is_shown_with_norms_by_group_and_nan_is_the_first_thing_said(
     assert sum(group["nan"] for group in groups) == 1
 
 
-def test_a_metric_of_an_event_hides_no_fact_and_counts_before_what_the_trainer_logged(
-    said: Said, tmp_path: Path
-) -> None:
+def test_a_metric_of_an_event_counts_and_hides_no_fact(said: Said, tmp_path: Path) -> None:
     metrics = {"status": 7.0, "model": 8.0, "loss": 0.25, "a": 0.5}
     words = ("fsdp2", "checkpoint-5", "checkpoint-5", 0, "eval", "0" * 16, "verified", "x", "done")
     record = EventRecord(*words, metrics=metrics)  # type: ignore[arg-type]
@@ -178,14 +164,27 @@ def test_what_is_damaged_is_said_with_its_bytes(named: Path, cli: Cli) -> None:
     [damage] = [line for line in lines if line.startswith(f"  {SHARD}: ")]
     assert damage.count("in bytes 24576 to 28672 (model.layers.") == 1
     assert lines[-1].startswith("next: ckptsync repair fsdp2/checkpoint-4 --store ")
+    store = open_store(str(named))
+    details = read_details(store, read_catalogue(store, run="fsdp2").summaries[0])
+    assert [report["verdict"] for report in details["reports"]] == ["damaged", "ok"]
 
 
 def test_what_only_a_node_knows_has_no_files_and_no_losses_yet(tmp_path: Path) -> None:
     store = open_store(str(make(tmp_path / "store")))
     begun = Summary("fsdp2", "checkpoint-9", "checkpoint-9", 9, "WAITING", ended=1.0, arrived=1.0)
-    assert read_details(store, begun)["files_total"] == 0
-    values = describe_progress(begun, {"loss": [(8, 2.5)]})
-    assert (values["saved"], values["uploaded"], values["loss"]) == (1.0, None, None)
+    details = read_details(store, replace(begun, kept="paper", shards_retired="old"))
+    assert details["files_total"] == 0
+    assert (details["reason_kept"], details["retired"]) == ("paper", "old")
+    keys = ("saved", "uploaded", "merged", "verified", "loss")
+    proof = Proven("r", "ok", "digest", 3.0, holds=True)
+    done = replace(begun, status="VERIFIED", manifests=("m",), merged=2.0, proof=proof)
+    for s, expected in (
+        (begun, (1.0, None, None, None, None)),
+        (done, (1.0, 1.0, 2.0, 3.0, 2.5)),
+        (replace(done, status="DAMAGED", ended=0.0), (None, 1.0, 2.0, None, 2.5)),
+    ):
+        values = describe_progress(s, {"loss": [(8, 2.5)]})
+        assert tuple(values[key] for key in keys) == expected
 
 
 def test_a_join_is_the_next_command_only_where_nothing_speaks_against_it() -> None:
@@ -217,37 +216,29 @@ def test_many_points_share_cells_and_a_terminal_without_blocks_has_none() -> Non
     assert curve_line({"loss": curve[:1]}, "utf-8") == curve_line({}, "utf-8") == []
 
 
-def test_a_run_is_shown_where_nothing_but_ascii_can_be_printed(
-    said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
+def test_watch_reads_the_losses_of_a_new_checkpoint(
+    said: Said, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    monkeypatch.setattr(sys, "stdout", out)
-    cli("ls", "fsdp2")
-    out.flush()
-    assert out.buffer.getvalue().startswith(b"STEP ")
+    store, save = open_store(str(tmp_path / "store")), tmp_path / "out/checkpoint-6"
+    save.mkdir(parents=True)
+    (save / "model.safetensors").write_bytes(safetensors_file({"w": ("U8", (1,), b"x")}))
+    state = {"global_step": 6, "log_history": [{"step": 6, "loss": 0.5}]}
+    (save / "trainer_state.json").write_text(json.dumps(state))
 
+    def sleep(_seconds: float) -> None:
+        if store.dirs("fsdp2/.ckptsync/checkpoint-6/"):
+            raise KeyboardInterrupt
+        push_now(save.parent, store, "n0", "fsdp2")
 
-def test_watch_draws_the_curve_and_the_rows_and_ends_with_q(said: Said, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "ckptsync", "ls", "fsdp2", "--watch"]
-    words += ["--store", str(tmp_path / "store")]
-    terminal = {"TERM": "xterm", "COLUMNS": "60", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
-    with on_terminal(
-        words, ["stdin", "stdout"], env={**os.environ, **terminal}, start_new_session=True
-    ) as (child, leader):
-        seen = read_until(leader, lambda seen: b"no config" in seen)
-        os.write(leader, b"q")
-        seen += read_until(leader, lambda more: b"\x1b[?1049l" in more)
-        assert child.wait(60) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen.decode(errors="replace"))
-    assert "loss 2.75 █▆▅▃▁ 1.75, steps 1 to 5" in text
-    assert max(columns(line) for line in text.replace("\r", "\n").split("\n")) <= 60
+    monkeypatch.setattr(ls, "time", SimpleNamespace(sleep=sleep))
+    lines = cli("ls", "fsdp2", "--watch", "--json", code=130).out.splitlines()
+    rows = [json.loads(line)["locations"][-1] for line in lines]
+    assert [(row["step"], row["loss"]) for row in rows] == [(5, 1.75), (6, 0.5)]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("is_of_run", [False, True])
-def test_watch_shows_alarms_then_what_runs_then_the_newest_with_a_line_a_row(
-    tmp_path: Path, width: int, *, is_of_run: bool
-) -> None:
+def test_watch_shows_alarms_activities_rows(tmp_path: Path, width: int, *, is_of_run: bool) -> None:
     store = open_store(str(make(tmp_path / "store")))
     run, odd = "a-run-with-a-long-name", f"checkpoint-5~{'b' * 32}"
     names = [f"checkpoint-{n}" for n in range(1, 40)]
@@ -292,10 +283,24 @@ def test_what_is_missing_is_said_while_another_node_uploads() -> None:
     for awaited, told in ((("n2",), s.missing_lines), ((), s.missing_lines), (("n1",), ())):
         lines = [*reasons("/s", replace(s, awaited_nodes=awaited), [sends], "", now=10.0)]
         assert lines == ["n1 uploads, 25 % of 4 B", *told]
+    for uploading, document in ((("n1",), {"nodes": ["n1"], "percent": None}), ((), None)):
+        [row] = describe_locations("/s", [replace(s, uploading=uploading)])
+        assert row["uploading"] == document
 
 
 def test_a_damaged_model_does_not_open() -> None:
     s = Summary("r", "checkpoint-4", "checkpoint-4", 4, "DAMAGED", consolidated=True)
-    for suspects, model in (((), "opens"), (("model.safetensors",), "damaged")):
-        [row] = read_rows("/s", [replace(s, suspects=suspects)], (), {}, 0.0)
-        assert list_row(row, 0.0)[RUN_HEADING.index("MODEL")] == model
+    model = RUN_HEADING.index("MODEL")
+    for changes, cells in (
+        ({}, ["opens", "yes"]),
+        ({"suspects": ("model.safetensors",)}, ["damaged", "yes"]),
+        ({"retired": "old"}, ["none", "no"]),
+        ({"shards_retired": "old"}, ["opens", "no"]),
+    ):
+        [row] = read_rows("/s", [replace(s, resume=True, **changes)], (), {}, 0.0)  # type: ignore[arg-type]
+        assert list_row(row, 0.0)[model : model + 2] == cells
+    lines = weights_lines(replace(s, weights=ModelValues((), uncounted=2)))
+    assert "2 tensors have no statistics" in [*lines]
+    pull = "ckptsync pull r/checkpoint-4 DIR --consolidated --store /s"
+    assert commands("/s", s)["pull_model"] == pull
+    assert "pull_model" not in commands("/s", replace(s, consolidated=False))

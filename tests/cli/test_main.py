@@ -1,6 +1,5 @@
 """The command line as a whole: help, exit codes, the error boundary."""
 
-import gc
 import json
 import os
 import resource
@@ -15,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync import __version__
-from ckptsync.cli import merge
 from ckptsync.cli.commands import COMMANDS, GROUPS
 from ckptsync.cli.main import bounded, main, parser
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
-from ckptsync.merger import plan
-from ckptsync.stores.opening import create_store
 from tests.cli.test_json import check
 from tests.support.command_line import Cli
 
@@ -57,9 +53,7 @@ def test_an_operators_error_is_two_lines_and_its_exit_code(
     }
 
 
-def test_a_full_disk_is_an_operators_error_and_a_bug_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_full_disk_is_an_error_and_a_bug_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert bounded(raising(OSError(28, "No space left on device", "/mnt/x"))) == 4
     assert capsys.readouterr().err.startswith("ckptsync: error: /mnt/x: No space left on device\n")
     with pytest.raises(ZeroDivisionError):
@@ -109,7 +103,7 @@ def test_termination_unwinds_so_that_unfinished_output_is_removed() -> None:
         ("config example worke", "worke: no such example", "did you mean worker?"),
     ],
 )
-def test_wrong_usage_is_2_with_a_hint_and_json_where_it_is_asked_for(
+def test_wrong_usage_is_2_with_a_hint_also_as_json(
     line: str, why: str, hint: str, cli: Cli
 ) -> None:
     out, err = cli(*line.split(), code=2)
@@ -196,10 +190,6 @@ def test_who_sends_or_watches_needs_no_arrays() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
-    assert merge.DTYPES == plan.DTYPES
-
-
 @pytest.mark.parametrize("asked", [None, "3"])
 def test_numpy_starts_no_threads_and_other_programs_inherit_nothing(asked: str | None) -> None:
     code = (
@@ -214,14 +204,6 @@ def test_numpy_starts_no_threads_and_other_programs_inherit_nothing(asked: str |
     ).stdout.split()
     assert told[1] == str(asked)
     assert asked or told[0] == "1"
-
-
-def test_a_command_that_is_called_again_leaves_its_garbage_to_the_collector(tmp_path: Path) -> None:
-    create_store(str(tmp_path / "store"))
-    main(["ls", "--store", str(tmp_path / "store")])
-    gc.unfreeze()
-    main(["ls", "--store", str(tmp_path / "store")])
-    assert gc.get_freeze_count() == 0
 
 
 def test_what_an_error_or_a_warning_repeats_commands_no_terminal(tmp_path: Path) -> None:

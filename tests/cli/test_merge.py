@@ -10,18 +10,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from ckptsync.errors import Incomplete
-from ckptsync.merger.destination import fingerprint, merge
-from ckptsync.merger.inputs import MergeRequest, open_sources
-from ckptsync.merger.plan import MergeOptions
-from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import Access
 from tests.support.adapters import Q, delta, pair, read_model, write_adapter, write_base
 from tests.support.command_line import Cli
-from tests.support.filled_stores import contents as content
-from tests.support.remote_stores import OUT, reaching
 from tests.support.small_store import DATA
-from tests.support.vector import ROOT, vector
+from tests.support.vector import ROOT
 
 FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
 ZERO = [str(DATA / "zero3" / node / "checkpoint-4") for node in ("node0", "node1")]
@@ -77,9 +69,7 @@ def with_code(directory: Path, name: str) -> Path:
     return directory
 
 
-def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_taken(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_code_in_a_checkpoint_is_left_out_unless_it_is_named(tmp_path: Path, cli: Cli) -> None:
     source = with_code(Path(shutil.copytree(FSDP[0], tmp_path / "checkpoint-4")), "theirs")
     mine = with_code(tmp_path / "mine", "mine")
     left = ["config.json: auto_map", "modeling_theirs.py"]
@@ -174,27 +164,6 @@ def test_a_merge_is_compared_with_the_base_model_that_is_named(
     assert (tmp_path / "out").exists() is (code == 0)
 
 
-def test_an_empty_base_is_named(tmp_path: Path, cli: Cli) -> None:
-    base = tmp_path / "base"
-    base.mkdir()
-    said = cli("merge", *FSDP, tmp_path / "out", "--base", base, code=5).err
-    assert f"--base {base}: no weights among its 0 files" in said
-    (base / "model.safetensors").write_bytes(b"x")
-    said = cli("merge", *FSDP, tmp_path / "out", "--base", base, code=10).err
-    assert "error: --base: model.safetensors: " in said
-
-
-def test_a_tag_of_another_step_and_a_second_tag_are_said(tmp_path: Path, cli: Cli) -> None:
-    (source,) = vector("hf-zero2").sources
-    checkpoint = Path(shutil.copytree(source, tmp_path / "checkpoint-10"))
-    words = ["merge", str(checkpoint), "--source", "zero:global_step4"]
-    said = cli(*words, tmp_path / "one").out
-    assert "`latest` in checkpoint-10 names global_step4, which" in said
-    shutil.copytree(checkpoint / "global_step4", checkpoint / "global_step2")
-    said = cli(*words, tmp_path / "two").out
-    assert "DeepSpeed's global_step2 is there, too, and is left out" in said
-
-
 def model(directory: Path, *names: str, value: float) -> Path:
     directory.mkdir()
     save_file({n: np.full(2, value, "<f4") for n in names}, directory / "model.safetensors")
@@ -221,32 +190,6 @@ def test_frozen_tensors_and_names_come_from_a_model_that_is_named(tmp_path: Path
     (tmp_path / "empty").mkdir()
     said = cli("merge", own, tmp_path / "x", "--names-of", tmp_path / "empty", code=5).err
     assert "--names-of" in said
-
-
-def test_a_merge_does_not_continue_with_another_model_to_fill_from(tmp_path: Path) -> None:
-    base = model(tmp_path / "base", "w", "frozen", value=1)
-    own = model(tmp_path / "own", "w", value=2)
-    request = MergeRequest([own], tmp_path / "out", MergeOptions(), fill_from=base)
-    first, again = (fingerprint(open_sources(request, Access())) for _ in range(2))
-    assert first == again
-    shutil.rmtree(base)
-    model(tmp_path / "base", "w", "frozen", value=3)  # of the same sizes
-    assert fingerprint(open_sources(request, Access())) != first
-
-
-@pytest.mark.parametrize("place", ["out", "store"])
-def test_a_model_that_is_replaced_while_it_fills_is_an_error(tmp_path: Path, place: str) -> None:
-    base = model(tmp_path / "base", "a.w", "b.w", value=1)
-    own = model(tmp_path / "own", "a.w", value=2)
-    store = MemoryStore(OUT.url)
-    target, access = OUT if place == "store" else tmp_path / place, reaching({OUT: store})
-    prepared = open_sources(MergeRequest([own], target, MergeOptions(), fill_from=base), access)
-    model(tmp_path / "other", "a.w", "b.w", value=3)
-    (tmp_path / "other/model.safetensors").rename(base / "model.safetensors")
-    with pytest.raises(Incomplete, match=r"base/model.safetensors: changed while it was read"):
-        merge(prepared, access)
-    assert not (tmp_path / "out").exists()
-    assert not [name for name in content(store) if "model" in name]
 
 
 def test_an_adapter_into_its_base_ends_with_what_was_changed(tmp_path: Path, cli: Cli) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import unicodedata
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,11 @@ from ckptsync.cli.output import (
     COLOURS,
     aligned,
     columns,
-    first_of,
     paint,
     print_json,
     print_table,
     progress,
 )
-from ckptsync.quantities import clean
 
 PLAIN = Namespace(json=False)
 
@@ -37,15 +34,6 @@ def test_columns_line_up_and_the_last_is_not_padded() -> None:
     assert aligned([]) == []
     chinese = aligned([["模型", "x", "y"], ["run", "x", "y"]])
     assert [columns(line.partition("x")[0]) for line in chinese] == [6, 6]
-
-
-def test_the_first_of_many_lines_has_how_many_there_are() -> None:
-    assert [first_of([]), first_of(["a"]), first_of(["a", "b", "c"])] == ["", "a", "a (and 2 more)"]
-
-
-def test_control_characters_do_not_reach_the_terminal() -> None:
-    assert clean("a\x1b[2J\nb\u202e") == "a\\x1b[2J\\nb\\u202e"
-    assert all(unicodedata.category(c)[0] != "C" for c in aligned([["\r", "\x07"]])[0])
 
 
 def test_only_a_word_that_stands_alone_is_coloured_and_off_a_terminal_none(
@@ -120,9 +108,7 @@ def test_long_work_prints_a_line_now_and_then(
     assert capsys.readouterr().err.splitlines() == [f"ckptsync: merging: {line}" for line in lines]
 
 
-def test_who_interrupts_it_reads_what_is_kept_and_how_to_go_on(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_who_interrupts_it_reads_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     def upload(done: int) -> None:
         with progress(PLAIN, "uploading run", "are stored; the same command continues") as show:
             show(done, 303_000_000)

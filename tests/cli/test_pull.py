@@ -6,34 +6,22 @@ From a directory, S3 and SFTP.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.cli.main import main
-from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.cli import pull
+from ckptsync.downloader.find import FoundCheckpoint, find
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.push import find_offer, push
-from ckptsync.worker.worker import Worker
 from tests.support.command_line import Cli
-from tests.support.exhaustive import sampled
 from tests.support.files_in_memory import safetensors_file, write_files
 from tests.support.filled_stores import put
-from tests.support.head_in_process import consolidate_due, verify_next
-from tests.support.seaweedfs import weed
 from tests.support.small_store import DATA, SHARD, flip, make
-from tests.support.sshd import sshd
-from tests.support.worker_in_process import push_now, tick
+from tests.support.worker_in_process import push_now
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +54,11 @@ def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, cli: Cli) -> Non
     assert not list(tmp_path.iterdir())
     assert "fsdp2/checkpoint-4 (VERIFIED)" in cli("pull", "fsdp2", tmp_path, "--store", made).out
     assert below(tmp_path / "checkpoint-4") == trained("fsdp2")
+    (tmp_path / ".checkpoint-4.pull-0123456789abcdef").mkdir()
     again = told(cli, made / "fsdp2", tmp_path, "--dry-run")
     assert again["there"]["files"] == said["files"]
+    assert "left by another pull" in again["notes"][-1]
+    cli("pull", made / "fsdp2", made / "out", code=2)  # into the store
 
 
 def test_a_model_comes_into_a_directory_of_its_own(made: Path, tmp_path: Path, cli: Cli) -> None:
@@ -91,10 +82,29 @@ def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path
     assert f"there already: {said['files'] - 1} files" in out
 
 
+def test_what_retention_deletes_meanwhile_is_an_error_that_says_so(
+    made: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Path(shutil.copytree(made, tmp_path / "store"))
+
+    def find_and_lose(*words: Any) -> FoundCheckpoint:
+        found = find(*words)
+        opened, name = open_store(str(store)), "checkpoint-4"
+        manifests = tuple(stored.name for stored in read_state(opened).locations[0].manifests)
+        put(opened, Tombstone("fsdp2", name, name, 0, manifests, "keep_last"))
+        (store / "fsdp2" / SHARD).unlink()
+        return found
+
+    monkeypatch.setattr(pull, "find", find_and_lose)
+    said = told(cli, "fsdp2", tmp_path / "out", "--store", store, code=3)
+    assert "retention is deleting fsdp2/checkpoint-4: keep_last" in said["notes"]
+
+
 REFUSED = [
     (["zero3"], 3, "none of its 1 checkpoints is VERIFIED"),
     (["zero3/checkpoint-4"], 3, "no node has uploaded it"),
     (["nobody"], 2, "run 'nobody' not found"),
+    (["z"], 2, "did you mean 'zero3'?"),
     (["fsdp2/checkpoint-5"], 2, "the run has checkpoint-4"),
     (["fsdp2", "--node", "nodeX"], 2, "nodes: node0, node1"),
 ]
@@ -109,12 +119,23 @@ def test_what_cannot_be_had_is_said(
     assert not list(tmp_path.iterdir())
 
 
-def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
-    made: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_unverified_gives_the_files_that_are_there(made: Path, tmp_path: Path, cli: Cli) -> None:
     said = told(cli, "zero3/checkpoint-4", tmp_path, "--store", made, "--unverified")
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
     assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
+
+
+def test_logs_that_differ_stay_and_a_dry_run_writes_nothing(tmp_path: Path, cli: Cli) -> None:
+    store, logs = create_store(str(tmp_path / "store")), tmp_path / "out/logs"
+    for name in ("grown", "other"):
+        store.write(f"run/logs/n0/{name}", [b"1\n2\n"])
+    before = {"n0/grown": b"1\n", "n0/other": b"2\n"}
+    write_files(logs, before)
+    words = ("run", tmp_path / "out", "--store", store.url, "--logs")
+    assert told(cli, *words, "--dry-run")["failed"] == {}
+    assert below(logs) == before
+    assert told(cli, *words, code=2)["failed"].keys() == {"n0/other"}
+    assert below(logs) == before | {"n0/grown": b"1\n2\n"}
 
 
 def test_a_best_checkpoint_that_is_not_here_is_said(tmp_path: Path, cli: Cli) -> None:
@@ -134,179 +155,7 @@ def test_a_best_checkpoint_that_is_not_here_is_said(tmp_path: Path, cli: Cli) ->
     assert told(cli, *words)["notes"] == []
 
 
-@pytest.mark.parametrize("kind", sampled(["s3", "sftp"], 2))
-def test_it_comes_from_stores_elsewhere_too(
-    kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
-    url, options = (
-        (f"s3://{weed().bucket()}/a", weed().options())
-        if kind == "s3"
-        else (sshd().url(tmp_path / "far"), sshd().options)
-    )
-    store, source = create_store(url, options), open_store(str(made))
-    for entry in source.names("fsdp2/"):
-        store.write(entry.name, [read_all(source, entry.name)])
-    monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(dict(options)))
-    cli("pull", f"{url}/fsdp2", tmp_path / "out")
-    cli("pull", f"{url}/fsdp2", tmp_path / "model", "--consolidated")
-    assert below(tmp_path / "out/checkpoint-4") == trained("fsdp2")
-    assert below(tmp_path / "model") == below(made / "fsdp2/consolidated/checkpoint-4")
-
-
-@pytest.fixture(scope="module")
-def agreed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``fsdp2`` of two nodes whose hooks agreed on a save id, VERIFIED."""
-    path = tmp_path_factory.mktemp("agreed") / "store"
-    store = create_store(str(path))
-    for node in ("node0", "node1"):
-        offer = find_offer(DATA / "fsdp2" / node)
-        push(replace(offer, run="fsdp2", save="0123456789abcdef"), store, node)
-    consolidate_due(store, HeadOptions())
-    verify_next(store, VerifyPolicy(), time.time())
-    return path
-
-
-@pytest.fixture
-def store(agreed: Path, tmp_path: Path) -> Store:
-    shutil.copytree(agreed, tmp_path / "store")
-    return open_store(str(tmp_path / "store"))
-
-
-def workers(
-    tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "node1")
-) -> list[Worker]:
-    return [
-        Worker(WorkerOptions(node, RunDir("fsdp2", tmp_path / out), quiet=0.0, unmarked=0.0), store)
-        for node, out in zip(nodes, "AB", strict=True)
-    ]
-
-
-def phases(watching: list[Worker], *at: float) -> list[str]:
-    found: list[str] = []
-    for now in at:
-        for result in [tick(worker, now) for worker in watching]:
-            assert result.failures == ()
-            found += [p.phase for p in result.progress]
-    return found
-
-
-def state(store: Store) -> dict[str, tuple[str, int]]:
-    return {s.location: (s.status, len(s.manifests)) for s in read_state(store).locations}
-
-
-def bring(how: str, tmp_path: Path) -> None:
-    """Both nodes' shards onto A, and what node1 needs, or all, onto B."""
-    a, b = tmp_path / "A", tmp_path / "B"
-    if how == "pull":
-        for words in ([str(a)], [str(b), "--node", "node1"]):
-            assert main(["pull", f"{tmp_path}/store/fsdp2/checkpoint-4", *words]) == 0
-        return
-    for out, first, second in ((a, "node0", "node1"), (b, "node1", "node0")):
-        for node in (first, second):
-            # with times, as `cp -rp`
-            shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)
-        if how == "copied without times":
-            for path in (p for p in out.rglob("*") if p.is_file()):
-                os.utime(path, ns=(5, path.stat().st_mtime_ns + 10**12))
-
-
-SAME, OTHER = ("node0", "node1"), ("other0", "other1")
-
-
-@pytest.mark.parametrize(
-    ("how", "nodes"), [("pull", OTHER), ("copied", SAME), ("copied without times", OTHER)]
-)
-def test_what_was_pulled_or_copied_between_nodes_is_the_save_that_the_store_has(
-    how: str, nodes: tuple[str, str], store: Store, tmp_path: Path
-) -> None:
-    bring(how, tmp_path)
-    watching = workers(tmp_path, store, nodes)
-    assert set(phases(watching, 0.0, 5.0, 2000.0, 2001.0)) <= {"stored", "elsewhere"}
-    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
-    for rotated in ("optimizer_0/__1_0.distcp", "rng_state_1.pth"):
-        (tmp_path / "A" / "checkpoint-4" / rotated).unlink(missing_ok=True)
-    assert set(phases(watching, 2010.0, 4000.0)) <= {"stored", "elsewhere"}
-    shutil.rmtree(tmp_path / "B" / "checkpoint-4")
-    assert set(phases(watching, 4010.0, 6000.0)) <= {"stored", "elsewhere"}
-    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
-
-
-@pytest.mark.parametrize("how", ["pull", "copied without times"])
-def test_a_copy_serves_when_the_store_s_own_is_damaged(
-    how: str, store: Store, tmp_path: Path, cli: Cli
-) -> None:
-    bring(how, tmp_path)
-    watching = workers(tmp_path, store, OTHER)
-    phases(watching, 0.0, 1.0)
-    flip(tmp_path / "store" / "fsdp2" / SHARD)
-    cli("verify", "--store", tmp_path / "store", code=10)
-    assert [r.name for r in tick(watching[0], 2.0).repairs if not r.reason] == [SHARD]
-    cli("verify", "--store", tmp_path / "store")
-    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
-
-
-def test_a_copy_of_what_retention_gave_up_is_not_sent_again(store: Store, tmp_path: Path) -> None:
-    bring("pull", tmp_path)
-    (seen,) = read_state(store).locations
-    manifests, name = tuple(stored.name for stored in seen.manifests), "checkpoint-4"
-    put(store, Tombstone("fsdp2", name, name, 0, manifests, "keep_last"))
-    watching = workers(tmp_path, store, OTHER)
-    assert set(phases(watching, 0.0, 5.0, 2000.0)) == {"retired"}
-    assert state(store) == {"checkpoint-4": ("RETIRED", 2)}
-
-
-def test_a_copy_with_other_times_is_read_once(store: Store, tmp_path: Path) -> None:
-    bring("copied without times", tmp_path)
-    shards = [p for p in (tmp_path / "A").rglob("*.distcp") if "_ckptsync" not in p.parts]
-    watching = workers(tmp_path, store)
-    phases(watching, 0.0, 1.0)
-    assert all(p.stat().st_atime_ns != 5 for p in shards)
-    for path in shards:
-        os.utime(path, ns=(5, path.stat().st_mtime_ns))
-    assert set(phases(watching, 2.0, 3.0)) == {"stored"}
-    assert all(p.stat().st_atime_ns == 5 for p in shards)
-
-
-def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(
-    store: Store, tmp_path: Path
-) -> None:
-    bring("pull", tmp_path)
-    for out in "AB":
-        (tmp_path / out / "checkpoint-4" / "README.md").write_text("evaluated")
-    watching = workers(tmp_path, store)
-    assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
-    assert "sent" not in phases(watching, 2001.0, 4000.0)
-    (word,) = {word for word, _ in state(store).values()}
-    assert word == "CONSOLIDATED"
-    verify_next(store, VerifyPolicy(), time.time())
-    assert {word for word, _ in state(store).values()} == {"VERIFIED"}
-
-
-@pytest.mark.parametrize("nodes", [SAME, OTHER])
-def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save(
-    nodes: tuple[str, str], store: Store, tmp_path: Path
-) -> None:
-    bring("pull", tmp_path)
-    for out, rank in (("A", 0), ("B", 1)):
-        for path in sorted((tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp")):
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
-    watching = workers(tmp_path, store, nodes)
-    assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
-    assert set(phases(watching, 2001.0, 4000.0)) == {"stored"}
-    assert state(store).pop("checkpoint-4") == ("VERIFIED", 2)
-    (again,) = [s for s in read_state(store).locations if s.location != "checkpoint-4"]
-    assert again.status == "COMPLETE"
-    for out, rank in (("A", 0), ("B", 1)):
-        for path in (tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp"):
-            (at,) = again.files[str(path.relative_to(tmp_path / out / "checkpoint-4"))]
-            assert read_all(store, at.name) == path.read_bytes()
-
-
-def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_hints_for_a_run_of_no_known_layout_can_be_followed(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "run/npz").mkdir(parents=True)
     (tmp_path / "run/npz/weights.npz").write_bytes(b"x")
     store = str(tmp_path / "store")
@@ -320,9 +169,7 @@ def test_hints_for_a_run_without_a_whole_checkpoint_can_be_followed(
     assert (tmp_path / "back/mine/weights.npz").read_bytes() == b"x"
 
 
-def test_another_number_of_nodes_is_told_what_to_do_with_deepspeeds_shards(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_another_number_of_nodes_is_told_to_convert_shards(tmp_path: Path, cli: Cli) -> None:
     store = create_store(str(tmp_path / "store"))
     for run in ("zero3", "fsdp2"):
         for node in ("node0", "node1"):

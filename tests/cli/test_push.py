@@ -12,9 +12,7 @@ import pytest
 import ckptsync
 from ckptsync.cli.main import main
 from ckptsync.cli.push import counted, notes
-from ckptsync.stores.memory import MemoryStore
 from tests.support.command_line import Cli
-from tests.support.worker_in_process import push_now
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD, OPTIMIZER = "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"
@@ -77,16 +75,6 @@ def test_progress_counts_each_byte_once_though_some_are_read_twice() -> None:
     for count in (50, 50, -50, 50, 50):
         passed(count)
     assert told == [(50, 100), (100, 100), (50, 100), (100, 100), (100, 100)]
-
-
-def test_a_push_reads_each_file_once_and_tells_of_each_byte_once(tmp_path: Path) -> None:
-    told: list[int] = []
-    for _ in "ab":
-        push_now(FSDP / "node0", MemoryStore(), "n0", "run", told.append)
-    assert sum(told) == 2 * sum(
-        p.stat().st_size for p in (FSDP / "node0").rglob("*") if p.is_file()
-    )
-    assert min(told) > 0
 
 
 @pytest.mark.parametrize(
@@ -165,6 +153,7 @@ def test_what_is_left_out_is_listed(tmp_path: Path, cli: Cli) -> None:
     shutil.copytree(FSDP / "node0", tmp_path / "out")
     (tmp_path / "out" / "runs").mkdir()
     (tmp_path / "out" / "train.log").write_text("x")
+    shutil.copy(FSDP.parent / "base/config.json", tmp_path / "out")  # goes with the checkpoint
     (tmp_path / "out" / "checkpoint-4" / "link").symlink_to("train.log")
     words = [str(tmp_path / "out"), "--store", str(tmp_path / "s"), "--exclude", "rng_state*"]
     for dry in (["--dry-run"], []):
@@ -174,6 +163,8 @@ def test_what_is_left_out_is_listed(tmp_path: Path, cli: Cli) -> None:
     said = cli("push", *words).out
     assert "left out: link, rng_state_0.pth" in said
     assert "not uploaded, not part of a checkpoint: runs/, train.log" in said
+    both = as_json(cli, *words[:1], FSDP / "node1", *words[1:])
+    assert both["left_out"] == [f"{words[0]}/runs/", f"{words[0]}/train.log"]
 
 
 def advised(text: str) -> list[str]:

@@ -86,9 +86,7 @@ def test_a_consolidated_file_is_made_again_and_verified(store: Path, cli: Cli) -
     assert word(store) == "VERIFIED"
 
 
-def test_a_checkpoint_that_is_named_is_read_before_it_is_called_undamaged(
-    store: Path, cli: Cli
-) -> None:
+def test_a_named_checkpoint_is_read_before_all_is_called_well(store: Path, cli: Cli) -> None:
     said = cli("repair", "fsdp2/checkpoint-4").out
     assert "fsdp2/checkpoint-4: nothing is damaged (every byte in the store was read: " in said
     flip(store / f"fsdp2/{SHARD}")
@@ -108,9 +106,7 @@ def test_what_a_node_has_sent_again_is_read_by_the_next_repair(store: Path, cli:
     assert word(store) == "VERIFIED"
 
 
-def test_nothing_is_read_again_until_all_that_was_asked_for_has_been_sent(
-    store: Path, cli: Cli
-) -> None:
+def test_nothing_is_read_again_until_all_files_have_been_sent(store: Path, cli: Cli) -> None:
     other = SHARD.replace("__0_0", "__1_0")
     whole = (store / f"fsdp2/{SHARD}").read_bytes()
     flip(store / f"fsdp2/{other}")
@@ -121,9 +117,7 @@ def test_nothing_is_read_again_until_all_that_was_asked_for_has_been_sent(
     assert "every byte in the store was read" not in said
 
 
-def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(
-    store: Path, cli: Cli
-) -> None:
+def test_a_shard_is_asked_of_its_node_running_or_not(store: Path, cli: Cli) -> None:
     damaged(store, f"fsdp2/{SHARD}")
     assert f"waits for a node: {SHARD}: node0 does not run" in cli("repair", code=3).out
     beat(store, "node0", stopped=True)
@@ -133,9 +127,7 @@ def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(
     assert said in cli("repair", code=3).out
 
 
-def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(
-    store: Path, cli: Cli
-) -> None:
+def test_what_nobody_has_is_lost_and_said_with_its_tensors(store: Path, cli: Cli) -> None:
     report = damaged(store, f"fsdp2/{SHARD}")
     beat(store, "node0", {report: (SHARD,)})
     (location,) = cli("repair", "--json", code=10).json["locations"]
@@ -184,9 +176,7 @@ def test_a_model_is_made_again_after_a_shard_of_it_was_copied(named: Path, cli: 
 
 
 @pytest.mark.parametrize("code", [3, 10])
-def test_what_was_copied_is_verified_and_not_copied_again_while_another_file_waits_or_is_lost(
-    twice: Path, cli: Cli, code: int
-) -> None:
+def test_what_was_copied_is_not_copied_again(twice: Path, cli: Cli, code: int) -> None:
     flip(twice / "run/checkpoint-1/a.bin")
     report = damaged(twice, "run/checkpoint-1/b.bin")
     beat(twice, "n0", {report: ("checkpoint-1/a.bin",)} if code == 10 else None)
@@ -251,9 +241,7 @@ def test_a_damaged_keep_that_is_the_last_record_is_replaced(store: Path, cli: Cl
     assert len([*records.glob("keep-*")]) == 1
 
 
-def test_a_file_that_was_wrong_before_its_upload_cannot_be_repaired(
-    tmp_path: Path, named: Path, cli: Cli
-) -> None:
+def test_a_file_that_was_sent_wrong_is_lost(tmp_path: Path, named: Path, cli: Cli) -> None:
     out = tmp_path / "out" / "checkpoint-4"
     out.mkdir(parents=True)
     (out / "tokenizer.json").write_text('{"a": ')
@@ -285,9 +273,7 @@ def test_what_the_verification_after_it_finds_is_told_and_judged(twice: Path, cl
     assert (twice / "run/checkpoint-1/b.bin").exists()
 
 
-def test_what_the_verification_after_it_finds_is_mended_where_it_can_be(
-    store: Path, cli: Cli
-) -> None:
+def test_what_the_verification_after_it_finds_is_mended(store: Path, cli: Cli) -> None:
     before = (store / MODEL).read_bytes()
     cli("keep", "fsdp2/checkpoint-4")
     flip(next((store / "fsdp2/.ckptsync/checkpoint-4").glob("keep-*")))
@@ -307,9 +293,7 @@ def test_a_manifest_that_is_gone_is_for_its_own_node(store: Path, cli: Cli) -> N
     cli("ls", code=10)
 
 
-def test_a_model_record_that_is_damaged_or_gone_whose_shards_were_let_go_is_lost(
-    twice: Path, cli: Cli
-) -> None:
+def test_a_model_record_without_shards_is_lost(twice: Path, cli: Cli) -> None:
     record = drop_first_shards(twice)
     flip(record)
     assert "LOST: .ckptsync/checkpoint-1/model-0" in cli("repair", "--dry-run", code=10).out

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.stores.opening import open_store
 from tests.support.command_line import Cli
 from tests.support.small_store import DATA
-from tests.support.waiting import until
 
 
 def configured(tmp_path: Path, node: str = "n0") -> str:
@@ -60,46 +58,7 @@ def test_its_first_line_says_on_what_it_works_and_what_a_variable_overrides(
         assert cli(*words, "-c", config).err.count(told) == 1, words
 
 
-def test_the_second_worker_of_one_id_exits_2_and_the_first_goes_on(tmp_path: Path) -> None:
-    with started(configured(tmp_path)) as first:
-        until_started(first)
-        assert until((tmp_path / "store/.ckptsync/nodes/n0.json").exists)
-        with started(configured(tmp_path)) as second:
-            assert second.wait(60) == 2
-            assert second.stderr
-            assert "another worker of node n0 is at work here" in second.stderr.read()
-        (tmp_path / "elsewhere").mkdir()
-        path = tmp_path / "elsewhere.yaml"
-        path.write_text(
-            "node: n0\n"
-            f"store: {{url: {tmp_path}/store}}\n"
-            f"worker: {{runs: [{tmp_path}/elsewhere]}}\n"
-        )
-        with started(str(path)) as third:
-            assert third.wait(60) == 2
-            assert third.stderr
-            assert "another live worker has this id" in third.stderr.read()
-        assert first.poll() is None
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == 0
-
-
-def test_a_worker_that_cannot_begin_is_2_and_does_not_look_alive(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    (tmp_path / "store" / "out").mkdir(parents=True)
-    path.write_text(
-        f"node: n0\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: [{tmp_path}/store/out]}}\n"
-    )
-    with started(str(path)) as child:
-        assert child.wait(60) == 2
-        assert child.stderr
-        assert "inside the store" in child.stderr.read()
-    assert not (tmp_path / "store" / ".ckptsync").exists()
-
-
-def test_a_worker_that_a_job_brings_along_ends_when_the_job_has_and_all_it_left_is_stored(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_ends_with_its_job_once_all_is_stored(tmp_path: Path) -> None:
     config = configured(tmp_path)
     with (
         subprocess.Popen(["sleep", "600"]) as job,

@@ -53,13 +53,15 @@ def uninstall(cli: Cli) -> Cli:
     return partial(cli, "service", "uninstall")
 
 
+def states(printed: Printed) -> list[str]:
+    return [file["state"] for file in printed.json["files"]]
+
+
 def files(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
 
 
-def test_the_unit_is_copied_with_the_path_of_the_program_and_the_next_steps_are_said(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
+def test_the_unit_is_copied_with_the_program(config: Path, tmp_path: Path, install: Cli) -> None:
     planned = install(config, "--dry-run", "--json").json
     assert not (tmp_path / "system").exists()
     assert [file["state"] for file in planned["files"]] == ["written"]
@@ -74,18 +76,12 @@ def test_the_unit_is_copied_with_the_path_of_the_program_and_the_next_steps_are_
     assert files(tmp_path / "system") == [WORKER]
     assert f"systemctl enable --now ckptsync-worker@{ME}" in said
 
-    assert [file["state"] for file in install(config, "--as", ME, "--json").json["files"]] == [
-        "unchanged"
-    ]
+    assert states(install(config, "--as", ME, "--json")) == ["unchanged"]
     (tmp_path / "system" / WORKER).write_text(f"{lines[0]}\nof an older version")
-    assert [file["state"] for file in install(config, "--as", ME, "--json").json["files"]] == [
-        "replaced"
-    ]
+    assert states(install(config, "--as", ME, "--json")) == ["replaced"]
 
 
-def test_what_a_configuration_needs_beyond_the_unit_is_named_for_systemctl_edit(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
+def test_what_systemctl_edit_must_add_is_named(config: Path, tmp_path: Path, install: Cli) -> None:
     written(tmp_path, ME, more="limits: {memory: 1GiB, threads: 64}\n")
     planned = install(config, "--json").json
     (note,) = planned["notes"]
@@ -110,9 +106,7 @@ def test_what_a_configuration_needs_beyond_the_unit_is_named_for_systemctl_edit(
         ("/tmp/ray/out", "/tmp"),
     ],
 )
-def test_what_holds_an_output_directory_is_to_be_writable_so_that_it_may_come_and_go(
-    config: Path, run: str, root: str, install: Cli
-) -> None:
+def test_what_must_be_writable(config: Path, run: str, root: str, install: Cli) -> None:
     config.write_text(f"store: {{url: s3://bucket}}\nworker: {{runs: ['{run}']}}\n")
     notes = [
         note
@@ -124,98 +118,65 @@ def test_what_holds_an_output_directory_is_to_be_writable_so_that_it_may_come_an
     )
 
 
-@pytest.mark.parametrize("run", ["/*/out", "/home/*/out"])
-def test_nobody_s_whole_home_and_no_whole_system_is_to_be_writable(
-    config: Path, run: str, install: Cli
-) -> None:
-    config.write_text(f"store: {{url: s3://bucket}}\nworker: {{runs: ['{run}']}}\n")
-    assert "would be writable" in install(config, code=2).err
-
-
-def test_a_worker_with_a_head_has_a_drop_in_as_long_as_it_has_the_head(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
+def test_a_worker_with_a_head_has_a_drop_in(config: Path, tmp_path: Path, install: Cli) -> None:
     drop_in = f"ckptsync-worker@{ME}.service.d/10-ckptsync.conf"
     written(tmp_path, ME, "[worker, head]")
     install(config)
     assert "MemoryMax=4G" in (tmp_path / "system" / drop_in).read_text()
     written(tmp_path, ME)
-    assert [file["state"] for file in install(config, "--json").json["files"]] == [
-        "unchanged",
-        "removed",
-    ]
+    assert states(install(config, "--json")) == ["unchanged", "removed"]
     assert drop_in not in files(tmp_path / "system")
 
 
-def test_a_unit_that_somebody_else_wrote_is_left_alone(
+def test_what_no_service_could_run_is_refused_before_anything_is_written(
     config: Path, tmp_path: Path, install: Cli
 ) -> None:
+    other = tmp_path / "me.yaml"
+    other.write_text(config.read_text())
+    as_me, own = ("--as", ME), config.with_name("worker.yaml")
+    absent = f"store: {{url: /no/such/store}}\nworker: {{runs: ['{tmp_path}/out/*']}}\n"
+    for source, words, why in (
+        (other, as_me, f"-c {other}: the unit reads {config}"),
+        (other, ["--user"], f"the unit reads {own}"),
+        (written(tmp_path, "nobody-of-that-name"), [], "there is no such user"),
+        ("store: {urk: /x}\n", as_me, "unknown key"),
+        (absent, as_me, "/no/such/store: does not exist"),
+        ("store: {url: s3://bucket}\nworker: {runs: ['/*/out']}\n", [], "would be writable"),
+        ("store: {url: s3://bucket}\nworker: {runs: ['/home/*/out']}\n", [], "would be writable"),
+    ):
+        if isinstance(source, str):
+            config.write_text(source)
+        path = config if isinstance(source, str) else source
+        assert why in install(path, *words, code=2).err
+    assert not (tmp_path / "system").exists()
+    config.write_text(absent)
+    assert "note: /no/such/store: does not exist yet" in install(config, *as_me, "--dry-run").out
+
+
+def test_sudo_names_the_user_and_the_file_beside_it_the_variables(
+    config: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("SUDO_USER", ME)
+    monkeypatch.setenv("CKPTSYNC_STORE", "/of/this/shell")
+    config.with_suffix(".env").write_text("# ours\nCKPTSYNC_STORE='s3://bucket'\n")
+    said = cli("service", "install").out
+    assert f"systemctl enable --now ckptsync-worker@{ME}" in said
+    assert "/of/this/shell" not in said
+
+
+def test_a_unit_that_others_wrote_is_left_alone(config: Path, tmp_path: Path, install: Cli) -> None:
     (tmp_path / "system").mkdir()
     (tmp_path / "system/ckptsync-worker@.service").write_text("[Service]\nUser=mine\n")
     assert "was not written by this command" in install(config, "--as", ME, code=2).err
     assert [p.name for p in (tmp_path / "system").iterdir()] == ["ckptsync-worker@.service"]
 
 
-def test_the_user_who_trains_must_be_there(config: Path, tmp_path: Path, install: Cli) -> None:
-    assert "there is no such user" in install(written(tmp_path, "nobody-of-that-name"), code=2).err
-
-
-def test_a_configuration_that_no_unit_reads_is_refused_with_the_path_that_it_reads(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
-    other = tmp_path / "me.yaml"
-    other.write_text(config.read_text())
-    said = install(other, "--as", ME, code=2).err
-    assert f"-c {other}: the unit reads {config}" in said
-    assert (
-        f"the unit reads {config.with_name('worker.yaml')}" in install(other, "--user", code=2).err
-    )
-    assert not (tmp_path / "system").exists()
-
-
-def test_who_called_sudo_is_the_user_who_trains(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
-    monkeypatch.setenv("SUDO_USER", ME)
-    assert f"systemctl enable --now ckptsync-worker@{ME}" in cli("service", "install").out
-
-
-def test_a_directory_that_is_not_there_is_refused_since_no_service_could_be_given_it(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
-    config.write_text(f"store: {{url: /no/such/store}}\nworker: {{runs: ['{tmp_path}/out/*']}}\n")
-    assert "/no/such/store: does not exist" in install(config, "--as", ME, code=2).err
-    assert (
-        "note: /no/such/store: does not exist yet" in install(config, "--as", ME, "--dry-run").out
-    )
-
-
-def test_a_wrong_configuration_is_refused_before_anything_is_written(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
-    config.write_text("store: {urk: /x}\n")
-    install(config, "--as", ME, code=2)
-    assert not (tmp_path / "system").exists()
-
-
-def test_variables_of_the_file_beside_it_count_those_of_this_shell_do_not(
-    config: Path, monkeypatch: pytest.MonkeyPatch, install: Cli
-) -> None:
-    monkeypatch.setenv("CKPTSYNC_STORE", "/of/this/shell")
-    config.with_suffix(".env").write_text("# ours\nCKPTSYNC_STORE='s3://bucket'\n")
-    assert "/of/this/shell" not in str(install(config, "--as", ME, "--dry-run", "--json").json)
-
-
-def test_a_second_worker_on_a_machine_is_told_to_take_a_name(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
+def test_a_second_worker_needs_a_name(config: Path, tmp_path: Path, install: Cli) -> None:
     (tmp_path / "system/ckptsync-worker@ann.service.d").mkdir(parents=True)
     assert "several workers on one machine need a node name each" in install(config, "--as", ME).out
 
 
-def test_a_user_s_own_unit_is_written_where_that_user_s_systemd_looks(
-    config: Path, tmp_path: Path, install: Cli
-) -> None:
+def test_a_user_s_own_unit(config: Path, tmp_path: Path, install: Cli) -> None:
     said = install(written(tmp_path, "worker"), "--user").out
     text = (tmp_path / "home/systemd/user/ckptsync-worker.service").read_text()
     assert "run -c %E/ckptsync/%j.yaml\n" in text
@@ -257,6 +218,9 @@ def test_what_was_installed_is_removed_and_nothing_else(
     (service.SYSTEM / "other.service").write_text("[Unit]")
     install(config, "--as", ME)
     before = files(tmp_path)
+    planned = uninstall("--as", ME, "--dry-run", "--json").json["removed"]
+    assert planned == [str(service.SYSTEM / WORKER)]
+    assert files(tmp_path) == before
     said = uninstall("--as", ME).out
     assert files(service.SYSTEM) == ["other.service"]
     assert {name for name in before if not name.startswith("system/ckptsync")} == set(
@@ -266,19 +230,7 @@ def test_what_was_installed_is_removed_and_nothing_else(
     assert "holds nothing" in uninstall("--as", ME, "--json").json["notes"][0]
 
 
-def test_a_dry_run_removes_nothing_and_names_the_same(
-    config: Path, install: Cli, uninstall: Cli
-) -> None:
-    install(config, "--as", ME)
-    before = files(service.SYSTEM)
-    planned = uninstall("--as", ME, "--dry-run", "--json").json
-    assert files(service.SYSTEM) == before
-    assert uninstall("--as", ME, "--json").json["removed"] == planned["removed"] != []
-
-
-def test_the_template_stays_for_another_user_s_worker(
-    config: Path, install: Cli, uninstall: Cli
-) -> None:
+def test_the_template_stays_for_another_worker(config: Path, install: Cli, uninstall: Cli) -> None:
     install(config, "--as", ME)
     link = another("somebody")
     assert "ckptsync-worker@somebody still uses it" in uninstall("--as", ME).out
@@ -288,9 +240,7 @@ def test_the_template_stays_for_another_user_s_worker(
     assert files(service.SYSTEM) == ["multi-user.target.wants"]
 
 
-def test_what_the_operator_wrote_stays_and_is_named(
-    config: Path, install: Cli, uninstall: Cli
-) -> None:
+def test_what_the_operator_wrote_stays(config: Path, install: Cli, uninstall: Cli) -> None:
     install(config, "--as", ME)
     (service.SYSTEM / f"ckptsync-worker@{ME}.service.d").mkdir()
     (service.SYSTEM / f"ckptsync-worker@{ME}.service.d" / "override.conf").write_text("[Service]")
@@ -303,9 +253,7 @@ def test_what_the_operator_wrote_stays_and_is_named(
     assert len(files(service.SYSTEM)) == 3
 
 
-def test_a_service_that_is_enabled_is_not_taken_from_under_systemd(
-    config: Path, install: Cli, uninstall: Cli
-) -> None:
+def test_an_enabled_service_is_not_removed(config: Path, install: Cli, uninstall: Cli) -> None:
     install(config, "--as", ME)
     link = another(ME)
     assert f"systemctl disable --now ckptsync-worker@{ME}" in uninstall("--as", ME, code=2).err

@@ -43,9 +43,7 @@ def forbidden(path: Path, mode: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("part", ["", "demo"])
 @pytest.mark.parametrize("command", READING)
-def test_a_store_or_a_run_that_may_not_be_read(
-    store: Path, command: tuple[str, ...], part: str
-) -> None:
+def test_a_store_that_may_not_be_read(store: Path, command: tuple[str, ...], part: str) -> None:
     with forbidden(store / part, 0o000):
         said = refused(*command, store, code=4, names=[store, part, "permission denied"])
     assert "hint: " in said

@@ -74,16 +74,12 @@ def test_it_removes_what_can_be_made_again(files: dict[str, Path], uninstall: Un
     assert uninstall()["removed"] == []
 
 
-def test_purge_leaves_checkpoints_and_the_store(
-    files: dict[str, Path], uninstall: Uninstall
-) -> None:
+def test_purge_leaves_checkpoints_and_store(files: dict[str, Path], uninstall: Uninstall) -> None:
     uninstall("--purge")
     assert left(files) == ["checkpoint", "store"]
 
 
-def test_purge_leaves_a_save_that_may_not_be_stored(
-    files: dict[str, Path], uninstall: Uninstall
-) -> None:
+def test_purge_leaves_a_save_that_is_unsent(files: dict[str, Path], uninstall: Uninstall) -> None:
     pin = create_pin(files["checkpoint"].parent, "checkpoint-1", 0, "n0")
     assert pin
     assert uninstall("--purge")["kept"] == [
@@ -109,9 +105,7 @@ def test_an_enabled_service_is_named_first(
     assert left(files) == [*files]
 
 
-def test_a_configuration_that_cannot_be_read_stays(
-    files: dict[str, Path], uninstall: Uninstall
-) -> None:
+def test_a_broken_configuration_stays(files: dict[str, Path], uninstall: Uninstall) -> None:
     files["config"].write_text("store: 5\n")
     uninstall("--purge")
     assert left(files) == ["config", "spool", "checkpoint", "store"]

@@ -4,11 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.config.loading import from_environment, limits_of, load, options_for, read, settings
+from ckptsync.config.loading import (
+    from_environment,
+    load,
+    options_for,
+    read,
+    settings,
+    share,
+    token_problem,
+)
 from ckptsync.config.schema import Config
 from ckptsync.config.value_parsers import RunConfig
-from ckptsync.errors import ConfigError
-from ckptsync.stores.limits import TokenBucket, Unlimited
+from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.walk import SPOOL
 
 GOOD = "store: {url: /mnt/x}\nworker:\n  runs: [/data/out]\n"
 
@@ -108,15 +116,23 @@ def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
 
 def test_a_secret_is_hidden_wherever_it_was_set(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(GOOD + "alerts: {urls: [jsons://h/geheim]}\n")
-    shown = {s.key: s.value for s in settings(path, {"CKPTSYNC_WEB_TOKEN": "geheim-" * 4})}
-    assert (shown["alerts.urls"], shown["web.token"]) == ("***", "***")
+    path.write_text(GOOD + "head: {every: , jobs: 3}\nalerts: {urls: [jsons://h/geheim]}\n")
+    environment = {"CKPTSYNC_WEB_TOKEN": "geheim-" * 4, "CKPTSYNC_STORE": "s3://key:geheim@bucket"}
+    shown = {s.key: (s.value, s.source) for s in settings(path, environment)}
+    assert (
+        shown.items()
+        >= {
+            "alerts.urls": ("***", f"{path}:5"),
+            "web.token": ("***", "CKPTSYNC_WEB_TOKEN"),
+            "store.url": ("***", "CKPTSYNC_STORE"),
+            "head.jobs": (3, f"{path}:4"),
+            "head.every": ("30s", "default"),
+        }.items()
+    )
 
 
 @pytest.mark.parametrize("is_variable", [False, True])
-def test_the_webhook_of_before_is_refused_with_the_form_that_apprise_has(
-    *, is_variable: bool
-) -> None:
+def test_the_former_webhook_is_refused_with_the_form_of_apprise(*, is_variable: bool) -> None:
     text = "store: {url: /a}\nroles: [head]\n"
     environment = {"CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheim"} if is_variable else {}
     text += "" if is_variable else "alerts: {webhook: https://h/geheim}\n"
@@ -127,11 +143,6 @@ def test_the_webhook_of_before_is_refused_with_the_form_that_apprise_has(
         f"{name} is now a URL in alerts.urls: Apprise writes http://host/path as"
         " json://host/path, https:// as jsons://"
     )
-
-
-def test_variables_inside_values_are_not_expanded() -> None:
-    config = read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"})
-    assert config.store.url == "/mnt/${HOME}"
 
 
 TWO = "{path: /1, name: a}, {path: /2, name: a}"
@@ -148,6 +159,10 @@ TWO = "{path: /1, name: a}, {path: /2, name: a}"
         ("store: &a\n  url: *a\n", "c.yaml:2: not plain YAML: an alias (*name) is not read here"),
         ("store: {url: /mnt/x}\n", "c.yaml: worker.runs: missing"),
         (f"store: {{url: /s}}\nworker: {{runs: [{TWO}]}}\n", "two runs are named 'a'"),
+        (
+            GOOD + "web: {listen: '[::1]:80'}\n",
+            "web.listen: a worker does not know the whole store",
+        ),
         (GOOD + "head: 5\n", "c.yaml:4: head: 5 is not a mapping (its keys are every, dtype"),
     ],
 )
@@ -165,6 +180,56 @@ def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path:
     for name in ("absent", "binary", "."):
         with pytest.raises(ConfigError, match="cannot be read"):
             load(tmp_path / name, {})
+
+
+def test_a_path_is_absolute_and_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = tmp_path / SPOOL
+    spool.mkdir(mode=0o700)
+    (spool / "c.yaml").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    assert load(Path(SPOOL, "c.yaml"), {}).file == str(spool / "c.yaml")
+    (spool / "link.yaml").symlink_to("c.yaml")  # anyone's, who could write there
+    with pytest.raises(CkptsyncError):
+        load(spool / "link.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_safe"),
+    [
+        ("", True),
+        ("127.0.0.1:80", True),
+        ("LOCALHOST:80", True),
+        ("[::1]:80", True),
+        ("unix:/run/web", True),
+        ("0.0.0.0:80", False),
+        ("[::]:80", False),
+        ("127.0.0.1.example:80", False),
+    ],
+)
+def test_an_address_that_other_machines_reach_needs_a_token(listen: str, *, is_safe: bool) -> None:
+    assert (token_problem(listen, "") == "") == is_safe
+    assert token_problem(listen, "x" * 16) == ""
+
+
+@pytest.mark.parametrize(
+    ("memory", "jobs", "share_of_memory"),
+    [
+        ("160MiB", 4, 20 << 20),
+        ("160MiB", 6, 16 << 20),
+        ("160MiB", 9, 16 << 20),
+        ("1MiB", 9, 1 << 20),
+    ],
+)
+def test_children_of_a_head_share_its_limits(memory: str, jobs: int, share_of_memory: int) -> None:
+    limits = f"limits: {{memory: {memory}, bandwidth: '08:00,36M 19:00,off'}}\n"
+    config = read(f"{GOOD}{limits}head: {{jobs: {jobs}}}\n", "c.yaml", {})
+    own, all_jobs = share(config), config.limits.bandwidth
+    assert own.bandwidth
+    assert all_jobs
+    assert own.memory == share_of_memory
+    assert own.bandwidth.rates == tuple(rate and rate / jobs for rate in all_jobs.rates)
+    assert own.bandwidth.starts == all_jobs.starts
+    assert share(read(GOOD, "c.yaml", {})).bandwidth is None
 
 
 def test_without_a_file_the_environment_tells_options_and_limits() -> None:
@@ -200,24 +265,6 @@ def test_what_the_environment_tells_wrongly_is_told_at_once_without_its_values()
     ):
         assert part in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-STORE = "store: {url: /mnt/x}\nroles: [head]\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        *(
-            (t, TokenBucket)
-            for t in ("50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,1M Sat-00:00,off")
-        ),
-        *((text, Unlimited) for text in ("off", "'off'", "'08:00,off 19:00,off'")),
-    ],
-)
-def test_a_bandwidth_is_a_pace_and_off_is_none_however_yaml_reads_it(text: str, kind: type) -> None:
-    config = read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {})
-    assert isinstance(limits_of(config.limits).pace, kind)
 
 
 def test_options_of_several_kinds_are_given_to_their_own() -> None:

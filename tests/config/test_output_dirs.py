@@ -36,9 +36,7 @@ def test_a_given_name_is_kept_and_a_missing_directory_is_no_problem(tmp_path: Pa
     assert found.problems == ()
 
 
-def test_many_jobs_directories_of_one_name_are_told_apart_by_what_the_wildcards_matched(
-    tmp_path: Path,
-) -> None:
+def test_directories_of_one_name_are_called_by_what_wildcards_matched(tmp_path: Path) -> None:
     for job in ("one", "two"):
         (tmp_path / job / "run-1" / "out").mkdir(parents=True)
     named = {
@@ -68,7 +66,7 @@ def test_a_name_does_not_depend_on_what_else_is_there(tmp_path: Path) -> None:
 def test_two_directories_of_one_name_are_refused(tmp_path: Path) -> None:
     for job in ("one", "two"):
         (tmp_path / job / "out").mkdir(parents=True)
-    found = find(f"{tmp_path}/one/out", f"{tmp_path}/two/out")
+    found = find(f"{tmp_path}/two/out", f"{tmp_path}/one/out")
     assert found.runs == (RunConfig(f"{tmp_path}/one/out", "out"),)
     assert "two/out: its run would be named 'out'" in found.problems[0]
 
@@ -97,15 +95,19 @@ def test_new_directories_appear_in_places_that_can_be_watched(tmp_path: Path) ->
 def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_path: Path) -> None:
     (tmp_path / "store" / "out").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "store" / "out")
-    for store in (f"{tmp_path}/store", f"file://{tmp_path}/store"):
-        found = find(f"{tmp_path}/link", store=store)
+    (tmp_path / "other").symlink_to("store")
+    for out, store in (
+        ("link", f"{tmp_path}/store"),
+        ("link", f"file://{tmp_path}/store"),
+        ("store/out", f"{tmp_path}/other"),
+        ("store", f"{tmp_path}/store"),
+    ):
+        found = find(f"{tmp_path}/{out}", store=store)
         assert found.runs == ()
         assert "inside the store" in found.problems[0]
 
 
-def test_an_output_directory_whose_name_begins_with_the_stores_is_not_inside_it(
-    tmp_path: Path,
-) -> None:
+def test_a_name_that_begins_with_the_stores_is_not_inside_it(tmp_path: Path) -> None:
     for name in ("store-out", "stor"):
         (tmp_path / name).mkdir()
         found = find(f"{tmp_path}/{name}", store=f"{tmp_path}/store")
@@ -134,9 +136,7 @@ def test_a_directory_whose_name_is_no_runs_name_is_left_out(tmp_path: Path) -> N
     assert (found.runs, len(found.problems)) == ((), 2)
 
 
-def test_a_directory_inside_another_is_one_of_its_own_once_a_checkpoint_or_a_spool_is_in_it(
-    tmp_path: Path,
-) -> None:
+def test_a_directory_inside_another_counts_once_a_checkpoint_is_in_it(tmp_path: Path) -> None:
     ray = tmp_path / "session_1" / "artifacts"
     runs = [RunConfig(f"{ray}/*"), RunConfig(f"{ray}/*/*")]
     for name in (
@@ -163,9 +163,7 @@ def test_directories_that_are_given_by_name_are_taken_whatever_lies_in_them(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
-def test_what_a_wildcard_matches_is_left_out_where_other_users_decide_what_lies_there(
-    tmp_path: Path,
-) -> None:
+def test_a_match_where_other_users_may_write_is_left_out(tmp_path: Path) -> None:
     for name in ("mine", "theirs", "everybodys", "sticky", "theirs-above/out", "groups"):
         (tmp_path / "jobs" / name).mkdir(parents=True)
     (tmp_path / "jobs" / "everybodys").chmod(0o777)

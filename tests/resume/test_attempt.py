@@ -31,20 +31,23 @@ def read(environment: Mapping[str, str], **options: object) -> tuple[str, int]:
         (SLURM | {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"}, "slurm-77.0.0", 4),
         ({"SLURM_JOB_ID": "5", "SLURM_NNODES": "1"}, "slurm-5.0", 1),
         ({"TORCHELASTIC_RUN_ID": "j"}, "fresh", 1),
+        ({"LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}, "fresh", 1),
+        ({"JOB_COMPLETION_INDEX": "0", "NNODES": "1"}, "fresh", 1),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4"}, "slurm-77.0.0", 4),
         (OMPI, "a-prterun-n0-12-1.", 2),
         ({"NNODES": "2:2", "SLURM_JOB_ID": "5"}, "slurm-5.0", 2),
         ({"MIN_NNODES": "2", "MAX_NNODES": "2", "SLURM_JOB_ID": "5"}, "slurm-5.0", 2),
     ],
 )
-def test_variables_name_the_attempt_and_its_nodes(
-    environment: dict[str, str], name: str, nnodes: int
-) -> None:
+def test_variables_name_an_attempt(environment: dict[str, str], name: str, nnodes: int) -> None:
     found = read(environment)
     assert (found[0][:18], found[1]) == (name[:18], nnodes)
+    assert read(OMPI) != read(OMPI | {"PMIX_NAMESPACE": "prterun-n0-12:1"})
 
 
 def test_options_come_first() -> None:
     assert read(SLURM, name="mine", nnodes=9) == ("mine", 9)
+    assert read(SLURM, name="a" * 100, nnodes=100_000) == ("a" * 100, 100_000)
     assert read({"JOB_COMPLETION_INDEX": "3"}, name="mine", nnodes=9) == ("mine", 9)
 
 
@@ -63,9 +66,12 @@ def test_options_come_first() -> None:
         ({"NNODES": "two"}, {}, "not a number"),
         ({"NODE_RANK": "1"}, {}, "not the only node"),
         ({"JOB_COMPLETION_INDEX": "0"}, {}, "--nnodes"),
-        ({"LOCAL_WORLD_SIZE": "8"}, {}, "once on each node"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, {}, "not the only node"),
+        ({"LOCAL_WORLD_SIZE": "2"}, {}, "once on each node"),
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"}, {}, "--ntasks-per-node=1"),
         ({}, {"nnodes": 0}, "--nnodes 0"),
+        ({}, {"nnodes": 100_001, "name": "a"}, "--nnodes 100001"),
+        ({}, {"name": "a" * 101}, "not an attempt's name"),
         ({}, {"name": "../x"}, "not an attempt's name"),
         ({}, {"name": ""}, "not an attempt's name"),
     ],

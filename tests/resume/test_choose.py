@@ -12,6 +12,7 @@ from ckptsync.catalogue.location_summary import Summary
 from ckptsync.errors import ConfigError
 from ckptsync.records.location_status import Status
 from ckptsync.resume.choose import (
+    MOST,
     Candidate,
     NodeRecord,
     WholeSave,
@@ -55,9 +56,7 @@ A, B, B2, C = "checkpoint-1@a", "checkpoint-2@b", "checkpoint-2@other", "checkpo
         ([], [A], ""),
     ],
 )
-def test_the_newest_save_of_all_nodes_is_chosen(
-    first: list[str], second: list[str], choice: str
-) -> None:
+def test_the_newest_common_save_is_chosen(first: list[str], second: list[str], choice: str) -> None:
     assert chosen(record("n0", *first), record("n1", *second)) == choice
 
 
@@ -102,6 +101,8 @@ def test_what_is_whole_in_the_output_directory_is_ordered_among_what_is_stored()
     found = list_candidates(run, local, is_verified=True)
     assert [one.step for one in found] == [1, 2, 3, 4]
     assert [bool(one.location) for one in found] == [True, True, True, False]
+    many = list_candidates([stored(n) for n in range(1, MOST + 3)], [], is_verified=True)
+    assert (many[0].step, many[-1].step) == (3, MOST + 2)
 
 
 def test_a_location_with_other_manifests_is_another_save() -> None:
@@ -124,9 +125,7 @@ SAVES = st.lists(st.sampled_from([A, B, B2, C]), unique=True)
 
 
 @given(st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), SAVES, min_size=1))
-def test_every_node_makes_the_same_choice_and_can_begin_with_it(
-    saves: dict[str, list[str]],
-) -> None:
+def test_every_node_makes_a_choice_it_can_begin_with(saves: dict[str, list[str]]) -> None:
     records = {node: record(node, *its) for node, its in saves.items()}
     choice = choose(records)
     assert choice == choose(dict(reversed(records.items())))

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import math
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from ckptsync.resume.drain import DrainedSave, DrainResult, SaveStatus, is_over
+from ckptsync.checkpoint_dirs import ASIDE
+from ckptsync.cli.drain import Upload
+from ckptsync.errors import StoreError
+from ckptsync.head.due_jobs import VerifyPolicy
+from ckptsync.hooks import embedded_worker
+from ckptsync.resume.drain import (
+    DrainedSave,
+    DrainResult,
+    OutputDirSaves,
+    SaveStatus,
+    describe,
+    drain,
+    is_over,
+)
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.finished import Rule
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.store_view import StoreView
+from tests.resume import trainer
+from tests.support.head_in_process import verify_next
+from tests.support.worker_in_process import push_now
 
 RULE = Rule(10.0, 60.0, 600.0)
 
@@ -31,7 +57,7 @@ def save(
         ((DrainedSave("final", None, "stored"),), -1),
     ],
 )
-def test_the_newest_step_is_that_of_a_save_that_is_whole(
+def test_the_newest_step_is_that_of_a_whole_save(
     saves: tuple[DrainedSave, ...], newest: int
 ) -> None:
     assert DrainResult(saves).newest_step == newest
@@ -74,3 +100,126 @@ def test_the_wait_is_over_when_no_further_save_would_come(
 ) -> None:
     assert is_over(DrainResult(saves), RULE, max_wait) is expected
     assert not is_over(DrainResult(saves, "no route"), RULE, max_wait)
+
+
+class Node:
+    """An output directory with a checkpoint that is whole, and a store."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.store = out, MemoryStore()
+        trainer.save(out, 1, 9)
+        view = StoreView(self.store, "n0", out.name, EVERYTHING)
+        self._saves = OutputDirSaves(RunDir(out.name, out), ("n0",), view, RULE)
+
+    def push(self) -> None:
+        push_now(self.out, self.store, "n0", self.out.name)
+
+    def read(self, now: float) -> dict[str, DrainedSave]:
+        return {save.checkpoint: save for save in self._saves.read(now)}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "run")
+
+
+def test_a_save_waits_until_it_has_not_changed_then_is_unsent_then_stored(node: Node) -> None:
+    first, later = (node.read(now)["checkpoint-1"] for now in (100.0, 105.0))
+    assert (first.status, later.status) == ("waiting", "waiting")
+    assert (first.wait_left - later.wait_left, later.unchanged_for) == (5.0, 5.0)
+    unsent = node.read(110.0)["checkpoint-1"]
+    assert (unsent.status, unsent.unchanged_for, unsent.step) == ("unsent", 10.0, 1)
+    (node.out / "checkpoint-1/trainer_state.json").touch()
+    assert node.read(111.0)["checkpoint-1"].status == "waiting"
+    node.push()
+    stored = node.read(112.0)["checkpoint-1"]
+    assert (stored.status, stored.location, stored.reason) == ("stored", "checkpoint-1", "")
+
+
+def test_a_save_that_is_damaged_in_the_store_is_refused(node: Node) -> None:
+    node.push()
+    node.store.write("run/checkpoint-1/scheduler.pt", [b"x"])
+    verify_next(node.store, VerifyPolicy("digest", 1e-9), time.time())
+    damaged = node.read(1.0)["checkpoint-1"]
+    assert (damaged.status, damaged.location) == ("refused", "checkpoint-1")
+
+
+def test_what_was_moved_aside_is_refused_unless_the_store_has_it(node: Node) -> None:
+    aside = node.out / ASIDE
+    shutil.copytree(node.out / "checkpoint-1", aside / "checkpoint-1")
+    name = f"{ASIDE}/checkpoint-1"
+    save = node.read(1.0)[name]
+    assert (save.status, save.unchanged_for) == ("refused", math.inf)
+    assert save.path == aside / "checkpoint-1"
+    node.push()
+    assert name not in node.read(2.0)
+
+
+@pytest.mark.parametrize(
+    ("has_worker", "patience"),
+    [
+        (False, embedded_worker.RESTART),
+        (True, embedded_worker.RESTART + embedded_worker.RESTART_EVERY),
+    ],
+)
+def test_a_directory_that_nobody_serves_is_given_up_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_worker: bool, patience: float
+) -> None:
+    now, saves = [1000.0], cast("OutputDirSaves", None)
+    monkeypatch.setattr("ckptsync.cli.drain.time", SimpleNamespace(monotonic=lambda: now[0]))
+    upload = Upload(RunDir("run", tmp_path), "n0", "/s", MemoryStore(), saves, None, has_worker)
+    for later, is_lost in ((0.0, False), (patience - 1.0, False), (1.0, True)):
+        now[0] += later
+        assert upload.notice_lost_worker() == is_lost
+
+
+class Script:
+    """What readings of an output directory give, one after the other; "" is an error."""
+
+    rule = RULE
+
+    def __init__(self, *statuses: SaveStatus | str) -> None:
+        self._statuses: Iterator[str] = iter(statuses)
+
+    def read(self, _now: float) -> tuple[DrainedSave, ...]:
+        if status := next(self._statuses):
+            return (save(cast("SaveStatus", status)),)
+        raise StoreError("no route")
+
+
+def test_an_error_ends_no_wait_and_each_change_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)
+    monkeypatch.setattr("ckptsync.resume.drain.time", clock)
+    script = cast("OutputDirSaves", Script("", "unsent", "unsent", "", "stored"))
+    reports, workers = list[str](), list[int]()
+    result = drain(script, lambda: False, lambda: workers.append(1), reports.append, math.inf)
+    assert result == DrainResult((save("stored"),))
+    waited_for = [text.rpartition(": ")[2] for text in reports]
+    assert waited_for == ["no route", "checkpoint-1", "no route"]
+    assert len(workers) == 5
+    stops = iter((False, True))
+    script = cast("OutputDirSaves", Script("unsent", ""))
+    result = drain(script, lambda: next(stops), lambda: None, reports.append, math.inf)
+    assert result == DrainResult((save("unsent"),), "no route")
+
+
+@pytest.mark.parametrize(
+    ("saves", "error", "advice"),
+    [
+        ((), "", "no such directory; if a training saved one, it was somewhere else"),
+        ((save("stored"),), "", "this machine may be shut down"),
+        ((save("refused"), save("stored", 2)), "", "what is not stored is on this machine only"),
+        ((save("refused"), save("unsent")), "", "do not shut this machine down"),
+        ((save("refused"),), "no route", "do not shut this machine down"),
+        ((save("stored"),), "no route", "do not shut this machine down"),
+    ],
+)
+def test_whether_the_machine_may_be_shut_down_is_said_last(
+    saves: tuple[DrainedSave, ...], error: str, advice: str
+) -> None:
+    lines = describe(DrainResult(saves, error), RunDir("run", Path("/no/such/out")), "/store")
+    assert advice in lines[-1]
+    assert (f"the store cannot be read: {error}" in lines) == bool(error)
+    assert sum(line.startswith("not stored: ") for line in lines) == sum(
+        each.status != "stored" for each in saves
+    )

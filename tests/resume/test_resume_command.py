@@ -23,7 +23,6 @@ from ckptsync.spool.markers import read_log
 from tests.resume.trainer import save, source
 from tests.support.exhaustive import sampled
 from tests.support.refused_commands import run
-from tests.support.small_store import flip
 from tests.support.stand_in_programs import CLEAN, ROOT
 from tests.support.terminal import on_terminal, read_until
 from tests.support.waiting import until
@@ -107,9 +106,7 @@ def statuses(document: dict[str, Any]) -> dict[str, str]:
     return {save["checkpoint"]: save["status"] for save in document["saves"]}
 
 
-def test_a_training_that_was_killed_in_a_save_goes_on_from_the_newest_whole_one(
-    place: Place,
-) -> None:
+def test_a_training_killed_in_a_save_goes_on_from_the_newest_whole_one(place: Place) -> None:
     done = ran(place.resume(2, "torn,exit:3,torn", "--restarts", "2"))
     assert done.returncode == 137, done.stderr
     first, second, third = place.starts()
@@ -165,9 +162,7 @@ def test_a_failure_before_any_new_save_counts_twice(place: Place) -> None:
     assert "not started again" in done.stderr
 
 
-def test_the_exit_code_is_the_trainings_and_its_worker_has_the_keys_of_a_worker(
-    place: Place,
-) -> None:
+def test_the_exit_code_is_the_trainings_and_the_worker_has_its_keys(place: Place) -> None:
     settings = "retention: {keep_last: 3}\nhead: {jobs: 1}\nlog: {format: text}\n"
     place.config.write_text(place.config.read_text() + settings)
     done = ran(place.resume(1, "exit:3"))
@@ -182,15 +177,6 @@ def test_the_exit_code_is_the_trainings_and_its_worker_has_the_keys_of_a_worker(
     assert not {"retention", "head"} & given.keys()
     assert embedded_worker.read_log_problem(place.out / "_ckptsync") == ""
     assert place.drain()[0] == 0
-
-
-def test_without_a_store_it_judges_this_machine_alone(place: Place) -> None:
-    ends = "torn,exit:0"
-    assert ran(place.resume(2, ends, store=False)).returncode == 137
-    done = ran(place.resume(1, ends, store=False))
-    assert done.returncode == 0, done.stderr
-    assert "nothing was uploaded" in done.stderr
-    assert place.starts()[1]["from"] == str(place.out / "checkpoint-2")
 
 
 REPLACED = ("--signal-map", "USR1=TERM", "--signal-map", "USR2=NONE")
@@ -217,9 +203,7 @@ def test_signals_go_to_the_training(
 
 
 @pytest.mark.parametrize(("mapped", "is_ignored"), [("USR1=TERM", 1), ("USR1=NONE", 0)])
-def test_a_signal_that_is_replaced_does_not_end_the_training(
-    place: Place, mapped: str, is_ignored: int
-) -> None:
+def test_a_replaced_signal_is_ignored(place: Place, mapped: str, is_ignored: int) -> None:
     """A scheduler may send it to every process of a step."""
     program = "import signal, sys; sys.exit(signal.getsignal(10) == signal.SIG_IGN)"
     words = ("resume", str(place.out), "--signal-map", mapped, "--", sys.executable, "-c", program)
@@ -279,9 +263,7 @@ def test_a_second_signal_ends_the_wait_for_a_store_that_is_away(place: Place) ->
     assert place.stored() == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_the_worker_goes_on_where_the_store_is_away_for_longer_than_the_wait(
-    place: Place,
-) -> None:
+def test_the_worker_goes_on_where_the_store_is_away_for_long(place: Place) -> None:
     away = place.store.with_name("away")
     with started(place.resume(2, "signals:1", "--drain", "2s")) as process:
         log = place.out / "_ckptsync" / "embedded.log"
@@ -320,9 +302,7 @@ def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
         assert worker.wait(60) == 0
 
 
-def test_a_model_that_may_be_the_final_one_is_named_where_its_training_has_not_ended_well(
-    place: Place,
-) -> None:
+def test_a_model_that_may_be_the_final_one_is_named(place: Place) -> None:
     save(place.out, 1, 10)
     for name in ("model.safetensors", "config.json"):
         shutil.copyfile(source() / name, place.out / name)
@@ -370,24 +350,13 @@ while not log.exists() or '"sent"' not in log.read_text():
     assert stored.exists() == has_logs
 
 
-def test_a_save_that_is_damaged_in_the_store_keeps_the_machine_on(place: Place) -> None:
-    save(place.out, 1, 1)
-    assert place.drain()[0] == 0
-    flip(place.store / "out" / "checkpoint-1" / "model.safetensors")
-    assert run(("verify", "--store", place.store), CLEAN).returncode == 10
-    code, document = place.drain()
-    assert (code, document["may_shut_down"]) == (3, False)
-    assert statuses(document)["checkpoint-1"] == "refused"
-    assert "damaged" in json.dumps(document["saves"])
-
-
-def test_drain_without_anything_saved_has_nothing_to_wait_for(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drain_of_nothing_does_not_wait(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.out.mkdir()
+    named = place.config.read_text().replace(f"[{place.out}]", f"[{{path: {place.out}, name: a}}]")
+    place.config.write_text(named)
     assert main(["drain", str(place.out), "-c", str(place.config), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["may_shut_down"], document["saves"]) == (True, [])
+    assert (document["run"], document["may_shut_down"], document["saves"]) == ("a", True, [])
     assert list(place.out.iterdir()) == []
 
 
@@ -404,22 +373,6 @@ def test_drain_does_not_call_a_path_stored_that_is_no_directory(
     assert not place.store.exists()
 
 
-def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
-    for code in (137, 0):
-        assert ran(place.resume(1, "torn,exit:0", store=False)).returncode == code
-    (place.out / "_ckptsync-aside" / "checkpoint-2").rename(place.out / "lost")
-    assert place.drain()[0] == 0
-    (place.out / "lost").rename(place.out / "_ckptsync-aside" / "checkpoint-2")
-    code, document = place.drain()
-    assert (code, document["may_shut_down"]) == (3, False)
-    assert statuses(document)["_ckptsync-aside/checkpoint-2"] == "refused"
-    done = run(("drain", place.out, "-c", place.config, "--wait", "0"), CLEAN)
-    assert f"ckptsync push {place.out}/_ckptsync-aside/checkpoint-2 " in done.stdout + done.stderr
-    shutil.move(place.out / "_ckptsync-aside", place.out.parent)
-    shutil.copytree(place.out / "checkpoint-1", place.out / "_ckptsync-aside" / "checkpoint-1.2")
-    assert place.drain("--wait", "0")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -431,6 +384,7 @@ def test_what_was_moved_aside_and_is_not_stored_is_named(place: Place) -> None:
         (["--drain", "soon", "--", "true"], "--drain"),
         (["--for", "hf", "--", "true", "{checkpoint}"], "--for hf"),
         (["--no-such", "--", "true"], "--no-such"),
+        (["--", "env", "--nnodes=2"], "is to run on 2 nodes"),
     ],
 )
 def test_what_cannot_be_begun_is_an_error_of_usage(
@@ -439,6 +393,22 @@ def test_what_cannot_be_begun_is_an_error_of_usage(
     assert main(["resume", str(place.out), *words]) == 2
     assert why in capsys.readouterr().err
     assert not place.out.exists()
+
+
+def test_a_training_ignores_no_signal_that_python_does(place: Place) -> None:
+    words = ("resume", str(place.out), "--", "grep", "SigIgn", "/proc/self/status")
+    assert ran(place.command(*words)).stdout.split() == ["SigIgn:", "0" * 16]
+
+
+def test_what_is_required_or_to_be_kept_is_said_to_the_preparation(place: Place) -> None:
+    save(place.out, 1, 9)
+    (place.out / "checkpoint-1/trainer_state.json").unlink()
+    words = ["resume", str(place.out), "--keep-newer"]
+    assert main([*words, "--require", "--", "true"]) == 3
+    assert main([*words, "--", "true"]) == 0
+    assert (place.out / "checkpoint-1").is_dir()
+    assert main([*words[:2], "--", "true"]) == 0
+    assert not (place.out / "checkpoint-1").exists()
 
 
 def test_options_of_the_training_are_its_own(place: Place) -> None:

@@ -41,9 +41,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("command", "resumed", "fresh"), TABLE, ids=lambda text: text[:50])
-def test_what_names_the_checkpoint_is_replaced_or_left_out(
-    command: str, resumed: str, fresh: str
-) -> None:
+def test_placeholders_are_replaced_or_left_out(command: str, resumed: str, fresh: str) -> None:
     words = command.split()
     check_command(words)
     assert command_for(words, RESUMED) == ["train.py", *resumed.split()]
@@ -127,8 +125,6 @@ def test_the_variable_is_set_only_where_there_is_a_checkpoint() -> None:
         ("python train.py --nnodes", 1, True),
     ],
 )
-def test_a_launcher_of_another_number_of_nodes_is_refused(
-    command: str, nnodes: int, *, is_right: bool
-) -> None:
+def test_a_launcher_of_other_nodes_is_refused(command: str, nnodes: int, *, is_right: bool) -> None:
     with contextlib.nullcontext() if is_right else pytest.raises(ConfigError, match="nodes"):
         check_nodes_of_command(command.split(), nnodes)

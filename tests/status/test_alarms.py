@@ -43,7 +43,8 @@ def test_a_node_is_lost_after_ten_minutes_and_critical_with_work_in_its_queue() 
 
 def test_a_store_that_had_a_head_and_has_none_is_critical_one_that_never_had_is_not() -> None:
     assert "no-head store" not in raised(heart())
-    alarm = raised(heart(), heart("boss", ("head",), ago=HOUR))["no-head store"]
+    earlier = heart("a", ("head",), ago=2 * HOUR)
+    alarm = raised(heart(), earlier, heart("boss", ("head",), ago=HOUR))["no-head store"]
     assert alarm.todo == "start ckptsync-head on boss"
     assert "no-head store" in raised(heart(), heart("boss", ("head",), ago=HOUR, stopped=True))
     assert "no-head store" not in raised(heart("boss", ("head",), ago=HOUR), HEAD)
@@ -105,6 +106,31 @@ def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
     assert not raised(heart(), fact(offset=9.0))
     assert "10m ahead of the store's" in raised(heart(), fact(offset=600.0))["clock n0"].text
     assert "20s behind the store's" in raised(heart(), fact(offset=-20.0))["clock n0"].text
+
+
+def test_models_without_their_configuration_are_said_once_of_a_run() -> None:
+    lacking = saves(300, 200, 100, to_open=("config.json",))
+    locations = [*lacking, replace(lacking[0], location="checkpoint-9", consolidated=False)]
+    alarm = raised(heart(), locations=locations)["no-config run"]
+    assert alarm.since == lacking[0].arrived
+    assert alarm.text == (
+        "run/checkpoint-2 (and 2 more models of this run):"
+        " no config.json: from_pretrained cannot open it"
+    )
+
+
+def test_files_that_are_dated_against_their_arrival_or_another_save_are_said_once() -> None:
+    ahead = location("run/checkpoint-9", ahead=700.0)
+    [alarm] = raised(heart(), locations=[ahead]).values()
+    assert (alarm.key, alarm.since) == ("clock run/checkpoint-9", ahead.first_arrival)
+    assert alarm.text.endswith("its files are dated 11m40s after their arrival in the store")
+    assert alarm.todo.startswith("set the clock of n0, or of its file server, by NTP")
+    for well in ({"ahead": 10.0}, {"retired": "old"}, {"first_arrival": NOW - 8 * DAY}):
+        assert not raised(heart(), locations=[replace(ahead, **well)])
+    third = replace(saves(300, 200, 150, 100)[3], ended=NOW - 220)
+    [alarm] = raised(heart(), locations=[*saves(300, 200, 150), third]).values()
+    earlier = "checkpoint-2, which has the smaller step"
+    assert alarm.text == f"run/checkpoint-3: its files are dated 1m10s before those of {earlier}"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +217,7 @@ def test_damage_that_was_repaired_waits_for_the_verifier_and_is_critical_no_long
     done = tuple(replace(file, is_rewritten=True) for file in (SHARD, MODEL))
     hurt = location(word="DAMAGED", damaged=done)
     for known, verifier in ((HEAD, "wait for the verifier, or "), (heart(), "")):
-        alarm = raised(known, locations=[hurt])["damaged run/checkpoint-1"]
+        alarm = raised(known, heart("n1"), locations=[hurt])["damaged run/checkpoint-1"]
         read = f"{verifier}run `ckptsync verify run/checkpoint-1 --store /store`"
         assert (alarm.severity, alarm.todo) == ("warning", read)
     half = location(word="DAMAGED", damaged=(done[0], MODEL))
@@ -223,14 +249,37 @@ def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
         ("manifest-n0-1", Unsupported("format 9"), "a newer ckptsync wrote it: upgrade this one"),
     ],
 )
-def test_what_to_do_about_a_record_depends_on_its_kind(
-    record: str, error: CkptsyncError, todo: str
-) -> None:
+def test_what_to_do_depends_on_the_record(record: str, error: CkptsyncError, todo: str) -> None:
     name = f"run/.ckptsync/checkpoint-1/{record}-{'0' * 16}.json"
     parsed = parse_record_name(name)
     assert parsed
-    alarm = raised(heart(), faults=(Fault(name, parsed, error),))[f"unreadable {name}"]
+    faults = (Fault(name, parsed, error),)
+    alarm = raised(heart(), heart("n1", lacks={name: ("a",)}), faults=faults)[f"unreadable {name}"]
     assert alarm.todo.startswith(todo)
+
+
+def test_a_manifest_that_its_own_node_cannot_write_again_is_said_to_be_lost() -> None:
+    name = f"run/.ckptsync/checkpoint-1/manifest-n0-1-{'0' * 16}.json"
+    parsed = parse_record_name(name)
+    assert parsed
+    faults = (Fault(name, parsed, Corrupt("bad")),)
+    alarm = raised(heart(lacks={name: ("a",)}), faults=faults)[f"unreadable {name}"]
+    assert alarm.todo.startswith("n0 cannot write it again")
+
+
+def test_files_that_no_record_names_and_that_may_run_are_said_of_a_model_that_is_proven() -> None:
+    found: dict[str, Any] = {"unnamed": ("a.py",), "unnamed_files": 1, "unnamed_runs": True}
+    three = [
+        location("run/checkpoint-1", **found),
+        location("run/checkpoint-2", **found),
+        location("run/checkpoint-3", "DAMAGED", **found),
+    ]
+    alarm = raised(heart(), locations=three)["unnamed run"]
+    assert alarm.text == (
+        "run/checkpoint-2: 1 file that no record names: a.py; 1 more of its checkpoints have some"
+    )
+    assert "unnamed run" not in raised(heart(), locations=three[2:])
+    assert not raised(heart(), locations=[location(unnamed=("a",), unnamed_files=1)])
 
 
 def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
@@ -256,9 +305,7 @@ def test_what_an_incomplete_save_needs_depends_on_what_is_missing() -> None:
         ("CONFLICT", 8 * DAY, ""),
     ],
 )
-def test_what_is_not_complete_is_said_for_a_week_and_an_upload_not_at_once(
-    word: Status, ago: float, code: str
-) -> None:
+def test_what_is_not_complete_is_said_for_a_week(word: Status, ago: float, code: str) -> None:
     found = raised(heart(), locations=[location(word=word, ago=ago)])
     assert list(found) == ([f"{code} run/checkpoint-1"] if code else [])
 
@@ -314,11 +361,12 @@ def test_a_stalled_run_is_said_with_what_was_usual_and_only_where_one_of_its_nod
 
 def test_a_store_warns_when_two_checkpoints_with_models_do_not_fit_and_is_critical_at_one() -> None:
     for locations, total, free in (
-        ([location(model_size=500)], 10_000, (3000, 2999, 1499)),
-        ([], 1000, (20, 19, 9)),
+        ([location(model_size=500)], 10_000, (3000, 2999, 1500, 1499)),
+        ([], 1000, (20, 19, 10, 9)),
     ):
         found = [raised(locations=locations, room=Room(one, total)).values() for one in free]
-        assert [[a.severity for a in alarms] for alarms in found] == [[], ["warning"], ["critical"]]
+        severities = [a.severity for alarms in found for a in alarms]
+        assert severities == ["warning", "warning", "critical"]
 
 
 def test_a_save_that_waits_on_a_live_node_is_late_all_the_same_and_says_why_it_waits() -> None:
@@ -354,7 +402,8 @@ def test_what_waits_for_a_verifier_is_said_too_unless_it_was_proven_unmerged() -
 def test_verification_behind_its_period_is_said_by_the_period_that_a_verifier_promises() -> None:
     old = location(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
     assert not raised(HEAD, locations=[old])
-    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), locations=[old])["unread run"]
+    both = [old, location("run/checkpoint-2", proof=Proven("r", "ok", "digest", NOW, holds=True))]
+    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), locations=both)["unread run"]
     assert alarm.since == NOW - 2 * DAY
     assert alarm.text == "run: one checkpoint was last verified 8d ago; verify.period is 6d"
     assert not raised(heart(), locations=[old])

@@ -16,6 +16,7 @@ from ckptsync.status.alarms import (
     MOST_OF_CODE,
     Alarm,
     Memory,
+    Message,
     Terms,
     decide,
     document,
@@ -39,6 +40,7 @@ def test_it_is_told_once_then_again_after_a_while_then_that_it_is_over() -> None
     assert statuses([HURT], memory, 3599.0)[0] == []
     said, memory = statuses([HURT], memory, 3600.0)
     assert said == ["repeated damaged"]
+    assert statuses([HURT], memory, 7199.0)[0] == []
     said, memory = statuses([], memory, 4000.0)
     assert said == []
     said, memory = statuses([], memory, 4000.0 + HOLD)
@@ -56,9 +58,9 @@ def test_what_comes_and_goes_is_one_alarm() -> None:
 def test_what_becomes_critical_is_told_at_once_and_what_becomes_a_warning_is_not() -> None:
     worse = replace(LATE, severity="critical")
     _, memory = statuses([LATE], {}, 0.0)
-    said, memory = statuses([worse], memory, 1.0)
-    assert said == ["raised waiting"]
-    assert statuses([LATE], memory, 2.0)[0] == []
+    decision = decide([worse], memory, TERMS, 1.0)
+    assert decision.messages == (Message("raised", worse, first=0.0),)
+    assert statuses([LATE], decision.if_sent, 2.0)[0] == []
 
 
 def test_kinds_that_nobody_asked_for_are_not_told() -> None:
@@ -76,13 +78,12 @@ def test_what_could_not_be_told_is_told_the_next_time_with_what_came_since() -> 
 
 def test_a_clock_that_is_set_back_repeats_rather_than_falls_silent() -> None:
     _, memory = statuses([HURT], {}, 10_000.0)
-    assert statuses([HURT], memory, 5_000.0)[0] == ["repeated damaged"]
+    messages = decide([HURT], memory, TERMS, 5_000.0).messages
+    assert messages == (Message("repeated", HURT, first=10_000.0),)
 
 
 @given(st.lists(st.sets(st.sampled_from([HURT, LATE])), max_size=30), st.floats(1, 200))
-def test_every_alarm_that_was_raised_is_resolved_once_it_stays_away(
-    looks: list[set[Alarm]], pause: float
-) -> None:
+def test_every_alarm_that_was_raised_is_resolved(looks: list[set[Alarm]], pause: float) -> None:
     memory: Memory = {}
     standing: set[str] = set()
     for n, alarms in enumerate([*looks, *[set[Alarm]()] * (int(HOLD / pause) + 3)]):
@@ -116,6 +117,12 @@ def test_a_message_is_plain_json_with_a_text_for_people_that_stays_short() -> No
         "  since 1970-01-01 00:00 UTC",
         "  to do: wait",
     ]
+
+
+def test_a_message_is_as_severe_as_what_holds() -> None:
+    over, late = Message("resolved", HURT, 1.0), Message("repeated", LATE, 2.0)
+    for messages, severity in (((over, late), "warning"), ((over,), "resolved")):
+        assert document(messages, "/store", "boss", 7.0)["severity"] == severity
 
 
 def test_a_message_of_every_code_in_numbers_stays_short() -> None:

@@ -16,7 +16,7 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.part_upload import UNBUFFERED
 from ckptsync.stores.posix.store import PosixStore
-from tests.support.status_examples import waiting
+from tests.support.status_examples import job, waiting
 
 FIRST = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0")
 SECOND = replace(FIRST, instance="bb", pid=2, started=2000.0)
@@ -69,10 +69,12 @@ def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None
 
 
 def test_a_worker_takes_over_from_one_that_died_or_said_farewell(store: Store) -> None:
-    mine = heartbeat.beat(store, FIRST)
+    mine = heartbeat.beat(store, replace(FIRST, running=waiting("run/checkpoint-4")))
     taken = heartbeat.claim(store, SECOND, lambda _: False, never)
     assert heartbeat.beat(store, taken).instance == SECOND.instance
-    heartbeat.write(store, replace(mine, stopped=True))
+    assert heartbeat.farewell(store, mine) is None
+    last = replace(mine, beat=2, stopped=True, running=())
+    assert heartbeat.read(store, "n0", ("worker",)) == last
     taken = heartbeat.claim(store, SECOND, lambda _: True, never)
     assert heartbeat.beat(store, taken).beat == 2
 
@@ -86,8 +88,10 @@ def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store
     with pytest.raises(ConfigError):
         heartbeat.claim(store, SECOND, lambda _: None, beats)
     waited: list[float] = []
-    heartbeat.claim(store, SECOND, lambda _: None, waited.append)
-    assert waited == [2.5 * FIRST.period]
+    for period, most in ((FIRST.period, 75.0), (1e9, 750.0)):  # of a heartbeat that anyone wrote
+        heartbeat.write(store, replace(mine, period=period))
+        heartbeat.claim(store, SECOND, lambda _: None, waited.append)
+        assert waited.pop() == most
 
 
 def test_another_machines_worker_that_stops_while_we_wait_is_replaced(store: Store) -> None:
@@ -96,12 +100,17 @@ def test_another_machines_worker_that_stops_while_we_wait_is_replaced(store: Sto
     def stops(_: float) -> None:
         heartbeat.write(store, replace(mine, beat=2, stopped=True))
 
-    claimed = heartbeat.claim(store, SECOND, lambda _: None, stops)
-    assert heartbeat.read(store, "n0", ("worker",)) == claimed
+    def goes(_: float) -> None:
+        store.delete(".ckptsync/nodes/n0.json")
+
+    for ends in (stops, goes):
+        heartbeat.write(store, mine)
+        claimed = heartbeat.claim(store, SECOND, lambda _: None, ends)
+        assert heartbeat.read(store, "n0", ("worker",)) == claimed
 
 
 def test_of_two_that_started_at_once_exactly_the_second_stops(store: Store) -> None:
-    first, second = heartbeat.beat(store, FIRST), replace(SECOND, beat=7)
+    first, second = heartbeat.beat(store, FIRST), replace(SECOND, started=FIRST.started, beat=7)
     heartbeat.write(store, second)
     heartbeat.beat(store, first)
     with pytest.raises(ConfigError):
@@ -114,6 +123,17 @@ def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store)
     heartbeat.beat(store, replace(head, instance="cc", started=3000.0))
     assert heartbeat.read(store, "n0", ("worker",)) is None
     assert heartbeat.read(store, "n0", ("head",)) is not None
+
+
+def test_a_queue_has_what_moves_first_and_nothing_that_has_failed() -> None:
+    running = (
+        *waiting("run/checkpoint-1", since=1.0),
+        job("consolidate", "run/checkpoint-2", state="queued", since=3.0),
+        *waiting("run/checkpoint-3", since=5.0, state="uploading"),
+        job("verify", "run/checkpoint-4", state="failed"),
+    )
+    names = ("run/checkpoint-3", "run/checkpoint-1", "run/checkpoint-2")
+    assert replace(FIRST, running=running).queue == names
 
 
 def test_a_heart_with_too_much_to_say_can_still_be_read(store: Store) -> None:

@@ -63,16 +63,43 @@ def test_a_part_that_another_node_still_has_changes_what_is_incomplete() -> None
         [s] = over.catalogue.shown
         assert (s.status, s.location) == (status, "checkpoint-2~ab")
         assert over.running[0].location == "checkpoint-2~ab"
-    [s] = seen(heart(running=sends()), locations=(half,)).catalogue.shown
-    assert (s.size, s.whole, s.percent) == (100 * MIB, 400 * MIB, 44)
+    for nodes, whole, percent in ((("n9",), 400 * MIB, 44), (("n0", "n9"), 100 * MIB, 100)):
+        stored = (replace(half, nodes=nodes),)
+        [s] = seen(heart(running=sends()), locations=stored).catalogue.shown
+        assert (s.size, s.whole, s.percent) == (100 * MIB, whole, percent)
 
 
-@pytest.mark.parametrize("state", ["refused", "failed"])
+@pytest.mark.parametrize("state", ["refused", "failed", "running"])
 def test_what_is_not_on_its_way_leaves_an_incomplete_location_so(state: str) -> None:
     half = location("run/checkpoint-2", "INCOMPLETE")
-    over = seen(heart(running=waiting("run/checkpoint-2", state=state)), locations=(half,))
+    work = waiting("run/checkpoint-2", state=state)
+    if state == "running":
+        work = (job("verify", "run/checkpoint-2"),)
+    over = seen(heart(running=work), locations=(half,))
     assert over.catalogue.shown == (half,)
     assert [e.state for e in over.running] == [state]
+
+
+def test_an_upload_is_of_the_location_that_it_has_chosen() -> None:
+    stored = (
+        location("run/checkpoint-2~ab", "INCOMPLETE"),
+        location("run/checkpoint-2", "VERIFIED", ago=1.0),
+    )
+    over = seen(heart(running=sends(location="checkpoint-2~cd")), locations=stored)
+    statuses = {s.location.partition("~")[2]: s.status for s in over.catalogue.shown}
+    assert statuses == {"": "VERIFIED", "ab": "INCOMPLETE", "cd": "UPLOADING"}
+    both = (stored[0], location("run/checkpoint-2", "INCOMPLETE"))
+    [entry] = seen(heart(running=sends()), locations=both).running
+    assert entry.location == "checkpoint-2"
+
+
+def test_an_announced_upload_whose_node_waits_now_is_still_one() -> None:
+    begun = replace(location("run/checkpoint-2", "UPLOADING", uploading=("n9",)), manifests=())
+    files = NodeFiles({h.entry.name: h for h in (heart(running=waiting("run/checkpoint-2")),)})
+    nodes = list_nodes(files, NOW)
+    for catalogue in (Catalogue(begun=(begun,)), Catalogue((replace(begun, manifests=("m",)),))):
+        [s] = add_node_progress(catalogue, nodes, NOW).catalogue.shown
+        assert (s.status, s.uploading, s.whole) == ("UPLOADING", ("n9",), 1000)
 
 
 def test_a_node_that_is_silent_or_has_stopped_does_nothing() -> None:
@@ -88,13 +115,17 @@ def test_what_the_store_shows_to_be_done_does_not_run() -> None:
         job("consolidate", "run/checkpoint-2"),
         job("verify", "run/checkpoint-2"),
         job("verify", "run"),
+        job("event", "run/checkpoint-2"),
     )
     over = seen(heart(running=work), locations=(done,))
-    assert [(e.kind, e.subject) for e in over.running] == [("verify", "run")]
+    kinds = [("verify", "run"), ("event", "run/checkpoint-2")]
+    assert [(e.kind, e.subject) for e in over.running] == kinds
     assert over.catalogue.shown == (done,)
+    late = seen(heart(running=work), locations=(replace(done, late=True),))
+    assert "consolidate" in [e.kind for e in late.running]
     old = location("run/checkpoint-2", "VERIFIED", ago=60.0, proof=Proven(when=NOW - 60))
     over = seen(heart(running=work), locations=(old,))
-    assert [e.kind for e in over.running] == ["upload", "verify", "verify"]
+    assert [e.kind for e in over.running] == ["upload", "verify", "verify", "event"]
 
 
 def test_times_are_on_the_stores_clock_and_what_is_left_counts_from_now() -> None:
@@ -141,5 +172,6 @@ def test_people_read_what_a_node_does_and_why_it_waits() -> None:
     assert said(sending, ago=15) == "n0 uploads, 25 % of 315 MB, 5.24 MB/s, 30s left"
     assert said(sending, ago=16) == "n0 uploads (seen 16s ago), 25 % of 315 MB"
     assert said(job("verify", "run", done=5)) == "n0 verifies, 5 B"
+    assert said(job("event", "run/checkpoint-1", name="eval")) == "n0 runs eval"
     due = job("consolidate", "run/checkpoint-1", state="queued", reason="other jobs go first")
     assert said(due) == "n0 will consolidate: other jobs go first"

@@ -33,16 +33,22 @@ WELL = Process(
     channels=(Channel("slack-1", 5, 2),),
 )
 LOCATIONS = [
-    location("a/checkpoint-1", ago=300),
+    location("a/checkpoint-1", ago=300, model_size=7),
     location("a/checkpoint-2", ago=200),
-    location("a/checkpoint-3", "DAMAGED", ago=100, proof=Proven(damage=("r",), damaged_at=NOW - 9)),
+    location(
+        "a/checkpoint-3",
+        "DAMAGED",
+        ago=100,
+        arrived=NOW - 50,
+        proof=Proven(damage=("r",), damaged_at=NOW - 9),
+    ),
 ]
 
 
 def seen() -> Overview:
     return shown(
         heart(),
-        heart("gone", ago=2 * HOUR, queue=("a/checkpoint-4",)),
+        heart("gone", ago=2 * HOUR, queue=("a/checkpoint-4",), errors=("e",)),
         locations=LOCATIONS,
         room=Room(10**6, 10**7),
     )
@@ -67,10 +73,15 @@ def test_a_process_tells_what_it_does() -> None:
     assert loop == [7, 1]
     assert (told["ckptsync_queue_checkpoints"], told["ckptsync_queue_oldest_seconds"]) == (2, 90)
     assert told["ckptsync_sent_bytes_total"] == 10**12
-    disk = ("disk_free_bytes", "disk_size_bytes", "spool_bytes")
-    assert [told[f"ckptsync_{name}['/data/out']"] for name in disk] == [1, 2, 3]
+    disk = ("disk_free_bytes", "disk_size_bytes", "spool_bytes", "spool_budget_bytes")
+    assert [told[f"ckptsync_{name}['/data/out']"] for name in disk] == [1, 2, 3, 4]
     assert told["ckptsync_jobs['verify']"] == 2
-    assert told["ckptsync_alerts_failed_total['slack-1']"] == 2
+    work = [
+        told[f"ckptsync_running_{name}_bytes['b', 'verify', 'a']"] for name in ("done", "total")
+    ]
+    assert work == [5, 9]
+    sent = [told[f"ckptsync_alerts_{name}_total['slack-1']"] for name in ("delivered", "failed")]
+    assert sent == [5, 2]
     assert told["process_resident_memory_bytes"] > 1e6
 
 
@@ -79,16 +90,24 @@ def test_a_head_tells_of_all_runs_and_nodes() -> None:
         "run_checkpoints['a', 'verified']": 2,
         "run_checkpoints['a', 'damaged']": 1,
         "run_checkpoints['a', 'incomplete']": 0,  # what is not there cannot be compared
+        "run_size_bytes['a']": 3000,
+        "run_model_size_bytes['a']": 7,
         "run_newest_step['a']": 3,
+        "run_newest_timestamp_seconds['a']": NOW - 100,
+        "run_proven_timestamp_seconds['a']": NOW - 300,
         "run_verified_step['a']": 2,
         "run_verified_timestamp_seconds['a']": NOW - 200,
         "run_interval_seconds['a']": 100,
         "nodes['alive']": 1,
         "nodes['silent']": 1,
+        "node_alive['n0']": 1,
         "node_alive['gone']": 0,
+        "node_beat_timestamp_seconds['gone']": NOW - 2 * HOUR,
+        "node_errors['gone']": 1,
         "node_queue_checkpoints['gone']": 1,
         "alarms['damaged', 'damage', 'critical']": 1,
         "store_free_bytes": 10**6,
+        "store_size_bytes": 10**7,
         "overview_timestamp_seconds": NOW,
     }
     told = samples(WELL, seen())

@@ -29,6 +29,7 @@ def test_hearts_and_facts_go_by_one_name_and_what_cannot_be_read_is_its_error() 
     kinds = [("n0", Heartbeat), ("n0~head", Heartbeat), ("odd", Corrupt)]
     assert [(k.name, type(k.content)) for k in found.hearts] == kinds
     assert list(found.facts) == ["n0"]
+    assert read_nodes(store, with_facts=False).facts == {}
 
 
 def test_only_what_has_changed_is_read_again() -> None:
@@ -62,9 +63,10 @@ def test_the_stores_time_is_told_by_this_machines_heartbeat_and_never_before_the
     mine = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0", written=13_600.0)
     other = replace(mine, machine="elsewhere", written=99_999.0)
     hour_behind = NodeFile(Entry(".ckptsync/nodes/n0.json", 1, 10_000.0), mine)
+    late = NodeFile(Entry(".ckptsync/nodes/n2.json", 1, 9_900.0), mine)
     elsewhere = NodeFile(Entry(".ckptsync/nodes/n1.json", 1, 10_000.0), other)
     for known, machine, clock, expected in (
-        ((hour_behind, elsewhere), "boot", 13_605.0, 10_005.0),
+        ((hour_behind, late, elsewhere), "boot", 13_605.0, 10_005.0),
         ((elsewhere,), "boot", 13_605.0, 13_605.0),
         ((hour_behind,), "", 10_001.0, 10_001.0),
         ((hour_behind,), "", 0.5, 10_000.0),
@@ -106,3 +108,6 @@ def test_facts_stand_beside_the_heartbeat_of_their_own_process() -> None:
     assert (worker.name, worker.host, worker.clock_offset) == ("n0", "n0.example", -2.5)
     assert worker.trains["run"].state == "runs"
     assert (head.name, head.node, head.clock_offset, head.trains) == ("n0~head", "n0", None, {})
+    odd = NodeFile(fact().entry, Corrupt("odd facts"))
+    [node] = list_nodes(files(heart(notes=("a",)), odd), NOW)
+    assert node.notes == ("a", "odd facts")

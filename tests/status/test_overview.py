@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Proven
+from ckptsync.records.manifest_groups import Sibling
 from ckptsync.records.weights_record import (
     GroupValues,
     ModelValues,
     WeightsFinding,
     nonfinite_finding,
 )
-from ckptsync.status.heartbeat import Disk
+from ckptsync.status.heartbeat import Disk, Facts
+from ckptsync.status.locations import describe_locations, newer_saves
 from ckptsync.status.overview import Room, document
 from ckptsync.status.run_status import describe_run, interval
-from tests.support.status_examples import HOUR, NOW, fact, heart, job, location, raised, shown
+from tests.support.status_examples import DAY, HOUR, NOW, fact, heart, job, location, raised, shown
 
 DAMAGE = Proven(damage=("r",), damaged_at=NOW - 9)
 GONE: dict[str, Any] = {"retired": "keep_last", "marked_at": NOW - 5, "begun": True}
@@ -55,9 +58,11 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
         location("c/checkpoint-1", shards_retired="old", model_size=7),
         location("c/checkpoint-2", shards_retired="old", shards_deleted=True),
     ]
-    made = document(shown(locations=[*LOCATIONS, *gone]))
+    nodes = [heart(name, lacks={"r": ("m",)}) for name in ("n0", "n9")]
+    made = document(shown(*nodes, locations=[*LOCATIONS, *gone]))
     [repair] = made["repairs"]
     assert (repair["location"], repair["findings"]) == ("checkpoint-2", ["m: digest: differs"])
+    assert (repair["nodes"], repair["lacking"]) == (["n0"], ["n0"])
     assert (repair["reported"], repair["changed"]) == (NOW - 9, None)
     keys = ("run", "location", "scope", "reason", "since", "begun", "bytes")
     whole = ("b", "checkpoint-1", "location", "keep_last", NOW - 5, True, 1024)
@@ -68,21 +73,31 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
 
 def test_the_critical_ones_come_first_and_then_the_oldest() -> None:
     late, later = (heart(n, ago=ago, queue=("x/y",)) for n, ago in (("c", 800), ("b", 900)))
-    alarms = shown(heart("a", ago=700), later, late).alarms
-    assert [a.subject for a in alarms] == ["b", "c", "a"]
+    full = heart("d", disk=(Disk("/out", 19, 1000, 0),))  # nobody knows since when
+    alarms = shown(heart("a", ago=700), full, later, late).alarms
+    assert [a.subject for a in alarms] == ["b", "c", "d:/out", "a"]
 
 
 def test_a_run_counts_its_locations_and_names_the_newest_and_the_newest_verified() -> None:
     locations = [
-        location("run/checkpoint-1", ago=300),
+        location("run/checkpoint-1", ago=300, nodes=("n9",), to_open=("config.json",)),
         location("run/checkpoint-2", ago=200, model_size=7),
         location("run/checkpoint-3", "CONSOLIDATED", ago=100),
-        location("run/checkpoint-4", "INCOMPLETE", ago=50, missing_lines=("rank 3 of n1",)),
+        location(
+            "run/checkpoint-4",
+            "INCOMPLETE",
+            ago=50,
+            missing_lines=("rank 3 of n1",),
+            to_open=("config.json",),
+        ),
         location("run/checkpoint-5", "RETIRED", ago=10),
+        location("run/checkpoint-6", "CONFLICT", ago=5),
     ]
     found = describe_run("run", locations)
-    assert found.checkpoints == {"INCOMPLETE": 1, "CONSOLIDATED": 1, "VERIFIED": 2, "RETIRED": 1}
-    assert (found.size, found.model_size) == (5000, 7)
+    once = dict.fromkeys(("INCOMPLETE", "CONSOLIDATED", "RETIRED", "CONFLICT"), 1)
+    assert found.checkpoints == once | {"VERIFIED": 2}
+    assert (found.size, found.model_size) == (6000, 7)
+    assert (found.nodes, found.unopenable) == (("n0",), ("checkpoint-1",))
     assert found.newest
     assert found.verified
     assert found.unverified
@@ -103,9 +118,7 @@ def test_the_oldest_unverified_is_the_one_that_waits_longest_not_that_of_the_lea
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=40))
-def test_how_often_checkpoints_come_is_said_of_three_or_more_and_lies_between_the_extremes(
-    times: list[float],
-) -> None:
+def test_an_interval_is_known_of_three_and_between_the_extremes(times: list[float]) -> None:
     newest = sorted(set(times))[-8:]
     gaps = [b - a for a, b in pairwise(newest)]
     found = interval(times)
@@ -115,6 +128,7 @@ def test_how_often_checkpoints_come_is_said_of_three_or_more_and_lies_between_th
 
 def test_one_long_pause_does_not_change_how_often_checkpoints_come() -> None:
     assert interval([0, 100, 200, 90_000, 90_100, 90_200]) == 100
+    assert interval([0, 1, 3, 7, 15]) == 4
 
 
 def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model_is() -> None:
@@ -127,6 +141,28 @@ def test_a_training_runs_if_any_node_says_so_and_has_ended_where_its_final_model
     assert [r.training for r in (running, gone, final, silent)] == ["runs", "gone", "ended", ""]
     assert final.newest
     assert final.newest.ended == NOW - 60
+    before = told[3].content
+    assert isinstance(before, Facts)
+    for began, state in ((NOW - DAY - 599, "runs"), (NOW - DAY - 600, "ended")):
+        trains = {"run": replace(before.trains["run"], began=began)}
+        earlier = replace(told[3], content=replace(before, trains=trains))
+        [run] = shown(*told[:3], earlier, locations=[location()]).runs
+        assert run.training == state
+
+
+def test_a_later_save_of_a_checkpoint_is_newer_unless_it_is_another_part_or_gone() -> None:
+    first, later = location("r/final", ago=900), location("r/final~ab", ago=1)
+    named = [location("r/checkpoint-1", ago=950, consolidated=False, whole=9000), first]
+    part = replace(first, siblings=(Sibling("final~ab", ("n1",), ()),))
+    for saves, newer in (
+        ([*named, later], {("r", "final"): "final~ab"}),
+        ([*named, replace(later, retired="old")], {}),
+        ([named[0], part, later], {}),
+    ):
+        assert newer_saves(saves) == newer
+    incomplete, final = describe_locations("/s/", named)
+    assert (incomplete["bytes"], incomplete["model"]) == (9000, None)
+    assert (final["bytes"], final["model"]) == (1000, "/s/r/consolidated/final")
 
 
 def values(*findings: WeightsFinding) -> ModelValues:

@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
-from ckptsync.errors import Corrupt
-from ckptsync.status.training_curves import LIMIT, MOST, Curve, read_curves, thinned, value_at
+from ckptsync.errors import Corrupt, StoreError
+from ckptsync.status.training_curves import (
+    LIMIT,
+    MOST,
+    Curve,
+    read_curves,
+    read_newest,
+    states_of,
+    thinned,
+    value_at,
+    with_metrics,
+)
+from ckptsync.stores.memory import MemoryStore
+from tests.support.status_examples import location
 
 
 def state(*history: Any) -> bytes:
@@ -58,6 +70,31 @@ def test_where_a_training_went_back_the_later_points_count() -> None:
 def test_what_no_trainer_wrote_is_corrupt_and_nothing_else(data: bytes) -> None:
     with pytest.raises(Corrupt):
         read_curves(data, "s")
+
+
+class Away(MemoryStore):
+    def size(self, name: str) -> int:
+        raise StoreError(f"{name}: 403")
+
+
+def test_the_newest_state_that_can_be_read_counts() -> None:
+    saves = [location(f"run/checkpoint-{n}", ago=100 - n) for n in range(1, 6)]
+    newest = states_of([*saves, location("run/checkpoint-6", retired="old", ago=1)])
+    assert [s.step for s in newest] == [5, 4, 3]
+    for store in (MemoryStore(), Away()):
+        for n, data in ((2, state()), (3, state({"step": 3, "loss": 0.5})), (4, b"{")):
+            store.write(f"run/checkpoint-{n}/trainer_state.json", [data])
+        found = {} if isinstance(store, Away) else {"loss": [(3, 0.5)]}
+        assert read_newest(store, newest) == found
+
+
+def test_what_an_event_measured_counts_before_what_the_trainer_logged() -> None:
+    logged: dict[str, Curve] = {"loss": [(1, 2.0)], "eval_loss": [(1, 3.0)]}
+    measured = [
+        location("run/checkpoint-2", metrics=(("loss", 1.0),)),
+        location("run/final", metrics=(("loss", 9.0),)),
+    ]
+    assert with_metrics(logged, measured) == logged | {"loss": [(2, 1.0)]}
 
 
 def test_of_hostile_names_few_are_taken() -> None:
