@@ -115,15 +115,18 @@ def test_a_record_more_reads_its_own_checkpoint_again_and_no_other() -> None:
 
 
 def test_a_file_that_is_waited_for_is_seen_when_it_comes() -> None:
-    store, cache = MemoryStore(), Cache()
+    store, cache = Counting(), Cache()
     two_nodes(store)
     name = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
     data = content(store, name)
     store.delete(name)
-    seen = [words(store, cache)]
+    assert words(store, cache) == ["INCOMPLETE"]
+    store.forget()
+    assert words(store, cache) == ["INCOMPLETE"]
+    assert store.read == Counter()
     store.write(name, [data])
-    seen.append(words(store, cache))
-    assert seen == [["INCOMPLETE"], ["COMPLETE"]]
+    two_nodes(store, "zero3", "checkpoint-5")  # beside it
+    assert words(store, cache) == ["COMPLETE", "COMPLETE"]
 
 
 def test_a_file_that_is_mended_in_a_damaged_location_is_seen() -> None:

@@ -60,7 +60,11 @@ def test_a_damaged_manifest_is_an_error() -> None:
     store = MemoryStore()
     name = arrive(store, {"a": b"1"}, demands=Demands())
     flip(store, name, 10)
-    with pytest.raises(Corrupt):
+    with pytest.raises(Corrupt, match="manifest-n0-0"):
+        find(store, PullRequest("run/checkpoint-4"))
+    store = proven()
+    flip(store, put(store, Tombstone(RUN, LOCATION, LOCATION, 0, (), "old")), 10)
+    with pytest.raises(Corrupt, match="tombstone-0"):
         find(store, PullRequest("run/checkpoint-4"))
 
 
