@@ -65,13 +65,6 @@ def test_times_are_the_stores() -> None:
     assert (short(store).first_arrival, short(store).arrived) == (first, second)
 
 
-def test_a_location_that_is_not_whole_says_why_in_few_lines() -> None:
-    store = MemoryStore()
-    send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
-    assert short(store).status == "INCOMPLETE"
-    assert any("no node has uploaded it" in line for line in short(store).evidence)
-
-
 def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> None:
     store = MemoryStore()
     two_nodes(store)
@@ -211,14 +204,6 @@ def test_of_what_events_measured_the_last_value_counts() -> None:
     assert [(h.failures, h.error) for h in short(store).handled] == [(2, "try 10")]
 
 
-def test_every_record_changes_the_state() -> None:
-    store = MemoryStore()
-    two_nodes(store)
-    before = short(store).state
-    put(store, report_on(read_state(store).locations[0], 1, "ok"))
-    assert short(store).state != before
-
-
 @pytest.mark.parametrize(
     ("name", "number"),
     [
@@ -327,16 +312,6 @@ def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before()
         f"node1, which had rank 1 in checkpoint-3: {LOST} and 2 more, which no node has uploaded",
     )
     assert found.awaited_nodes == ("node1",)
-
-
-def test_it_keeps_nobody_from_being_whole() -> None:
-    store = MemoryStore()
-    send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
-    two_nodes(store, "zero3", "checkpoint-5")
-    assert [(s.location, s.status) for s in read_catalogue(store).summaries] == [
-        ("checkpoint-4", "INCOMPLETE"),
-        ("checkpoint-5", "COMPLETE"),
-    ]
 
 
 def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> None:

@@ -282,20 +282,6 @@ def test_the_last_verified_checkpoint_of_a_run_never_goes(
     } <= left
 
 
-@given(runs(), RULES, EVIDENCE)
-def test_rules_keep_together_what_each_would_keep_alone(
-    locations: list[Summary], rules: Rules, evidence: RunEvidence
-) -> None:
-    together = stays(decide(locations, replace(rules, max_age=0.0, max_size=0), evidence, NOW))
-    for alone in (
-        Rules(rules.keep_last),
-        Rules(0, rules.keep_every),
-        Rules(keep_best=rules.keep_best),
-    ):
-        if alone != Rules():
-            assert stays(decide(locations, alone, evidence, NOW)) <= together
-
-
 @given(runs(), RULES, EVIDENCE, st.sampled_from(["keep_last", "max_age", "max_size", "keep_best"]))
 def test_whoever_asks_for_more_keeps_no_less(
     locations: list[Summary], rules: Rules, evidence: RunEvidence, which: str
@@ -308,17 +294,6 @@ def test_whoever_asks_for_more_keeps_no_less(
     }
     assert stays(decide(locations, rules, evidence, NOW)) <= stays(
         decide(locations, replace(rules, **more), evidence, NOW)
-    )
-
-
-@given(runs(), RULES, EVIDENCE)
-def test_what_is_on_its_way_pushes_nothing_out(
-    locations: list[Summary], rules: Rules, evidence: RunEvidence
-) -> None:
-    rules = replace(rules, max_size=0)
-    more = [*locations, seen(99, "INCOMPLETE", at=NOW - 1)]
-    assert stays(decide(locations, rules, evidence, NOW)) <= stays(
-        decide(more, rules, evidence, NOW)
     )
 
 

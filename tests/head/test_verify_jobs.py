@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -311,16 +309,3 @@ def test_ages_count_on_the_clock_of_a_store_that_is_ahead() -> None:
     assert due_now(store, 0.0) == []
     put(store, Keep(RUN, LOCATION, LOCATION, 0, keeps=True))
     assert due_now(store, 0.0) == [f"{RUN}/{LOCATION}"]
-
-
-def test_who_asks_imports_none_of_what_verifies() -> None:
-    code = (
-        "import ckptsync.head.due_jobs, sys; print(sorted({'numpy', 'torch',"
-        " 'ckptsync.verifier.verification'} & set(sys.modules)))"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )
