@@ -44,13 +44,8 @@ def test_a_whole_location_in_short() -> None:
     store = MemoryStore()
     two_nodes(store)
     found = short(store)
-    assert (found.run, found.location, found.step, found.status, found.nodes) == (
-        "run",
-        "checkpoint-4",
-        4,
-        "COMPLETE",
-        ("node0", "node1"),
-    )
+    assert (found.run, found.location, found.step) == ("run", "checkpoint-4", 4)
+    assert (found.status, found.nodes) == ("COMPLETE", ("node0", "node1"))
     own = list(store.names("run/checkpoint-4/"))
     assert (found.files, found.size) == (len(own), sum(e.size for e in own))
     assert (found.model, found.resume, found.consolidated, found.lacks) == (True, True, False, ())
@@ -69,16 +64,8 @@ def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> Non
     store = MemoryStore()
     two_nodes(store)
     found = read_state(store).locations[0]
-    put(
-        store,
-        report_on(
-            found,
-            1,
-            "damaged",
-            [VerifyFinding("digest", SHARD, "two blocks"), VerifyFinding("note", "x", "y")],
-            "parse",
-        ),
-    )
+    findings = [VerifyFinding("digest", SHARD, "two blocks"), VerifyFinding("note", "x", "y")]
+    put(store, report_on(found, 1, "damaged", findings, "parse"))
     said = short(store)
     assert (said.status, said.evidence, said.proof.damage_level) == (
         "DAMAGED",
@@ -121,12 +108,8 @@ def test_of_an_unknown_layout_nothing_is_awaited_of_anybody() -> None:
     store.write("run/mine/weights.npz", [b"x"])
     put(store, Manifest("run", "mine", "mine", "b", 0, files, (), FIRST, FIRST, Demands({}, {})))
     found = seen(store, "mine")
-    assert (found.status, found.unknown, found.missing_lines, found.awaited_nodes) == (
-        "INCOMPLETE",
-        True,
-        (),
-        (),
-    )
+    assert (found.status, found.unknown) == ("INCOMPLETE", True)
+    assert (found.missing_lines, found.awaited_nodes) == ((), ())
     assert "of no layout that ckptsync merges" in found.evidence[0]
 
 
@@ -284,22 +267,8 @@ def incomplete(
     for path in paths:
         store.write(f"run/{location}/{path}", [b"x"])
     files = tuple(entry(path, b"x", FIRST) for path in sorted(paths))
-    put(
-        store,
-        Manifest(
-            "run",
-            location,
-            location,
-            node,
-            0,
-            files,
-            tuple(ranks),
-            FIRST,
-            FIRST,
-            demands,
-            save=location,
-        ),
-    )
+    where, span = ("run", location, location), (FIRST, FIRST)
+    put(store, Manifest(*where, node, 0, files, tuple(ranks), *span, demands, save=location))
 
 
 def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before() -> None:
@@ -376,11 +345,8 @@ def test_what_is_not_arriving_lacks_nobody() -> None:
     two_nodes(store)
     whole = seen(store, "checkpoint-4")
     assert explain_missing([whole]) == (whole,)
-    assert (whole.gaps, whole.missing_lines, whole.ranks) == (
-        (),
-        (),
-        (("node0", "0"), ("node1", "1")),
-    )
+    assert (whole.gaps, whole.missing_lines) == ((), ())
+    assert whole.ranks == (("node0", "0"), ("node1", "1"))
     assert explain_missing([replace(whole, status="INCOMPLETE")])[0].missing_lines == ()
 
 

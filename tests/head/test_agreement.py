@@ -589,4 +589,7 @@ def test_code_of_a_damaged_model_record_does_not_come_back_without_the_operator(
         two_nodes_with(store, tmp_path / f"{sent}sent", files if sent else {})
         assert files.keys() <= published(store, options).keys()
         store.write(consolidated_name(store), [b"{}"])
-        assert not {"modeling_evil.py"} & published(store, HeadOptions()).keys()
+        consolidate_location(store, *LOCATION, HeadOptions())
+        (seen,) = read_state(store).readable
+        assert seen.model_record
+        assert not {"modeling_evil.py"} & {file.path for file in seen.model_record.files}

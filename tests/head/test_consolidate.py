@@ -483,7 +483,7 @@ def test_the_newest_checkpoint_with_the_same_tensors_lends_its_configuration(
     send(store, TIED, "node0", "checkpoint-5")
     put_files(store, noted(tmp_path, "another model"), "checkpoint-5")
     consolidate_due(store, HeadOptions())
-    consolidate_due(store, HeadOptions())
+    consolidate_location(store, "run", "", HeadOptions())
     whole = contents(store)
     assert json.loads(whole[CONFIG])["note"] == "3"
     assert consolidated(store).options["config"] == "config.json=checkpoint-3"

@@ -125,14 +125,6 @@ def test_records_that_cannot_be_read(kind: str, error: Exception, how: How) -> N
     assert [part.how for part in found.parts] == [how]
 
 
-def test_a_manifest_that_its_node_cannot_write_again_is_lost() -> None:
-    bad = fault("manifest", Corrupt("x"))
-    assert (
-        plan_of(None, {"node1": NodeState(is_alive=True, lacks={bad.name: ()})}, bad).exit_code
-        == 10
-    )
-
-
 # What is done at once.
 
 LAST = RetentionRequest(lambda _: Rules(keep_last=1), 0.0)

@@ -83,8 +83,6 @@ def test_what_a_model_lacks_is_looked_for_once_in_a_run_and_where_there_is_somet
     put_files(store, DEMO / "base", "checkpoint-5")
     (late,) = due(store)
     assert (late.run, late.location) == ("run", "")
-    consolidate_location(store, "run", "", HeadOptions())
-    assert due(store) == []
 
 
 def test_one_model_lends_another_what_that_lacks() -> None:

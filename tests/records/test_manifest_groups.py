@@ -58,19 +58,8 @@ def manifest(
     save: str = "",
 ) -> Manifest:
     times = [f.mtime for f in files] or [FIRST]
-    return Manifest(
-        "run",
-        "checkpoint-5",
-        location,
-        node,
-        0,
-        files,
-        ranks,
-        min(times),
-        max(times),
-        Demands(),
-        save=save,
-    )
+    where, span = ("run", "checkpoint-5", location), (min(times), max(times))
+    return Manifest(*where, node, 0, files, ranks, *span, Demands(), save=save)
 
 
 def of_rank(
