@@ -408,7 +408,7 @@ class ModelBuilder:
         }
         if not damaged:
             return None
-        job, files = self._plan_repair(state, damaged)
+        job, files = self._plan_repair(state)
         rewritten = self._rewrite_damaged(prefix, job, files, damaged)
         if missing := sorted(damaged.keys() - rewritten):
             raise Incomplete(
@@ -426,9 +426,7 @@ class ModelBuilder:
         """Return whether a file of a model is stored with the bytes of its record."""
         return bool(has_same_bytes(self._store, prefix + file.path, file.size, file.digest))
 
-    def _plan_repair(
-        self, state: LocationState, damaged: Mapping[str, ModelFile]
-    ) -> tuple[MergeJob, Files]:
+    def _plan_repair(self, state: LocationState) -> tuple[MergeJob, Files]:
         """Return the job that made a model, planned again, and the files that it reads.
 
         Raise Incomplete if an adapter was summed into a base that the configuration does not name.
@@ -437,7 +435,7 @@ class ModelBuilder:
         prefix = consolidated_prefix(state.run, state.location)
         options, origins = _parse_options(state, record.options), self._origins(state)
         # Its own undamaged configuration comes first: another head may have had another one.
-        beside = (f for f in record.files if is_beside_weights(f.path) and f.path not in damaged)
+        beside = (f for f in record.files if is_beside_weights(f.path))
         intact = [f for f in beside if self._has_recorded_bytes(prefix, f)]
         own_files = StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in intact})
         base = self._base_of(state.run) if _INTO in record.options else ""

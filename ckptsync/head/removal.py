@@ -373,16 +373,15 @@ class Removal:
     ) -> RemovalOutcome | None:
         """Check whether a removal may begin; return None if it may, else the outcome instead.
 
-        Another head has begun within `LEASE`: nothing is written. The location is protected: its
-        mark is withdrawn if its removal has begun and no file is missing. Manifests have arrived
-        since the mark: it is marked again. Raise StoreError.
+        If it has begun, ``view`` is whole. Another head has begun within `LEASE`: nothing is
+        written. The location is protected: its mark is withdrawn if its removal has begun.
+        Manifests have arrived since the mark: it is marked again. Raise StoreError.
         """
         summary = view.summary
         if summary.begun and now - summary.marked_at < LEASE:
             return view.outcome("waits", "another head has begun to remove it")
         if why := self._protection(view, decision, now):
-            is_ours = summary.begun and view.is_whole
-            return self._withdraw(view, why) if is_ours else view.outcome("waits", why)
+            return self._withdraw(view, why) if summary.begun else view.outcome("waits", why)
         named_manifests = {name for stone in view.stones.values() for name in stone.manifests}
         if not named_manifests.issuperset(view.manifests):
             self._write_tombstone(view, "marked")

@@ -45,6 +45,7 @@ def test_what_was_kept_is_what_is_loaded_and_only_its_owner_reads_it(cache: Cach
     cache.save(URL)
     assert loaded() == cache
     assert cache_path(URL).stat().st_mode & 0o777 == 0o600
+    assert cache_path(URL).parent.stat().st_mode & 0o777 == 0o700
     assert loaded("s3://bucket/other") == Cache()
 
 

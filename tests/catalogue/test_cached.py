@@ -21,13 +21,12 @@ from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound, StoreError, Transient
-from ckptsync.records.io import encode, record_name
 from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
-from ckptsync.records.report import LEVELS, Report, VerifyFinding
+from ckptsync.records.report import LEVELS, Level, Report, Verdict, VerifyFinding
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.records.store_paths import consolidated_prefix, node_file_name
+from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, node_file_name
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.contract import read_all as content
 from ckptsync.stores.memory import MemoryStore
@@ -115,15 +114,18 @@ def test_a_record_more_reads_its_own_checkpoint_again_and_no_other() -> None:
 
 
 def test_a_file_that_is_waited_for_is_seen_when_it_comes() -> None:
-    store, cache = MemoryStore(), Cache()
+    store, cache = Counting(), Cache()
     two_nodes(store)
     name = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
     data = content(store, name)
     store.delete(name)
-    seen = [words(store, cache)]
+    assert words(store, cache) == ["INCOMPLETE"]
+    store.forget()
+    assert words(store, cache) == ["INCOMPLETE"]
+    assert store.read == Counter()
     store.write(name, [data])
-    seen.append(words(store, cache))
-    assert seen == [["INCOMPLETE"], ["COMPLETE"]]
+    two_nodes(store, "zero3", "checkpoint-5")  # beside it
+    assert words(store, cache) == ["COMPLETE", "COMPLETE"]
 
 
 def test_a_file_that_is_mended_in_a_damaged_location_is_seen() -> None:
@@ -323,22 +325,9 @@ def manifest(sent: Sending, n: int, old: tuple[str, ...]) -> Manifest:
     )
     ranks = tuple(rank for rank in (0, 1) if PATHS[rank] in sent.paths)
     demands = Demands(dict.fromkeys(PATHS[:2]), {PATHS[2]: None}, 2)
-    base = sent.location.partition("~")[0]
-    return Manifest(
-        RUN,
-        base,
-        sent.location,
-        sent.node,
-        n,
-        files,
-        ranks,
-        began,
-        began,
-        demands,
-        (),
-        sent.save,
-        supersedes=old,
-    )
+    where = (RUN, checkpoint_of(sent.location), sent.location)
+    times_and_rest = (began, began, demands, (), sent.save)
+    return Manifest(*where, sent.node, n, files, ranks, *times_and_rest, supersedes=old)
 
 
 class Catalogues(RuleBasedStateMachine):
@@ -374,11 +363,8 @@ class Catalogues(RuleBasedStateMachine):
         )
         names = tuple(k.name for k in seen.manifests)
         self.n += 1
-        model_record = ModelRecord(
-            RUN, seen.checkpoint, seen.location, self.n, names, {}, files, ()
-        )
-        data = encode(model_record)
-        self.store.write(record_name(model_record, data), [data])
+        where = (RUN, seen.checkpoint, seen.location)
+        put(self.store, ModelRecord(*where, self.n, names, {}, files, ()))
         for file in files[:count]:
             self.store.write(consolidated_prefix(RUN, seen.location) + file.path, [b"abc"])
 
@@ -388,47 +374,23 @@ class Catalogues(RuleBasedStateMachine):
         level=strategies.sampled_from(LEVELS),
         verdict=strategies.sampled_from(("ok", "ok", "damaged")),
     )
-    def a_verifier_reports(self, pick: int, level: str, verdict: str) -> None:
+    def a_verifier_reports(self, pick: int, level: Level, verdict: Verdict) -> None:
         seen = self.pick(pick)
-        names = tuple(k.name for k in seen.manifests)
         self.n += 1
         findings = (
             (VerifyFinding("digest", f"{seen.location}/{PATHS[0]}", "x"),)
             if verdict == "damaged"
             else ()
         )
-        put(
-            self.store,
-            Report(
-                RUN,
-                seen.checkpoint,
-                seen.location,
-                self.n,
-                level,  # type: ignore[arg-type]
-                verdict,  # type: ignore[arg-type]
-                names,
-                seen.model_record_name,
-                1,
-                findings,
-            ),
-        )
+        put(self.store, report_on(seen, self.n, verdict, findings, level))
 
     @precondition(lambda self: bool(read_state(self.store).readable))
     @rule(pick=picks)
     def it_is_given_up(self, pick: int) -> None:
         seen = self.pick(pick)
         self.n += 1
-        put(
-            self.store,
-            Tombstone(
-                RUN,
-                seen.checkpoint,
-                seen.location,
-                self.n,
-                tuple(k.name for k in seen.manifests),
-                "old",
-            ),
-        )
+        names = tuple(k.name for k in seen.manifests)
+        put(self.store, Tombstone(RUN, seen.checkpoint, seen.location, self.n, names, "old"))
 
     @precondition(lambda self: bool(self.names("")))
     @rule(pick=picks)

@@ -20,9 +20,11 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import series_and_step
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions
+from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import Fault
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.report import VerifyFinding
+from ckptsync.records.save_decisions import Stage, Tombstone
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
@@ -42,13 +44,8 @@ def test_a_whole_location_in_short() -> None:
     store = MemoryStore()
     two_nodes(store)
     found = short(store)
-    assert (found.run, found.location, found.step, found.status, found.nodes) == (
-        "run",
-        "checkpoint-4",
-        4,
-        "COMPLETE",
-        ("node0", "node1"),
-    )
+    assert (found.run, found.location, found.step) == ("run", "checkpoint-4", 4)
+    assert (found.status, found.nodes) == ("COMPLETE", ("node0", "node1"))
     own = list(store.names("run/checkpoint-4/"))
     assert (found.files, found.size) == (len(own), sum(e.size for e in own))
     assert (found.model, found.resume, found.consolidated, found.lacks) == (True, True, False, ())
@@ -63,27 +60,12 @@ def test_times_are_the_stores() -> None:
     assert (short(store).first_arrival, short(store).arrived) == (first, second)
 
 
-def test_a_location_that_is_not_whole_says_why_in_few_lines() -> None:
-    store = MemoryStore()
-    send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
-    assert short(store).status == "INCOMPLETE"
-    assert any("no node has uploaded it" in line for line in short(store).evidence)
-
-
 def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> None:
     store = MemoryStore()
     two_nodes(store)
     found = read_state(store).locations[0]
-    put(
-        store,
-        report_on(
-            found,
-            1,
-            "damaged",
-            [VerifyFinding("digest", SHARD, "two blocks"), VerifyFinding("note", "x", "y")],
-            "parse",
-        ),
-    )
+    findings = [VerifyFinding("digest", SHARD, "two blocks"), VerifyFinding("note", "x", "y")]
+    put(store, report_on(found, 1, "damaged", findings, "parse"))
     said = short(store)
     assert (said.status, said.evidence, said.proof.damage_level) == (
         "DAMAGED",
@@ -126,12 +108,8 @@ def test_of_an_unknown_layout_nothing_is_awaited_of_anybody() -> None:
     store.write("run/mine/weights.npz", [b"x"])
     put(store, Manifest("run", "mine", "mine", "b", 0, files, (), FIRST, FIRST, Demands({}, {})))
     found = seen(store, "mine")
-    assert (found.status, found.unknown, found.missing_lines, found.awaited_nodes) == (
-        "INCOMPLETE",
-        True,
-        (),
-        (),
-    )
+    assert (found.status, found.unknown) == ("INCOMPLETE", True)
+    assert (found.missing_lines, found.awaited_nodes) == ((), ())
     assert "of no layout that ckptsync merges" in found.evidence[0]
 
 
@@ -140,19 +118,73 @@ def test_what_was_proven_when() -> None:
     two_nodes(store)
     seen = read_state(store).locations[0]
     assert short(store).proof == Proven()
-    first = put(store, report_on(seen, 1, "ok", level="load"))
-    second = put(store, report_on(seen, 2, "ok", level="digest"))
+    of_none = put(store, replace(report_on(seen, 0, "ok"), manifests=()))
+    put(store, replace(report_on(seen, 0, "ok"), model_record="another"))
+    stat = put(store, report_on(seen, 0, "ok", level="stat"))
+    load = put(store, report_on(seen, 1, "ok", level="load"))
+    digest = put(store, report_on(seen, 2, "ok"))
     mtimes = read_state(store).mtimes
-    assert short(store).proof.passed == (("digest", mtimes[second]), ("load", mtimes[first]))
-    assert (short(store).proof.report, short(store).proof.when) == (second, mtimes[second])
+    passed = (("stat", mtimes[stat]), ("digest", mtimes[digest]), ("load", mtimes[load]))
+    proof = Proven(
+        digest, "ok", "digest", mtimes[digest], holds=True, passed=passed, first=mtimes[load]
+    )
+    assert short(store).proof == proof
+    damage = [VerifyFinding("digest", SHARD, ""), VerifyFinding("digest", "checkpoint-4/gone", "")]
+    first = put(store, report_on(seen, 3, "damaged", damage, "parse"))
+    last = put(store, report_on(seen, 4, "damaged", damage[:1]))
+    mtimes = read_state(store).mtimes
+    assert short(store).proof == replace(
+        proof,
+        report=last,
+        verdict="damaged",
+        when=mtimes[last],
+        holds=False,
+        damage=(first, last),
+        damage_level="parse",
+        damaged_at=mtimes[last],
+        rewritten_at=mtimes[f"run/{SHARD}"],
+    )
+    answers = [put(store, report_on(seen, n, "ok", level="parse")) for n in (5, 6)]
+    times = [read_state(store).mtimes[name] for name in answers]
+    assert short(store).proof == replace(
+        proof,
+        report=answers[1],
+        level="parse",
+        when=times[1],
+        passed=(*passed[:2], ("parse", times[1]), passed[2]),
+        answered=last,
+        answered_at=times[0],
+    )
+    names = tuple(k.name for k in seen.manifests)
+    put(store, Tombstone("run", "checkpoint-4", "checkpoint-4", 0, names, "old", "shards"))
+    assert short(store).proof.first == mtimes[of_none], "of shards that go nothing is to be proven"
 
 
-def test_every_record_changes_the_state() -> None:
+def test_marks_that_were_withdrawn_and_set_again_are_told_with_their_times() -> None:
     store = MemoryStore()
     two_nodes(store)
-    before = short(store).state
-    put(store, report_on(read_state(store).locations[0], 1, "ok"))
-    assert short(store).state != before
+    names = tuple(k.name for k in read_state(store).locations[0].manifests)
+    stages: tuple[Stage, ...] = ("marked", "withdrawn", "marked", "withdrawn", "marked", "begun")
+    where = ("run", "checkpoint-4", "checkpoint-4")
+    stones = [
+        put(store, Tombstone(*where, n, names, "old", stage=stage))
+        for n, stage in enumerate(stages)
+    ]
+    times = read_state(store).mtimes
+    told = short(store)
+    assert (told.mark, told.marked_at) == (stones[4], times[stones[5]])
+    assert (told.withdrawn_at, told.tombstones) == (times[stones[3]], 6)
+
+
+def test_of_what_events_measured_the_last_value_counts() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    for n in (9, 10):
+        where = ("run", "checkpoint-4", "checkpoint-4", n, "eval", "0" * 16, "complete", "")
+        failed = EventRecord(*where, outcome="failed", error=f"try {n}", metrics={"acc": float(n)})
+        put(store, failed)
+    assert short(store).metrics == (("acc", 10.0),)
+    assert [(h.failures, h.error) for h in short(store).handled] == [(2, "try 10")]
 
 
 @pytest.mark.parametrize(
@@ -235,22 +267,8 @@ def incomplete(
     for path in paths:
         store.write(f"run/{location}/{path}", [b"x"])
     files = tuple(entry(path, b"x", FIRST) for path in sorted(paths))
-    put(
-        store,
-        Manifest(
-            "run",
-            location,
-            location,
-            node,
-            0,
-            files,
-            tuple(ranks),
-            FIRST,
-            FIRST,
-            demands,
-            save=location,
-        ),
-    )
+    where, span = ("run", location, location), (FIRST, FIRST)
+    put(store, Manifest(*where, node, 0, files, tuple(ranks), *span, demands, save=location))
 
 
 def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before() -> None:
@@ -263,16 +281,6 @@ def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before()
         f"node1, which had rank 1 in checkpoint-3: {LOST} and 2 more, which no node has uploaded",
     )
     assert found.awaited_nodes == ("node1",)
-
-
-def test_it_keeps_nobody_from_being_whole() -> None:
-    store = MemoryStore()
-    send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
-    two_nodes(store, "zero3", "checkpoint-5")
-    assert [(s.location, s.status) for s in read_catalogue(store).summaries] == [
-        ("checkpoint-4", "INCOMPLETE"),
-        ("checkpoint-5", "COMPLETE"),
-    ]
 
 
 def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> None:
@@ -289,13 +297,13 @@ def test_the_checkpoint_nearest_in_time_tells_whose_ranks_they_are() -> None:
     store = MemoryStore()
     incomplete(store, "old", [0, 1, 2, 3], "checkpoint-8", 4)  # it came first, whatever its name
     for location in ("checkpoint-2", "checkpoint-3"):
-        incomplete(store, "a", [0, 1], location, 4)
+        incomplete(store, "a", [2, 3], location, 4)
         if location == "checkpoint-2":
-            incomplete(store, "b", [2, 3], location, 4)
+            incomplete(store, "b", [0, 1], location, 4)
     found = seen(store, "checkpoint-3")
     assert found.missing_lines == (
         (
-            "b, which had ranks 2-3 in checkpoint-2: __2_0.distcp and 1 more, which no node has"
+            "b, which had ranks 0-1 in checkpoint-2: __0_0.distcp and 1 more, which no node has"
             " uploaded"
         ),
     )
@@ -337,11 +345,8 @@ def test_what_is_not_arriving_lacks_nobody() -> None:
     two_nodes(store)
     whole = seen(store, "checkpoint-4")
     assert explain_missing([whole]) == (whole,)
-    assert (whole.gaps, whole.missing_lines, whole.ranks) == (
-        (),
-        (),
-        (("node0", "0"), ("node1", "1")),
-    )
+    assert (whole.gaps, whole.missing_lines) == ((), ())
+    assert whole.ranks == (("node0", "0"), ("node1", "1"))
     assert explain_missing([replace(whole, status="INCOMPLETE")])[0].missing_lines == ()
 
 

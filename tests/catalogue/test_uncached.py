@@ -3,15 +3,14 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.catalogue.uncached import read_location, read_state
-from ckptsync.errors import Corrupt, StoreError, Unsupported
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.io import LIMITS, read_records
 from ckptsync.records.location_status import record_names
 from ckptsync.records.report import Report
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.support.filled_stores import contents, flip, newer, put, two_nodes
+from tests.support.filled_stores import flip, newer, put, two_nodes
 from tests.support.head_in_process import consolidate_due
 
 
@@ -65,16 +64,6 @@ def test_a_record_of_a_newer_format_hides_its_own_location_only(kind: str) -> No
     assert found.newer("run", "checkpoint-4") is None
 
 
-def test_a_damaged_manifest_is_damage_and_hides_its_location() -> None:
-    store = MemoryStore()
-    two_nodes(store)
-    name = next(name for name in contents(store) if "manifest-node1" in name)
-    flip(store, name)
-    (fault,) = read_state(store).faults
-    assert (fault.name, fault.finding.kind, type(fault.error)) == (name, "digest", Corrupt)
-    assert read_state(store).readable == ()
-
-
 def test_a_damaged_tombstone_hides_its_location_and_a_damaged_report_does_not() -> None:
     store = MemoryStore()
     two_nodes(store)
@@ -93,13 +82,6 @@ def test_a_damaged_tombstone_hides_its_location_and_a_damaged_report_does_not() 
     assert [f.finding.kind for f in found.faults] == ["note", "digest"]
 
 
-def test_one_run_is_read_alone() -> None:
-    store = MemoryStore()
-    two_nodes(store)
-    assert read_state(store, "run").locations == read_state(store).locations
-    assert read_state(store, "other").locations == ()
-
-
 def test_a_record_that_goes_while_it_is_listed_was_never_there() -> None:
     class Forgetful(MemoryStore):
         def read_into(self, name: str, start: int, out: memoryview) -> None:
@@ -113,17 +95,6 @@ def test_a_record_that_goes_while_it_is_listed_was_never_there() -> None:
     assert (found.faults, [s.status for s in found.locations]) == ((), ["INCOMPLETE"])
 
 
-def test_a_store_that_does_not_answer_is_an_error_and_no_empty_location() -> None:
-    class Broken(MemoryStore):
-        def read_into(self, name: str, start: int, out: memoryview) -> None:
-            raise StoreError(f"{name}: no answer")
-
-    store = Broken()
-    two_nodes(store)
-    with pytest.raises(StoreError, match="no answer"):
-        read_state(store)
-
-
 def test_a_record_is_one_request_and_one_that_nobody_could_have_written_is_not_read() -> None:
     class Asked(MemoryStore):
         def size(self, name: str) -> int:
@@ -134,20 +105,6 @@ def test_a_record_is_one_request_and_one_that_nobody_could_have_written_is_not_r
     assert [s.status for s in read_state(store).locations] == ["COMPLETE"]
     name, parsed = next(iter(record_names(e.name for e in store.names("")).items()))
     assert [type(f.error) for f in read_records(store, [parsed], {name: 1 << 40})[1]] == [Corrupt]
-
-
-@pytest.mark.parametrize("number", ["00", "\u0660", "000000", "0" * 40])
-def test_a_copied_manifest_under_another_spelling_of_its_number_does_not_count(number: str) -> None:
-    store = MemoryStore()
-    two_nodes(store)
-    before = read_state(store)
-    for name in record_names(entry.name for entry in list(store.names(""))):
-        store.write(name.replace("-0-", f"-{number}-"), [read_all(store, name)])
-    assert len(list(store.names(""))) > len(before.mtimes)
-    assert [len(seen.manifests) for seen in read_state(store).locations] == [
-        len(seen.manifests) for seen in before.locations
-    ]
-    assert read_state(store).faults == ()
 
 
 def test_a_record_that_is_too_large_for_its_kind_is_not_fetched_and_hides_no_other_location() -> (

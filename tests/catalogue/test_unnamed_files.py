@@ -19,7 +19,7 @@ from tests.support.verified_stores import WHOLE, arrive, model_record, verified
 OWN, MODEL = "run/checkpoint-4", "run/consolidated/checkpoint-4"
 CODE = {
     f"{MODEL}/modeling_evil.py": b"import os",
-    f"{MODEL}/tokenizer_config.json": b'{"a": [{"auto_\\u006dap": {"AutoTokenizer": "x.Y"}}]}',
+    f"{MODEL}/tokenizer_config.json": b'{"a": [1, {"auto_\\u006dap": {"AutoTokenizer": "x.Y"}}]}',
     f"{MODEL}/kernel.so": b"x",
     f"{MODEL}/pytorch_model.bin": b"x",
     f"{MODEL}/sub/x.pyc": b"x",

@@ -13,7 +13,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
 from tests.support.filled_stores import flip, put
-from tests.support.verified_stores import LOCATION, RUN, arrive, location, verified, whole_store
+from tests.support.verified_stores import LOCATION, RUN, arrive, retire, verified, whole_store
 
 
 def proven() -> MemoryStore:
@@ -60,24 +60,18 @@ def test_a_damaged_manifest_is_an_error() -> None:
     store = MemoryStore()
     name = arrive(store, {"a": b"1"}, demands=Demands())
     flip(store, name, 10)
-    with pytest.raises(Corrupt):
+    with pytest.raises(Corrupt, match="manifest-n0-0"):
+        find(store, PullRequest("run/checkpoint-4"))
+    store = proven()
+    flip(store, put(store, Tombstone(RUN, LOCATION, LOCATION, 0, (), "old")), 10)
+    with pytest.raises(Corrupt, match="tombstone-0"):
         find(store, PullRequest("run/checkpoint-4"))
 
 
 def test_the_reason_of_a_deletion_can_be_read() -> None:
     store = proven()
     assert not why_retired(store, RUN, LOCATION)
-    put(
-        store,
-        Tombstone(
-            RUN,
-            LOCATION,
-            LOCATION,
-            0,
-            tuple(k.name for k in location(store).manifests),
-            "keep_last 3",
-        ),
-    )
+    retire(store, "keep_last 3")
     assert why_retired(store, RUN, LOCATION) == "keep_last 3"
     assert why_retired(MemoryStore(), RUN, LOCATION) == "all its manifests were replaced or deleted"
 
@@ -94,19 +88,7 @@ def test_a_destination_inside_the_store_is_refused(tmp_path: Path, below: str) -
 
 def test_a_model_outlives_its_shards() -> None:
     store = proven()
-    put(
-        store,
-        Tombstone(
-            RUN,
-            LOCATION,
-            LOCATION,
-            0,
-            tuple(k.name for k in location(store).manifests),
-            "shards after 3",
-            "shards",
-            "begun",
-        ),
-    )
+    retire(store, "shards after 3", "shards", "begun")
     for path in ("model.safetensors", "config.json"):
         store.delete(f"{RUN}/{LOCATION}/{path}")
     with pytest.raises(Incomplete, match="shards after 3"):

@@ -18,14 +18,14 @@ def load(*events: object, store: str = "/s", roles: str = "head") -> Any:
 
 
 def test_what_is_read() -> None:
-    more = {"runs": "sft-*", "timeout": "2h", "secrets": True, "environment": {"A": "b", "C": None}}
+    more = {"runs": "sft-*", "timeout": "7d", "secrets": True, "environment": {"A": "b", "C": None}}
     first, second = load(EVAL | more, {"name": "hook", "on": "damaged", "url": "https://h/x?t=1"})
     assert (first.name, first.on, first.command) == (
         "eval",
         ("verified",),
         ("/bin/eval", "{model}"),
     )
-    assert (first.runs, first.timeout, first.secrets) == ("sft-*", 7200.0, True)
+    assert (first.runs, first.timeout, first.secrets) == ("sft-*", 7 * 86400.0, True)
     assert first.environment == {"A": "b", "C": None}
     assert (second.on, second.url, second.timeout) == (("damaged",), "https://h/x?t=1", 3600.0)
     assert "t=1" not in repr(second)
@@ -51,6 +51,7 @@ def test_what_is_read() -> None:
         (EVAL | {"command": ["eval"]}, "command: 'eval' is relative"),
         (EVAL | {"command": ["/x", "{modle}"]}, "{modle} is not one of {run}.*did you mean model?"),
         (EVAL | {"timeout": "8d"}, "timeout: '8d' is not between 1s and 7d"),
+        (EVAL | {"timeout": "0s"}, "timeout: '0s' is not between 1s and 7d"),
         (EVAL | {"timeout": "soon"}, "timeout: 'soon' is not a duration"),
         (EVAL | {"secrets": "yes"}, "secrets: 'yes' is not one of true, false"),
         (EVAL | {"environment": {"A": 1}}, "environment: 'A' is not a variable with a text"),

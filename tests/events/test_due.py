@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ckptsync.catalogue.location_summary import Handled, Proven, Summary
 from ckptsync.events.definitions import Definition
-from ckptsync.events.due import TRIES, DueEvent, due_events, is_over, list_occurrences
+from ckptsync.events.due import TRIES, DueEvent, due_events, list_occurrences
 from ckptsync.records.event_record import EVENTS
 
 EVAL = Definition("eval", ("verified",), ("/bin/eval",))
@@ -137,92 +135,3 @@ def test_what_happened_before_a_head_had_the_event_is_not_due() -> None:
     since: dict[tuple[str, str], float] = {("eval", "verified"): store[1].proof.first}
     assert names(due_events([EVAL], store, since).now) == ["sft/checkpoint-2 eval verified"]
     assert not due_events([EVAL], store, {}).now  # not known yet
-
-
-class Heads:
-    """Two heads that look, begin, end, fail and are killed; a store of what they wrote."""
-
-    def __init__(self, steps: list[int], definitions: list[Definition]) -> None:
-        self.store = {step: location(step, f"run{step % 2}") for step in steps}
-        self.definitions = definitions
-        self.views = [list(self.store.values())] * 2
-        self.at_work: list[DueEvent | None] = [None, None]
-        self.begun: list[str] = []
-
-    def look(self, head: int) -> None:
-        self.views[head] = list(self.store.values())
-
-    def begin(self, head: int, which: int) -> None:
-        events = due_events(self.definitions, self.views[head], OLD).now
-        if self.at_work[head] or not events:
-            return
-        e = events[which % len(events)]
-        if names([e]) in [names([other]) for other in self.at_work if other]:  # its claim
-            return
-        here = next(s for s in self.store.values() if (s.run, s.location) == (e.run, e.location))
-        if is_over(e.definition, here, e.happened):  # --if-due
-            return
-        # no earlier one of its run and definition is open
-        of = [replace(e.definition, runs=e.run)]
-        [first] = due_events(of, self.store.values(), OLD).now
-        assert names([first]) == names([e])
-        self.at_work[head] = e
-        self.begun.append(names([e])[0])
-
-    def end(self, head: int, *, fails: bool) -> None:
-        e, self.at_work[head] = self.at_work[head], None
-        if e is None:
-            return
-        [(step, s)] = [
-            (step, s)
-            for step, s in self.store.items()
-            if (s.run, s.location) == (e.run, e.location)
-        ]
-        key = (e.definition.name, e.happened.event, e.happened.of)
-        mine = [h for h in s.handled if (h.name, h.event, h.of) == key]
-        others = tuple(h for h in s.handled if h not in mine)
-        tries = mine[0].failures if mine else 0
-        now = replace(done(e), done=not fails, failures=tries + fails)
-        self.store[step] = replace(s, handled=(*others, now))
-
-    def kill(self, head: int) -> None:
-        self.at_work[head] = None
-
-
-MOVES = st.tuples(st.sampled_from(["look", "begin", "end", "fail", "kill"]), st.integers(0, 1),
-                  st.integers(0, 3))  # fmt: skip
-
-
-@given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True),
-    st.lists(MOVES, max_size=40),
-    st.sampled_from([[EVAL], [ALL], [EVAL, ALL]]),
-)
-def test_each_event_runs_at_least_once_and_in_order(
-    steps: list[int], moves: list[tuple[str, int, int]], definitions: list[Definition]
-) -> None:
-    heads = Heads(steps, definitions)
-    for move, head, which in moves:
-        if move == "look":
-            heads.look(head)
-        elif move == "begin":
-            heads.begin(head, which)
-        elif move == "kill":
-            heads.kill(head)
-        else:
-            heads.end(head, fails=move == "fail")
-    heads.kill(1)
-    for _ in range(TRIES * 40):
-        heads.end(0, fails=False)
-        heads.look(0)
-        heads.begin(0, 0)
-    assert not due_events(definitions, heads.store.values(), OLD).now
-    wanted = {
-        f"{s.run}/{s.location} {d.name} {h.event}"
-        for s in heads.store.values()
-        for d in definitions
-        for h in list_occurrences(s)
-        if h.event in d.on
-    }
-    assert set(heads.begun) == wanted
-    assert not heads.at_work[0]

@@ -55,6 +55,19 @@ def test_a_command_that_hangs_or_floods_is_killed_in_time_with_all_that_it_start
         assert until(lambda: not any(map(is_running, began)), 60)  # noqa: B023 - called here
 
 
+def test_a_command_whose_head_must_stop_is_killed(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+
+    def beat() -> None:
+        if pid.exists() and pid.read_text():
+            raise KeyboardInterrupt
+
+    event = Definition("e", ("verified",))
+    with pytest.raises(KeyboardInterrupt):
+        run_command(event, ["/bin/sh", "-c", f"echo $$ >{pid}; exec sleep 600"], b"", {}, beat)
+    assert until(lambda: not is_running(pid.read_text().strip()), 60)
+
+
 def is_running(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -22,14 +22,14 @@ from ckptsync.head.agreement import IDLE, agree
 from ckptsync.head.consolidate import HeadOptions, consolidate_location
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.merger.plan import MergeOptions
-from ckptsync.records.io import decode
+from ckptsync.records.io import read_records
+from ckptsync.records.location_status import record_names
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import EVERY_OTHER, sampled
-from tests.support.filled_stores import DEMO, contents, send, two_nodes
+from tests.support.filled_stores import DEMO, contents, newer, send, two_nodes
 from tests.support.head_in_process import verify_next
 from tests.support.interleaving import raced
 
@@ -62,13 +62,14 @@ def pass_time(store: MemoryStore) -> None:
 
 
 def consolidated(store: Store) -> list[ModelRecord]:
-    named = [
-        p
-        for e in store.names("run/.ckptsync/")
-        if (p := parse_record_name(e.name)) and p.kind == "model"
-    ]
-    found = [decode(str(p), read_all(store, str(p))) for p in named]
-    return [model_record for model_record in found if isinstance(model_record, ModelRecord)]
+    """Return all model records, also those that do not count."""
+    parsed = record_names(e.name for e in store.names("run/.ckptsync/")).values()
+    records, _ = read_records(store, (p for p in parsed if p.kind == "model"))
+    return [record for record in records.values() if isinstance(record, ModelRecord)]
+
+
+def consolidated_name(store: Store) -> str:
+    return read_state(store).readable[0].model_record_name
 
 
 def check(store: Store) -> None:
@@ -209,23 +210,24 @@ def test_a_head_that_was_overtaken_deletes_nothing_and_its_model_never_counts(
     plain: HeadOptions,
 ) -> None:
     """It slept for long at each of its writes in turn, while another head made the model."""
-    for at in itertools.count(1):
+    same_names = replace(plain, merge=MergeOptions("fp16"))
+    for own, at in itertools.product((SHARDED, same_names), range(1, 20)):
         store = Overtaken(at, plain)
         two_nodes(store)
         store.is_awake = True
         error = None
         try:
-            consolidate_location(store, *LOCATION, SHARDED)
+            consolidate_location(store, *LOCATION, own)
         except Incomplete as e:
             error = e
         if store.is_awake:
-            break
+            assert at > 4
+            continue
         assert model_of(store).items() >= made_alone(plain).items()
         assert len(model_of(store)) <= len(made_alone(plain)) + 1, "what it was writing"
         [seen] = read_state(store).readable
         assert (seen.status, seen.model_record_name) == ("CONSOLIDATED", store.winner)
         assert error or store.is_recorded, "it slept before its record, which a higher number beats"
-    assert at > 4
 
 
 class Overtaken(MemoryStore):
@@ -333,6 +335,10 @@ def test_an_agreement_of_other_bytes_or_of_an_older_program_is_followed_by_the_n
     with pytest.raises(Incomplete, match="another head"):
         consolidate_location(store, *LOCATION, plain)
     pass_time(store)
+    store.write(MODEL, [b"of a head that still writes"])
+    with pytest.raises(Incomplete, match="another head"):
+        consolidate_location(store, *LOCATION, plain)
+    pass_time(store)
     consolidate_location(store, *LOCATION, plain)
     assert [s.n for s in consolidated(store)] == [1]
     assert model_of(store) == made_alone(plain)
@@ -373,6 +379,22 @@ def test_a_head_that_comes_when_another_has_just_finished_begins_nothing(
     with pytest.raises(Incomplete, match="consolidated by another head meanwhile"):
         agree(store, seen, {"options": {}})
     assert contents(store) == before
+    store.delete(consolidated_name(store))
+    newer(store, "model", "checkpoint-4")
+    with pytest.raises(Incomplete, match="consolidated by another head meanwhile"):
+        agree(store, seen, {"options": {}})
+
+
+def test_of_two_heads_that_agree_at_once_the_second_begins_nothing() -> None:
+    class Crossed(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            super().write(name, [b"{}"])
+            super().create(name, chunks, about)
+
+    store = Crossed()
+    two_nodes(store)
+    with pytest.raises(Incomplete, match="has begun to write this model"):
+        agree(store, read_state(store).readable[0], {"options": {}})
 
 
 def test_a_damaged_model_record_is_made_again_as_it_was_whatever_the_options(
@@ -384,8 +406,27 @@ def test_a_damaged_model_record_is_made_again_as_it_was_whatever_the_options(
         [made] = consolidate_location(store, *LOCATION, SHARDED)
         before = contents(store)
         store.write(made.model_record, [b"{}"])
+        if options is SHARDED:
+            store.write(CONFIG, [before[CONFIG].replace(b"llama", b"evils")])
         consolidate_location(store, *LOCATION, options)
         assert contents(store) == before
+
+
+@pytest.mark.parametrize("data", [b"{", b"[" * 100_000, None], ids=["cut", "deep", "later"])
+def test_without_its_agreement_a_damaged_model_record_is_made_by_the_options_of_now(
+    plain: HeadOptions, data: bytes | None
+) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    [made] = consolidate_location(store, *LOCATION, SHARDED)
+    store.write(made.model_record, [b"{}"])
+    if data is None:  # another head has begun the next model, and died
+        store.write(AGREEMENT.replace("-0.", "-1."), [read_all(store, AGREEMENT)])
+        pass_time(store)
+    else:
+        store.write(AGREEMENT, [data])
+    consolidate_location(store, *LOCATION, plain)
+    assert model_of(store) == made_alone(plain)
 
 
 def test_two_heads_that_add_configuration_bind_the_one_that_lies_there(plain: HeadOptions) -> None:
@@ -467,13 +508,18 @@ def test_what_lies_beside_a_model_is_never_taken_up() -> None:
 def test_what_lies_beside_a_model_is_not_taken_up_later_either() -> None:
     store = Proven()
     two_nodes(store)
-    consolidate_location(store, *LOCATION, HeadOptions())
+    two_nodes(store, location="checkpoint-5")
+    for location in ("checkpoint-4", "checkpoint-5"):
+        consolidate_location(store, "run", location, HeadOptions())
     store.write(CONFIG, [b'{"evil": 1}'])
     with pytest.raises(Incomplete, match="no model record names it") as caught:
-        consolidate_location(store, *LOCATION, BASE)
+        consolidate_location(store, "run", "", BASE)
     assert "delete the file" in str(caught.value.hint)
-    assert len(consolidated(store)) == 1
-    store.delete(CONFIG)
+    assert [record.location for record in consolidated(store)].count("checkpoint-4") == 1
+    assert "run/consolidated/checkpoint-5/config.json" in contents(store), "it stops no other"
+    for name in contents(store):
+        if "checkpoint-5" in name or name == CONFIG:
+            store.delete(name)
     assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
 
 
@@ -524,3 +570,26 @@ def test_a_head_that_allows_no_code_makes_none_of_what_one_that_does_has_begun(
     [record] = consolidated(store)
     assert record.left_out == ("config.json: auto_map", "modeling_evil.py")
     assert record.options["allow_code"] == "false"
+
+
+def test_code_of_a_damaged_model_record_does_not_come_back_without_the_operator(
+    tmp_path: Path,
+) -> None:
+    """Whoever can write to the store can damage a record and write an agreement."""
+    files = {"config.json": EVIL, "modeling_evil.py": CODE}
+    own = copytree(DEMO / "base", tmp_path / "base")
+    for name, data in files.items():
+        (own / name).write_bytes(data)
+    cases = {
+        "own": HeadOptions(MergeOptions(allow_code=True)),
+        "": HeadOptions(config_from={"*": str(own)}),
+    }
+    for sent, options in cases.items():
+        store = MemoryStore()
+        two_nodes_with(store, tmp_path / f"{sent}sent", files if sent else {})
+        assert files.keys() <= published(store, options).keys()
+        store.write(consolidated_name(store), [b"{}"])
+        consolidate_location(store, *LOCATION, HeadOptions())
+        (seen,) = read_state(store).readable
+        assert seen.model_record
+        assert not {"modeling_evil.py"} & {file.path for file in seen.model_record.files}

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile, copytree
 
 import numpy as np
 import pytest
@@ -54,6 +54,18 @@ SHARD = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 ZERO_SHARD = "run/checkpoint-4/global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 BASE = HeadOptions(config_from={"run": str(DEMO / "base")})
 VECTORS = Path(__file__).parents[1] / "vectors"
+
+
+class Watched(MemoryStore):
+    """Calls ``watch`` with each name and what is said of its content, before it is created."""
+
+    def __init__(self, watch: Callable[..., object], url: str = "mem://store") -> None:
+        super().__init__(url)
+        self._watch = watch
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._watch(name, about)
+        super().create(name, chunks, about)
 
 
 def made(result: Consolidated) -> list[str]:
@@ -146,17 +158,17 @@ def test_configuration_that_comes_later_leaves_a_model_its_values_and_damage_tak
 
 
 def test_a_head_that_may_not_write_values_makes_the_model_all_the_same() -> None:
-    class Refusing(MemoryStore):
-        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-            if "/weights-" in name:
-                raise StoreError(f"{name}: access denied")
-            super().create(name, chunks, about)
+    for error in (StoreError, Unsupported):
 
-    store = Refusing()
-    two_nodes(store)
-    (model,) = consolidate_due(store, BASE, statistics=True).made
-    assert [note for note in model.notes if "access denied" in note]
-    assert (len(model_records(store)), weights_of(store)) == (1, None)
+        def refuse(name: str, _: About, error: type[Exception] = error) -> None:
+            if "/weights-" in name:
+                raise error("access denied")
+
+        store = Watched(refuse)
+        two_nodes(store)
+        (model,) = consolidate_due(store, BASE, statistics=True).made
+        assert [note for note in model.notes if "access denied" in note]
+        assert (len(model_records(store)), weights_of(store)) == (1, None)
 
 
 def test_halves_of_two_saves_in_one_location_are_not_merged() -> None:
@@ -226,7 +238,8 @@ def test_the_model_of_named_adapters_has_each_in_the_directory_of_its_name(tmp_p
     for name in ("policy", "reference"):
         copytree(VECTORS / "peft-adapter" / "out", tmp_path / name)
     send(store, tmp_path, "node0")
-    assert made(consolidate_due(store, BASE)) == ["checkpoint-4"]
+    (several,) = consolidate_due(store, replace(BASE, into={"*": "/nowhere"})).made
+    assert "several adapters: they are not summed into /nowhere" in several.notes
     whole = contents(store)
     for name in ("policy", "reference"):
         prefix, own = f"run/consolidated/checkpoint-4/{name}", tmp_path / name
@@ -345,6 +358,7 @@ def test_a_file_that_goes_while_a_complaint_is_not_answered_is_made_again() -> N
     complain(store, MODEL)
     consolidate_due(store, BASE)
     store.delete(MODEL)
+    flip(store, CONFIG)  # which nobody has reported: it decides nothing
     assert consolidate_due(store, BASE).made[0].files == ("model.safetensors",)
 
 
@@ -396,13 +410,15 @@ def test_code_that_a_node_has_sent_is_left_out_at_once_and_later(
         assert not [f.path for f in model_record.files if f.path.endswith(".py")]
         assert model_record.left_out == ("config.json: auto_map", "modeling_theirs.py")
         assert b"auto_map" not in read_all(store, CONFIG)
+        assert not summarize(look(store), {}).late
 
 
-def put_files(store: MemoryStore, directory: Path) -> None:
+def put_files(store: MemoryStore, directory: Path, location: str = "checkpoint-4") -> None:
     """What a node sends later of a checkpoint, under a further manifest."""
     for path in directory.iterdir():
-        store.write(f"run/checkpoint-4/{path.name}", [path.read_bytes()])
-    put(store, replace(manifest_of(directory, "node0"), n=1, demands=Demands(), sources=()))
+        store.write(f"run/{location}/{path.name}", [path.read_bytes()])
+    late = manifest_of(directory, "node0", location)
+    put(store, replace(late, n=1, demands=Demands(), sources=()))
 
 
 def test_a_model_with_the_operators_code_is_made_again_as_it_was(tmp_path: Path) -> None:
@@ -421,20 +437,73 @@ def test_a_model_with_the_operators_code_is_made_again_as_it_was(tmp_path: Path)
     assert contents(store) == before
 
 
-def test_ties_that_are_known_too_late_do_not_change_the_weights() -> None:
+TIED = VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0"
+
+
+@pytest.mark.parametrize("location", ["checkpoint-4", "final"])
+def test_ties_that_are_known_too_late_do_not_change_the_weights(
+    tmp_path: Path, location: str
+) -> None:
     store = MemoryStore()
-    send(store, VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0", "node0")
+    send(store, TIED, "node0")
     consolidate_due(store, HeadOptions())
     weights = contents(store)[MODEL]
-    send(store, VECTORS / "base-tied", "node0", "final")
+    if location == "final":
+        send(store, VECTORS / "base-tied", "node0", location)
+    else:
+        copyfile(VECTORS / "base-tied/config.json", tmp_path / "config.json")
+        put_files(store, tmp_path)
     assert "config.json" in consolidate_due(store, HeadOptions()).made[0].files
     store.delete(MODEL)
     consolidate_due(store, HeadOptions())
     assert contents(store)[MODEL] == weights
     other = MemoryStore()
-    send(other, VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0", "node0")
+    send(other, TIED, "node0")
     consolidate_due(other, HeadOptions(config_from={"*": str(VECTORS / "base-tied")}))
     assert contents(other)[MODEL] != weights
+
+
+def noted(tmp_path: Path, note: str) -> Path:
+    """A configuration that says from which checkpoint it is."""
+    config = json.loads((DEMO / "base/config.json").read_text()) | {"note": note}
+    directory = tmp_path / note
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_the_newest_checkpoint_with_the_same_tensors_lends_its_configuration(
+    tmp_path: Path,
+) -> None:
+    store = MemoryStore()
+    for step in (9, 3, 4):  # a training that began again
+        two_nodes(store, location=f"checkpoint-{step}")
+        if step != 4:
+            put_files(store, noted(tmp_path, str(step)), f"checkpoint-{step}")
+    send(store, TIED, "node0", "checkpoint-5")
+    put_files(store, noted(tmp_path, "another model"), "checkpoint-5")
+    consolidate_due(store, HeadOptions())
+    consolidate_location(store, "run", "", HeadOptions())
+    whole = contents(store)
+    assert json.loads(whole[CONFIG])["note"] == "3"
+    assert consolidated(store).options["config"] == "config.json=checkpoint-3"
+    two_nodes(store, location="checkpoint-6")
+    put_files(store, noted(tmp_path, "newer"), "checkpoint-6")
+    consolidate_due(store, HeadOptions())
+    store.delete(CONFIG)
+    assert consolidate_location(store, "run", "checkpoint-4", HeadOptions())[0].files == (
+        "config.json",
+    )
+    assert contents(store)[CONFIG] == whole[CONFIG]
+
+
+def test_of_two_final_models_the_newer_one_lends_its_configuration(tmp_path: Path) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    send(store, noted(tmp_path, "old"), "node0", "final~0123abcd", at=FIRST - 3600 * SECOND)
+    send(store, noted(tmp_path, "new"), "node0", "final")
+    consolidate_due(store, HeadOptions())
+    assert json.loads(contents(store)[CONFIG])["note"] == "new"
 
 
 def test_configuration_added_later_says_what_it_would_have_said_at_once() -> None:
@@ -504,30 +573,19 @@ def test_an_adapter_out_of_shards_is_consolidated_repaired_and_completed_as_one(
     assert contents(store)[ADAPTER] == before
 
 
-class Told(MemoryStore):
-    """A store that keeps what it was told of each content beforehand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: dict[str, About] = {}
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self.told[name] = about
-        super().create(name, chunks, about)
-
-
 def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and_by_no_other() -> (
     None
 ):
-    def told(options: HeadOptions) -> About:
-        store = Told()
+    def origin(options: HeadOptions) -> str:
+        abouts: dict[str, About] = {}
+        store = Watched(abouts.__setitem__)
         two_nodes(store)
         consolidate_due(store, options)
-        assert store.told[MODEL].size == store.size(MODEL)
-        return store.told[MODEL]
+        assert abouts[MODEL].size == store.size(MODEL)
+        return abouts[MODEL].origin
 
-    assert told(BASE).origin == told(BASE).origin
-    assert told(BASE).origin != told(replace(BASE, merge=MergeOptions("bf16"))).origin
+    assert origin(BASE) == origin(BASE)
+    assert origin(BASE) != origin(replace(BASE, merge=MergeOptions("bf16")))
 
 
 def test_a_damaged_model_record_and_a_damaged_file_that_it_named_are_both_made_again() -> None:
@@ -567,6 +625,11 @@ def test_an_adapter_is_summed_into_the_base_that_its_run_has_and_repaired_so(
         else:
             break
     before = contents(whole)
+    assert consolidated(whole).options["into"].startswith(f"{base} ")
+    changed = Watched(lambda *_: (base / "config.json").write_text("{}"))
+    send(changed, out, "node0")
+    assert "changed while" in str(consolidate_due(changed, options).failed[0].error)
+    (base / "config.json").write_bytes(before[CONFIG])
     whole.delete(MODEL)
     (failed,) = consolidate_due(whole, HeadOptions()).failed
     assert "head.adapters.into" in failed.error.hint

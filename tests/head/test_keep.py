@@ -63,8 +63,19 @@ def test_a_model_whose_shards_have_gone_may_still_be_kept() -> None:
     store = filled()
     for _ in range(2):
         apply_retention(store, SHARDS)
+    mark(store, "checkpoint-1")
+    store.delete("run/consolidated/checkpoint-1/model.safetensors")
+    assert keep(store, "run", "checkpoint-1"), "no removal of the location has deleted it"
+    assert word(store) == "COMPLETE"
+
+
+def test_shards_that_were_only_marked_are_kept() -> None:
+    store = filled()
+    mark(store, "checkpoint-1", scope="shards")
     assert keep(store, "run", "checkpoint-1")
-    assert word(store) == "VERIFIED"
+    kept = read_state(store).of("run", "checkpoint-1")
+    assert kept
+    assert kept.conditions.shards == ""
 
 
 def test_there_is_nothing_to_keep_where_nothing_is() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.catalogue.uncached import read_state
 from ckptsync.errors import Corrupt
 from ckptsync.head.consolidate import HeadOptions, RayCluster, consolidate_location
 from ckptsync.merger import ray_engine
@@ -22,7 +21,7 @@ from ckptsync.merger.prepare import MergeJob
 from ckptsync.records.location_status import LocationState
 from ckptsync.stores.contract import About
 from ckptsync.stores.opening import create_store
-from ckptsync.tensors import Files, read_whole
+from ckptsync.tensors import Files
 from tests.support.small_store import SHARD, flip
 from tests.support.worker_in_process import push_now
 
@@ -100,18 +99,6 @@ def test_bytes_that_no_node_has_sent_are_not_believed_by_a_task_either(
             HeadOptions(OPTIONS, cluster=Here("", str(store))),
         )
     assert not [name for name in models(store) if "/model-" in name]
-
-
-def test_a_task_reads_no_byte_that_it_does_not_check(arrived: Path, tmp_path: Path) -> None:
-    store = tmp_path / "damaged"
-    shutil.copytree(arrived, store)
-    seen = read_state(create_store(str(store))).locations[0]
-    files = RayCluster("", str(store)).engine(seen, "", {})._reach.files()
-    name = SHARD.removeprefix("checkpoint-4/")
-    assert len(read_whole(files, name)) == files.sizes()[name]
-    flip(store / "fsdp2" / SHARD)
-    with pytest.raises(Corrupt, match="not those that its node sent"):
-        read_whole(RayCluster("", str(store)).engine(seen, "", {})._reach.files(), name)
 
 
 def test_what_lies_in_the_way_of_a_task_is_removed_where_nothing_binds_it(

@@ -102,6 +102,10 @@ def test_what_came_since_it_was_marked_is_marked_anew() -> None:
     put(store, replace(read_manifests(store, [name])[name], n=1))
     assert removed(store).result == "marked again"
     assert removed(store).result == "removed"
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/")]
+    stone = decode(name, read_all(store, name))
+    assert isinstance(stone, Tombstone)
+    assert (stone.stage, len(stone.manifests)) == ("marked", 2), "by it a node knows its save"
 
 
 def test_what_was_taken_back_meanwhile_stays() -> None:
@@ -125,6 +129,17 @@ def test_of_two_heads_that_begin_at_once_neither_takes_back_what_the_other_remov
 
     store.other = others
     assert removed(store).result == "waits", "the other has looked before anybody kept it"
+
+
+def test_what_loses_a_file_and_is_kept_while_a_removal_begins_is_not_taken_back() -> None:
+    store = marked()
+
+    def others() -> None:
+        store.delete("run/checkpoint-1/a.bin")
+        append_record(store, Keep("run", "checkpoint-1", "checkpoint-1", 0, keeps=True))
+
+    store.other = others
+    assert removed(store).result == "waits"
 
 
 def test_what_is_half_removed_is_finished_at_once_whatever_else_holds() -> None:
@@ -283,6 +298,7 @@ def test_a_node_that_sends_another_save_of_that_name_is_still_heard() -> None:
     store = MemoryStore()
     fill(store, "checkpoint-1")
     store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])
+    store.write("run/.ckptsync/checkpoint-1/agreement-0.json", [b"{}"])
     delete_files(store)
     delete_records(store, "run", "checkpoint-1")
     assert [e.name for e in store.names("")] == ["run/.ckptsync/checkpoint-1/sending/n9"]
@@ -292,9 +308,11 @@ def test_what_a_manifest_had_taken_back_does_not_come_alive_again() -> None:
     store = MemoryStore()
     old = fill(store, "checkpoint-1~old", is_verified=False)
     (said,) = manifests(store).values()
-    put(store, replace(said, location="checkpoint-1", supersedes=(old,)))
+    foreign = put(store, replace(said, node="n9"))
+    middle = put(store, replace(said, location="checkpoint-1~mid", supersedes=(old, foreign)))
+    put(store, replace(said, location="checkpoint-1", supersedes=(middle,)))
     assert delete_records(store, "run", "checkpoint-1")
-    assert manifests(store) == {}
+    assert [*manifests(store)] == [foreign], "no node takes back what another said"
 
 
 @pytest.mark.parametrize(
@@ -319,6 +337,14 @@ def test_runs_that_lie_in_each_other_are_left_alone(
     ):
         Removal(store).remove(replace(DROP, run=run, location=location))
     assert [*store.names("")] == before
+
+
+def test_a_run_deep_in_a_location_is_never_deleted_with_it() -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-1")
+    fill(store, "checkpoint-7", run="run/checkpoint-1/sub")
+    with pytest.raises(CkptsyncError, match="a run lies in"):
+        files_to_delete(store, "run", "checkpoint-1", "location")
 
 
 @pytest.mark.parametrize("location", ["consolidated", ".ckptsync"])

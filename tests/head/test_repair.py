@@ -61,25 +61,6 @@ def plan_of(
     )
 
 
-def planned(names: tuple[str, ...], **nodes: NodeState) -> list[tuple[str, How]]:
-    seen = said((1, "damaged", names, "digest"))
-    found = plan_of(seen, nodes)
-    return [(part.name, part.how) for part in found.parts]
-
-
-def test_a_node_that_runs_is_asked_unless_it_says_that_it_has_it_no_more() -> None:
-    (report,) = said((1, "damaged", (SHARD,), "digest")).conditions.proof.damage
-    alive, gone = NodeState(is_alive=True), NodeState(is_alive=False)
-    assert planned((SHARD,), node1=alive) == [(SHARD, "ask")]
-    assert planned((SHARD,), node1=gone) == planned((SHARD,), node0=alive) == [(SHARD, "away")]
-    assert planned((SHARD,), node1=NodeState(is_alive=True, lacks={report: (SHARD,)})) == [
-        (SHARD, "lost")
-    ]
-    assert planned((SHARD,), node1=NodeState(is_alive=True, lacks={report: (RNG,)})) == [
-        (SHARD, "ask")
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "told"), [(SHARD, "no model can be built"), (RNG, "the model does not need this file")]
 )
@@ -118,7 +99,8 @@ def test_names_that_no_record_binds_are_nobodys_to_repair() -> None:
         "consolidated/checkpoint-4/model.safetensors",
         "",
     ):
-        assert planned((name,), node1=NodeState(is_alive=True)) == []
+        seen = said((1, "damaged", (name,), "digest"))
+        assert plan_of(seen, {"node1": NodeState(is_alive=True)}).parts == ()
 
 
 def fault(kind: str, error: Exception) -> Fault:
@@ -141,14 +123,6 @@ def fault(kind: str, error: Exception) -> Fault:
 def test_records_that_cannot_be_read(kind: str, error: Exception, how: How) -> None:
     found = plan_of(None, {"node1": NodeState(is_alive=True)}, fault(kind, error))
     assert [part.how for part in found.parts] == [how]
-
-
-def test_a_manifest_that_its_node_cannot_write_again_is_lost() -> None:
-    bad = fault("manifest", Corrupt("x"))
-    assert (
-        plan_of(None, {"node1": NodeState(is_alive=True, lacks={bad.name: ()})}, bad).exit_code
-        == 10
-    )
 
 
 # What is done at once.

@@ -16,7 +16,7 @@ from ckptsync.records.report import FindingKind, VerifyFinding
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.head.test_consolidate import BASE, MODEL, look
+from tests.head.test_consolidate import BASE, MODEL, look, put_files
 from tests.support.filled_stores import DEMO, put, report_on, send, two_nodes
 from tests.support.head_in_process import consolidate_due
 
@@ -76,8 +76,25 @@ def test_what_a_model_lacks_is_looked_for_once_in_a_run_and_where_there_is_somet
     send(store, DEMO / "base", "node0", "final")
     [final] = [e for e in due(store) if not e.location]
     assert final.key != given.key
+    two_nodes(store, location="checkpoint-6")  # which is to be merged by a job of its own
     assert len(consolidate_location(store, "run", "", HeadOptions())) == 2
     assert [e for e in due(store) if not e.location] == []
+    consolidate_location(store, "run", "checkpoint-6", BASE)
+    put_files(store, DEMO / "base", "checkpoint-5")
+    (late,) = due(store)
+    assert (late.run, late.location) == ("run", "")
+
+
+def test_one_model_lends_another_what_that_lacks() -> None:
+    store = MemoryStore()
+    for location, options in (("checkpoint-4", BASE), ("checkpoint-5", HeadOptions())):
+        two_nodes(store, location=location)
+        consolidate_location(store, "run", location, options)
+    (lent,) = due(store)
+    two_nodes(store, location="checkpoint-6")
+    consolidate_location(store, "run", "checkpoint-6", HeadOptions())
+    (again,) = due(store)
+    assert lent.key != again.key, "another one lacks it, so it is done again"
 
 
 def consolidated(*findings: VerifyFinding) -> LocationState:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from ckptsync.head.weights_comparison import record_weights
-from ckptsync.records.io import create_record
+from ckptsync.records.io import create_record, decode
 from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
-from ckptsync.records.weights_record import WeightsRecord, tensors_digest
+from ckptsync.records.weights_record import WeightsFinding, WeightsRecord, tensors_digest
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 
 
@@ -36,8 +38,17 @@ def test_the_first_model_of_a_run_is_read_once_for_all_that_are_compared_with_it
         if step == 6:
             store.reads.clear()
             record_weights(store, model, weights, (), 2.0)
+            records = [*store.names("run/")]
+            record_weights(store, model, weights, (), 2.0)
+            assert [*store.names("run/")] == records, "whoever does it again writes nothing"
         else:
             names[step] = create_record(store, model)[0]
-            create_record(store, weights)
-    assert store.reads[names[1]] == 1
-    assert store.reads[names[5]] == 1
+            old = tuple(WeightsFinding(kind, kind) for kind in ("jump", "smaller"))
+            create_record(store, replace(weights, findings=old, compared=()))
+    assert store.reads[names[1]] == store.reads[names[5]] == 2, "once in each call"
+    (name,) = [e.name for e in store.names("run/") if "/checkpoint-8/weights-1-" in e.name]
+    further = decode(name, read_all(store, name))
+    assert isinstance(further, WeightsRecord)
+    assert further.compared == ("checkpoint-7", "checkpoint-6", "checkpoint-5")
+    kinds = [finding.kind for finding in further.findings]
+    assert kinds == ["same", "smaller"], "that tensors may be missing is as true as before"

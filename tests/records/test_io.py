@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, get_args
 
 import pytest
 
 from ckptsync.digest import digest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import (
     LIMITS,
     Record,
@@ -33,45 +34,28 @@ from ckptsync.records.weights_record import WeightsRecord
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 
-KINDS: tuple[RecordKind, ...] = ("manifest", "model", "weights", "report", "tombstone", "keep")
+KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
 FOUND = digest_stream([b"hello"], 5)
 FILE = FileEntry("dcp/__0_0.distcp", 5, FOUND.digest, FOUND.block_size, FOUND.blocks, 7)
 OTHER = "run/.ckptsync/checkpoint-5/manifest-a-0-0123456789abcdef.json"
-MANIFEST = Manifest(
-    "run",
-    "checkpoint-5",
-    "checkpoint-5~1",
-    "host-1",
-    3,
-    (FILE,),
-    (0,),
-    1,
-    2,
-    Demands({"x": None}, {"y": 1}, 2),
-)
+WHERE = ("run", "checkpoint-5", "checkpoint-5")
+DEMANDS = Demands({"x": None}, {"y": 1}, 2)
+MANIFEST = Manifest(*WHERE[:2], "checkpoint-5~1", "host-1", 3, (FILE,), (0,), 1, 2, DEMANDS)
 SEALED = (ModelFile("m", 9, FOUND.digest),)
-SEAL = ModelRecord(
-    "run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), {"dtype": "auto"}, SEALED, ()
-)
-REPORT = Report(
-    "run",
-    "checkpoint-5",
-    "checkpoint-5",
-    0,
-    "stat",
-    "damaged",
-    (OTHER,),
-    "",
-    5,
-    (VerifyFinding("size", "é", "…", ((0, 1),)),),
-)
+SEAL = ModelRecord(*WHERE, 0, (OTHER,), {"dtype": "auto"}, SEALED, ())
+FINDING = VerifyFinding("size", "é", "…", ((0, 1),))
+REPORT = Report(*WHERE, 0, "stat", "damaged", (OTHER,), "", 5, (FINDING,))
 TENSOR = ModelTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
-TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
+TOMBSTONE = Tombstone(*WHERE, 0, (OTHER,), "old")
 SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3})
-KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
-JOIN = Join("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,))
-WEIGHTS = WeightsRecord(
-    "run", "checkpoint-5", "checkpoint-5", 0, "0" * 64, ((0, 1, 2, -1.5, 0.0, 2.25), None)
+KEEP = Keep(*WHERE, 0, keeps=True, reason="for the paper")
+JOIN = Join(*WHERE, 0, (OTHER,))
+WEIGHTS = WeightsRecord(*WHERE, 0, "0" * 64, ((0, 1, 2, -1.5, 0.0, 2.25), None))
+EVENT = EventRecord(
+    *(*WHERE, 0, "eval", "0" * 16, "verified", "m"),
+    outcome="done",
+    error="x" * 500,
+    metrics=dict.fromkeys(map(str, range(50)), 1.0),
 )
 OURS = (
     ".ckptsync",
@@ -107,6 +91,7 @@ TIMED = replace(
         SHARDS,
         KEEP,
         WEIGHTS,
+        EVENT,
     ],
 )
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
@@ -212,7 +197,7 @@ def test_only_a_damaged_model_record_or_report_or_word_to_keep_hides_no_location
         ]
         for kind in KINDS
     }
-    anew = ("model", "weights", "report", "keep")
+    anew = ("model", "weights", "report", "keep", "join", "event")
     assert told == {kind: [kind in anew, False] for kind in KINDS}
     assert not is_made_anew(None, Corrupt("x"))
 
@@ -239,22 +224,7 @@ NUMBERS = [
     (MANIFEST, {"clock_offset": 10**400}),
     (MANIFEST, {"demands": {"model": {"x": 2**63}, "resume": {}, "world": 1}}),
     (MANIFEST, {"ranks": [False]}),
-    (
-        SEAL,
-        {
-            "tensors": [
-                {
-                    "name": "w",
-                    "dtype": "F32",
-                    "shape": [10**4000],
-                    "file": "m",
-                    "start": 0,
-                    "size": 1,
-                    "digest": "",
-                }
-            ]
-        },
-    ),
+    (SEAL, {"tensors": [asdict(TENSOR) | {"shape": [10**4000]}]}),
     (REPORT, {"when": 1e300}),
     (REPORT, {"read": -1}),
     (TOMBSTONE, {"ended": {"a": 10**400}}),
@@ -323,9 +293,15 @@ def test_a_forged_manifest_is_corrupt(changes: dict[str, Any]) -> None:
         replace(SEAL, tensors=(replace(TENSOR, start=6),)),
         replace(SEAL, tensors=(replace(TENSOR, size=-1),)),
         replace(SEAL, location="checkpoint-55"),
+        replace(TOMBSTONE, ended={"..": 1}),
+        replace(JOIN, manifests=("../x",)),
+        replace(EVENT, error="x" * 501),
+        replace(EVENT, of="x" * 201),
+        replace(EVENT, metrics=dict.fromkeys(map(str, range(51)), 1.0)),
+        replace(EVENT, metrics={"x" * 201: 1.0}),
     ],
 )
-def test_a_forged_model_record_is_corrupt(record: ModelRecord) -> None:
+def test_a_forged_record_is_corrupt(record: Record) -> None:
     data = encode(record)
     with pytest.raises(Corrupt):
         decode(record_name(record, data), data)

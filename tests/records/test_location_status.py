@@ -17,7 +17,6 @@ from ckptsync.records.location_status import (
     list_locations,
     proof,
     reading_order,
-    record_names,
     status,
 )
 from ckptsync.records.manifest import Manifest
@@ -26,7 +25,7 @@ from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor, i
 from ckptsync.records.report import Level, Report, Verdict
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.tensors import Demands
-from tests.records.test_manifest_groups import LATER, entry, known, manifest, of_rank, shard
+from tests.records.test_manifest_groups import LATER, entry, known, manifest, of_rank
 
 YES, NO = Condition(holds=True), Condition(holds=False)
 DAMAGED, PROVEN, UNPROVEN = Proof(damage=("r",)), Proof(holds=True), Proof()
@@ -165,10 +164,6 @@ def test_manifests_of_two_saves_are_ambiguous_and_locate_nothing() -> None:
     assert "both have files of rank 0" in both.evidence[0]
 
 
-def test_demands_that_contradict_each_other_are_conflict() -> None:
-    assert seen(A0, replace(B1, demands=Demands({"dcp/__0_0.distcp": 6}))).status == "CONFLICT"
-
-
 def test_a_model_record_counts_while_all_its_manifests_do() -> None:
     listed = {**SIZES, "run/consolidated/checkpoint-5/m": 9}
     assert seen(A0, B1, model_records={"s": model_record()}, sizes=listed).status == "CONSOLIDATED"
@@ -212,16 +207,6 @@ def test_a_tombstone_retires_the_save_that_it_names_and_what_comes_late() -> Non
     assert seen(A0, B1, tombstones=(stone,)).evidence == ("over budget",)
     assert (
         seen(A0, B1, tombstones=(replace(stone, manifests=("another save",)),)).status == "COMPLETE"
-    )
-
-
-def test_a_location_that_has_moved_away_is_no_location() -> None:
-    old, new = known(A0, replace(A0, location="checkpoint-5~1", supersedes=(NAMES[0],)))
-    assert (
-        describe_location(
-            "checkpoint-5", LocationRecords({old.name: old.manifest}), [old, new], SIZES
-        )
-        is None
     )
 
 
@@ -280,16 +265,6 @@ def test_the_report_that_is_shown_is_the_one_the_verdict_rests_on() -> None:
     assert (worse.report, worse.damage) == ("b", ("b",))
 
 
-def test_files_lie_where_their_manifests_say() -> None:
-    beside = replace(entry("x", "22"), stored_as="run/.ckptsync/checkpoint-5/files/b/x")
-    mine, other = manifest("a", shard(0), entry("x", "1")), manifest("b", beside)
-    found = seen(mine, other)
-    assert [at.name for at in found.files["x"]] == [
-        "run/checkpoint-5/x",
-        "run/.ckptsync/checkpoint-5/files/b/x",
-    ]
-
-
 def test_a_model_is_the_same_by_its_tensors_and_second_copies_of_them() -> None:
     def of(**tensors: tuple[tuple[int, ...], str]) -> ModelRecord:
         made = tuple(
@@ -316,9 +291,6 @@ def test_a_model_is_the_same_by_its_tensors_and_second_copies_of_them() -> None:
         of(embed=((4, 2), "x"), norm=((2,), "y"), head=((4, 2), "z")), whole
     ), "it has a head of its own"
     assert not is_same_model(whole, of())
-
-
-PREFIX = "run/.ckptsync/checkpoint-5"
 
 
 def test_people_read_by_run_and_step() -> None:
@@ -375,17 +347,3 @@ def test_without_a_manifest_or_with_an_unreadable_record_there_is_no_location() 
     stone = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")
     assert list_locations({"t": stone}, {}) == ()
     assert list_locations({"m": of_rank(0, "a")}, {}, {("run", "checkpoint-5")}) == ()
-
-
-def test_record_names_are_told_from_others() -> None:
-    good = f"{PREFIX}/manifest-a-0-0123456789abcdef.json"
-    assert list(
-        record_names(
-            [
-                good,
-                f"{PREFIX}/files/a/manifest-a-0-0123456789abcdef.json",
-                "run/checkpoint-5/x",
-                "x",
-            ]
-        )
-    ) == [good]

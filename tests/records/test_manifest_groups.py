@@ -58,19 +58,8 @@ def manifest(
     save: str = "",
 ) -> Manifest:
     times = [f.mtime for f in files] or [FIRST]
-    return Manifest(
-        "run",
-        "checkpoint-5",
-        location,
-        node,
-        0,
-        files,
-        ranks,
-        min(times),
-        max(times),
-        Demands(),
-        save=save,
-    )
+    where, span = ("run", "checkpoint-5", location), (min(times), max(times))
+    return Manifest(*where, node, 0, files, ranks, *span, Demands(), save=save)
 
 
 def of_rank(
@@ -233,14 +222,14 @@ def part(rank: int, node: str, at: int = FIRST, **more: object) -> Manifest:
 
 def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> None:
     assert choose_location(part(1, "b", SOON), known(part(0, "a"))) == "checkpoint-5"
-    assert choose_location(part(0, "a"), known(part(1, "b", SOON))) == "checkpoint-5"
+    assert choose_location(part(0, "a"), known(part(1, "b", FIRST + NEAR_NS))) == "checkpoint-5"
     assert explain_conflict("checkpoint-5", known(part(0, "a"), part(1, "b", SOON))) == ""
 
 
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        (part(0, "a"), part(1, "b", FIRST + NEAR_NS + S), "their files were written 301 s apart"),
+        (part(0, "a"), part(1, "b", FIRST + NEAR_NS + 1), "their files were written 300 s apart"),
         (part(0, "a"), part(0, "b", SOON), "rank 0"),
         (part(0, "a"), part(1, "a", SOON), "a uploaded both"),
         (part(0, "a", save="one"), part(1, "b", SOON, save="two"), "two save ids"),
@@ -331,6 +320,10 @@ def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
     found = collect_manifests({**records, "new": moved_manifest(old, "checkpoint-5", 0)})
     assert explain_conflict("checkpoint-5", found) == ""
     assert find_siblings("checkpoint-5", found) == {}
+    (moved,) = [k for k in found if k.name == "new"]
+    again = replace(moved.manifest, n=1, supersedes=("new",))
+    found = collect_manifests({**records, "new": moved.manifest, "again": again})
+    assert explain_conflict("checkpoint-5", found) == ""
 
 
 def test_a_join_does_not_outweigh_a_contradiction() -> None:

@@ -15,7 +15,6 @@ from ckptsync.records.manifest_groups import (
     better_location,
     choose_location,
     explain_conflict,
-    group_by_save,
     live_manifests,
     moved_manifest,
 )
@@ -167,34 +166,6 @@ TestMeetingWithIds.settings = QUICK
 
 
 PARTS = [(node, save) for save in ("one", "two") for node in ("a", "b", "c")]
-
-
-@given(order=st.permutations(PARTS), near=st.booleans())
-def test_the_order_in_which_manifests_arrive_decides_nothing(
-    *, order: list[tuple[str, str]], near: bool
-) -> None:
-    gap = S // 2 if near else 5_000 * S
-    manifests = [
-        of_rank(
-            "abc".index(node),
-            node,
-            save,
-            1_000 * S + gap * (save == "two"),
-            location=f"checkpoint-5~{save}",
-        )
-        for node, save in order
-    ]
-    grouped = {
-        (frozenset((p.manifest.node, p.manifest.location) for p in g.parts), bool(g.doubt))
-        for g in group_by_save([StoredManifest("", m) for m in manifests])
-    }
-    if near:  # six manifests at one moment: nobody can say whose is whose, and every order says so
-        assert [doubt for _, doubt in grouped] == [True]
-    else:
-        assert {frozenset(location for _, location in members) for members, _ in grouped} == {
-            frozenset({"checkpoint-5~one"}),
-            frozenset({"checkpoint-5~two"}),
-        }
 
 
 @given(st.permutations(PARTS))

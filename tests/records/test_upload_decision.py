@@ -150,6 +150,9 @@ def test_given_up_is_what_a_tombstone_names_or_what_is_older_than_one_whose_mani
     buried = {"t": (Tombstone("run", "c-1", "c-1", 0, (name,), ""), 10.0)}
     assert is_retired("n0", stats(at=5 * S, a="x"), buried, [StoredManifest(name, ours)])
     assert not is_retired("n0", stats(at=6 * S, a="x"), buried, [StoredManifest(name, ours)])
+    more = stats(at=5 * S, a="x", b="y")
+    assert is_retired("n0", more, buried, [StoredManifest(name, ours)])
+    assert not is_retired("n1", more, buried, [StoredManifest(name, ours)])
     assert is_retired("n0", stats(at=6 * S, a="x"), buried, [])
     assert not is_retired("n0", stats(at=11 * S, a="x"), buried, [])
     assert not is_retired("n1", stats(at=5 * S, a="x"), buried, [])

@@ -14,6 +14,7 @@ from ckptsync.records.location_status import LocationState
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Level, Report
+from ckptsync.records.save_decisions import Scope, Stage, Tombstone
 from ckptsync.records.store_paths import consolidated_prefix, file_name, node_file_name
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -75,6 +76,12 @@ def whole_store() -> MemoryStore:
     store = MemoryStore()
     model_record(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
     return store
+
+
+def retire(store: Store, reason: str, scope: Scope = "location", stage: Stage = "marked") -> str:
+    """Write a tombstone of the only location; return its name."""
+    names = tuple(k.name for k in location(store).manifests)
+    return put(store, Tombstone(RUN, LOCATION, LOCATION, 0, names, reason, scope, stage))
 
 
 def location(store: Store) -> LocationState:

@@ -11,7 +11,14 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.records.io import decode
 from ckptsync.records.report import DAMAGE, FindingKind, Report, VerifyFinding
 from ckptsync.stores.contract import read_all
-from ckptsync.verifier.write_reports import exit_code, fit, verdict, worst_first, write_report
+from ckptsync.verifier.write_reports import (
+    exit_code,
+    fit,
+    is_news,
+    verdict,
+    worst_first,
+    write_report,
+)
 from tests.support.filled_stores import flip, put
 from tests.support.verified_stores import location, verified, whole_store
 
@@ -82,6 +89,45 @@ def test_reports_are_numbered_highest_seen_plus_one_and_damaged_ones_count() -> 
     assert "/report-1-" in second
     assert "/report-2-" in third
     assert decode(second, read_all(store, second)) == report
+
+
+WRONG = VerifyFinding("digest", "c-1/f", "differs")
+HURT = replace(REPORT, verdict="damaged", findings=(WRONG,))
+LOAD = replace(REPORT, level="load")
+
+
+@pytest.mark.parametrize(
+    ("stored", "report", "expected"),
+    [
+        (None, REPORT, True),
+        (None, replace(REPORT, level="stat"), False),
+        (None, replace(REPORT, verdict="incomplete"), False),
+        (None, HURT, True),
+        (REPORT, REPORT, False),
+        (REPORT, LOAD, True),
+        (LOAD, REPORT, False),
+        (REPORT, replace(REPORT, manifests=("m",)), True),
+        (replace(REPORT, manifests=("m", "late")), replace(REPORT, manifests=("m",)), False),
+        (REPORT, replace(REPORT, model_record="m"), True),
+        (replace(REPORT, verdict="incomplete"), REPORT, True),
+        (HURT, HURT, False),
+        (HURT, replace(HURT, findings=(WRONG, VerifyFinding("note", "c-1", "x"))), False),
+        (HURT, replace(HURT, findings=(replace(WRONG, name="c-1/g"),)), True),
+        (HURT, replace(HURT, manifests=("m",)), True),
+        (HURT, REPORT, True),
+        (HURT, replace(REPORT, level="stat"), False),
+        (replace(HURT, level="stat"), replace(REPORT, level="stat"), True),
+    ],
+)
+def test_a_report_by_hand_is_written_if_it_is_news(
+    stored: Report | None, report: Report, *, expected: bool
+) -> None:
+    assert is_news(report, {"r": stored} if stored else {}, {}) == expected
+
+
+def test_damage_to_a_file_that_was_uploaded_again_is_news() -> None:
+    for uploaded, expected in ((9.0, False), (10.0, False), (11.0, True)):
+        assert is_news(HURT, {"r": HURT}, {"r": 10.0, "run/c-1/f": uploaded}) == expected
 
 
 def test_two_heads_that_report_at_once_tie_and_the_worse_counts() -> None:

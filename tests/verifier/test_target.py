@@ -178,29 +178,6 @@ def reports(store: MemoryStore) -> list[Report]:
     return sorted(location(store).records.reports.values(), key=lambda r: r.n)
 
 
-def test_a_location_is_verified_once_in_a_period() -> None:
-    store = whole_store()
-    first = verify_next(store, DAILY, 1000.0)
-    assert first is not None
-    assert (first.verdict, first.when) == ("ok", 1000.0)
-    assert location(store).status == "VERIFIED"
-    assert verify_next(store, DAILY, 1001.0) is None
-    assert verify_next(store, DAILY, 90_000.0)
-    assert [r.n for r in reports(store)] == [0, 1]
-
-
-def test_damage_is_reported_and_its_repair_noticed_the_next_time() -> None:
-    store = whole_store()
-    flip(store, MODEL, 20_000)
-    assert verify_next(store, DAILY, 0.0)
-    assert location(store).status == "DAMAGED"
-    assert verify_next(store, DAILY, 0.0) is None
-    store.write(MODEL, [WHOLE["model.safetensors"]])
-    assert verify_next(store, DAILY, 0.0)
-    assert [r.verdict for r in reports(store)] == ["damaged", "ok"]
-    assert location(store).status == "VERIFIED"
-
-
 def test_an_incomplete_location_gets_no_reports_but_for_damage() -> None:
     store = MemoryStore()
     path = "model-00001-of-00002.safetensors"
@@ -256,12 +233,3 @@ def test_damage_that_another_finds_while_a_verification_reads_is_not_answered_by
             assert one.news.verdict == "ok"
             write_report(store, one.news)
         assert location(store).status == ("DAMAGED" if options.now == 1.0 else "VERIFIED")
-
-
-def test_a_scheduled_verification_always_reports_unless_its_location_is_gone() -> None:
-    store = whole_store()
-    options = VerifyOptions("digest", 7.0)
-    for _ in range(2):
-        assert verify_scheduled(store, RUN, LOCATION, options)
-    assert [(r.verdict, r.when) for r in reports(store)] == [("ok", 7.0)] * 2
-    assert verify_scheduled(store, RUN, "checkpoint-999", options) is None
