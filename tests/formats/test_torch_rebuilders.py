@@ -354,17 +354,6 @@ def test_arguments_that_torch_does_not_write_are_corrupt(function: str, args: An
         tensors(_called(function, *args), BIN)
 
 
-def test_arguments_that_change_after_the_tensor_was_made_are_corrupt() -> None:
-    bits = {"conj": True}
-    tensor = Call(Global("torch._utils", "_rebuild_tensor_v2"), *DATA.args, bits)
-    value, _ = torch_pickle.parsed(pickled([tensor, bits]))
-    refused, own = value  # a pickle could do to the dictionary what is done here
-    assert isinstance(refused, torch_pickle.RefusedTensor)
-    own["conj"] = False
-    with pytest.raises(Corrupt, match="change"):
-        refused.error()
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_items_of_a_distributed_checkpoint_are_refused_with_their_tensors_name(
     tmp_path: Path, wrapper: Any

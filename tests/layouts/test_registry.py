@@ -47,6 +47,9 @@ def test_a_real_checkpoint_has_every_file_that_it_demands(of: Vector) -> None:
         if name in files.sizes()
     )
     assert found.model.keys() <= files.sizes().keys()
+    assert ("meta.pt" in found.resume) == ("meta.pt" in files.sizes())  # Lightning's
+    shards = {name for name in files.sizes() if name.endswith(("_states.pt", ".distcp"))}
+    assert shards <= found.model.keys() | found.resume.keys()
     assert found.world in (None, len(file_names.ranks(files.sizes())))
     # no layout is left out because of its files' names
     bases = [name.rpartition("/")[2] for name in files.sizes()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -199,28 +197,13 @@ def test_names_tied_to_excluded_frozen_parameters_are_left_out(stage: int) -> No
     same(merged(held, "keep"), expected(of, "keep"))
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_rank_of_another_save_is_corrupt(stage: int) -> None:
-    of = Zero(stage, 2, [WEIGHT])
+def test_a_rank_of_another_save_is_corrupt() -> None:
+    of = Zero(2, 2, [WEIGHT])
     held = files(of)
-    if stage == 3:
-        changed = {
-            "zero_pp_rank_0_mp_rank_00_model_states.pt": 4,
-            "zero_pp_rank_1_mp_rank_00_model_states.pt": 5,
-        }
-        told = {
-            name: saved(model(of, rank) | {"global_steps": step})
-            for rank, (name, step) in enumerate(changed.items())
-        }
-    else:
-        states = [
-            optimizer(of, rank) | {"base_optimizer_state_step": 4 + rank} for rank in range(2)
-        ]
-        told = {
-            f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt": saved({"optimizer_state_dict": s})
-            for r, s in enumerate(states)
-        }
-    held.content |= {f"global_step2/{name}": data for name, data in told.items()}
+    for rank in range(2):
+        state = optimizer(of, rank) | {"base_optimizer_state_step": 4 + rank}
+        name = f"global_step2/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        held.content[name] = saved({"optimizer_state_dict": state})
     with pytest.raises(Corrupt, match=r"rank_1_.* is 5, 4 in "):
         merged(held, "auto")
 
@@ -250,38 +233,6 @@ def test_a_latest_that_says_nothing_of_use_chooses_nothing(latest: bytes) -> Non
     )
     with pytest.raises((Corrupt, Unsupported)):
         registry.choose(held, None)
-
-
-MODEL_FIELDS = """module buffer_names param_shapes frozen_param_shapes frozen_param_fragments
-    shared_params ds_config dp_world_size""".split()  # noqa: SIM905
-
-STATE_FIELDS = [
-    "fp32_flat_groups",
-    "single_partition_of_fp32_groups",
-    "zero_stage",
-    "partition_count",
-    "group_paddings",
-]
-JUNK: list[object] = [None, 5, -1, "text", [], {}, [[]], {"w": 5}, {5: 5}, {"w": []}, [None]]
-JUNK += [[{"w": (2.5,)}], [{"w": ("a",)}], {"w": (-3, -4)}, [torch.zeros(3, 4)], torch.zeros(2)]
-JUNK += [{"w": torch.zeros(())}, [{"w": [3, 4]}], {"head": 5}, {"head": []}, [[1, 2, 3]]]
-JUNK.append((1 << 16,))
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("field", [*MODEL_FIELDS, *STATE_FIELDS])
-def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, field: str) -> None:
-    of = Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}, tied={"head": "w"}, gaps=[[1, 2]])
-    whole, state, told = files(of).content, optimizer(of, 0), model(of, 0)
-    for junk in JUNK:
-        if field in STATE_FIELDS:
-            spoilt = saved({"optimizer_state_dict": state | {field: junk}})
-            names = ["global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"]
-        else:
-            spoilt = saved(told | {field: junk})
-            names = [name for name in whole if "model_states" in name]
-        with contextlib.suppress(CkptsyncError):
-            merged(MemoryFiles({**whole, **dict.fromkeys(names, spoilt)}), "keep")
 
 
 def test_a_model_of_another_shape_than_the_optimizers_is_corrupt() -> None:

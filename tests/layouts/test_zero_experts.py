@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import registry, zero
-from tests.support.deepspeed_in_memory import TAG, changed, held, without
+from ckptsync.layouts import zero
+from tests.support.deepspeed_in_memory import TAG, changed, held
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.zero_writer import merged
 
@@ -27,15 +27,6 @@ def test_every_expert_has_its_own_master() -> None:
         assert (keep[name].dtype, auto[name].dtype) == (torch.float32, torch.bfloat16)
         assert torch.equal(keep[name].bfloat16(), auto[name])
     assert len({tuple(keep[KEY.format(e)].tolist()) for e in range(4)}) == 4
-
-
-def test_the_files_of_all_experts_are_demanded_and_each_is_named_when_it_is_missing() -> None:
-    demanded = registry.demands(files()).model
-    assert demanded.keys() == files().sizes().keys() - {"latest"}
-    for name in demanded:
-        if "expert" in name:
-            with pytest.raises(Incomplete, match=name):
-                merged(without(files(), name), "auto")
 
 
 def test_experts_that_ranks_order_otherwise_than_they_say_are_corrupt() -> None:

@@ -113,14 +113,6 @@ def test_ranks_that_cannot_be_are_refused() -> None:
             ZeroFiles(MemoryFiles({f"t/{name}": b""}), "t").by_rank(OPTIM)
 
 
-def test_a_pickle_in_a_state_file_runs_nothing() -> None:
-    data = torch_zip_file(
-        {"data.pkl": torch_pickle({"x": Call(Global("os", "system"), "true")}), "version": b"3\n"}
-    )
-    with pytest.raises(Unsupported, match=r"os\.system"):
-        load(MemoryFiles({"a": data}), "a")
-
-
 class Mine:
     """A class of a training script's."""
 

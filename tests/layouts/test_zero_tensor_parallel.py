@@ -49,10 +49,7 @@ def test_patterns_alone_say_the_same_as_the_affine_map(dtype: DType) -> None:
     assert same(merged(told(lambda info: info.pop("affine_map")), dtype), merged(files(), dtype))
 
 
-def test_every_ranks_files_are_wanted() -> None:
-    for path in MODELS:
-        with pytest.raises(Incomplete, match=path):
-            merged(without(files(), path), "auto")
+def test_every_ranks_masters_are_wanted() -> None:
     for path in [n for n in files().sizes() if "optim" in n]:
         with pytest.raises(Incomplete, match=path):
             merged(without(files(), path), "keep")
