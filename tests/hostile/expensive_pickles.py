@@ -173,19 +173,15 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "deep tuple as key": lambda: b"}" + DEEP + b"Ns",
     "deep tuple, let go": lambda: DEEP + b"0N",
     "deep lists": lambda: b"]" * 3 * MILLION + b"a" * (3 * MILLION - 1),
-    "deep dictionaries": lambda: b"}" + b"N}" * MILLION + b"s" * MILLION,
     "deep calls": lambda: (
         kept(DEVICE)
         + b"N"
         + b"".join(kept(b"\x85", n) + get(0) + get(n) + b"R" for n in range(1, 400_001))
     ),
-    "deep marks": lambda: b"(" * MILLION,
     "frozenset bomb": lambda: b"(" * 40 + b"K\x01" + b"\x91" * 40,
-    "a list as key": lambda: b"}]Ns",
     "a tuple of a million as key, again and again": lambda: (
         kept(b"(" + b"N" * MILLION + b"t") + b"}" + (get(0) + b"Ns") * 200_000
     ),
-    "a number as a call's arguments": lambda: SIZE + b"J\xff\xff\xff\x7f\x85R",
     # hashes that are one
     "100,000 numbers of one hash": lambda: numbers(alike(30_000)),
     "numbers of one hash in many dictionaries": lambda: (
@@ -195,21 +191,8 @@ MAKE: dict[str, Callable[[], bytes]] = {
         b"}(" + b"".join(long(a) + long(b) + b"\x86N" for a, b in pairs_alike(30_000)) + b"u"
     ),
     "chunks of one hash": lambda: chunks(pairs_alike(20_000)),
-    "powers of two": lambda: (
-        b"}("
-        + b"".join(b"G" + struct.pack(">d", 2.0**n) + b"N" for n in range(-1000, 1000)) * 50
-        + b"u"
-    ),
     "not a number, often": lambda: (
         b"}(" + (b"G" + struct.pack(">d", float("nan")) + b"N") * 100_000 + b"u"
-    ),
-    "a long text and its double as key": lambda: (
-        kept(text(MILLION), 0)
-        + kept(text(MILLION), 1)
-        + b"}"
-        + get(0)
-        + b"Ns"
-        + (get(1) + b"Ns") * 100_000
     ),
     "a long text in tuples as key": lambda: (
         kept(text(MILLION) + b"\x85", 0)
@@ -227,9 +210,6 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "Size of a million, 150 times": lambda: (
         big_list(MILLION) + kept(SIZE, 1) + (get(1) + get(0) + b"\x85R") * 150
     ),
-    "Size of a text": lambda: (
-        kept(text(MILLION)) + kept(SIZE, 1) + (get(1) + get(0) + b"\x85R") * 150
-    ),
     "small sizes, by the million": lambda: (
         kept(b"(" + b"K\x01" * 64 + b"t")
         + kept(SIZE, 1)
@@ -239,9 +219,6 @@ MAKE: dict[str, Callable[[], bytes]] = {
     ),
     "OrderedDict of a dictionary, 2,000 times": lambda: (
         big_dict(200_000) + kept(ORDERED, 1) + (get(1) + get(0) + b"\x85R0") * 2_000
-    ),
-    "OrderedDict of a list that is no pairs, often": lambda: (
-        big_list(MILLION) + ORDERED + get(0) + b"\x85R"
     ),
     "a state of 100,000 names, often": lambda: (
         big_dict(100_000) + kept(BOX, 1) + (get(1) + b")\x81" + get(0) + b"b0") * 50_000

@@ -170,14 +170,6 @@ def test_ranks_that_disagree_about_a_tensor_are_corrupt(other: dict[str, torch.T
         read(plain(ones, ones, other), "model")
 
 
-def test_an_actor_and_a_critic_are_never_guessed_between() -> None:
-    files = of("verl-fsdp2")
-    files.content |= {name.replace("actor", "critic"): data for name, data in files.content.items()}
-    with pytest.raises(Unsupported, match="2 sets of weights"):
-        registry.choose(files, None)
-    assert registry.choose(files, "critic/model").root == "critic/model"
-
-
 def test_what_is_for_resuming_is_demanded_for_that_alone() -> None:
     assert per_rank.roots(["a/model_world_size_2_rank_0.pt", "a/optim_world_size_2_rank_1.pt"]) == (
         "a/model",

@@ -71,7 +71,7 @@ OF_RANKS: list[dict[str, Any]] = [
     {"zero_stage": 1},
     {"base_optimizer_state_step": 5},
     {"base_optimizer_state": {"state": {0: {"step": 5}}}},
-    *({"base_optimizer_state": group(**{k: 0.009})} for k in ("lr", "step", "weight_decay")),
+    *({"base_optimizer_state": group(**{k: 0.01000001})} for k in ("lr", "step", "weight_decay")),
     *({"loss_scaler": scaler(**{k: 5})} for k in ("cur_iter", "cur_scale", "last_overflow_iter")),
 ]
 

@@ -63,6 +63,7 @@ def test_partitions_that_end_too_early_are_corrupt(sizes: tuple[int, ...]) -> No
 
 def test_partitions_that_are_longer_than_padding_explains_are_corrupt() -> None:
     stage2(4, 4, 4)
+    stage2(6, 6)  # padded to twice the number of ranks
     with pytest.raises(Corrupt, match="has 10 elements, its partitions 21"):
         stage2(7, 7, 7)
     padded = (
@@ -96,6 +97,8 @@ def test_what_is_no_list_of_flat_tensors_of_one_element_type_is_corrupt(held: ob
             masters(stage, {key: held})
         with pytest.raises(Corrupt, match="do not follow each other"):
             masters(stage, {key: [torch.zeros(20)[::2]]})
+        with pytest.raises(Corrupt, match="different element types"):
+            masters(stage, {key: [torch.zeros(5)]}, {key: [torch.zeros(5).half()]})
 
 
 def fragment(file: str, count: int) -> Part:
