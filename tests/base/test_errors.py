@@ -33,6 +33,6 @@ def test_an_error_comes_back_from_another_process(error: type[CkptsyncError]) ->
 
 
 def test_a_file_is_named_once_however_many_functions_name_it() -> None:
-    with pytest.raises(Corrupt, match="^a: wrong$") as e, name_in_errors("a"), name_in_errors("a"):
+    with pytest.raises(Corrupt, match=r"^a: wrong$") as e, name_in_errors("a"), name_in_errors("a"):
         raise Corrupt("wrong", hint="do this")
     assert e.value.hint == "do this"
