@@ -74,7 +74,8 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     if not other_keys or not weights:
         return weights
     remark = f"{', '.join(map(brief, other_keys))}: other values of the weights, which are left out"
-    return (replace(weights[0], remark=remark), *weights[1:])
+    remarks = "; ".join(filter(None, (weights[0].remark, remark)))
+    return (replace(weights[0], remark=remarks), *weights[1:])
 
 
 def has_optimizer(files: Files, root: str) -> bool:

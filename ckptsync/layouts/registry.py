@@ -169,6 +169,7 @@ def _roots(names: Collection[str]) -> list[WeightsSource]:
 
 _LOOK = 128 << 10  # bytes at the beginning and the end of a file: its description, mostly
 _TRAINER_STATE = "trainer_state.json"
+_LOOPS = "meta.pt"  # what Lightning's sharded checkpoint has beside the tensors
 _TRAINED = frozenset({_TRAINER_STATE, "adapter_config.json", "model.safetensors.index.json"})
 _CONFIG_HINT = "copy the adapter's configuration there: it has its scale, and no other file does"
 _TORCH_SAVED = re.compile(
@@ -547,6 +548,8 @@ def demands(files: Files, sent: Collection[str] | None = None, ranks: int | None
         writers = max([*ranks_here, (ranks or 0) - 1], default=-1) + 1 if world is None else world
     if not resume and every and model and _has_optimizer(files, every[0]):
         resume = dict(model)  # the same files have both
+        loops = join(every[0].root, _LOOPS)
+        resume |= {loops: files.sizes()[loops]} if loops in files.sizes() else {}
     # every rank writes a random state if any rank does
     kinds = {(m[1], m[3]) for m in rng_matches}
     random = [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(writers or 0)]

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from ckptsync import errors
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, Corrupt, name_in_errors
 
 CODES = {
     "CkptsyncError": 1,
@@ -30,3 +30,9 @@ def test_an_error_comes_back_from_another_process(error: type[CkptsyncError]) ->
     """Tasks of Ray carry errors as pickles."""
     back = pickle.loads(pickle.dumps(error("a: wrong", hint="do this")))
     assert (type(back), str(back), back.hint) == (error, "a: wrong", "do this")
+
+
+def test_a_file_is_named_once_however_many_functions_name_it() -> None:
+    with pytest.raises(Corrupt, match=r"^a: wrong$") as e, name_in_errors("a"), name_in_errors("a"):
+        raise Corrupt("wrong", hint="do this")
+    assert e.value.hint == "do this"

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.quantities import parse_duration, parse_size, show_duration, show_size
+from ckptsync.quantities import (
+    backoff,
+    clean,
+    parse_duration,
+    parse_size,
+    show_duration,
+    show_size,
+)
 
 
 @given(st.integers(0, 10**9))
@@ -48,3 +55,12 @@ def test_what_is_no_duration_is_refused_in_the_writers_words(text: str) -> None:
 def test_what_is_no_size_is_refused_in_the_writers_words(text: str) -> None:
     with pytest.raises(ValueError, match="such as 5GB or 512MiB"):
         parse_size(text)
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    assert [backoff(tries, 0.5, 3.0) for tries in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
+
+
+def test_printed_text_obeys_nobody_and_is_cut() -> None:
+    assert clean("a\x1b[2J\u202eb\n") == "a\\x1b[2J\\u202eb\\n"
+    assert [clean(text, 3) for text in ("abc", "abcd")] == ["abc", "ab…"]

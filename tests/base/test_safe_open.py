@@ -116,13 +116,19 @@ def test_a_directory_that_became_a_link_during_a_walk_is_not_entered(tmp_path: P
     assert found == ["a/x"]
 
 
-def test_reading_at_the_end_says_how_much_there_was(tmp_path: Path) -> None:
+def test_reading_at_the_end_says_how_much_there_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").write_bytes(b"0123456789")
     fd = safe_open.open_file(str(tmp_path), "a")
     out = bytearray(4)
     assert safe_open.read_at(fd, 8, memoryview(out)) == 2
     assert out == b"89\0\0"
     assert safe_open.read_at(fd, 8, memoryview(bytearray())) == 0
+    preadv = os.preadv  # a read may return less than there is
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:3]], at))
+    assert safe_open.read_at(fd, 2, memoryview(whole := bytearray(9))) == 8
+    assert whole == b"23456789\0"
     os.close(fd)
 
 

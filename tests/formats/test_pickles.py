@@ -6,7 +6,6 @@ What no checkpoint has is refused, soon and in little memory.
 from __future__ import annotations
 
 import collections
-import contextlib
 import gc
 import io
 import os
@@ -109,10 +108,14 @@ NAMES: dict[Name, Build] = {
     Name(__name__, "Other"): made,
 }
 SIZES = st.lists(st.integers(0, 70000), max_size=4).map(Size)
+# numbers at which the opcode changes, and texts that hold opcodes
+NUMBERS = st.sampled_from([0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39, 2**47, 2**63, -1])
+TEXTS = st.sampled_from(["__0_0.distcp", "", "ä\u0094", "\x94", "x" * 300, "\ud800"])
 ATTRIBUTES = st.dictionaries(
-    st.sampled_from("abcdefg"), SIZES | st.text() | st.integers(-(2**40), 2**40) | st.none()
+    st.sampled_from("abcdefg"), SIZES | TEXTS | NUMBERS | st.integers(-(2**60), 2**60) | st.none()
 )
-THINGS = ATTRIBUTES.filter(bool).map(lambda a: Thing(**a)) | ATTRIBUTES.map(lambda a: Other(**a))
+STATED = ATTRIBUTES.filter(bool)
+THINGS = STATED.map(lambda a: Thing(**a)) | ATTRIBUTES.map(lambda a: Other(**a))
 NESTED = st.recursive(
     VALUES | SIZES | THINGS,
     lambda inner: (
@@ -120,6 +123,7 @@ NESTED = st.recursive(
         | st.tuples(inner, inner)
         | st.lists(inner).map(tuple)
         | st.dictionaries(st.text(), inner)
+        | st.lists(st.tuples(STATED.map(lambda a: Key(**a)), inner)).map(dict)
     ),
     max_leaves=20,
 )
@@ -205,12 +209,6 @@ def test_shared_and_cyclic_values_keep_their_identity() -> None:
     assert found[0][1] is found[0]
 
 
-@given(st.binary(max_size=60))
-def test_noise_is_refused_and_never_crashes(data: bytes) -> None:
-    with contextlib.suppress(Unsupported, Corrupt):
-        loads(data, {})
-
-
 @pytest.mark.parametrize("opcode", b"ioP\x82\x83\x84\x92\x96\x972SUT\xff")
 def test_opcodes_that_no_checkpoint_has_are_refused(opcode: int) -> None:
     with pytest.raises(Corrupt, match="opcode"):
@@ -256,16 +254,6 @@ class Payload:
 
     def __reduce__(self) -> Any:
         return os.system, (f"touch {self.path}",)
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_a_pickle_that_would_run_a_command_is_refused_by_the_name_of_it(
-    tmp_path: Path, protocol: int
-) -> None:
-    canary = tmp_path / "ran"
-    with pytest.raises(Unsupported, match=r"(posix|nt)\.system"):
-        loads(pickle.dumps({"weights": Payload(canary)}, protocol), {})
-    assert not canary.exists()
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -371,48 +359,14 @@ def test_objects_are_read_as_python_reads_them(value: Any, protocol: int, in_pyt
     assert outcome(data) == expected
 
 
-NUMBERS = st.sampled_from(
-    [0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39, 2**47, 2**63, -1]
-) | st.integers(-(2**60), 2**60)
-TEXTS = st.sampled_from(["__0_0.distcp", "", "ä\u0094", "\x94", "x" * 300, "\ud800"]) | st.text(
-    max_size=5
-)
-ATTRIBUTE = TEXTS | NUMBERS | SIZES | st.none()
-ENTRIES = st.lists(
-    st.tuples(TEXTS, st.none() | NUMBERS, SIZES, ATTRIBUTE, NUMBERS, st.booleans()), max_size=30
-)
-
-
-def storage(rows: list[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Like ``storage_data`` of a `.metadata`."""
-    found = {}
-    for name, number, size, file, start, has_more in rows:
-        more = {"more": 1} if has_more else {}
-        found[Key(fqn=name, index=number, offset=size)] = Thing(
-            file=file, start=start, length=1700, **more
-        )
-    return found
-
-
 def like(count: int) -> dict[Any, Any]:
-    """Entries that differ as those of a large model do."""
-    return storage(
-        [
-            (f"layer.{n}", n % 4, Size((n // 9, 70000)), f"__{n % 3}", 1200 * n, False)
-            for n in range(count)
-        ]
-    )
-
-
-@given(ENTRIES, st.integers(2, 5), st.booleans())
-def test_objects_as_keys_and_values_are_read_as_python_reads_them(
-    rows: Any,
-    protocol: int,
-    in_python: bool,  # noqa: FBT001
-) -> None:
-    value = [storage(rows), "later", storage(rows[:3]), [key.offset for key in storage(rows)]]
-    data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
-    assert outcome(data) == python(data)
+    """Entries of a ``storage_data`` that differ as those of a large model do."""
+    return {
+        Key(fqn=f"layer.{n}", index=n % 4, offset=Size((n // 9, 70000))): Thing(
+            file=f"__{n % 3}", start=1200 * n, length=1700
+        )
+        for n in range(count)
+    }
 
 
 @pytest.mark.parametrize("value", ["objects", "entries"])

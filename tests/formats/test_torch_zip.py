@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
 import zipfile
@@ -13,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.torch_save import load, part
 from ckptsync.formats.torch_zip import Archive, checksum, extent, has_end, open_archive, pickle_of
 from ckptsync.tensors import Extent, read
@@ -125,14 +124,6 @@ def test_an_archive_cut_anywhere_is_corrupt(data: bytes) -> None:
         with pytest.raises(Corrupt, match="m"):
             open_archive(files, Extent("m", 0, size))
     assert has_end(MemoryFiles({"m": data}), Extent("m", 0, len(data)))
-
-
-def test_one_changed_byte_is_read_or_refused_and_never_crashes() -> None:
-    for data in (REAL, zip64({"data.pkl": b"N.", "data/0": b"x"})):
-        for at in range(len(data)):
-            for value in (0, 255, data[at] ^ 16):
-                with contextlib.suppress(CkptsyncError):
-                    records(data[:at] + bytes([value]) + data[at + 1 :])
 
 
 SAID = {"two-pickles": r"2 data\.pkl", "no-pickle": r"0 data\.pkl", "duplicate": "two records"}

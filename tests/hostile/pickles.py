@@ -106,15 +106,10 @@ def nonsense() -> dict[str, bytes]:
         "no-mark": PROTO2 + b"t.",
         "pop-of-nothing": PROTO2 + b"0.",
         "deep-lists": PROTO2 + b"]" * 50_000 + b"a" * 49_999 + b".",
-        "deep-tuples": PROTO2 + b"N" + b"\x85" * 50_000 + b".",
         "deep-marks": PROTO2 + b"(" * 50_000 + b"t" * 50_000 + b".",
-        "millions-of-dictionaries": PROTO2 + b"}" * 300_000 + b".",
         "list-in-itself": PROTO2 + b"]q\x00h\x00a.",
         "list-as-key": PROTO2 + b"}]Ns.",
         "bomb-as-key": PROTO2 + b"}" + bomb() + b"Ns.",
-        "bomb-in-a-set": PROTO4 + b"\x8f(" + bomb() + b"\x90.",
-        "bomb-in-a-frozenset": PROTO4 + b"(" + bomb() + b"\x91.",
-        "bomb-as-key-in-a-tuple": PROTO2 + b"}" + bomb() + b"\x85Ns.",
     }
 
 

@@ -137,15 +137,6 @@ def test_a_chunk_of_another_rank_is_corrupt() -> None:
         dcp.tensors(MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))})}), "")
 
 
-def test_the_strides_of_an_item_are_kept() -> None:
-    held = item(DATA, (2, 2), (1, 2))
-    chunk = Chunk((0, 0), (2, 2), "__0_0.distcp", 0, len(held))
-    files = MemoryFiles(
-        {".metadata": metadata({"w": ("float32", (2, 2), (chunk,))}), "__0_0.distcp": held}
-    )
-    assert found(files)["w"].copies[0].parts[0].strides == (1, 2)
-
-
 def test_tensors_in_one_block_of_safetensors_are_refused_by_name() -> None:
     chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 16)
     head = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'

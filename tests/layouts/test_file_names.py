@@ -5,11 +5,13 @@ import pytest
 from ckptsync.errors import Incomplete
 from ckptsync.layouts.file_names import (
     Within,
+    file_kind,
     holds_weights,
     home,
     inside,
     is_of_optimizer,
     join,
+    may_run,
     rank,
     ranks,
     use_of,
@@ -91,6 +93,7 @@ USES = {
     "resuming": [
         "rng_state.pth",
         "rng_state_7.pth",
+        "scaler.pt",
         "scheduler.pt",
         "sampler_1.bin",
         "rng_state/rank_0.pt",
@@ -110,6 +113,17 @@ def test_a_files_name_says_what_it_is_good_for(use: str) -> None:
     assert is_of_optimizer("optimizer_0/.metadata")
     assert is_of_optimizer("optim/__0_0.distcp")  # NeMo Automodel's
     assert not is_of_optimizer("model/optim.safetensors")
+
+
+def test_shards_are_files_that_ranks_write_side_by_side() -> None:
+    names = [*NAMES, *NOBODYS, "g/zero_pp_rank_1_mp_rank_00_model_states.pt"]
+    kinds = {name: file_kind(name) for name in names}
+    assert [name for name, kind in kinds.items() if kind and kind.is_shard] == [
+        "m/__3_0.distcp",
+        "g/bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt",
+        "g/zero_pp_rank_1_mp_rank_00_model_states.pt",
+    ]
+    assert may_run("a/B.PT")
 
 
 def test_ranks_are_told_once_and_in_order() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import enum
 import functools
-import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,9 @@ def test_a_tensor_of_another_kind_is_never_left_out_in_silence() -> None:
     with pytest.raises(Unsupported, match=r"'model\.q' is a .*Counter"):
         read(one(of(state_dict={**WEIGHTS, "model.q": collections.Counter("ab")})))
     extra = {**WEIGHTS, "model._extra_state": collections.Counter("ab")}
-    assert len(read(one(of(state_dict=extra)))) == len(WEIGHTS)
+    first, *others = read(one(of(state_dict=extra, average=WEIGHTS)))
+    assert len(others) == len(WEIGHTS) - 1
+    assert re.search("extra state of a module.*'average': other values", first.remark)
 
 
 @pytest.mark.parametrize("container", ["zip", "older"])
@@ -138,8 +139,10 @@ def test_a_changed_pickle_is_corrupt_and_an_odd_one_is_not() -> None:
     files.content[NAME] = bytes(data)
     with pytest.raises(Corrupt, match="CRC32"):
         read(files)
+    odd = one(of(hyper_parameters={((1, (2,)),): 3}))
     with pytest.raises(Unsupported, match="pickle"):
-        read(one(of(hyper_parameters={((1, (2,)),): 3})))
+        read(odd)
+    assert registry.demands(odd).model
 
 
 def test_what_torch_never_wrote_is_of_no_layout_that_demands_anything() -> None:
@@ -149,24 +152,6 @@ def test_what_torch_never_wrote_is_of_no_layout_that_demands_anything() -> None:
         read(files)
     with pytest.raises(Incomplete, match="not found"):
         lightning.demands(MemoryFiles({}), NAME)
-
-
-@pytest.mark.parametrize("container", ["zip", "older"])
-def test_whatever_bytes_are_changed_nothing_but_an_error_of_ours_comes_of_it(
-    container: str,
-) -> None:
-    data = saved(of(callbacks={"Own": ODD}), _use_new_zipfile_serialization=container == "zip")
-    chance = random.Random(1)  # the same each time
-    for _ in range(150):
-        changed = bytearray(data)
-        for _ in range(chance.choice((1, 1, 3))):
-            changed[chance.randrange(len(data))] = chance.randrange(256)
-        files = MemoryFiles(
-            {NAME: bytes(changed), "model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")})}
-        )
-        with contextlib.suppress(CkptsyncError):
-            read(files)
-        assert set(registry.demands(files).model) == {"model.safetensors"}
 
 
 def test_a_damaged_directory_of_the_archive_is_damage_and_not_a_lack() -> None:

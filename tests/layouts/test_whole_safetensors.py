@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -53,6 +52,8 @@ def test_without_an_index_the_numbers_say_how_many_there_are() -> None:
         content(files)
     files.content[NAMES[0]] = ONE
     assert content(files) == {"a": b"xy", "b": b"123", "c": b"4"}
+    files.content["model.safetensors"] = ONE
+    assert whole_safetensors.demands(files, "") == {"model.safetensors": None}
 
 
 def test_numbered_files_of_two_sets_are_not_guessed_at() -> None:
@@ -78,17 +79,3 @@ def test_one_name_in_two_files_is_corrupt() -> None:
 def test_an_index_that_does_not_fit_its_files_is_corrupt(weight_map: object) -> None:
     with pytest.raises(Corrupt, match="not where it says"):
         content(sharded(weight_map))
-
-
-def test_an_index_cut_anywhere_is_corrupt() -> None:
-    files = sharded()
-    text = files.content[whole_safetensors.INDEX]
-    for size in range(len(text)):
-        files.content[whole_safetensors.INDEX] = text[:size]
-        with pytest.raises(Corrupt):
-            whole_safetensors.demands(files, "")
-
-
-def test_names_are_read_as_they_stand_in_the_header(tmp_path: Path) -> None:
-    data = safetensors_file({"ü b.c": ("U8", (1,), b"x"), "model.model": ("U8", (1,), b"y")})
-    assert content(MemoryFiles({"model.safetensors": data})) == {"ü b.c": b"x", "model.model": b"y"}

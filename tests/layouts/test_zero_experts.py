@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import registry, zero
-from tests.support.deepspeed_in_memory import TAG, changed, held, without
+from ckptsync.layouts import zero
+from tests.support.deepspeed_in_memory import TAG, changed, held
 from tests.support.files_in_memory import MemoryFiles
-from tests.support.zero_writer import merged
+from tests.support.torch_bytes import saved
+from tests.support.zero_writer import Zero, merged, model, values
+from tests.support.zero_writer import files as checkpoint
 
 MODEL = f"{TAG}/mp_rank_00_model_states.pt"
 EXPERT = f"{TAG}/layer_1_expert_3_mp_rank_00_model_states.pt"
@@ -27,15 +29,6 @@ def test_every_expert_has_its_own_master() -> None:
         assert (keep[name].dtype, auto[name].dtype) == (torch.float32, torch.bfloat16)
         assert torch.equal(keep[name].bfloat16(), auto[name])
     assert len({tuple(keep[KEY.format(e)].tolist()) for e in range(4)}) == 4
-
-
-def test_the_files_of_all_experts_are_demanded_and_each_is_named_when_it_is_missing() -> None:
-    demanded = registry.demands(files()).model
-    assert demanded.keys() == files().sizes().keys() - {"latest"}
-    for name in demanded:
-        if "expert" in name:
-            with pytest.raises(Incomplete, match=name):
-                merged(without(files(), name), "auto")
 
 
 def test_experts_that_ranks_order_otherwise_than_they_say_are_corrupt() -> None:
@@ -77,13 +70,6 @@ def test_an_expert_with_fewer_weights_than_the_others_is_corrupt() -> None:
         merged(changed(files(), EXPERT, lambda e: e.pop(KEY.format(3))), "auto")
 
 
-def test_without_param_shapes_the_models_own_experts_are_read() -> None:
-    old = changed(files(), MODEL, lambda m: m.update(param_shapes=None, ds_config=None))
-    wanted, found = merged(files(), "auto"), merged(old, "auto")
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
 def test_experts_beside_a_model_that_tells_of_none_are_never_passed_over() -> None:
     plain = held("raw-ds-zero2-odd")
     for name in (
@@ -92,3 +78,11 @@ def test_experts_beside_a_model_that_tells_of_none_are_never_passed_over() -> No
     ):
         with pytest.raises(Corrupt, match="lists no experts"):
             zero.tensors(MemoryFiles({**plain.content, f"{TAG}/{name}": b""}), TAG)
+
+
+def test_experts_of_stage_three_are_refused() -> None:
+    of = Zero(3, 1, [{"w": values((2,), 0)}])
+    name = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"
+    content = {**checkpoint(of).content, name: saved(model(of, 0) | {"num_experts": [1]})}
+    with pytest.raises(Unsupported, match="experts of ZeRO-3"):
+        zero.tensors(MemoryFiles(content), TAG)

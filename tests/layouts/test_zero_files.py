@@ -19,6 +19,7 @@ from ckptsync.layouts.zero_files import (
     ZeroSetup,
     expert_counts,
     load,
+    trained_dtype,
 )
 from ckptsync.tensors import Files
 from tests.support.files_in_memory import (
@@ -34,7 +35,7 @@ from tests.support.vector import vector
 
 OPTIM_0 = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 MODEL_0 = "mp_rank_00_model_states.pt"
-STATE = {"zero_stage": 2, "partition_count": [3, 3]}
+STATE = {"zero_stage": 2, "partition_count": [2, 3]}  # experts are cut over fewer ranks
 
 
 def setup(files: Files, root: str) -> ZeroSetup:
@@ -75,6 +76,7 @@ def test_the_stage_may_be_a_number_an_enum_or_missing() -> None:
     assert setup(MemoryFiles({OPTIM_0: data}), "") == ZeroSetup(3, 5)
     assert setup(one(STATE), "") == ZeroSetup(2, 3)
     assert setup(one({"partition_count": [2]}), "") == ZeroSetup(1, 2)
+    assert setup(one(STATE, OPTIM_0.replace("mp_rank_00", "mp_rank_01")), "").mp == 2
 
 
 def test_a_stage_that_nobody_knows_is_unsupported_and_a_world_that_cannot_be_corrupt() -> None:
@@ -90,6 +92,8 @@ def test_the_model_file_alone_says_stage_and_world_too() -> None:
     told = {"dp_world_size": 4, "ds_config": {"zero_optimization": {"stage": 2}}}
     assert setup(MemoryFiles({f"a/{MODEL_0}": saved(told)}), "a") == ZeroSetup(2, 4)
     assert setup(MemoryFiles({MODEL_0: saved({"dp_world_size": 4})}), "") == ZeroSetup(0, 4)
+    without_zero = {"dp_world_size": 4, "optimizer": {"single_partition_of_fp32_groups": []}}
+    assert setup(MemoryFiles({MODEL_0: saved(without_zero)}), "") == ZeroSetup(1, 4)
     for bad in (
         {},
         {"dp_world_size": "4"},
@@ -97,6 +101,22 @@ def test_the_model_file_alone_says_stage_and_world_too() -> None:
     ):
         with pytest.raises(Corrupt, match=r"dp_world_size|ZeRO stage 3"):
             setup(MemoryFiles({MODEL_0: saved(bad)}), "")
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"bf16": {"enabled": True}}, "BF16"),
+        ({"bfloat16": {"enabled": True}}, "BF16"),
+        ({"bf16": {"enabled": False}, "fp16": {"enabled": True}}, "F16"),
+        ({"fp16": {"enabled": "auto"}}, "F32"),
+    ],
+)
+def test_the_configuration_says_in_which_dtype_a_model_is_trained(
+    config: dict[str, object], dtype: str
+) -> None:
+    model = load(MemoryFiles({"m": saved({"ds_config": config})}), "m")
+    assert trained_dtype(model) == dtype
 
 
 def test_a_node_whose_files_do_not_tell_is_incomplete() -> None:
@@ -111,14 +131,6 @@ def test_ranks_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(error, match=r"not known|a rank of 1048576"):
             ZeroFiles(MemoryFiles({f"t/{name}": b""}), "t").by_rank(OPTIM)
-
-
-def test_a_pickle_in_a_state_file_runs_nothing() -> None:
-    data = torch_zip_file(
-        {"data.pkl": torch_pickle({"x": Call(Global("os", "system"), "true")}), "version": b"3\n"}
-    )
-    with pytest.raises(Unsupported, match=r"os\.system"):
-        load(MemoryFiles({"a": data}), "a")
 
 
 class Mine:

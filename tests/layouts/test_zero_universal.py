@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.layouts import registry, zero, zero_universal
+from ckptsync.layouts import zero, zero_universal
 from tests.support.deepspeed_in_memory import changed, held, without
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.torch_bytes import saved
@@ -73,14 +73,6 @@ def test_a_directory_with_merged_masters_is_universal_and_not_zero() -> None:
     assert zero_universal.roots(
         ["zero/w/fp32.pt", "a/zero/w.b/fp32.pt", "zero/fp32.pt", "a/w/fp32.pt", "zero/w/step.pt"]
     ) == ("", "a")
-
-
-def test_every_parameters_file_is_demanded_and_each_is_named_when_it_is_missing() -> None:
-    demanded = registry.demands(real()).model
-    assert MODEL in demanded
-    for name in demanded:
-        with pytest.raises(Incomplete):
-            merged(without(real(), name), "auto")
 
 
 def test_a_master_of_another_shape_is_corrupt_and_so_is_none() -> None:

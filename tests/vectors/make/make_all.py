@@ -1,7 +1,7 @@
 """Make the vectors again, all or by name: make_all.py [--scratch DIR] [NAME ...].
 
 Runs in an environment that has the packages of README.md. Each vector is made in a scratch folder by one of the scripts
-beside this one, read back by the framework's own tools (check.py), and copied to ../NAME without what nobody needs.
+beside this one, and copied to ../NAME without what nobody needs.
 """
 
 import argparse
@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import check
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent
@@ -325,7 +323,7 @@ def describe(vector: Vector, scratch: Path) -> dict[str, Any]:
     if engine.exists():
         facts |= json.loads(engine.read_text())
         engine.unlink()
-    made = {
+    return {
         "name": vector.name,
         "exercises": vector.exercises,
         "framework": vector.framework,
@@ -340,7 +338,6 @@ def describe(vector: Vector, scratch: Path) -> dict[str, Any]:
         "versions": {package: importlib.metadata.version(package) for package in (*PACKAGES, *packages) if find_spec(package)},
         "command": " ".join((vector.script, *vector.arguments)),
     }
-    return made | {"checked": check.check(scratch, made)}
 
 
 def collect(vector: Vector, scratch: Path, target: Path, *, strip: str = "") -> None:
@@ -353,7 +350,7 @@ def collect(vector: Vector, scratch: Path, target: Path, *, strip: str = "") -> 
 
 
 def make(vector: Vector, scratch: Path) -> None:
-    """Run, check and collect one vector."""
+    """Run and collect one vector."""
     run(vector, scratch / vector.name)
     facts = describe(vector, scratch / vector.name)
     target = VECTORS / vector.name
@@ -365,9 +362,8 @@ def make(vector: Vector, scratch: Path) -> None:
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(scratch / vector.name / name, target / name)
     (target / "vector.json").write_text(json.dumps(facts, indent=1) + "\n")
-    checked = facts["checked"]
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    print(f"{vector.name}: {size // 1024} KiB, equal to {checked['tool']}: {checked['equal']}", flush=True)
+    print(f"{vector.name}: {size // 1024} KiB", flush=True)
 
 
 def make_bases(scratch: Path) -> None:
@@ -383,7 +379,6 @@ def make_demo(scratch: Path) -> None:
     """Make the shards of two nodes that `ckptsync demo` plays with, and the config that FSDP leaves out."""
     for vector in DEMOS:
         run(vector, scratch / vector.name)
-        print(vector.name, json.dumps(describe(vector, scratch / vector.name)["checked"]))
         shutil.rmtree(DEMO / vector.name, ignore_errors=True)
         collect(vector, scratch / vector.name, DEMO / vector.name, strip="out/")
     shutil.rmtree(DEMO / "base", ignore_errors=True)

@@ -1,8 +1,8 @@
-"""A file a rank: rank_files.py {fsdp2,fsdp1,full,verl,verl-fsdp1,mesh,parallel} --base DIR --reference DIR [--bf16].
+"""A file a rank: rank_files.py {fsdp2,fsdp1,full,verl,mesh,parallel} --base DIR --reference DIR [--bf16].
 
 fsdp2, fsdp1          accelerate's save_fsdp_model(use_dcp=False), and the optimizer's, into out/
 full                  accelerate's save_fsdp_model with FULL_STATE_DICT, into out/
-verl, verl-fsdp1      verl's own FSDPCheckpointManager, into out/actor
+verl                  verl's own FSDPCheckpointManager, into out/actor
 mesh                  torch.save as verl does it, of awkward tensors on meshes of one and two axes, into out/actor
 parallel              torch.save as verl does it, of an actor under FSDP2 over tensor parallelism, with eight ranks also replicated, into out/actor
 """
@@ -100,12 +100,9 @@ def managed(options: argparse.Namespace) -> Tensors:
     dist.init_process_group("gloo")
     model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.bfloat16 if options.bf16 else torch.float32)
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
-    if options.kind == "verl":
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    else:
-        model = FullyShardedDataParallel(model, device_mesh=mesh, use_orig_params=True, device_id=torch.device("cpu"))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     train(model, optimizer, RANK)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
@@ -113,8 +110,6 @@ def managed(options: argparse.Namespace) -> Tensors:
     tokenizer = AutoTokenizer.from_pretrained(options.base)
     manager = FSDPCheckpointManager(model, optimizer, scheduler, processing_class=tokenizer, checkpoint_config=config)
     manager.save_checkpoint(str(OUT / "actor"), global_step=2)
-    if options.kind == "verl-fsdp1":
-        return full_of_fsdp1(model)
     return full_state(model)
 
 
@@ -180,7 +175,7 @@ def parallel(options: argparse.Namespace) -> Tensors:
 
 WRITERS = {
     **dict.fromkeys(("fsdp2", "fsdp1", "full"), accelerated),
-    **dict.fromkeys(("verl", "verl-fsdp1"), managed),
+    "verl": managed,
     "mesh": meshed,
     "parallel": parallel,
 }

@@ -1,4 +1,4 @@
-"""torchtitan's own CheckpointManager on a tiny model: titan.py [--tensor-parallel] [--last] --reference DIR.
+"""torchtitan's own CheckpointManager on a tiny model: titan.py [--last] --reference DIR.
 
 The manager writes checkpoint/step-2, the model's tensors at the top of the state dict beside optimizer, dataloader, lr_scheduler
 and train_state; with --last it is the last step, which holds the model only.
@@ -12,7 +12,6 @@ from common import RANK, WORLD, finish, gathered, parser, save_reference
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torchtitan.components.checkpointer.dcp import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
@@ -77,21 +76,12 @@ class Train:
 def main() -> None:
     """Train two steps, let the manager save, gather."""
     words = parser(__doc__)
-    words.add_argument("--tensor-parallel", action="store_true")
     words.add_argument("--last", action="store_true")
     options = words.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Tiny()
-    if options.tensor_parallel:
-        mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
-        for layer in model.layers.values():
-            parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        shards = mesh["dp"]
-        lot = mesh["dp"].get_local_rank()
-    else:
-        shards = init_device_mesh("cpu", (WORLD,))
-        lot = RANK
+    shards = init_device_mesh("cpu", (WORLD,))
     for layer in model.layers.values():
         fully_shard(layer, mesh=shards)
     fully_shard(model, mesh=shards)
@@ -102,7 +92,7 @@ def main() -> None:
     optimizers = OptimizersContainer(config, model_parts=[model])
     schedulers = LRSchedulersContainer.Config(warmup_steps=1).build(optimizers=optimizers, training_steps=4)
     for step in range(2):
-        model(torch.arange(8).reshape(2, 4) + step + 2 * lot).pow(2).mean().backward()
+        model(torch.arange(8).reshape(2, 4) + step + 2 * RANK).pow(2).mean().backward()
         optimizers.step()
         schedulers.step()
         optimizers.zero_grad()
