@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.merger import adapter_sums, read_units
 from ckptsync.merger.adapter_changes import plan_changes
 from ckptsync.merger.change_types import Changes, LowRank
 from ckptsync.tensors import Tensor
-from tests.support.whole_numbers import SUMS, apply, changed, digest, tensor, tensors, value
+from tests.support.whole_numbers import SUMS, digest, sum_into_base, tensor, tensors, value
 
 P = "base_model.model."
 LAYER = "model.layers.0."
@@ -62,12 +63,12 @@ def plan(
 
 
 @pytest.mark.parametrize("name", sorted(SUMS))
-def test_a_sum_is_pefts_own(name: str) -> None:
+def test_a_sum_is_pefts_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = SUMS[name]
-    base = tensors(of["base"])
-    result = plan_changes(base, of["config"], tensors(of["adapter"]), of["adapter_config"])
-    ours = apply(result, base)
-    before = {one.name: value(one.name, one.shape) for one in base}
+    monkeypatch.setattr(read_units, "WINDOW", 200)
+    monkeypatch.setattr(adapter_sums, "BLOCK", 30)
+    ours = sum_into_base(of["base"], of["config"], of["adapter"], of["adapter_config"])
+    before = {n: value(n, tuple(shape)) for n, shape in of["base"].items()}
     differ = {
         n: digest(v)
         for n, v in ours.items()
@@ -75,7 +76,6 @@ def test_a_sum_is_pefts_own(name: str) -> None:
     }
     assert differ == of["changed"]
     assert sorted(before.keys() - ours.keys()) == of["lost"]
-    assert {n: v.shape for n, v in ours.items() if n in result.shapes} == result.shapes
 
 
 def test_what_is_written_in_config_json() -> None:
@@ -153,31 +153,30 @@ def factors_fused(rank: int = 2) -> dict[str, tuple[int, int]]:
     }
 
 
-def delta(result: Changes, shapes: Mapping[str, Iterable[int]]) -> dict[str, Any]:
+def delta(
+    base: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, ...]], **own: Any
+) -> dict[str, Any]:
     """Return what is added to each tensor; experts one by one, as files have them."""
-    own = {
-        n: changed(np.zeros(tuple(shapes[n]), "f4"), result.of[n]) for n in shapes if n in result.of
-    }
-    for name in [n for n in own if n.endswith("experts.gate_up_proj")]:
-        for e, matrix in enumerate(own.pop(name)):
+    sums = sum_into_base(base, QWEN, adapter, {**LORA, **own})
+    added = {n: summed - value(n, summed.shape) for n, summed in sums.items()}
+    for name in [n for n in added if n.endswith("experts.gate_up_proj")]:
+        for e, matrix in enumerate(added.pop(name)):
             stem = f"{name.removesuffix('gate_up_proj')}{e}."
-            own[f"{stem}gate_proj.weight"], own[f"{stem}up_proj.weight"] = np.split(matrix, 2)
-    for name in [n for n in own if n.endswith("experts.down_proj")]:
-        for e, matrix in enumerate(own.pop(name)):
-            own[f"{name.removesuffix('down_proj')}{e}.down_proj.weight"] = matrix
-    return own
+            added[f"{stem}gate_proj.weight"], added[f"{stem}up_proj.weight"] = np.split(matrix, 2)
+    for name in [n for n in added if n.endswith("experts.down_proj")]:
+        for e, matrix in enumerate(added.pop(name)):
+            added[f"{name.removesuffix('down_proj')}{e}.down_proj.weight"] = matrix
+    return {n: matrix for n, matrix in added.items() if matrix.any()}
 
 
 @pytest.mark.parametrize("factors", [factors_apart(), factors_fused()], ids=["apart", "fused"])
 def test_experts_get_the_same_whether_they_are_one_tensor_or_many(
     factors: dict[str, tuple[int, int]],
 ) -> None:
-    one = delta(plan(APART, factors, QWEN), APART)
-    other = delta(plan(FUSED, factors, QWEN), FUSED)
-    assert one.keys() == other.keys() == APART.keys()
+    apart, fused = delta(APART, factors), delta(FUSED, factors)
+    assert apart.keys() == fused.keys() == APART.keys()
     for name in APART:
-        np.testing.assert_array_equal(one[name], other[name])
-        assert one[name].any()
+        np.testing.assert_array_equal(apart[name], fused[name])
 
 
 @pytest.mark.parametrize("version", ["0.18.1", "0.17.0", None])
@@ -188,7 +187,7 @@ def test_before_0_19_peft_took_all_experts_as_in_by_out(version: str | None) -> 
         f"{OF_EXPERTS}lora_A.weight": (4, 4),
         f"{OF_EXPERTS}lora_B.weight": (3, 4),
     }
-    result = delta(plan(APART, old, QWEN, peft_version=version), APART)
+    result = delta(APART, old, peft_version=version)
     a, b = (value(n, s) for n, s in list(old.items())[:2])
     for e in range(2):
         product = 2 * (b[:, e::2] @ a[2 * e : 2 * e + 2]).T
@@ -218,7 +217,7 @@ def test_of_square_experts_only_peft_and_class_tell_how(
 
 def test_a_parameter_that_nothing_names_is_known_by_its_shape_or_refused() -> None:
     down = {n: s for n, s in factors_fused().items() if "base_layer" not in n}
-    assert delta(plan(APART, down, QWEN), APART).keys() == {n for n in APART if "down" in n}
+    assert delta(APART, down).keys() == {n for n in APART if "down" in n}
     like = {f"{LAYER}mlp.experts.gate_proj": (2, 3, 4), f"{LAYER}mlp.experts.up_proj": (2, 3, 4)}
     factors = {f"{OF_EXPERTS}lora_A.weight": (4, 4), f"{OF_EXPERTS}lora_B.weight": (3, 4)}
     with pytest.raises(Unsupported, match="may be of gate_proj or of up_proj"):
