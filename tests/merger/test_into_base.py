@@ -44,6 +44,7 @@ from tests.support.filled_stores import contents as content
 from tests.support.remote_stores import OUT, far, reaching
 
 Q_PROJ, DOWN_PROJ = Q.removesuffix(".weight"), DOWN.removesuffix(".weight")
+EMBEDDING = f"{LIVE}model.embed_tokens.lora_embedding"
 
 
 def merge_into_base(
@@ -62,20 +63,21 @@ def merge_into_base(
     return merge(open_into_base(request, access), access, work=MergeResources(jobs))
 
 
-def every_change() -> dict[str, Array]:
-    """An adapter of linear modules, of an embedding, with a norm saved whole, and DoRA."""
-    embedding = {
-        f"{LIVE}model.embed_tokens.lora_embedding_A": whole_numbers(21, (4, 50), 2),
-        f"{LIVE}model.embed_tokens.lora_embedding_B": whole_numbers(22, (24, 4), 2),
-    }
-    magnitude = {f"{LIVE}{DOWN_PROJ}.lora_magnitude_vector": np.full(24, 30, "<f4")}
+def every_change(seed: int) -> dict[str, Array]:
+    """An adapter of linear modules and of an embedding, with a norm saved whole."""
     return {
-        **pair(Q_PROJ, 11),
-        **pair(DOWN_PROJ, 13),
-        **embedding,
-        **magnitude,
-        f"{LIVE}{NORM}": whole_numbers(31, (24,)),
+        **pair(Q_PROJ, seed + 1),
+        **pair(DOWN_PROJ, seed + 3),
+        f"{EMBEDDING}_A": whole_numbers(seed + 5, (4, 50), 2),
+        f"{EMBEDDING}_B": whole_numbers(seed + 6, (24, 4), 2),
+        f"{LIVE}{NORM}": whole_numbers(seed + 7, (24,)),
     }
+
+
+def added(own: dict[str, Array]) -> dict[str, Array]:
+    """Return the products of an adapter, by the name of the base's tensor."""
+    embedding = 3 * (own[f"{EMBEDDING}_B"] @ own[f"{EMBEDDING}_A"]).T
+    return {Q: delta(own, Q_PROJ), DOWN: delta(own, DOWN_PROJ), EMBED: embedding}
 
 
 @pytest.mark.parametrize(
@@ -88,21 +90,12 @@ def test_each_way_to_cut_it_gives_the_values_that_numpy_gives(
     monkeypatch.setattr(read_units, "WINDOW", window)
     monkeypatch.setattr(adapter_sums, "BLOCK", max(7, window // 16))
     monkeypatch.setattr(adapter_sums, "_WHOLE", whole)
-    base, own = write_base(tmp_path / "base"), every_change()
-    plain = {name: t for name, t in own.items() if "magnitude" not in name}
-    adapter = write_adapter(tmp_path / "plain", plain, modules_to_save=["norm"])
+    base, own = write_base(tmp_path / "base"), every_change(10)
+    adapter = write_adapter(tmp_path / "adapter", own, modules_to_save=["norm"])
     merged = merge_into_base([adapter], tmp_path / "base", tmp_path / "out", jobs=jobs)
     found = read_model(tmp_path / "out")
-    product = (
-        own[f"{LIVE}model.embed_tokens.lora_embedding_B"]
-        @ own[f"{LIVE}model.embed_tokens.lora_embedding_A"]
-    )
-    wanted = base | {
-        Q: base[Q] + delta(own, Q_PROJ),
-        DOWN: base[DOWN] + delta(own, DOWN_PROJ),
-        EMBED: base[EMBED] + 3 * product.T,
-        NORM: own[f"{LIVE}{NORM}"],
-    }
+    wanted = base | {n: base[n] + more for n, more in added(own).items()}
+    wanted[NORM] = own[f"{LIVE}{NORM}"]
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         assert np.array_equal(found[name], values), name
@@ -118,29 +111,24 @@ def test_dora_takes_the_norms_of_whole_rows_and_of_an_embedding_those_over_the_v
 ) -> None:
     monkeypatch.setattr(read_units, "WINDOW", window)
     monkeypatch.setattr(adapter_sums, "BLOCK", max(7, window // 16))
-    base, own = write_base(tmp_path / "base"), every_change()
-    own |= {
-        f"{LIVE}{Q_PROJ}.lora_magnitude_vector": whole_numbers(41, (24,)) + 30,
-        f"{LIVE}model.embed_tokens.lora_magnitude_vector": whole_numbers(42, (24,)) + 40,
-    }
-    adapter = write_adapter(tmp_path / "adapter", own, use_dora=True, modules_to_save=["norm"])
-    merge_into_base([adapter, adapter], tmp_path / "base", tmp_path / "out", jobs=2)
+    base = wanted = write_base(tmp_path / "base")
+    adapters = []
+    for seed in (10, 50):
+        own, axes = every_change(seed), {Q: 1, DOWN: 1, EMBED: 0}
+        vectors = {n: f"{LIVE}{n.removesuffix('.weight')}.lora_magnitude_vector" for n in axes}
+        own |= {vectors[n]: whole_numbers(seed + at, (24,)) + 30 for at, n in enumerate(axes)}
+        config = {"use_dora": True, "modules_to_save": ["norm"]}
+        adapters.append(write_adapter(tmp_path / str(seed), own, **config))
+        for name, change in added(own).items():
+            # the norm is the unmerged base's, also for the second adapter
+            norm = np.linalg.norm(base[name] + change, axis=axes[name], keepdims=True)
+            scale = np.expand_dims(own[vectors[name]], axes[name]) / norm
+            wanted = wanted | {name: scale * (wanted[name] + change)}
+    merged = merge_into_base(adapters, tmp_path / "base", tmp_path / "out", jobs=2)
     found = read_model(tmp_path / "out")
-    embedding = (
-        own[f"{LIVE}model.embed_tokens.lora_embedding_B"]
-        @ own[f"{LIVE}model.embed_tokens.lora_embedding_A"]
-    ).T
-    for name, change, axis in (
-        (Q, delta(own, Q_PROJ), 1),
-        (DOWN, delta(own, DOWN_PROJ), 1),
-        (EMBED, 3 * embedding, 0),
-    ):
-        module = name.removesuffix(".weight")
-        magnitude = np.expand_dims(own[f"{LIVE}{module}.lora_magnitude_vector"], axis)
-        # the norm is the unmerged base's, also for the second adapter
-        scale = magnitude / np.linalg.norm(base[name] + change, axis=axis, keepdims=True)
-        wanted = scale * (scale * (base[name] + change) + change)
-        assert np.allclose(found[name], wanted, rtol=1e-5, atol=1e-5), name
+    for name in axes:
+        assert np.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-5), name
+    assert merged.changes[EMBED].magnitudes == 2 * 24
 
 
 def test_several_adapters_are_summed_in_order_and_rounded_after_each(tmp_path: Path) -> None:
