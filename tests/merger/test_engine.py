@@ -41,28 +41,6 @@ def test_weights_come_first_the_configuration_late_and_the_index_last() -> None:
     assert merged.source == "whole:."
 
 
-def test_configuration_is_taken_from_the_checkpoint_first_and_then_from_the_places_in_order() -> (
-    None
-):
-    alone = MemoryFiles({"model.safetensors": MODEL, "tokenizer.json": b"own"})
-    one, two = (
-        MemoryFiles({"config.json": b'"one"', "tokenizer.json": b"one"}),
-        MemoryFiles({"config.json": b'"two"', "merges.txt": b"two"}),
-    )
-    written, merged = run(alone, config=(one, two))
-    assert {n: d for n, d in written.items() if n != "model.safetensors"} == {
-        "config.json": b'"one"',
-        "tokenizer.json": b"own",
-        "merges.txt": b"two",
-    }
-    assert merged.notes == ()
-
-
-def test_the_configuration_names_the_element_type_that_was_written() -> None:
-    written, _ = run(MemoryFiles(FILES), MergeOptions("bf16"))
-    assert json.loads(written["config.json"]) == {"dtype": "bfloat16"}
-
-
 @given(st.data())
 @settings(max_examples=20, deadline=None)
 def test_the_same_input_gives_the_same_bytes_whatever_else_lies_there(data: st.DataObject) -> None:
