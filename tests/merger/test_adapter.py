@@ -209,6 +209,8 @@ def test_of_several_adapters_one_must_be_chosen() -> None:
     with pytest.raises(Unsupported, match="2 adapters in one checkpoint: default, other"):
         select(given, "", None)
     assert names(given, "adapter=other") == [f"{P}model.q.lora_A.weight"]
+    nameless = tensors("model.q.lora_magnitude_vector")  # of whichever adapter
+    assert len(names([*given, *nameless], "adapter=other")) == 2
     with pytest.raises(Unsupported, match="no adapter of that name"):
         select(given, "adapter=third", None)
 
@@ -329,16 +331,25 @@ def test_a_source_may_name_one_half(wanted: str | None, found: tuple[str | None,
 
 
 def test_a_configuration_of_another_rank_is_another_adapters() -> None:
-    found = select(tensors(*LORA, shape=(4, 4)), "", None)
-    check_rank(found, {"peft_type": "LORA", "r": 4})
-    for config in (
-        {"r": 8},
-        {"peft_type": "LORA", "r": 8, "rank_pattern": {"q": 4}},
-        {"peft_type": "LORA", "r": "8"},
-    ):
-        check_rank(found, config)
-    with pytest.raises(Corrupt, match="rank 8, and"):
-        check_rank(found, {"peft_type": "LORA", "r": 8})
+    factors = [("q.lora_A.weight", (4, 7)), ("q.lora_B.weight", (7, 4))]
+    factors += [("e.lora_embedding_A", (4, 7)), ("e.lora_embedding_B", (7, 4))]
+    for name, shape in factors:
+        found = select(tensors(name, shape=shape), "", None)
+        check_rank(found, {"peft_type": "LORA", "r": 4})
+        for config in (
+            {"r": 8},
+            {"peft_type": "LORA", "r": 8, "rank_pattern": {"q": 4}},
+            {"peft_type": "LORA", "r": 8, "target_parameters": ["experts.x"]},
+            {"peft_type": "LORA", "r": "8"},
+        ):
+            check_rank(found, config)
+        with pytest.raises(Corrupt, match="rank 8, and"):
+            check_rank(found, {"peft_type": "LORA", "r": 8})
+
+
+def test_of_peft_models_inside_one_another_none_is_written() -> None:
+    with pytest.raises(Unsupported, match="a PEFT model inside of another"):
+        select(tensors(f"m.{P}{LORA[0]}"), "", None)
 
 
 def test_the_tokens_of_a_tied_head_are_saved_once() -> None:
