@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 import zlib
@@ -24,7 +23,7 @@ from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.stores.contract import Chunk
 from ckptsync.tensors import Extent
 from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
-from tests.support.merge_in_memory import FILES, MODEL, Written, consolidate, run
+from tests.support.merge_in_memory import FILES, Written, consolidate, run
 from tests.support.vector import vector
 
 
@@ -57,18 +56,13 @@ def test_the_same_input_gives_the_same_bytes_whatever_else_lies_there(data: st.D
 
 
 def test_progress_ends_at_the_whole() -> None:
-    seen: list[tuple[int, int]] = []
-    files = MemoryFiles(FILES)
+    counts: list[tuple[int, int]] = []
+    files, written = MemoryFiles(FILES), Destination(Written().write)
     job = prepare(files, MergeOptions())
-    consolidate(
-        files,
-        Written().write,
-        MergeOptions(),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == sorted(seen)
-    assert {total for _, total in seen} == {job.size}
-    assert seen[-1][0] == 16
+    write_model(job, files, written, lambda *count: counts.append(count))
+    assert counts == sorted(counts)
+    assert {total for _, total in counts} == {job.size}
+    assert counts[-1][0] == 16
 
 
 def slowly(chunks: Iterator[Chunk]) -> Iterator[Chunk]:

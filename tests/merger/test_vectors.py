@@ -5,14 +5,12 @@ gathered itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 from safetensors import safe_open
 
-from ckptsync.merger.engine import MergeResult
 from ckptsync.merger.plan import DType, MergeOptions
 from tests.support.merge_on_disk import merge_local
 from tests.support.vector import ROOT, Bits, Vector, bits, vector, vectors
@@ -39,16 +37,6 @@ def reference(of: Vector, dtype: DType) -> Bits:
     if told(of).get("adapter"):  # peft writes its names without the adapter's
         found = {name.replace(".default.", "."): value for name, value in found.items()}
     return found
-
-
-def merged(
-    sources: Sequence[Path],
-    out: Path,
-    dtype: DType,
-    source: str | None = None,
-    config: Path | None = None,
-) -> MergeResult:
-    return merge_local(sources, out, MergeOptions(dtype, source=source), config)
 
 
 def written(out: Path) -> Bits:
@@ -112,32 +100,9 @@ def test_the_base_model_in_the_shards_of_a_peft_model_is_the_one_that_was_adapte
     ids=lambda v: v.name,
 )
 def test_the_inner_directory_of_shards_will_do(of: Vector, tmp_path: Path) -> None:
-    found = merged(inner(of), tmp_path / "out", "keep")
+    found = merge_local(inner(of), tmp_path / "out", MergeOptions("keep"))
     assert found.source in ("dcp:.", "zero:.")
     assert written(tmp_path / "out") == reference(of, "keep")
-
-
-@pytest.mark.parametrize(
-    "of", [v for v in ALL if told(v).get("alternatives")], ids=lambda v: v.name
-)
-def test_other_directories_of_the_same_content_give_the_same_model(
-    of: Vector, tmp_path: Path
-) -> None:
-    others = told(of)["alternatives"]
-    assert isinstance(others, list)
-    for number, sources in enumerate(others):
-        merged([ROOT / of.name / s for s in sources], tmp_path / str(number), "keep")
-        assert written(tmp_path / str(number)) == reference(of, "keep")
-
-
-@pytest.mark.parametrize("name", ["hf-zero1", "hf-zero2", "hf-zero3-lora"])
-def test_shards_are_read_where_whole_weights_stand_beside_them_if_they_are_asked_for(
-    name: str, tmp_path: Path
-) -> None:
-    of = vector(name)
-    assert not merged(of.sources, tmp_path / "whole", "keep").source.startswith("zero")
-    assert merged(of.sources, tmp_path / "shards", "keep", "zero").source == "zero:global_step4"
-    assert written(tmp_path / "shards") == reference(of, "keep")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,14 +111,7 @@ def test_tied_weights_are_written_once_where_the_configuration_ties_them(
     name: str, dtype: DType, tmp_path: Path
 ) -> None:
     of = vector(name)
-    found = merged(of.sources, tmp_path / "out", dtype, config=ROOT / "base-tied")
+    found = merge_local(of.sources, tmp_path / "out", MergeOptions(dtype), ROOT / "base-tied")
     wanted = bits(of.keep if dtype == "keep" else of.auto)
     assert written(tmp_path / "out") == {n: v for n, v in wanted.items() if n != HEAD}
     assert f"{HEAD} is tied to {EMBEDDING}: one copy is kept" in found.notes
-
-
-def test_weights_that_differ_are_both_kept_whatever_the_configuration_says(tmp_path: Path) -> None:
-    of = vector("hf-fsdp1")
-    found = merged(of.sources, tmp_path / "out", "keep", config=ROOT / "base-tied")
-    assert written(tmp_path / "out") == reference(of, "keep")
-    assert "differ: both are kept" in found.notes[0]

@@ -67,9 +67,7 @@ def sum_into_base(
     factors = plan(tensors(adapter), options, "adapter_model")
     adapters = [("adapter", _job(factors, "adapter_config.json", adapter_config))]
     joined, written = join_files(files[0], files[1:]), Written()
-    write_model(
-        plan_sums(base_job, adapters, joined, options), joined, Destination(written.write)
-    )
+    write_model(plan_sums(base_job, adapters, joined, options), joined, Destination(written.write))
     return load(written["model.safetensors"])
 
 
