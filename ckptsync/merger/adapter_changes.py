@@ -178,24 +178,20 @@ class _Plan:
 
         Raises Unsupported or Corrupt where a replacement does not fit.
         """
-        trains_biases = self._own_config.get("bias", "none") != "none"
         new_tensors: dict[str, Tensor] = {}
         candidates = [(n, t, True) for n, t in self._parts.base.items()]
         candidates += [(n, t, False) for n, t in self._parts.plain.items()]
         for name, tensor, is_inner in candidates:
-            # peft saves a base layer's bias since it was trained, the weight since the vocabulary
-            # may have been resized
-            is_base = is_inner and not (trains_biases and name.endswith(".bias"))
             module = name.rpartition(".")[0]
             if self._tie and (side := self._tie.side(self._base, name)):
-                change = Replacement(module, tensor, is_base)
-                (side.base if is_base else side.own).append(change)
+                # peft saves a base layer's weight since the vocabulary may have been resized
+                (side.base if is_inner else side.own).append(Replacement(module, tensor))
                 continue
             slots = self._base.find(name)
             if not slots:
                 new_tensors[name] = tensor
             for slot in slots:
-                self._replace(module, slot, tensor, is_base=is_base)
+                self._replace(module, slot, tensor)
         if self._tie:
             sides = (
                 (self._tie.embedding_side, self._tie.tensor),
@@ -210,7 +206,7 @@ class _Plan:
                         self._check_shape(tied_tensor, item.tensor)
         return new_tensors
 
-    def _replace(self, module: str, slot: Slot, tensor: Tensor, *, is_base: bool) -> None:
+    def _replace(self, module: str, slot: Slot, tensor: Tensor) -> None:
         """Record that ``tensor`` replaces the base's tensor in ``slot``.
 
         Raises Unsupported if the base has it only as a part of a tensor, Corrupt for another shape.
@@ -223,7 +219,7 @@ class _Plan:
         if not slot.file.is_whole:
             tensor = _rows_of_slot(tensor, slot)
         self._check_shape(slot.tensor, tensor)
-        self._changes.setdefault(slot.tensor.name, []).append(Replacement(module, tensor, is_base))
+        self._changes.setdefault(slot.tensor.name, []).append(Replacement(module, tensor))
 
     def _check_shape(self, own: Tensor, tensor: Tensor) -> None:
         """Record a resized vocabulary; raise Corrupt for any other difference of shapes."""

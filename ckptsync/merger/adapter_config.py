@@ -205,9 +205,7 @@ class Scales:
         Records a warning if the values differ.
         """
         matches = [(text, value) for text, pattern, value in patterns if pattern.match(module)]
-        values = [value for _, value in matches] or [
-            next((value for text, _, value in patterns if text == module), default)
-        ]
+        values = [value for _, value in matches] or [default]
         if len(set(values)) > 1:
             self.warnings.append(
                 f"{key}: {len(matches)} patterns match {module}, with the values"

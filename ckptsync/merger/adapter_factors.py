@@ -113,7 +113,10 @@ def plan_products(
         assigned = _assign_parameters(inner, [factors[m] for m in levels], base, targets)
         for module, (name, matrix) in zip(levels, assigned, strict=True):
             if pairs[module].magnitude or pairs[module].bias:
-                raise Corrupt(f"{module}: DoRA or a bias over experts, which peft does not have")
+                raise Corrupt(
+                    f"{module}: DoRA or a bias over experts, which peft does not have",
+                    hint="the adapter is damaged: save it again",
+                )
             result[module] = _expert_sums(
                 f"{inner}.{name}", factors[module], matrix, scales, is_transposed=is_transposed
             )
@@ -329,7 +332,10 @@ def _low_ranks(
         expert = box.expert or 0
         a_columns, b_rows = range(prod(a.shape[1:])), range(b.shape[0])
         if pair.magnitude and size != matrix.rows:
-            raise Unsupported(f"{module}: DoRA of a layer that the base has in several tensors")
+            raise Unsupported(
+                f"{module}: DoRA of a layer that the base has in several tensors",
+                hint="merge it with peft",
+            )
         sum_ = LowRank(
             module,
             Factor(

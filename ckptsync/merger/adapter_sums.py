@@ -113,17 +113,16 @@ class ChangeTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """A matrix within a flattened tensor: its first element, its rows, their distance and width."""
+    """A matrix within a flattened tensor: its first element, its rows, and their width."""
 
     start: int
     rows: int
-    stride: int
     width: int
 
     def within(self, low: int, high: int) -> tuple[int, int]:
         """Return the rows that have elements from ``low`` to ``high``: the first, and the end."""
-        first = (low - self.start - self.width) // self.stride + 1
-        last = -((self.start - high) // self.stride)
+        first = (low - self.start) // self.width
+        last = -((self.start - high) // self.width)
         return max(0, first), max(0, min(self.rows, last))
 
 
@@ -266,19 +265,16 @@ class AdapterSums:
         low, high = region.within(stretch.first, stretch.first + len(stretch.sums))
         if low >= high:
             return ChangeTotals()
-        start, size = region.start + low * region.stride, (high - low) * region.width
-        is_flat = region.stride == region.width
-        is_whole = is_flat and stretch.part(start, size) == (start, start + size)
-        if change.magnitude is None and is_flat:
+        start, size = region.start + low * region.width, (high - low) * region.width
+        is_whole = stretch.part(start, size) == (start, start + size)
+        if change.magnitude is None:
             begin, end = stretch.part(start, size)
             delta = self._delta(change, low, high).reshape(-1)[begin - start : end - start]
             return _add_in_place(
                 stretch.sums[begin - stretch.first : end - stretch.first], delta, change.module
             )
         scales, totals = None, ChangeTotals()
-        if change.magnitude is not None and (
-            change.is_per_column or not is_whole or not stretch.is_unmerged
-        ):
+        if change.is_per_column or not is_whole or not stretch.is_unmerged:
             norms = (
                 self._column_norms(change, stretch)
                 if change.is_per_column
@@ -290,26 +286,20 @@ class AdapterSums:
             base_values = stretch.sums[
                 start - stretch.first : start - stretch.first + size
             ].reshape(delta.shape)
-            if change.magnitude is not None and scales is None:
+            if scales is None:
                 norms = np.sqrt(_row_squares(np.stack([base_values + delta, base_values])))
                 scales, totals = self._scales(change, norms, low)
             return totals + _scale_in_place(base_values, delta, scales, change.module)
+        assert scales is not None  # the stretch does not have whole rows
         for row in range(low, high):
-            start = region.start + row * region.stride
+            start = region.start + row * region.width
             begin, end = stretch.part(start, region.width)
             if begin >= end:
                 continue
-            base_values, flat = (
-                stretch.sums[begin - stretch.first : end - stretch.first],
-                delta[row - low],
-            )
-            scale = scales
-            if scales is not None:
-                part = slice(begin - start, end - start)
-                scale = scales[0, part] if change.is_per_column else scales[row - low]
-            totals += _scale_in_place(
-                base_values, flat[begin - start : end - start], scale, change.module
-            )
+            base_values = stretch.sums[begin - stretch.first : end - stretch.first]
+            part = slice(begin - start, end - start)
+            scale = scales[0, part] if change.is_per_column else scales[row - low]
+            totals += _scale_in_place(base_values, delta[row - low][part], scale, change.module)
         return totals
 
     def _scales(self, change: LowRank, norms: Array, low: int) -> tuple[Array, ChangeTotals]:
@@ -389,13 +379,9 @@ class AdapterSums:
         rows_at_once = max(1, BLOCK // region.width)
         for low in range(rows[0], rows[1], rows_at_once):
             high = min(rows[1], low + rows_at_once)
-            start, count = region.start + low * region.stride, high - low
-            end = start + (count - 1) * region.stride + region.width
+            start, end = (region.start + row * region.width for row in (low, high))
             values = _read_range(self._files, stretch.base, start, end)
-            if region.stride != region.width:
-                index = np.arange(count)[:, None] * region.stride + np.arange(region.width)
-                values = values[index]
-            rows_of_base = values.reshape(count, region.width)
+            rows_of_base = values.reshape(high - low, region.width)
             yield np.stack([rows_of_base + self._delta(change, low, high), rows_of_base])
 
     def _factor(
@@ -538,10 +524,9 @@ def region_of(change: LowRank, shape: Shape) -> _Region:
     steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     sizes, start = change.sizes, sum(o * s for o, s in zip(change.offsets, steps, strict=True))
     for axis in range(len(shape)):
-        if (prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :])) != (1, rows, columns):
-            continue
-        if sizes[axis + 2 :] == shape[axis + 2 :]:
-            return _Region(start, rows, steps[axis], columns)
+        box = prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :])
+        if box == (1, rows, columns) and sizes[axis + 1 :] == shape[axis + 1 :]:
+            return _Region(start, rows, columns)
     raise Corrupt(f"{change.module}: a change of {sizes} by factors of {rows} and {columns}")
 
 
@@ -551,7 +536,7 @@ def _row_length(shape: Shape, tensor_sum: TensorSum) -> int:
     Without a product, a row of the tensor itself. A tensor's blocks are cut at multiples of it.
     """
     strides = (
-        region_of(change, shape).stride
+        region_of(change, shape).width
         for step in tensor_sum.steps
         for change in step
         if isinstance(change, LowRank)
@@ -578,10 +563,8 @@ def _row_squares(values: Array) -> Array:
     return squares
 
 
-def _scale_in_place(sums: Array, delta: Array, scales: Array | None, module: str) -> ChangeTotals:
+def _scale_in_place(sums: Array, delta: Array, scales: Array, module: str) -> ChangeTotals:
     """Add ``delta`` and multiply by ``scales`` in place, and return what that changes."""
-    if scales is None:
-        return _add_in_place(sums, delta, module)
     new_values = (sums + delta) * scales
     change_values = (new_values - sums).reshape(-1)
     base, change_squares = (

@@ -58,13 +58,11 @@ class LowRank:
 class Replacement:
     """The adapter's tensor instead of the base's, rounded to the written type.
 
-    It may have more or fewer rows (a resized vocabulary).  ``is_base``: it is the base's tensor as
-    the training had it, which is equal to the base's unless the vocabulary was resized.
+    It may have more or fewer rows (a resized vocabulary).
     """
 
     module: str
     tensor: Tensor
-    is_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -676,8 +676,9 @@ def _compare_with_base(
     tied = {t.name for t in stored} - names
     base_names = base.beside({t.name: t for t in compared}).keys()
     if config and tensor_names.is_tied(config):
-        pairs = tensor_names.tied_pairs({*base_names, *names})
+        pairs = [*tensor_names.tied_pairs({*base_names, *names})]
         tied |= {second for second, first in pairs if first in base_names or first in names}
+        tied |= {first for second, first in pairs if second in base_names} - base_names
     return base.compare(tensors, tied)
 
 

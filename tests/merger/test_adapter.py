@@ -18,6 +18,8 @@ BASE = (
     "model.norm.weight",
     "model.norm.bias",
 )
+SAVED = [f"{P}model.q.lora_A.weight", f"{P}model.q.lora_B.weight"]
+OWN = ["model.q.weight", "model.q.bias", "model.norm.weight", "model.norm.bias"]
 
 
 def tensors(*names: str, shape: Shape = (2, 3), prefix: str = P) -> list[Tensor]:
@@ -40,28 +42,22 @@ def names(
         ("m.q.lora_magnitude_vector.default", "m.q.lora_magnitude_vector"),
         ("m.q.lora_magnitude_vector", "m.q.lora_magnitude_vector"),
         ("m.q.lora_A.weight", "m.q.lora_A.weight"),
+        ("default.q.lora_A.default.weight", "default.q.lora_A.weight"),
         ("lm_head.modules_to_save.default.weight", "lm_head.weight"),
         ("score.modules_to_save.default.out.0.bias", "score.out.0.bias"),
         (
             "m.embed.token_adapter.trainable_tokens_delta.default",
             "m.embed.token_adapter.trainable_tokens_delta",
         ),
-        ("m.q.ia3_l.default", "m.q.ia3_l"),
-        ("m.q.hada_w1_a.default", "m.q.hada_w1_a"),
         ("m.norm.ln_tuning_layers.default.weight", "m.norm.ln_tuning_layers.weight"),
-        ("m.q.beft_bias.default", "m.q.beft_bias"),
-        ("m.q.deft_P.default", "m.q.deft_P"),
         ("m.q.glora_A.default.Xd", "m.q.glora_A.Xd"),
         ("m.q.glora_C.zeros", "m.q.glora_C.zeros"),
-        ("m.q.gralora_A.default", "m.q.gralora_A"),
         ("m.q.gralora_A_general.default.weight", "m.q.gralora_A_general.weight"),
-        ("m.q.hira_embedding_A.default", "m.q.hira_embedding_A"),
         ("m.q.osf_svd_params.default.S_low", "m.q.osf_svd_params.S_low"),
         ("m.q.osf_svd_params.U_low", "m.q.osf_svd_params.U_low"),
         ("m.q.peanut_A.default.weight", "m.q.peanut_A.weight"),
         ("m.q.poly_router.default.module_logits", "m.q.poly_router.module_logits"),
         ("m.q.psoft_R.default.vector_a", "m.q.psoft_R.vector_a"),
-        ("m.q.road_theta.default", "m.q.road_theta"),
         ("m.q.waveft_spectrum.default", "m.q.waveft_spectrum"),
         ("m.self_attn.adaption_gate", "m.self_attn.adaption_gate"),
     ],
@@ -70,16 +66,9 @@ def test_the_adapters_name_is_taken_out_as_peft_does(stored: str, saved: str) ->
     assert names(tensors(stored)) == [P + saved]
 
 
-def test_a_module_that_has_the_adapters_name_keeps_its_own() -> None:
-    assert names(tensors("default.q.lora_A.default.weight")) == [f"{P}default.q.lora_A.weight"]
-
-
 def test_the_base_model_in_the_same_shards_is_left_out_and_said() -> None:
     found = select(tensors(*LORA, *BASE), "", None)
-    assert [t.name for t in found.tensors] == [
-        f"{P}model.q.lora_A.weight",
-        f"{P}model.q.lora_B.weight",
-    ]
+    assert [t.name for t in found.tensors] == SAVED
     assert (found.adapter, found.notes[1].partition(":")[0]) == (
         "default",
         "4 tensors of its base model are in the same shards and are left out",
@@ -94,28 +83,13 @@ def test_a_base_model_is_left_out_where_the_adapters_name_was_taken_out_before()
     # as peft saves an embedding that is adapted
     assert names(tensors(*stored)) == [P + n for n in stored]
     assert names(tensors(*stored, *BASE)) == [P + n for n in stored[:3]]
-    assert names(tensors(*stored, *BASE), "base") == [
-        "e.embed_tokens.weight",
-        "model.q.weight",
-        "model.q.bias",
-        "model.norm.weight",
-        "model.norm.bias",
-    ]
+    assert names(tensors(*stored, *BASE), "base") == ["e.embed_tokens.weight", *OWN]
 
 
 def test_the_base_model_can_be_had_under_its_own_names() -> None:
-    given = tensors(
-        *LORA, *BASE, "lm_head.original_module.weight", "lm_head.modules_to_save.default.weight"
-    )
-    found = select(given, "base", None)
-    wanted = [
-        "model.q.weight",
-        "model.q.bias",
-        "model.norm.weight",
-        "model.norm.bias",
-        "lm_head.weight",
-    ]
-    assert ([t.name for t in found.tensors], found.adapter) == (wanted, None)
+    heads = ("lm_head.original_module.weight", "lm_head.modules_to_save.default.weight")
+    found = select(tensors(*LORA, *BASE, *heads), "base", None)
+    assert ([t.name for t in found.tensors], found.adapter) == ([*OWN, "lm_head.weight"], None)
 
 
 def test_an_embedding_with_adapted_tokens_is_in_the_base_model_once() -> None:
@@ -147,8 +121,7 @@ def test_a_base_model_that_is_not_there_is_not_made_up() -> None:
 def test_biases_are_the_adapters_if_its_configuration_says_so(
     config: dict[str, object], more: list[str]
 ) -> None:
-    wanted = [f"{P}model.q.lora_A.weight", f"{P}model.q.lora_B.weight", *(P + n for n in more)]
-    assert names(tensors(*LORA, *BASE), config=config) == wanted
+    assert names(tensors(*LORA, *BASE), config=config) == [*SAVED, *(P + n for n in more)]
 
 
 def test_an_embedding_that_is_adapted_is_saved_with_its_base_as_peft_does() -> None:
@@ -157,18 +130,14 @@ def test_an_embedding_that_is_adapted_is_saved_with_its_base_as_peft_does() -> N
         "model.embed_tokens.base_layer.weight",
         "model.norm.weight",
     )
-    assert len(names(given, config={"target_modules": ["embed_tokens"]})) == 2
-    assert (
-        len(
-            names(
-                given, config={"target_modules": ["embed_tokens"], "trainable_token_indices": [1]}
-            )
-        )
-        == 1
-    )
-    assert len(names(given, config={"target_modules": ".*embed_tokens"})) == 2
-    of_tokens: dict[str, object] = {"target_modules": ["embed_tokens"]}
-    assert len(names(given, config=of_tokens | {"peft_type": "TRAINABLE_TOKENS"})) == 1
+    listed: dict[str, object] = {"target_modules": ["embed_tokens"]}
+    for config, count in (
+        (listed, 2),
+        ({"target_modules": ".*embed_tokens"}, 2),
+        (listed | {"trainable_token_indices": [1]}, 1),
+        (listed | {"peft_type": "TRAINABLE_TOKENS"}, 1),
+    ):
+        assert len(names(given, config=config)) == count
 
 
 def test_what_was_trained_beside_an_adapter_stays_with_it_where_no_base_is_there() -> None:
@@ -178,17 +147,8 @@ def test_what_was_trained_beside_an_adapter_stays_with_it_where_no_base_is_there
 
 def test_an_adapter_that_was_injected_gets_the_prefix_that_peft_saves() -> None:
     given = tensors(*LORA, *BASE, prefix="")
-    assert (
-        names(given, "adapter")
-        == names(given, config={})
-        == [f"{P}model.q.lora_A.weight", f"{P}model.q.lora_B.weight"]
-    )
-    assert names(given, "base") == [
-        "model.q.weight",
-        "model.q.bias",
-        "model.norm.weight",
-        "model.norm.bias",
-    ]
+    assert names(given, "adapter") == names(given, config={}) == SAVED
+    assert names(given, "base") == OWN
 
 
 def test_parameters_that_are_adapted_one_within_the_other_are_found() -> None:
@@ -209,6 +169,8 @@ def test_of_several_adapters_one_must_be_chosen() -> None:
     with pytest.raises(Unsupported, match="2 adapters in one checkpoint: default, other"):
         select(given, "", None)
     assert names(given, "adapter=other") == [f"{P}model.q.lora_A.weight"]
+    nameless = tensors("model.q.lora_magnitude_vector")  # of whichever adapter
+    assert len(names([*given, *nameless], "adapter=other")) == 2
     with pytest.raises(Unsupported, match="no adapter of that name"):
         select(given, "adapter=third", None)
 
@@ -268,23 +230,16 @@ def test_an_adaption_prompt_is_saved_without_the_model_around_it() -> None:
 
 
 def test_prompt_embeddings_are_saved_as_they_are_and_an_encoder_is_refused() -> None:
-    given = [
-        *tensors(
-            "prompt_encoder.default.embedding.weight",
-            "base_model.lm_head.weight",
-            "word_embeddings.weight",
-            prefix="",
-        )
-    ]
+    stored = ("prompt_encoder.p.embedding.weight", "base_model.lm_head.weight", "word.weight")
+    given = tensors(*stored, prefix="")
     assert names(given) == ["prompt_embeddings"]
     for saved in ("prompt_embeddings", "prefix_task_cols"):
         assert names(tensors(saved, prefix="")) == [saved]
     of_tasks = ("prompt_encoder.p.embedding.weight", "prompt_encoder.p.prefix_task_rows")
     assert names(tensors(*of_tasks, prefix="")) == ["prompt_embeddings", "prefix_task_rows"]
-    with pytest.raises(Unsupported, match="has to run this prompt encoder"):
-        select(tensors("prompt_encoder.default.mlp_head.0.weight", prefix=""), "", None)
-    with pytest.raises(Unsupported, match="has to run this prompt encoder"):
-        select(tensors("prompt_encoder.p.trainable_embedding", prefix=""), "", None)
+    for end in ("mlp_head.0.weight", "trainable_embedding"):
+        with pytest.raises(Unsupported, match="has to run this prompt encoder"):
+            select(tensors(f"prompt_encoder.p.{end}", prefix=""), "", None)
     with pytest.raises(Unsupported, match="prompt-tuned"):
         select(given, "base", None)
     of_sam = ("prompt_encoder.no_mask_embed.weight", "mask_decoder.x.weight")
@@ -329,16 +284,25 @@ def test_a_source_may_name_one_half(wanted: str | None, found: tuple[str | None,
 
 
 def test_a_configuration_of_another_rank_is_another_adapters() -> None:
-    found = select(tensors(*LORA, shape=(4, 4)), "", None)
-    check_rank(found, {"peft_type": "LORA", "r": 4})
-    for config in (
-        {"r": 8},
-        {"peft_type": "LORA", "r": 8, "rank_pattern": {"q": 4}},
-        {"peft_type": "LORA", "r": "8"},
-    ):
-        check_rank(found, config)
-    with pytest.raises(Corrupt, match="rank 8, and"):
-        check_rank(found, {"peft_type": "LORA", "r": 8})
+    factors = [("q.lora_A.weight", (4, 7)), ("q.lora_B.weight", (7, 4))]
+    factors += [("e.lora_embedding_A", (4, 7)), ("e.lora_embedding_B", (7, 4))]
+    for name, shape in factors:
+        found = select(tensors(name, shape=shape), "", None)
+        check_rank(found, {"peft_type": "LORA", "r": 4})
+        for config in (
+            {"r": 8},
+            {"peft_type": "LORA", "r": 8, "rank_pattern": {"q": 4}},
+            {"peft_type": "LORA", "r": 8, "target_parameters": ["experts.x"]},
+            {"peft_type": "LORA", "r": "8"},
+        ):
+            check_rank(found, config)
+        with pytest.raises(Corrupt, match="rank 8, and"):
+            check_rank(found, {"peft_type": "LORA", "r": 8})
+
+
+def test_of_peft_models_inside_one_another_none_is_written() -> None:
+    with pytest.raises(Unsupported, match="a PEFT model inside of another"):
+        select(tensors(f"m.{P}{LORA[0]}"), "", None)
 
 
 def test_the_tokens_of_a_tied_head_are_saved_once() -> None:

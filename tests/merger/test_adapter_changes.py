@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.merger import adapter_sums, read_units
 from ckptsync.merger.adapter_changes import plan_changes
 from ckptsync.merger.change_types import Changes, LowRank
 from ckptsync.tensors import Tensor
-from tests.support.whole_numbers import SUMS, apply, changed, digest, tensor, tensors, value
+from tests.support.whole_numbers import SUMS, digest, sum_into_base, tensor, tensors, value
 
 P = "base_model.model."
 LAYER = "model.layers.0."
@@ -23,12 +25,19 @@ SHAPES = {
     f"{LAYER}mlp.down_proj.weight": (4, 10),
     "lm_head.weight": (12, 4),
 }
-PAIR = {f"{P}{Q}.lora_A.weight": (2, 4), f"{P}{Q}.lora_B.weight": (6, 2)}
+
+
+def pair(module: str, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a module's two factors, by their names."""
+    return {f"{P}{module}.lora_A.weight": a, f"{P}{module}.lora_B.weight": b}
+
+
+PAIR = pair(Q, (2, 4), (6, 2))
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "peft_version": "0.21.2"}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 12}
 TIED = {**LLAMA, "tie_word_embeddings": True}
 QWEN = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}
-TIED_SHAPES = {n: s for n, s in SHAPES.items() if n != "lm_head.weight"}
+TIED_SHAPES = {n: shape for n, shape in SHAPES.items() if n != "lm_head.weight"}
 WORDS = {
     f"{P}model.embed_tokens.lora_embedding_A": (2, 12),
     f"{P}model.embed_tokens.lora_embedding_B": (4, 2),
@@ -43,6 +52,7 @@ def plan(
     config: Mapping[str, Any] = LLAMA,
     *,
     dtype: str = "F32",
+    adapter_dtype: str = "F32",
     is_changed_base: bool = False,
     is_equal: bool | None = None,
     **own: Any,
@@ -54,7 +64,7 @@ def plan(
     return plan_changes(
         tensors(base, dtype),
         config,
-        tensors(adapter),
+        tensors(adapter, adapter_dtype),
         {**LORA, **own},
         is_changed_base=is_changed_base,
         is_equal=None if is_equal is None else equal,
@@ -62,12 +72,14 @@ def plan(
 
 
 @pytest.mark.parametrize("name", sorted(SUMS))
-def test_a_sum_is_pefts_own(name: str) -> None:
+def test_a_sum_is_pefts_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = SUMS[name]
-    base = tensors(of["base"])
-    result = plan_changes(base, of["config"], tensors(of["adapter"]), of["adapter_config"])
-    ours = apply(result, base)
-    before = {one.name: value(one.name, one.shape) for one in base}
+    monkeypatch.setattr(read_units, "WINDOW", 200)
+    monkeypatch.setattr(adapter_sums, "BLOCK", 30)
+    monkeypatch.setattr(adapter_sums, "_WHOLE", 0)
+    monkeypatch.setattr(adapter_sums, "_STEPPED", 0)
+    ours = sum_into_base(of["base"], of["config"], of["adapter"], of["adapter_config"])
+    before = {n: value(n, tuple(shape)) for n, shape in of["base"].items()}
     differ = {
         n: digest(v)
         for n, v in ours.items()
@@ -75,7 +87,6 @@ def test_a_sum_is_pefts_own(name: str) -> None:
     }
     assert differ == of["changed"]
     assert sorted(before.keys() - ours.keys()) == of["lost"]
-    assert {n: v.shape for n, v in ours.items() if n in result.shapes} == result.shapes
 
 
 def test_what_is_written_in_config_json() -> None:
@@ -84,7 +95,7 @@ def test_what_is_written_in_config_json() -> None:
         own = tensors(of["base"]), of["config"], tensors(of["adapter"]), of["adapter_config"]
         return plan_changes(*own).config
 
-    assert settings("resized") == {"vocab_size": 15}
+    assert settings("resized") == settings("resized-tied") == {"vocab_size": 15}
     assert settings("saved-tied-head") == {"tie_word_embeddings": False}
     assert settings("classifier") == {
         "architectures": ["LlamaForSequenceClassification"],
@@ -96,6 +107,11 @@ def test_what_is_written_in_config_json() -> None:
     result = plan(adapter={**PAIR, **saved}, config=nested)
     assert result.config == {"text_config": {"vocab_size": 15}}
     assert set(result.shapes.values()) == {(15, 4)}
+    tied = {"text_config": {"vocab_size": 12, "tie_word_embeddings": True}}
+    assert plan(TIED_SHAPES, {**PAIR, **saved}, tied, is_equal=False).config == {
+        "tie_word_embeddings": False,
+        "text_config": {"tie_word_embeddings": False, "vocab_size": 15},
+    }
 
 
 # Scales
@@ -105,9 +121,11 @@ def test_what_is_written_in_config_json() -> None:
     ("own", "scale"),
     [
         ({}, 2.0),
+        ({"peft_type": "PeftType.lora"}, 2.0),
         ({"use_rslora": True}, 4 / 2**0.5),
         ({"alpha_pattern": {"q_proj": 6}}, 3.0),
         ({"alpha_pattern": {"proj": 6}}, 2.0),  # a whole component, or a pattern that matches one
+        ({"alpha_pattern": {"self_attn|x": 6}}, 2.0),
         ({"alpha_pattern": {".*_proj": 6}}, 3.0),
         ({"alpha_pattern": {f"^{Q}": 6, "q_proj": 8}}, 3.0),
         ({"r": 8, "rank_pattern": {r"layers\.0\.self_attn\.q_proj": 2}}, 2.0),
@@ -136,59 +154,56 @@ FUSED = {f"{LAYER}mlp.experts.gate_up_proj": (2, 6, 4), f"{LAYER}mlp.experts.dow
 OF_EXPERTS = f"{P}{LAYER}mlp.experts."
 
 
-def factors_apart() -> dict[str, tuple[int, int]]:
-    result: dict[str, tuple[int, int]] = {}
+def factors_apart() -> dict[str, tuple[int, ...]]:
+    result: dict[str, tuple[int, ...]] = {}
     for name, (out, size) in APART.items():
-        module = P + name.removesuffix(".weight")
-        result |= {f"{module}.lora_A.weight": (2, size), f"{module}.lora_B.weight": (out, 2)}
+        result |= pair(name.removesuffix(".weight"), (2, size), (out, 2))
     return result
 
 
-def factors_fused(rank: int = 2) -> dict[str, tuple[int, int]]:
-    return {
-        f"{OF_EXPERTS}base_layer.lora_A.weight": (2 * rank, 4),
-        f"{OF_EXPERTS}base_layer.lora_B.weight": (6, 2 * rank),
-        f"{OF_EXPERTS}lora_A.weight": (2 * rank, 3),
-        f"{OF_EXPERTS}lora_B.weight": (4, 2 * rank),
-    }
+def factors_fused() -> dict[str, tuple[int, ...]]:
+    module = f"{LAYER}mlp.experts"
+    return pair(f"{module}.base_layer", (4, 4), (6, 4)) | pair(module, (4, 3), (4, 4))
 
 
-def delta(result: Changes, shapes: Mapping[str, Iterable[int]]) -> dict[str, Any]:
+def without(shapes: Mapping[str, tuple[int, ...]], part: str) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in shapes.items() if part not in name}
+
+
+DOWN_FACTORS = without(factors_fused(), "base_layer")
+
+
+def delta(
+    base: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, ...]], **own: Any
+) -> dict[str, Any]:
     """Return what is added to each tensor; experts one by one, as files have them."""
-    own = {
-        n: changed(np.zeros(tuple(shapes[n]), "f4"), result.of[n]) for n in shapes if n in result.of
-    }
-    for name in [n for n in own if n.endswith("experts.gate_up_proj")]:
-        for e, matrix in enumerate(own.pop(name)):
+    sums = sum_into_base(base, QWEN, adapter, {**LORA, **own})
+    added = {n: summed - value(n, summed.shape) for n, summed in sums.items()}
+    for name in [n for n in added if n.endswith("experts.gate_up_proj")]:
+        for e, matrix in enumerate(added.pop(name)):
             stem = f"{name.removesuffix('gate_up_proj')}{e}."
-            own[f"{stem}gate_proj.weight"], own[f"{stem}up_proj.weight"] = np.split(matrix, 2)
-    for name in [n for n in own if n.endswith("experts.down_proj")]:
-        for e, matrix in enumerate(own.pop(name)):
-            own[f"{name.removesuffix('down_proj')}{e}.down_proj.weight"] = matrix
-    return own
+            added[f"{stem}gate_proj.weight"], added[f"{stem}up_proj.weight"] = np.split(matrix, 2)
+    for name in [n for n in added if n.endswith("experts.down_proj")]:
+        for e, matrix in enumerate(added.pop(name)):
+            added[f"{name.removesuffix('down_proj')}{e}.down_proj.weight"] = matrix
+    return {n: matrix for n, matrix in added.items() if matrix.any()}
 
 
 @pytest.mark.parametrize("factors", [factors_apart(), factors_fused()], ids=["apart", "fused"])
 def test_experts_get_the_same_whether_they_are_one_tensor_or_many(
-    factors: dict[str, tuple[int, int]],
+    factors: dict[str, tuple[int, ...]],
 ) -> None:
-    one = delta(plan(APART, factors, QWEN), APART)
-    other = delta(plan(FUSED, factors, QWEN), FUSED)
-    assert one.keys() == other.keys() == APART.keys()
+    apart, fused = delta(APART, factors), delta(FUSED, factors)
+    assert apart.keys() == fused.keys() == APART.keys()
     for name in APART:
-        np.testing.assert_array_equal(one[name], other[name])
-        assert one[name].any()
+        np.testing.assert_array_equal(apart[name], fused[name])
 
 
 @pytest.mark.parametrize("version", ["0.18.1", "0.17.0", None])
 def test_before_0_19_peft_took_all_experts_as_in_by_out(version: str | None) -> None:
-    old = {
-        f"{OF_EXPERTS}base_layer.lora_A.weight": (4, 6),
-        f"{OF_EXPERTS}base_layer.lora_B.weight": (4, 4),
-        f"{OF_EXPERTS}lora_A.weight": (4, 4),
-        f"{OF_EXPERTS}lora_B.weight": (3, 4),
-    }
-    result = delta(plan(APART, old, QWEN, peft_version=version), APART)
+    module = f"{LAYER}mlp.experts"
+    old = pair(f"{module}.base_layer", (4, 6), (4, 4)) | pair(module, (4, 4), (3, 4))
+    result = delta(APART, old, peft_version=version)
     a, b = (value(n, s) for n, s in list(old.items())[:2])
     for e in range(2):
         product = 2 * (b[:, e::2] @ a[2 * e : 2 * e + 2]).T
@@ -210,21 +225,36 @@ def test_of_square_experts_only_peft_and_class_tell_how(
     version: str, kind: str, *, is_transposed: bool
 ) -> None:
     square = {f"{LAYER}mlp.experts.gate_up_proj": (2, 4, 4)}
-    factors = {f"{OF_EXPERTS}lora_A.weight": (4, 4), f"{OF_EXPERTS}lora_B.weight": (4, 4)}
+    factors = pair(f"{LAYER}mlp.experts", (4, 4), (4, 4))
     result = plan(square, factors, {"model_type": kind}, peft_version=version)
     (own,) = result.of.values()
     assert {c.is_transposed for c in own if isinstance(c, LowRank)} == {is_transposed}
 
 
 def test_a_parameter_that_nothing_names_is_known_by_its_shape_or_refused() -> None:
-    down = {n: s for n, s in factors_fused().items() if "base_layer" not in n}
-    assert delta(plan(APART, down, QWEN), APART).keys() == {n for n in APART if "down" in n}
+    assert delta(APART, DOWN_FACTORS).keys() == {n for n in APART if "down" in n}
     like = {f"{LAYER}mlp.experts.gate_proj": (2, 3, 4), f"{LAYER}mlp.experts.up_proj": (2, 3, 4)}
-    factors = {f"{OF_EXPERTS}lora_A.weight": (4, 4), f"{OF_EXPERTS}lora_B.weight": (3, 4)}
+    factors = pair(f"{LAYER}mlp.experts", (4, 4), (3, 4))
     with pytest.raises(Unsupported, match="may be of gate_proj or of up_proj"):
         plan(like, factors, QWEN)
     result = plan(like, factors, QWEN, target_parameters=["experts.up_proj"])
     assert list(result.of) == [f"{LAYER}mlp.experts.up_proj"]
+
+
+def test_rows_of_a_tensor_are_taken_only_where_its_bytes_lie_in_their_order() -> None:
+    (saved,) = tensors({f"{OF_EXPERTS}down_proj": (2, 4, 3)})
+    part = replace(saved.copies[0].parts[0], strides=(12, 1, 4))
+    turned = replace(saved, copies=(replace(saved.copies[0], parts=(part,)),))
+    with pytest.raises(Unsupported, match="stored in 1 parts, and the base has it in pieces"):
+        plan_changes(tensors(APART), QWEN, [turned], LORA)
+
+
+def test_a_part_of_what_a_file_has_as_one_is_changed_in_its_place() -> None:
+    factors = pair(f"{LAYER}self_attn.k_proj", (2, 4), (6, 2))
+    base = {f"{LAYER}attention.query_key_value.weight": (18, 4)}
+    ((change,),) = plan(base, factors, {"model_type": "sarvam_moe"}).of.values()
+    assert isinstance(change, LowRank)
+    assert (change.offsets, change.sizes) == ((6, 0), (6, 4))
 
 
 # Names
@@ -248,7 +278,7 @@ def test_a_module_is_found_under_the_name_that_its_file_has(
     file: str, live: str, config: dict[str, Any], *, is_reversed: bool
 ) -> None:
     base, own = (live, file) if is_reversed else (file, live)
-    factors = {f"{P}{own}.lora_A.weight": (2, 4), f"{P}{own}.lora_B.weight": (6, 2)}
+    factors = pair(own, (2, 4), (6, 2))
     shape = (4, 6) if own.endswith("c_attn") else (6, 4)
     assert list(plan({f"{base}.weight": shape}, factors, config).of) == [f"{base}.weight"]
 
@@ -261,7 +291,7 @@ def test_a_module_is_found_under_the_name_that_its_file_has(
     ],
 )
 def test_a_name_that_may_be_of_another_tower_is_not_found(base: tuple[str, ...]) -> None:
-    factors = {f"{P}layers.0.q.lora_A.weight": (2, 4), f"{P}layers.0.q.lora_B.weight": (6, 2)}
+    factors = pair("layers.0.q", (2, 4), (6, 2))
     with pytest.raises(
         Corrupt, match=r"1 modules of the adapter are not in the base: layers\.0\.q"
     ):
@@ -288,6 +318,26 @@ def test_both_of_a_tie_are_changed_once() -> None:
     stored_twice = plan(SHAPES, WORDS, TIED, is_equal=True)
     assert stored_twice.of.keys() == {"model.embed_tokens.weight", "lm_head.weight"}
     assert len(set(stored_twice.of.values())) == 1
+    for layer in ("embedding", "head"):
+        of_one = {n: shape for n, shape in WORDS.items() if layer[:4] in n}
+        assert f"only the {layer} had the change" in plan(TIED_SHAPES, of_one, TIED).notes[0]
+
+
+def test_factors_of_other_ranks_or_scales_are_never_the_same_change() -> None:
+    longer = {**WORDS, f"{P}lm_head.lora_A.weight": (4, 4), f"{P}lm_head.lora_B.weight": (12, 4)}
+    magnitudes = {f"{P}model.embed_tokens.lora_magnitude_vector": (4,)}
+    magnitudes |= {f"{P}lm_head.lora_magnitude_vector": (12,)}
+    ranks = {"rank_pattern": {"lm_head": 4}, "alpha_pattern": {"lm_head": 8}}
+    assert plan(TIED_SHAPES, longer, TIED, is_equal=True, **ranks).added
+    assert plan(TIED_SHAPES, WORDS, TIED, alpha_pattern={"lm_head": 8}, is_equal=True).added
+    assert plan(TIED_SHAPES, {**WORDS, **magnitudes}, TIED, use_dora=True, is_equal=True).added
+
+
+def test_all_names_of_a_tied_tensor_are_changed() -> None:
+    names = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    saved = {f"{P}shared.weight": (15, 4)}
+    result = plan(dict.fromkeys(names, (12, 4)), saved, {**TIED, "architectures": ["T5Model"]})
+    assert result.of.keys() == result.shapes.keys() == {*names}
 
 
 def test_what_was_trained_apart_is_untied() -> None:
@@ -347,148 +397,144 @@ def test_doras_norms_are_those_of_outputs() -> None:
 
 # What is refused
 
-KINDS = """
-    PROMPT_TUNING MULTITASK_PROMPT_TUNING P_TUNING PREFIX_TUNING ADALORA ADAMSS BOFT ADAPTION_PROMPT
-    IA3 BEFT LILY LOHA LOKR OFT POLY LN_TUNING VERA FROD PVERA FOURIERFT GLORA XLORA HRA VBLORA
-    UNILORA CPT MISS RANDLORA ROAD TRAINABLE_TOKENS HIRA SHIRA C3A WAVEFT OSF DELORA GRALORA
-    CARTRIDGE TINYLORA PSOFT PEANUT SHADOW SUPERTUNING DEFT BONE
-""".split()  # noqa: SIM905
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "CARTRIDGE", "ADALORA", "VERA", "BONE"])
+def test_every_other_kind_of_peft_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(Unsupported, match=r"^(?!peft_type)") as e:
+        plan(peft_type=kind)
+    assert "peft" in e.value.hint
 
 
-def test_every_other_kind_of_peft_is_refused_by_name() -> None:
-    for kind in KINDS:
-        with pytest.raises(Unsupported, match=r"^(?!peft_type)") as e:
-            plan(peft_type=kind)
-        assert "peft" in e.value.hint
+def beside(extra: Mapping[str, Iterable[int]], **own: Any) -> dict[str, Any]:
+    """Return the pair of factors, and these tensors beside it."""
+    return {"adapter": {**PAIR, **{P + name: shape for name, shape in extra.items()}}, **own}
 
 
-REFUSED: dict[str, tuple[type[CkptsyncError], str, dict[str, Any]]] = {
-    "an unknown kind": (Unsupported, "peft_type NEW", {"peft_type": "NEW"}),
-    "no kind": (Unsupported, "peft_type missing", {"peft_type": ""}),
-    "aLoRA": (Unsupported, "aLoRA", {"alora_invocation_tokens": [1]}),
-    "QALoRA": (Unsupported, "QALoRA", {"use_qalora": True}),
-    "Arrow": (Unsupported, "Arrow", {"arrow_config": {"top_k": 2}}),
-    "BD-LoRA": (Unsupported, "BD-LoRA", {"use_bdlora": {"nblocks": 2}}),
-    "KaSA": (Unsupported, "KaSA", {"kasa_config": {"beta": 1}}),
-    "replication": (Unsupported, "layer_replication", {"layer_replication": [[0, 2]]}),
-    "PiSSA": (Unsupported, "PiSSA", {"init_lora_weights": "pissa_niter_4"}),
-    "OLoRA": (Unsupported, "OLoRA", {"init_lora_weights": "olora"}),
-    "CorDA": (Unsupported, "CorDA", {"init_lora_weights": "corda"}),
-    "LoRA-GA": (Unsupported, "LoRA-GA", {"init_lora_weights": "lora_ga"}),
-    "LoftQ": (Unsupported, "LoftQ", {"init_lora_weights": "loftq"}),
-    "an unknown start": (Unsupported, "does not know", {"init_lora_weights": "new"}),
-    "another rank": (Corrupt, "rank 8, and .* of rank 2", {"r": 8}),
-    "a rank that is none": (Corrupt, "r is '2'", {"r": "2"}),
-    "a rank that no number of floats is": (Corrupt, "r is 1000", {"r": 10**400}),
-    "a pattern without an end": (
-        Unsupported,
-        "repeats what is repeated",
-        {"rank_pattern": {"((((.*)*)*)*)*q_projZ": 4}},
+def experts(base: Mapping[str, Iterable[int]], adapter: Mapping[str, Iterable[int]]) -> Any:
+    return {"base": base, "adapter": adapter, "config": QWEN}
+
+
+DORA = {"use_dora": True}
+EMBED, MAGNITUDES = "model.embed_tokens.weight", f"{Q}.lora_magnitude_vector"
+ATTENTION = pair("attn", (2, 4), (12, 2)) | pair("attn.base_layer.out_proj", (2, 4), (4, 2))
+LAYER_1 = {n.replace("s.0.", "s.1."): shape for n, shape in PAIR.items()}
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "peft_type NEW": {"peft_type": "NEW"},
+    "peft_type missing": {"peft_type": ""},
+    "aLoRA": {"alora_invocation_tokens": [1]},
+    "QALoRA": {"use_qalora": True},
+    "Arrow": {"arrow_config": {"top_k": 2}},
+    "BD-LoRA": {"use_bdlora": {"nblocks": 2}},
+    "KaSA": {"kasa_config": {"beta": 1}},
+    "layer_replication": {"layer_replication": [[0, 2]]},
+    "PiSSA": {"init_lora_weights": "pissa_niter_4"},
+    "OLoRA": {"init_lora_weights": "olora"},
+    "CorDA": {"init_lora_weights": "corda"},
+    "LoRA-GA": {"init_lora_weights": "lora_ga"},
+    "LoftQ": {"init_lora_weights": "loftq"},
+    "does not know": {"init_lora_weights": "new"},
+    "repeats what is": {"rank_pattern": {"((((.*)*)*)*)*q_projZ": 4}},
+    "no bias there": beside({f"{Q}.lora_B.bias": (6,)}),
+    "AdaLoRA": beside({f"{Q}.lora_E": (2, 1)}),
+    "MultiheadAttention": {
+        "base": {"attn.in_proj_weight": (12, 4), "attn.out_proj.weight": (4, 4)},
+        "adapter": ATTENTION,
+    },
+    "how the base has it": experts(without(APART, "1.up"), factors_fused()),
+    "DoRA of a layer that the base has in several tensors": {
+        "base": {f"{LAYER}mlp.{part}_proj.weight": (3, 4) for part in ("gate", "up")},
+        "adapter": pair(f"{LAYER}mlp.gate_up_proj", (2, 4), (6, 2))
+        | {f"{P}{LAYER}mlp.gate_up_proj.lora_magnitude_vector": (6,)},
+        "config": {"model_type": "minimax_m3_vl"},
+        "use_dora": True,
+    },
+    "quantised .*gptq": {"config": {"quantization_config": {"quant_method": "gptq"}}},
+    "quantised .*fp8": {"config": {"x": {"quantization_config": {"quant_method": "fp8"}}}},
+    "quantised: it has .*absmax": {"base": {**SHAPES, f"{Q}.weight.absmax": (3,)}},
+    "U8 in the base": {"dtype": "U8"},
+    "I32, a floating type is expected": {"adapter_dtype": "I32"},
+}
+INCOMPLETE: dict[str, dict[str, Any]] = {
+    "two factors": {"adapter": dict(list(PAIR.items())[:1])},
+    "are empty": {"adapter": dict.fromkeys(PAIR, (0,))},
+    "some are missing": experts(
+        {n.replace("s.1.", "s.2."): s for n, s in APART.items()}, factors_fused()
     ),
-    "a pattern that is none": (Corrupt, "is no pattern", {"alpha_pattern": {"(": 1}}),
-    "DoRA without magnitudes": (Corrupt, "0 of 1 modules", {"use_dora": True}),
-    "magnitudes without DoRA": (
-        Corrupt,
-        "use_dora false, and 1 of 1",
-        {"adapter": {**PAIR, f"{P}{Q}.lora_magnitude_vector": (6,)}},
+}
+CORRUPT: dict[str, dict[str, Any]] = {
+    "rank 8, and .* of rank 2": {"r": 8},
+    "r is '2'": {"r": "2"},
+    "r is 0": {"r": 0},
+    "r is 1000": {"r": 10**400},
+    "lora_alpha is True": {"lora_alpha": True},
+    "lora_alpha is nan": {"lora_alpha": float("nan")},
+    "rank_pattern: x is 0": {"rank_pattern": {"x": 0}},
+    "is no pattern": {"alpha_pattern": {"(": 1}},
+    "0 of 1 modules": DORA,
+    "use_dora false, and 1 of 1": beside({MAGNITUDES: (6,)}),
+    "1 of 2 modules": {"adapter": {**PAIR, **LAYER_1, P + MAGNITUDES: (6,)}, **DORA},
+    r"\(4,\), 6 magnitudes expected": beside({MAGNITUDES: (4,)}, **DORA),
+    r"1 modules .*: model\.layers\.1\.self_attn\.q_proj$": {"adapter": {**PAIR, **LAYER_1}},
+    r"\(6, 8\): another model": {"base": {f"{Q}.weight": (6, 8)}},
+    r"\(4, 6\): another model": {"base": {f"{Q}.weight": (4, 6)}},
+    "have no product": {"adapter": pair(Q, (2, 4), (6, 3))},
+    "a convolution with groups": {
+        "base": {f"{Q}.weight": (6, 4, 3)},
+        "adapter": pair(Q, (2, 4, 3), (6, 2, 3)),
+    },
+    "another vocabulary": {
+        "base": {**SHAPES, EMBED: (13, 4)},
+        "adapter": {n: s for n, s in WORDS.items() if "embed" in n},
+    },
+    f"a vocabulary of 15 tokens in {EMBED}, and of 12 in lm_head": beside({EMBED: (15, 4)}),
+    "a vocabulary of 15, 16 tokens": beside({EMBED: (15, 4), "lm_head.weight": (16, 4)}),
+    rf"\(12, 4\), and {EMBED} of the base": beside(
+        {"model.embed_tokens.base_layer.weight": (15, 4), EMBED: (12, 4)}
     ),
-    "magnitudes of others": (
-        Corrupt,
-        r"\(4,\), 6 magnitudes expected",
-        {"adapter": {**PAIR, f"{P}{Q}.lora_magnitude_vector": (4,)}, "use_dora": True},
+    r"\(5, 10\), and .* of the base has \(4, 10\)": beside(
+        {f"{LAYER}mlp.down_proj.weight": (5, 10)}
     ),
-    "half a pair": (Incomplete, "two factors", {"adapter": dict(list(PAIR.items())[:1])}),
-    "a layer too many": (
-        Corrupt,
-        r"1 modules .*: model\.layers\.1\.self_attn\.q_proj$",
-        {"adapter": {**PAIR, **{n.replace("s.0.", "s.1."): s for n, s in PAIR.items()}}},
+    "2 modules of the adapter are not in the base: score, x": beside(
+        {"score.weight": (3, 4), "x.weight": (4,)}, task_type="SEQ_CLS"
     ),
-    "another width": (Corrupt, "another model", {"base": {f"{Q}.weight": (6, 8)}}),
-    "the other way round": (Corrupt, "another model", {"base": {f"{Q}.weight": (4, 6)}}),
-    "no product": (
-        Corrupt,
-        "have no product",
-        {"adapter": {**PAIR, f"{P}{Q}.lora_B.weight": (6, 3)}},
+    "the base has 2 experts": experts(
+        FUSED, {n.replace("s.1.", "s.2."): s for n, s in factors_apart().items()}
     ),
-    "ZeRO-3's empty weights": (Incomplete, "are empty", {"adapter": dict.fromkeys(PAIR, (0,))}),
-    "another vocabulary": (
-        Corrupt,
-        "another vocabulary",
-        {
-            "base": {**SHAPES, "model.embed_tokens.weight": (13, 4)},
-            "adapter": {n: s for n, s in WORDS.items() if "embed" in n},
-        },
+    "fit none of": experts(APART, pair(f"{LAYER}mlp.experts", (3, 3), (4, 3))),
+    "DoRA or a bias over experts": experts(
+        APART, {**DOWN_FACTORS, f"{OF_EXPERTS}lora_B.bias": (4,)}
     ),
-    "half a vocabulary": (
-        Corrupt,
-        "a vocabulary of 15 tokens in model.embed_tokens.weight, and of 12 in lm_head.weight",
-        {"adapter": {**PAIR, f"{P}model.embed_tokens.weight": (15, 4)}},
-    ),
-    "another norm": (
-        Corrupt,
-        r"\(5, 10\), and .* of the base has \(4, 10\)",
-        {"adapter": {**PAIR, f"{P}{LAYER}mlp.down_proj.weight": (5, 10)}},
-    ),
-    "a bias that the base lacks": (
-        Unsupported,
-        "no bias there",
-        {"adapter": {**PAIR, f"{P}{Q}.lora_B.bias": (6,)}},
-    ),
-    "tokens beyond": (
-        Corrupt,
-        "contradicts trainable_token_indices",
-        {
-            "adapter": {
-                **PAIR,
-                f"{P}model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 4),
-            },
-            "trainable_token_indices": [3, 12],
-        },
-    ),
-    "another method's tensor": (
-        Unsupported,
-        "AdaLoRA",
-        {"adapter": {**PAIR, f"{P}{Q}.lora_E": (2, 1)}},
-    ),
-    "attention's projections in one": (
-        Unsupported,
-        "MultiheadAttention",
-        {
-            "base": {"attn.in_proj_weight": (12, 4), "attn.out_proj.weight": (4, 4)},
-            "adapter": {
-                f"{P}attn.lora_A.weight": (2, 4),
-                f"{P}attn.lora_B.weight": (12, 2),
-                f"{P}attn.base_layer.out_proj.lora_A.weight": (2, 4),
-                f"{P}attn.base_layer.out_proj.lora_B.weight": (4, 2),
-            },
-        },
-    ),
-    "a quantised base": (
-        Unsupported,
-        "quantised .*gptq",
-        {"config": {**LLAMA, "quantization_config": {"quant_method": "gptq"}}},
-    ),
-    "a quantised part": (
-        Unsupported,
-        "quantised .*fp8",
-        {"config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
-    ),
-    "bitsandbytes' tensors": (
-        Unsupported,
-        "quantised: it has .*absmax",
-        {"base": {**SHAPES, f"{Q}.weight.absmax": (3,)}},
-    ),
-    "bytes for weights": (Unsupported, "U8 in the base", {"dtype": "U8"}),
-    "nothing": (Corrupt, "no tensor that changes the base", {"adapter": {}}),
+    "no tensor that changes the base": {"adapter": {}},
 }
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_cannot_be_summed_is_refused_with_its_reason(name: str) -> None:
-    kind, text, own = REFUSED[name]
-    with pytest.raises(kind, match=text) as e:
+@pytest.mark.parametrize(
+    ("error", "text", "own"),
+    [
+        (error, text, own)
+        for error, table in (
+            (Unsupported, UNSUPPORTED),
+            (Incomplete, INCOMPLETE),
+            (Corrupt, CORRUPT),
+        )
+        for text, own in table.items()
+    ],
+)
+def test_what_cannot_be_summed_is_refused_with_its_reason(
+    error: type[CkptsyncError], text: str, own: dict[str, Any]
+) -> None:
+    with pytest.raises(error, match=text) as e:
         plan(**own)
     assert e.value.hint
+
+
+@pytest.mark.parametrize(
+    "indices", [[3, 12], [3, 3], [-1, 3], {"tokens": [1, 3], "x": [1, 3]}, None]
+)
+def test_tokens_that_are_no_rows_of_the_vocabulary_are_refused(indices: object) -> None:
+    adapted = beside({"model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 4)})
+    with pytest.raises(Corrupt, match="contradicts trainable_token_indices"):
+        plan(**adapted, trainable_token_indices=indices)
 
 
 def test_a_changed_base_is_taken_if_the_user_says_so() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 import zlib
@@ -24,7 +23,7 @@ from ckptsync.merger.tensor_statistics import Statistics
 from ckptsync.stores.contract import Chunk
 from ckptsync.tensors import Extent
 from tests.support.files_in_memory import Counting, MemoryFiles, safetensors_file, tree
-from tests.support.merge_in_memory import FILES, MODEL, Written, consolidate, run
+from tests.support.merge_in_memory import FILES, Written, consolidate, run
 from tests.support.vector import vector
 
 
@@ -39,28 +38,6 @@ def test_weights_come_first_the_configuration_late_and_the_index_last() -> None:
     ]
     assert [f.path for f in merged.files] == list(written)
     assert merged.source == "whole:."
-
-
-def test_configuration_is_taken_from_the_checkpoint_first_and_then_from_the_places_in_order() -> (
-    None
-):
-    alone = MemoryFiles({"model.safetensors": MODEL, "tokenizer.json": b"own"})
-    one, two = (
-        MemoryFiles({"config.json": b'"one"', "tokenizer.json": b"one"}),
-        MemoryFiles({"config.json": b'"two"', "merges.txt": b"two"}),
-    )
-    written, merged = run(alone, config=(one, two))
-    assert {n: d for n, d in written.items() if n != "model.safetensors"} == {
-        "config.json": b'"one"',
-        "tokenizer.json": b"own",
-        "merges.txt": b"two",
-    }
-    assert merged.notes == ()
-
-
-def test_the_configuration_names_the_element_type_that_was_written() -> None:
-    written, _ = run(MemoryFiles(FILES), MergeOptions("bf16"))
-    assert json.loads(written["config.json"]) == {"dtype": "bfloat16"}
 
 
 @given(st.data())
@@ -79,18 +56,13 @@ def test_the_same_input_gives_the_same_bytes_whatever_else_lies_there(data: st.D
 
 
 def test_progress_ends_at_the_whole() -> None:
-    seen: list[tuple[int, int]] = []
-    files = MemoryFiles(FILES)
+    counts: list[tuple[int, int]] = []
+    files, written = MemoryFiles(FILES), Destination(Written().write)
     job = prepare(files, MergeOptions())
-    consolidate(
-        files,
-        Written().write,
-        MergeOptions(),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == sorted(seen)
-    assert {total for _, total in seen} == {job.size}
-    assert seen[-1][0] == 16
+    write_model(job, files, written, lambda *count: counts.append(count))
+    assert counts == sorted(counts)
+    assert {total for _, total in counts} == {job.size}
+    assert counts[-1][0] == 16
 
 
 def slowly(chunks: Iterator[Chunk]) -> Iterator[Chunk]:

@@ -11,23 +11,20 @@ from pathlib import Path
 import pytest
 
 from ckptsync import __version__
-from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.install_commands import install_extra
 from ckptsync.merger import ray_engine
-from ckptsync.merger.destination import merge
 from ckptsync.merger.engine import Destination, MergeResult, WrittenFile, write_model
 from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.merger.prepare import MergeJob, prepare
-from ckptsync.merger.ray_engine import RayEngine, TaskAccess, collect, run_task, task_access
+from ckptsync.merger.ray_engine import TaskAccess, collect, run_task, task_access
 from ckptsync.stores.limits import Limits, TokenBucket, parse_schedule
 from ckptsync.stores.opening import Access
 from ckptsync.stores.urls import located
 from ckptsync.tensors import Files
 from tests.support.files_in_memory import MemoryFiles, tree
 from tests.support.merge_in_memory import FILES, Written
-from tests.support.merge_on_disk import merge_prepared, prepare_local
 from tests.support.vector import vector
 
 NAMES = ("hf-zero3-2node", "hf-fsdp2-2node", "raw-ds-zero2-bf16-tied")
@@ -113,20 +110,6 @@ def test_without_a_cluster_it_is_said_what_to_do() -> None:
     ):
         pass
     assert install_extra("ray") in e.value.hint or "ray start" in e.value.hint
-
-
-def test_on_a_real_cluster_the_files_are_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
-    sources = vector(NAMES[0]).sources
-    merge_prepared(prepare_local(sources, tmp_path / "local", OPTIONS, use_times=False))
-    prepared = prepare_local(sources, tmp_path / "ray", OPTIONS, use_times=False)
-    told: list[tuple[int, int]] = []
-    engine_at = lambda at: RayEngine("local", task_access(prepared, Access(), at))  # noqa: E731
-    merge(prepared, Access(), lambda *at: told.append(at), engine_at=engine_at)
-    assert {p.name: digest(p.read_bytes()) for p in (tmp_path / "ray").iterdir()} == {
-        p.name: digest(p.read_bytes()) for p in (tmp_path / "local").iterdir()
-    }
-    assert told
 
 
 def prepared(tmp_path: Path, destination: str = "", access: Access | None = None) -> PreparedMerge:

@@ -17,13 +17,12 @@ from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.path_or_url import PathOrUrl
 from ckptsync.stores.urls import Remote
 from tests.support.crashing_store import Crash, Dying
 from tests.support.files_in_memory import contents, safetensors_file
 from tests.support.filled_stores import contents as content
 from tests.support.merge_on_disk import merge_local
-from tests.support.remote_stores import KEEP, OUT, Counting, far, merge_into, reaching
+from tests.support.remote_stores import KEEP, OUT, Counting, far, filled, merge_into, reaching
 from tests.support.vector import Vector, vector
 
 HANDFUL = [
@@ -56,18 +55,6 @@ def test_elsewhere_the_same_bytes_are_written_as_here(name: str, jobs: int, tmp_
     found = merge_into(out, far(of.sources), work=MergeResources(jobs))
     assert content(out) == contents(tmp_path / "out")
     assert (found.files, found.notes) == (wanted.files, wanted.notes)
-
-
-def test_from_here_to_elsewhere_and_from_both_the_bytes_are_the_same(
-    here: dict[str, bytes],
-) -> None:
-    one, two = TWO_NODES.sources
-    mixed = far([one])
-    both: list[PathOrUrl] = [*mixed, two]
-    for sources in ([one, two], both):
-        out = MemoryStore("mem://out")
-        merge_into(out, mixed, sources)
-        assert content(out) == here
 
 
 def dying(of: Vector, jobs: int = 1) -> Iterable[tuple[MemoryStore, int]]:
@@ -168,16 +155,6 @@ def test_another_merge_does_not_go_on_with_it(options: MergeOptions) -> None:
     ):
         merge_into(store, far(TWO_NODES.sources), options=options)
     assert content(store) == before
-
-
-def test_sources_that_are_no_longer_the_same_do_not_go_on_with_it() -> None:
-    store = unfinished()
-    sources = far(TWO_NODES.sources)
-    one = next(iter(sources.values()))
-    name = "pytorch_model_fsdp_0/__0_0.distcp"
-    one.write(name, [read_all(one, name)])
-    with pytest.raises(ConfigError, match="of other sources"):
-        merge_into(store, sources)
 
 
 class Changing(Counting):
@@ -287,3 +264,24 @@ def test_a_destination_inside_a_source_is_refused() -> None:
     for inside in (place, Remote(place.scheme, f"{place.rest}/out")):
         with pytest.raises(ConfigError, match="inside the checkpoint"):
             open_sources(MergeRequest([*sources], inside, KEEP), reaching(sources))
+
+
+def test_configuration_is_found_in_the_run_around_a_checkpoint_elsewhere() -> None:
+    bucket, own = MemoryStore("s3://bucket"), MemoryStore("s3://bucket/run/checkpoint-4")
+    for source in TWO_NODES.sources:
+        filled(own, source)
+    for name in ("config", "tokenizer"):
+        bucket.write(f"run/{name}.json", [b"{}"])
+    checkpoint = Remote("s3", "bucket/run/checkpoint-4")
+    stores = reaching({Remote("s3", "bucket"): bucket, checkpoint: own})
+    prepared = open_sources(MergeRequest([checkpoint], OUT, KEEP), stores)
+    assert [name for name, _ in prepared.job.beside] == ["tokenizer.json", "config.json"]
+    assert "from s3://bucket/run: tokenizer.json, config.json" in prepared.job.notes
+
+
+def test_planning_takes_few_requests() -> None:
+    stores = {place: Counting(store) for place, store in far(TWO_NODES.sources).items()}
+    open_sources(MergeRequest([*stores], OUT, KEEP), reaching(stores))
+    names = [entry.name for store in stores.values() for entry in store.names("")]
+    shards = sum(name.endswith(".distcp") for name in names)
+    assert sum(sum(store.reads.values()) for store in stores.values()) <= shards + 2

@@ -155,20 +155,46 @@ def test_the_configuration_says_whether_head_and_embedding_are_one(
 
 
 def test_equal_bytes_are_kept_once_under_the_embeddings_name() -> None:
+    stored = [tensor(HEAD, "same"), tensor("x", "e"), tensor(EMBEDDING, "e")]
     for dtype in ("auto", "keep", "bf16"):
-        names, notes = kept(
-            [tensor(HEAD, "same"), tensor("x", "e"), tensor(EMBEDDING, "e")], dtype=dtype
+        assert kept(stored, dtype=dtype) == (
+            ["x", EMBEDDING],
+            (f"{HEAD} is tied to {EMBEDDING}: one copy is kept",),
         )
-        assert names == ["x", EMBEDDING]
-        assert notes == (f"{HEAD} is tied to {EMBEDDING}: one copy is kept",)
 
 
-def test_bytes_that_differ_are_both_kept_and_it_is_said() -> None:
-    names, notes = kept([tensor(EMBEDDING, "e"), tensor(HEAD, "other")])
-    assert names == [EMBEDDING, HEAD]
-    assert notes == (
-        f"{HEAD} and {EMBEDDING} are tied by the configuration, but differ: both are kept",
+FOUR = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", HEAD]
+TIES: list[tuple[dict[str, str], list[str]]] = [
+    (dict.fromkeys(FOUR, "e"), FOUR[:1]),
+    (dict.fromkeys([*(f"model.{name}" for name in FOUR[:3]), HEAD], "e"), [f"model.{FOUR[0]}"]),
+    ({"encoder.embed_tokens.weight": "e", "x": "e"}, ["encoder.embed_tokens.weight", "x"]),
+    ({"cls.predictions.bias": "e", "cls.predictions.decoder.bias": "e"}, ["cls.predictions.bias"]),
+    ({"my_lm_head.weight": "e", EMBEDDING: "same"}, ["my_lm_head.weight", EMBEDDING]),
+    # of several embeddings the one with the head's bytes is meant, if it is only one
+    ({"a.wte.weight": "other", "b.wte.weight": "e", HEAD: "e"}, ["a.wte.weight", "b.wte.weight"]),
+    ({"a.wte.weight": "e", "b.wte.weight": "e", HEAD: "e"}, ["a.wte.weight", "b.wte.weight", HEAD]),
+]
+
+
+@pytest.mark.parametrize(("stored", "names"), TIES)
+def test_of_equal_tensors_with_names_of_a_pair_one_is_kept(
+    stored: dict[str, str], names: list[str]
+) -> None:
+    assert kept([tensor(name, file) for name, file in stored.items()])[0] == names
+
+
+def test_what_differs_in_bytes_shape_or_type_is_kept_and_said_where_it_is_a_pair() -> None:
+    differ = "are tied by the configuration, but differ: both are kept"
+    assert kept([tensor(EMBEDDING, "e"), tensor(HEAD, "other")]) == (
+        [EMBEDDING, HEAD],
+        (f"{HEAD} and {EMBEDDING} {differ}",),
     )
+    files = dict(zip(FOUR, ("e", "other", "same", "other"), strict=True))
+    names, notes = kept([tensor(name, file) for name, file in files.items()])
+    assert names == FOUR[:2]  # the head is as the encoder's
+    assert notes[0] == f"{FOUR[1]} and {FOUR[0]} {differ}"
+    others = [tensor("a.wte.weight", "e", (1, 2)), tensor("b.wte.weight", "e", dtype="I32")]
+    assert kept([*others, tensor(HEAD, "same")]) == (["a.wte.weight", "b.wte.weight", HEAD], ())
 
 
 def test_without_the_configurations_word_both_are_kept() -> None:
@@ -198,62 +224,6 @@ def test_the_names_of_any_of_transformers_models_are_known() -> None:
     for head, embedding in itertools.product(HEADS, EMBEDDINGS):
         both = [tensor(f"a.{embedding}", "e"), tensor(f"b.{head}", "same")]
         assert kept(both)[0] == [f"a.{embedding}"]
-
-
-def test_only_the_one_embedding_of_the_same_shape_and_type_is_meant() -> None:
-    others = [tensor("a.wte.weight", "e", (1, 2)), tensor("b.wte.weight", "e", dtype="I32")]
-    assert kept([*others, tensor(HEAD, "same")]) == ([*(t.name for t in others), HEAD], ())
-    two = [tensor("a.wte.weight", "e"), tensor("b.wte.weight", "e")]
-    assert kept([*two, tensor(HEAD, "same")]) == ([*(t.name for t in two), HEAD], ())
-
-
-FOUR = [*(f"{part}embed_tokens.weight" for part in ("encoder.", "decoder."))]
-FOUR = ["shared.weight", *FOUR, "lm_head.weight"]
-
-
-@pytest.mark.parametrize("parent", ["", "model."])
-def test_an_encoder_and_a_decoder_with_one_embedding_keep_the_shared_name(parent: str) -> None:
-    names = [parent + n for n in FOUR[:3]] + [FOUR[3]]
-    assert kept([tensor(n, "e") for n in names])[0] == [f"{parent}shared.weight"]
-
-
-def test_a_second_name_with_other_bytes_is_kept_and_so_is_a_head_that_is_like_neither() -> None:
-    stored = dict(zip(FOUR, ("e", "other", "same", "other"), strict=True))
-    names, notes = kept([tensor(n, f) for n, f in stored.items()])
-    assert names == ["shared.weight", "encoder.embed_tokens.weight"]  # the head is as the encoder's
-    assert (
-        notes[0]
-        == "encoder.embed_tokens.weight and shared.weight are tied by the configuration, but"
-        " differ: both are kept"
-    )
-
-
-def test_a_second_name_without_a_first_is_left_alone() -> None:
-    assert kept([tensor("encoder.embed_tokens.weight", "e"), tensor("x", "e")])[0] == [
-        "encoder.embed_tokens.weight",
-        "x",
-    ]
-
-
-def test_the_bias_of_a_head_has_two_names() -> None:
-    stored = [tensor("cls.predictions.bias", "e"), tensor("cls.predictions.decoder.bias", "same")]
-    assert kept(stored)[0] == ["cls.predictions.bias"]
-
-
-def test_a_name_is_no_head_that_only_ends_like_one() -> None:
-    assert kept([tensor("my_lm_head.weight", "e"), tensor(EMBEDDING, "same")])[0] == [
-        "my_lm_head.weight",
-        EMBEDDING,
-    ]
-
-
-def test_of_several_embeddings_the_one_with_the_heads_bytes_is_meant() -> None:
-    assert kept(
-        [tensor("a.wte.weight", "other"), tensor("b.wte.weight", "e"), tensor(HEAD, "same")]
-    )[0] == [
-        "a.wte.weight",
-        "b.wte.weight",
-    ]
 
 
 def test_a_head_that_stands_alone_gets_the_name_that_the_base_model_has() -> None:

@@ -93,22 +93,6 @@ def test_integers_have_extremes_and_zeros_and_no_norm(dtype: str, raw: bytes) ->
     )
 
 
-@given(st.lists(st.floats(width=32), max_size=60), st.integers(1, 20))
-def test_pieces_add_up_to_the_whole(values: list[float], size: int) -> None:
-    array = np.array(values, "<f4")
-    total = Statistics()
-    for at in range(0, len(array), size):
-        total += of(array[at : at + size], "F32")
-    whole = of(array, "F32")
-    assert total.norm == pytest.approx(whole.norm)
-    assert (total.count, total.low, total.high, total.nans) == (
-        whole.count,
-        whole.low,
-        whole.high,
-        whole.nans,
-    )
-
-
 def test_a_value_at_a_pieces_border_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.array([1, np.nan, 3, np.inf, 0, -7], "<f4")
     monkeypatch.setattr(module, "_PIECE", 2)

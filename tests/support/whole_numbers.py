@@ -8,14 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load
 
-from ckptsync.merger.change_types import BiasDelta, Change, Changes, Factor, Replacement, Rows
+from ckptsync.merger.engine import Destination, write_model
+from ckptsync.merger.into_base import join_files, plan_sums
+from ckptsync.merger.plan import FilePlan, MergeOptions, plan
+from ckptsync.merger.prepare import MergeJob
 from ckptsync.tensors import Copy, Extent, Part, Shape, Tensor
+from tests.support.files_in_memory import MemoryFiles
+from tests.support.merge_in_memory import Written
 from tests.support.vector import ROOT
 
 Values = npt.NDArray[np.float32]
@@ -42,47 +48,33 @@ def tensors(shapes: Mapping[str, Iterable[int]], dtype: str = "F32") -> tuple[Te
 
 
 def tensor(name: str, shape: Shape, dtype: str = "F32") -> Tensor:
-    """Return a tensor that lies in a file of its name."""
-    extent = Extent(name, 0, 4 * int(np.prod(shape)))
-    copy = Copy(dtype, shape, (Part((0,) * len(shape), shape, extent),))
-    return Tensor(name, dtype, shape, (copy,))
+    """Return a tensor that lies in a file of its name: half of them flattened, as ZeRO does."""
+    size = int(np.prod(shape))
+    grid = (size,) if zlib.crc32(name.encode()) % 2 else shape
+    part = Part((0,) * len(grid), grid, Extent(name, 0, 4 * size))
+    return Tensor(name, dtype, shape, (Copy(dtype, grid, (part,)),))
 
 
-def stored(tensor: Tensor) -> Values:
-    """Return the values of a tensor: of its own, or a range of the one that it was cut from."""
-    (part,) = tensor.copies[0].parts
-    start, size = part.extent.start // 4, part.extent.size // 4
-    return value(part.extent.file, (start + size,))[start:].reshape(tensor.shape)
+def sum_into_base(
+    base: Mapping[str, Iterable[int]],
+    config: Mapping[str, Any],
+    adapter: Mapping[str, Iterable[int]],
+    adapter_config: Mapping[str, Any],
+) -> dict[str, Values]:
+    """Return every tensor that a merge of the adapter into its base writes."""
+    options, files = MergeOptions("keep"), [_files(base), _files(adapter)]
+    base_job = _job(plan(tensors(base), options), "config.json", config)
+    factors = plan(tensors(adapter), options, "adapter_model")
+    adapters = [("adapter", _job(factors, "adapter_config.json", adapter_config))]
+    joined, written = join_files(files[0], files[1:]), Written()
+    write_model(plan_sums(base_job, adapters, joined, options), joined, Destination(written.write))
+    return load(written["model.safetensors"])
 
 
-def apply(plan: Changes, base: Iterable[Tensor]) -> dict[str, Values]:
-    """Return every tensor that is written, computed in the plainest way."""
-    result: dict[str, Values] = {}
-    for one in (*base, *plan.added):
-        if one.name not in plan.removed:
-            result[one.name] = changed(stored(one), plan.of.get(one.name, ()))
-    return result
+def _files(shapes: Mapping[str, Iterable[int]]) -> MemoryFiles:
+    return MemoryFiles({name: value(name, tuple(s)).tobytes() for name, s in shapes.items()})
 
 
-def changed(values: Values, changes: Sequence[Change]) -> Values:
-    """Return values after their changes."""
-    values = values.copy()
-    for change in changes:
-        if isinstance(change, Replacement):
-            values = stored(change.tensor).copy()
-        elif isinstance(change, Rows):
-            values[list(change.rows)] = stored(change.tensor)
-        elif isinstance(change, BiasDelta):
-            values += np.float32(change.scale) * stored(change.tensor)
-        else:
-            product = np.float32(change.scale) * (_part(change.b) @ _part(change.a))
-            box = tuple(slice(o, o + n) for o, n in zip(change.offsets, change.sizes, strict=True))
-            whole = product.T if change.is_transposed else product
-            values[box] += whole.reshape(change.sizes)
-    return values
-
-
-def _part(factor: Factor) -> Values:
-    whole = stored(factor.tensor)
-    flat: Values = whole.reshape(whole.shape[0], -1)
-    return flat[np.ix_(factor.rows, factor.columns)]
+def _job(plans: tuple[FilePlan, ...], name: str, config: Mapping[str, Any]) -> MergeJob:
+    content = {name: json.dumps(config).encode()}
+    return MergeJob("whole:.", plans, ((name, MemoryFiles(content)),), (), content)

@@ -206,17 +206,5 @@ def zeros(draw: st.DrawFn) -> Zero:
     )
     extra, lean = draw(st.integers(0, 2 * world - 1)), draw(st.booleans())
     cuts = tuple(draw(st.lists(st.floats(0, 1), max_size=3)))
-    tied = {"tied": stored} if stored else {}
-    return Zero(
-        stage,
-        world,
-        groups,
-        frozen,
-        buffers,
-        tied,
-        gaps,
-        extra,
-        lean,
-        cuts,
-        draw(st.sampled_from(["", "bf16_"])),
-    )
+    tied, prefix = {"tied": stored} if stored else {}, draw(st.sampled_from(["", "bf16_"]))
+    return Zero(stage, world, groups, frozen, buffers, tied, gaps, extra, lean, cuts, prefix)
