@@ -145,18 +145,33 @@ def test_a_path_that_comes_later_is_watched_from_the_next_refresh(
     assert ear.hears(lambda: (path / "a").write_bytes(b"x"))
 
 
+@pytest.mark.parametrize("inode", ["another", "the same"])
 def test_a_path_deleted_and_made_again_is_watched_again(
-    tmp_path: Path, ear: Ear, watching: Callable[[Path], Watch]
+    tmp_path: Path,
+    ear: Ear,
+    watching: Callable[[Path], Watch],
+    inode: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if inode == "the same":
+        states = module.directory_states
+        monkeypatch.setattr(
+            module,
+            "directory_states",
+            lambda paths: tuple(state and (*state[:-1], 7) for state in states(paths)),
+        )
     path = tmp_path / "out"
     path.mkdir()
     found = watching(path)
     path.rmdir()
     (tmp_path / "takes the inode").mkdir()
     path.mkdir()
-    found.refresh()
-    ear.settle()
-    assert ear.hears(lambda: (path / "a").write_bytes(b"x"))
+
+    def is_heard() -> bool:
+        found.refresh()
+        return ear.hears((path / "a").touch, 1.0)
+
+    assert until(is_heard)
     path.joinpath("a").unlink()
     path.rmdir()
     found.refresh()

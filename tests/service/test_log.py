@@ -167,10 +167,10 @@ def test_a_line_is_said_when_it_changes_and_again_when_it_comes_back() -> None:
     later = Line("a", "phase=waiting until=9", state="w")
     said: dict[str, str] = {}
     told = []
-    for now in ([waiting], [later], [sent], [], [waiting], [waiting, Line("b", "x")]):
+    for now in ([waiting], [later], [sent], [], [sent], [sent, Line("b", "x")]):
         lines, said = changed(said, now)
         told.append([line.text for line in lines])
-    assert told == [["phase=waiting"], [], ["phase=sent"], [], ["phase=waiting"], ["x"]]
+    assert told == [["phase=waiting"], [], ["phase=sent"], [], ["phase=sent"], ["x"]]
 
 
 def test_pairs_are_quoted_where_they_must_be() -> None:

@@ -505,6 +505,7 @@ def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_report
         shutil.rmtree(out / "job")
         found.scanning()
         assert found.runs() == {}
+        assert [(p.run, p.checkpoint) for p in found.running()] == [("job", "checkpoint-1")]
         store.held = ""
         store.go_on.set()
         for each in uploading:
