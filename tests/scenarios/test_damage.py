@@ -213,20 +213,6 @@ def test_a_damaged_heartbeat_hides_nothing_else(world: World) -> None:
     assert head.is_running()
 
 
-@pytest.mark.stores("path", "s3")
-def test_pull_gives_nothing_that_is_damaged(world: World, tmp_path: Path) -> None:
-    saved = world.save("sft")
-    world.push(saved)
-    flip(world.store, WEIGHTS)
-    words = ("pull", "sft/checkpoint-4", tmp_path / "back", "--unverified")
-    done = world.at_store(*words, "--json", code=10)
-    assert "model.safetensors" in str(done.json["failed"])
-    assert not (tmp_path / "back/checkpoint-4").exists()
-    world.store.write(WEIGHTS, (saved / "model.safetensors").read_bytes())
-    world.at_store(*words)
-    assert files_below(tmp_path / "back/checkpoint-4") == files_below(saved)
-
-
 @pytest.mark.stores("path")
 def test_damage_that_nobody_can_repair_is_said_to_be_lost(world: World) -> None:
     worker = world.worker()

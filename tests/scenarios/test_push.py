@@ -4,8 +4,6 @@ that it left out.
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from tests.scenarios.world import World, copy_save, files_below
@@ -43,21 +41,6 @@ def test_a_directory_that_a_layout_reads_is_sent_under_its_own_name_also_behind_
     )
     world.push(link)
     assert world.stored("links", "checkpoint-9") == files_below(shards)
-
-
-@pytest.mark.stores("path")
-def test_what_lies_beside_checkpoints_and_a_final_model_is_listed(world: World) -> None:
-    out = world.save("sft").parent
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(out / "checkpoint-4" / name, out / name)
-    (out / "train.log").write_text("loss 1.0\n")
-    (out / "runs").mkdir()
-    told = world.push(out, "--json").json
-    assert [each["checkpoint"] for each in told["checkpoints"]] == ["checkpoint-4", "final"]
-    assert told["left_out"] == ["runs/", "train.log"]
-    said = world.push(out).out
-    assert "runs/" in said
-    assert "train.log" in said
 
 
 @pytest.mark.stores("path", "s3")

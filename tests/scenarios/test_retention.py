@@ -19,27 +19,6 @@ def locations(world: World) -> dict[str, str]:
     }
 
 
-@pytest.mark.stores("path", "s3")
-def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(
-    world: World, prepared: Prepared
-) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    gc = ("gc", "--keep-last", "1")
-    world.at_store(*gc, "--grace", "1h", "--dry-run")
-    assert set(locations(world).values()) == {"VERIFIED"}
-    world.at_store(*gc, "--grace", "1h")
-    assert locations(world) == {"1": "RETIRED", "2": "VERIFIED"}
-    assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), (
-        "gone before the grace was over"
-    )
-    world.at_store(*gc, "--grace", "0s")
-    world.at_store(*gc, "--grace", "0s")
-    assert {
-        name.split("/")[1] for name in world.store.names() if name.startswith("sft/checkpoint-")
-    } == {"checkpoint-2"}
-    world.verify()
-
-
 @pytest.mark.stores("path")
 def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))

@@ -25,7 +25,7 @@ from ckptsync.config.schema import Config
 from ckptsync.head.due_jobs import Job, VerifyPolicy, verify_jobs_in_store
 from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention
 from ckptsync.head.retention_rules import Rules
-from ckptsync.service.jobs import CommandResult, JobFailed, JobProgress, decode_line, end_of
+from ckptsync.service.jobs import CommandResult, JobProgress, decode_line, end_of
 from ckptsync.service.log import Pairs
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
@@ -102,17 +102,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[
 @pytest.fixture
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("head")
-
-
-def test_an_operators_error_keeps_its_hint_and_one_of_a_store_that_has_gone_passes(
-    tmp_path: Path, home: Path
-) -> None:
-    _, [absent] = answered(tmp_path / "nothing", CONSOLIDATE, home)
-    assert isinstance(absent, CommandResult)
-    end = end_of(absent)
-    assert isinstance(end, JobFailed)
-    assert (bool(end.hint), end.passes) == (True, True)
-    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_bug_is_logged_with_its_traceback_and_has_no_result(

@@ -78,7 +78,9 @@ def exposing(make: Make) -> Iterator[Listeners]:
         yield made
 
 
-def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Listeners) -> None:
+def test_metrics_have_what_the_process_the_store_and_the_alerts_are(
+    exposing: Listeners, working: Roles
+) -> None:
     told = exposing.metrics()[1].decode().splitlines()
     for line in (
         'ckptsync_build_info{node="n0",roles="head",version="',
@@ -97,6 +99,8 @@ def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Li
         'ckptsync_run_checkpoints{run="run",state="verified"} 1.0',
     ):
         assert any(said.startswith(line) for said in told), line
+    working.head = None
+    assert "ckptsync_run_checkpoints" not in exposing.metrics()[1].decode(), "a worker's own"
 
 
 def test_it_is_well_unless_a_task_hangs_or_nobody_checks_for_that(
