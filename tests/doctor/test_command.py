@@ -393,9 +393,10 @@ def test_nodes_are_compared_also_by_one_whose_own_clock_is_hours_off(
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(SHIFTED)], check=True)
     sound(beside, 1, python)
     ahead.write_bytes((7200).to_bytes(8, sys.byteorder))
-    assert doctor(["--store", beside / "store"], LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))[
-        "nodes"
-    ] == ["n0", "n1"]
+    shifted = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(ahead)}
+    for words in ([], ["--publish", "--nodes", "--node", "n1", "--python", python]):
+        told = doctor(["--store", beside / "store", *words], **shifted)
+        assert told["nodes"] == ["n0", "n1"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
