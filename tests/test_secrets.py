@@ -127,7 +127,6 @@ def checkpoint(tmp_path: Path) -> Path:
 def ways(
     tmp_path: Path, key: str, secret: str, token: str, endpoint: str
 ) -> Iterator[dict[str, str]]:
-    """The ways to tell a command who it is."""
     shared = {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
     options = {"key": key, "secret": secret, "endpoint_url": endpoint} | (
         {"token": token} if token else {}
@@ -227,7 +226,6 @@ def contents(bucket: str) -> Iterator[str]:
 
 
 def words(command: str, url: str, checkpoint: Path) -> list[str]:
-    """A command that asks for a store."""
     if command == "merge":
         return ["merge", url, str(checkpoint.with_name("model"))]
     of_save = [str(checkpoint)] if command == "push" else []

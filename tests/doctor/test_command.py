@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.doctor import published_facts
+from ckptsync.errors import StoreError
 from tests.doctor.real import SOUND_MACHINE, doctor, environment, kinds, needs_namespaces
 
 PORT = str(20000 + os.getpid() % 12000)  # which no other process of these tests has
@@ -66,7 +68,6 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 @pytest.fixture
 def publish(ask: Ask, store: Path, python: str) -> Ask:
-    """Let this machine publish its facts in the store."""
     return lambda *words: ask("--publish", "--store", store, "--python", python, *words)
 
 
@@ -151,6 +152,18 @@ def test_facts_that_cannot_be_read_are_found(store: Path, ask: Ask, publish: Ask
     told = ask("--store", store)
     (one,) = [f for f in told["findings"] if f["kind"] == "unreadable-facts"]
     assert ("--publish" in one["hint"], told["exit_code"]) == (True, 2)
+
+
+def test_a_store_that_goes_after_publishing_is_a_finding_beside_the_others(
+    publish: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(*_: object) -> NoReturn:
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(published_facts, "read_living", go)
+    told = publish("--nodes", "--python", "/nowhere")
+    assert (kinds(told), told["exit_code"]) == (["python", "unreadable-facts"], 4)
+    assert told["published"]
 
 
 def test_a_node_whose_id_another_machine_has_is_not_published(store: Path, publish: Ask) -> None:

@@ -69,12 +69,10 @@ def pair(world: World, *words: object, **second: str) -> tuple[Done, Done]:
 
 
 def failures(done: Done) -> set[tuple[str, str]]:
-    """The kind and the subject of each failure."""
     return {(f["kind"], f["subject"]) for f in done.json["findings"] if f["level"] == "fail"}
 
 
 def same(first: Done, second: Done) -> Any:
-    """The one answer of two nodes."""
     assert first.code == second.code, f"{first.out}\n{second.out}"
     keys = ("nodes", "findings", "failures", "warnings", "exit_code")
     assert [first.json[key] for key in keys] == [second.json[key] for key in keys]

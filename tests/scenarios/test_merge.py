@@ -205,7 +205,6 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slices(sliced: Path, tmp_path: Path) -> Path:
-    """The four files of that tensor."""
     (tmp_path / "in").mkdir()
     for rank in range(4):
         shutil.copy(sliced / f"model_world_size_4_rank_{rank}.pt", tmp_path / "in")

@@ -45,17 +45,6 @@ def test_what_is_retired_comes_back_when_a_person_keeps_it(
 
 
 @pytest.mark.stores("path")
-def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(
-    world: World, prepared: Prepared
-) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    for _ in range(2):
-        world.at_store("gc", "--max-age", "1ms", "--grace", "0s")
-    assert locations(world)["2"] == "VERIFIED"
-    assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
-
-
-@pytest.mark.stores("path")
 def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(world: World) -> None:
     world.worker()
     head = world.head(retention={"keep_last": 1, "grace": "1s"})
@@ -75,17 +64,6 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
     world.let_workers_look("node0")
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
     assert locations(world)["2"] == "VERIFIED"
-
-
-@pytest.mark.stores("path")
-def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    for _ in range(2):
-        world.at_store("gc", "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s")
-    names = world.store.names()
-    assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
-    assert "sft/consolidated/checkpoint-1/model.safetensors" in names
-    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
 
 
 @pytest.mark.stores("path")

@@ -88,7 +88,6 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def told_once(there: Inbox) -> Sender:
-    """A sender that has delivered one alarm."""
     man = postman(there)
     man.offer([HURT], 1000.0)
     until(lambda: man.channel.delivered == 1)

@@ -64,7 +64,6 @@ def running(script: str, most: int = 1) -> Iterator[tuple[Jobs, threading.Event]
 
 
 def error_of(script: str) -> str:
-    """Return what a job of this program failed with."""
     with running(script) as (jobs, ended):
         jobs.begin("verify", [job("a")])
         assert ended.wait(60)

@@ -93,6 +93,7 @@ def test_off_a_terminal_a_line_is_json_or_logfmt_and_has_each_fact_once() -> Non
         ),
         (pairs(phase="started", node="n", store="/s"), "runs (node n, store /s)"),
         (pairs(phase="unreadable", record="x.json", error="odd"), "x.json: cannot be read: odd"),
+        (pairs(phase="given-up", subject="a/c: eval", tries=5), "a/c: eval: given up (tries 5)"),
     ],
 )
 def test_on_a_terminal_a_line_is_a_sentence_for_people(

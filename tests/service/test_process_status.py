@@ -50,8 +50,6 @@ def busy(*queue: str) -> Roles:
 
 
 class Serving:
-    """A worker's output directories."""
-
     def __init__(self, **runs: Path) -> None:
         self.found = runs
         self.progress: tuple[Progress, ...] = ()
