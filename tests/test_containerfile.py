@@ -25,14 +25,6 @@ def arguments(name: str) -> list[str]:
     return [argument for instruction, argument in instructions() if instruction == name]
 
 
-def test_it_has_only_instructions_that_there_are_and_begins_with_a_named_version() -> None:
-    known = {"FROM", "ARG", "RUN", "COPY", "ENV", "USER", "ENTRYPOINT", "CMD"}
-    assert {name for name, _ in instructions()} <= known
-    bases = arguments("FROM")
-    assert all(re.fullmatch(r"docker\.io/library/python:3\.\d+-\S+( AS \w+)?", b) for b in bases)
-    assert len({base.partition(" AS ")[0] for base in bases}) == 1, "a venv is of one Python"
-
-
 def test_it_ends_as_a_user_of_its_own_with_the_command_as_entry_point() -> None:
     user = arguments("USER")[-1]
     assert re.fullmatch(r"(\d+):\1", user), "by number: Kubernetes sees that it is not root"

@@ -193,24 +193,3 @@ def test_a_real_prometheus_fires_and_every_query_of_the_dashboard_returns_data(
             return not missing
 
         assert until(is_all_there, 300), [(title, expression(t)) for title, t in missing]
-
-
-def test_a_dashboard_names_its_data_source_by_a_variable_and_no_panel_covers_another() -> None:
-    variables = {v["name"]: v for v in DASHBOARD["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    sources = re.findall(r'"uid": "([^"]*)"', json.dumps(DASHBOARD["panels"]))
-    assert set(sources) == {"${datasource}"}
-    assert "id" not in DASHBOARD, "Grafana gives it one at the import"
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells: set[tuple[int, int]] = set()
-    for panel in panels:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24
-        here = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert not here & cells, panel["title"]
-        cells |= here

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +127,6 @@ def checkpoint(tmp_path: Path) -> Path:
 def ways(
     tmp_path: Path, key: str, secret: str, token: str, endpoint: str
 ) -> Iterator[dict[str, str]]:
-    """The ways to tell a command who it is."""
     shared = {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
     options = {"key": key, "secret": secret, "endpoint_url": endpoint} | (
         {"token": token} if token else {}
@@ -227,7 +226,6 @@ def contents(bucket: str) -> Iterator[str]:
 
 
 def words(command: str, url: str, checkpoint: Path) -> list[str]:
-    """A command that asks for a store."""
     if command == "merge":
         return ["merge", url, str(checkpoint.with_name("model"))]
     of_save = [str(checkpoint)] if command == "push" else []
@@ -280,22 +278,3 @@ def test_ssh_is_started_with_nothing_that_is_secret(tmp_path: Path, checkpoint: 
     assert (refused.code, good.code) == (2, 0), good.printed
     assert any("ssh" in line.split(" ")[0] for line in good.lines), "no child was seen"
     assert reveals(refused.all() + good.all(), "planted/Word", private) == []
-
-
-def test_what_is_planted_would_be_found(tmp_path: Path) -> None:
-    environment: Mapping[str, str] = {"AWS_SECRET_ACCESS_KEY": WRONG}
-    for text in (
-        f"secret={WRONG}",
-        quote(WRONG, safe=""),
-        repr(environment),
-        base64.b64encode(WRONG.encode()).decode(),
-    ):
-        assert reveals(text, WRONG)
-    command = [sys.executable, "-c", "import time; time.sleep(300)", WRONG]
-    over = threading.Event()
-    alarm = threading.Timer(SECONDS, over.set)
-    alarm.start()
-    with subprocess.Popen(command) as child:
-        assert any(reveals(line, WRONG) for line in _command_lines(child.pid, over))
-        child.kill()
-    alarm.cancel()

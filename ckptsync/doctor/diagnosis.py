@@ -235,11 +235,10 @@ def _publish(
     """Publish this node's facts in the store; return the diagnosis with the findings of that.
 
     With ``wait``, wait for the other nodes of the launch and compare them; else compare with those
-    that published lately, if ``compares``.  An error of publishing is a finding; one of the
-    comparison is raised (StoreError).
+    that published lately, if ``compares``.  An error of either is a finding.
     """
     name, nodes = published_facts.launch_name(request.node), diagnosis.nodes
-    findings = diagnosis.findings
+    findings, why = diagnosis.findings, "other nodes cannot be compared with this one"
     try:
         if request.wait:
             arrived = published_facts.meet(store, own, request.nnodes, request.wait, progress)
@@ -247,11 +246,13 @@ def _publish(
         else:
             published_facts.publish(store, own)
     except CkptsyncError as e:
-        why = "other nodes cannot be compared with this one"
         refused = refusal(e, "not-published", diagnosis.store, why).on(request.node)
         return replace(diagnosis, findings=in_order([*findings, refused]))
     if request.compares and not request.wait:
-        nodes, more = _compare_all(request, store, own["clock"] or 0.0)
+        try:
+            nodes, more = _compare_all(request, store, own["clock"] or 0.0)
+        except StoreError as e:
+            more = [refusal(e, "unreadable-facts", diagnosis.store, why).on(request.node)]
         findings = in_order([*findings, *more])
     return replace(diagnosis, nodes=nodes, findings=findings, published=name)
 

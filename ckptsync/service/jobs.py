@@ -206,8 +206,7 @@ def wait_after(before: Wait | None, job: Job, end: JobEnd, now: float) -> Wait |
         if job.once_per_key:
             return Wait(job.key, float("inf"))
         return None if end.is_change else Wait(job.key, now + SOON)
-    is_again = before is not None and before.failed is not None and before.key == job.key
-    count = before.count + 1 if before and is_again else 1
+    count = before.count + 1 if before and before.key == job.key else 1
     seconds = backoff(count, SOON, LATE) if end.passes else LATE
     return Wait(job.key, now + seconds, end, count)
 

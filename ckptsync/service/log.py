@@ -52,6 +52,7 @@ SENTENCES: Mapping[str, str] = {
     "lost": "removed before all of it was stored",
     "superseded": "not uploaded: a newer one is",
     "cleaned": "removed from this node",
+    "given-up": "given up",
     "marked": "marked for deletion",
     "marked-again": "marked for deletion again",
     "withdrawn": "kept after all",

@@ -130,8 +130,7 @@ class Task:
         After long work the pause is as long as the work, up to ``every``.
         """
         with self._lock:
-            self.is_running, self.began = True, time.monotonic()
-            self.due = self.due if self.due > self.began else NEVER
+            self.is_running, self.began, self.due = True, time.monotonic(), NEVER
         self.thread = threading.get_native_id()
         try:
             with progress_signs.attributed_to(self.name):

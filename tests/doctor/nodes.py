@@ -94,7 +94,6 @@ def found(*nodes: dict[str, Any]) -> list[Finding]:
 
 
 def kinds(*nodes: dict[str, Any]) -> list[str]:
-    """What is found between nodes."""
     return [written(finding) for finding in compare(nodes)]
 
 

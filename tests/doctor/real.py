@@ -95,7 +95,6 @@ def doctor(
 
 
 def kinds(told: Mapping[str, Any]) -> list[str]:
-    """The kinds of what was found, each once."""
     return sorted({finding["kind"] for finding in told["findings"]})
 
 

@@ -26,6 +26,8 @@ def test_nothing_is_found_on_sound_nodes_or_where_they_say_nothing() -> None:
 def test_several_processes_of_one_node_are_one_node() -> None:
     first, second = pair()
     assert found(first, {**first, "versions": {}}, second) == []
+    clone = second | {"node": "n0", "python": "3.12.1"}
+    assert kinds(first, clone) == ["fail versions-differ python"], "another machine has the id"
 
 
 def test_failures_come_first_and_each_says_where_what_why_and_what_to_do() -> None:
@@ -189,10 +191,11 @@ RENAMED = "warn tmp-checkpoint transformers"
         ({"transformers": "5.14.1"}, {"training": {"save_on_each_node": "true"}}, []),
         ({"transformers": "5.23.0"}, {"training": {"save_on_each_node": "false"}}, []),
         ({"transformers": "5.23.0"}, {"training": {"save_on_each_node": "True"}}, [EACH]),
-        ({"transformers": "4.37.2"}, {"variables": {"NNODES": "2"}}, [RENAMED]),
-        ({"transformers": "4.37.2"}, {"variables": {"NNODES": "1"}}, []),
-        ({"transformers": "4.40.0"}, {"variables": {"NNODES": "2"}}, []),
-        ({"transformers": "4.35.0"}, {"variables": {"NNODES": "2"}}, []),
+        ({"transformers": "4.36.0"}, {"variables": {"NNODES": "2"}}, [RENAMED]),
+        ({"transformers": "4.38.2"}, {"variables": {"NNODES": "2"}}, [RENAMED]),
+        ({"transformers": "4.38.2"}, {"variables": {"NNODES": "1"}}, []),
+        ({"transformers": "4.39.0"}, {"variables": {"NNODES": "2"}}, []),
+        ({"transformers": "4.35.2"}, {"variables": {"NNODES": "2"}}, []),
         ({"llamafactory": "0.9.2", "ray": "2.54.0"}, {}, [TWICE]),
         ({"llamafactory": "0.9.2", "ray": "2.55.0"}, {}, []),
         ({"llamafactory": "0.9.3", "ray": "2.54.0"}, {}, []),
@@ -228,20 +231,26 @@ def test_settings_of_the_training_that_lose_its_model_or_output_are_found() -> N
 
 
 def test_what_the_system_gives_too_little_of_is_found() -> None:
-    assert alone(limits={"nofile": 256}) == ["warn few-files ulimit -n"]
-    assert alone(limits={"nofile": -1}) == [], "no limit"
-    assert alone(limits={"shm": 64 << 20}) == ["warn small-shm /dev/shm"]
-    assert alone(limits={"memlock": 64 << 10}) == ["warn memlock ulimit -l"]
+    for name, enough, kind in (
+        ("nofile", 1024, "few-files ulimit -n"),
+        ("shm", 512 << 20, "small-shm /dev/shm"),
+        ("memlock", 1 << 30, "memlock ulimit -l"),
+    ):
+        assert alone(limits={name: enough - 1}) == [f"warn {kind}"]
+        assert alone(limits={name: enough}) == []
+    assert alone(limits={"nofile": -1}) == alone(limits={"memlock": -1}) == [], "no limit"
+    ethernet = {"NCCL_IB_DISABLE": "1"}
+    assert alone(limits={"memlock": 64 << 10}, variables=ethernet) == []
     assert alone(limits={"memlock": 64 << 10, "hcas": 0}) == []
 
 
 def test_a_clock_that_is_off_is_found_beside_the_store_and_beside_another_node() -> None:
-    for seconds, level in ((2.0, "warn"), (-2.0, "warn"), (31.0, "fail"), (-31.0, "fail")):
+    for seconds, level in ((1.1, "warn"), (-30.0, "warn"), (30.1, "fail"), (-31.0, "fail")):
         assert planted(clock=seconds) == [f"{level} clock the clock"] * 2
         assert alone(clock=seconds) == [f"{level} clock the clock"]
     nodes = [n | {"clock": clock} for n, clock in zip(pair(), (-0.8, 0.8), strict=True)]
     assert [f.nodes for f in found(*nodes)] == [("n0", "n1")]
-    assert planted(clock=0.4) == planted(clock=None) == []
+    assert planted(clock=1.0) == planted(clock=None) == []
 
 
 def test_machines_that_share_a_name_an_id_or_an_address_are_found() -> None:

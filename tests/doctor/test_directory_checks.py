@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -173,6 +174,15 @@ def test_before_the_first_save_a_directory_of_another_user_is_found_but_not_root
     os.chown(out, owner, owner)
     out.chmod(mode)
     assert found_by_nobody(out) == kinds
+
+
+def test_room_that_only_root_may_use_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"f_bavail": 1, "f_bfree": 10**9, "f_favail": 1, "f_ffree": 10**9}
+    disk = SimpleNamespace(f_blocks=10**9, f_frsize=4096, f_files=10**9, **free)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert [f.kind for f in check_space(tmp_path, None)] == ["disk-full", "inodes"]
 
 
 def test_a_file_system_that_tells_no_size_has_room() -> None:

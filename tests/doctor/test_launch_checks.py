@@ -75,6 +75,8 @@ def test_a_world_that_the_ranks_do_not_make_is_found() -> None:
     assert on_both(variables={"WORLD_SIZE": "12"}) == ["fail world-size WORLD_SIZE"]
     assert on_both(variables={"WORLD_SIZE": "16"}) == []
     assert on_both(variables={"WORLD_SIZE": "2"}) == [], "some clusters count nodes in it"
+    more = {"NNODES": "3", "WORLD_SIZE": "24"}
+    assert on_both(variables=more) == ["fail nodes-missing NNODES"], "the third has ranks, too"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "0.0.0.0"])

@@ -235,6 +235,9 @@ def test_no_limit_is_minus_one() -> None:
     assert done.stdout == "-1\n", done.stderr
 
 
-def test_an_interface_tells_whether_it_has_an_address() -> None:
+def test_an_interface_tells_whether_it_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.gather()["interfaces"]["lo"]["address"] == "yes"
-    assert probe._address("no-such-one") == "no"
+    for name, scope, expected in (("x", "00", "yes"), ("x", "20", "no"), ("y", "00", "no")):
+        listed = f"fe800000000000000000000000000001 02 40 {scope} 80 {name}\n"
+        monkeypatch.setattr(probe, "_text", lambda _, listed=listed: listed)
+        assert probe._address("x") == expected, "one of its own link alone reaches nobody"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ckptsync.doctor import published_facts
 from ckptsync.doctor.checks import compare
 from ckptsync.doctor.published_facts import (
     FOLDER,
@@ -27,6 +28,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.doctor.nodes import pair
+from tests.support.waiting import until
 
 HOOK = {
     "python": "3.11.4",
@@ -182,6 +184,20 @@ def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each
     for one in found:
         assert isinstance(one, Arrived)
         assert (one.expected, one.is_complete) == (3, False)
+
+
+def test_a_node_that_comes_does_not_shorten_the_wait_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published_facts, "_SETTLE", 0.0)
+    monkeypatch.setattr(published_facts, "_POLL", 0.05)
+    store, third = PosixStore(str(tmp_path)), {**pair()[1], "node": "n2"}
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(waits, store, *pair(), wanted=3)
+        assert until(lambda: [n for n in read_published(store, 0.0)[0] if n["call"]["read"]])
+        assert not until(early.done, 0.5)
+        assert {*names(*waits(store, third, wanted=3))} == {"n0", "n1", "n2"}
+        assert [len(names(one)) for one in early.result()] == [3, 3]
 
 
 def test_two_machines_that_wait_under_one_id_both_find_out(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.doctor.store_checks import Checked, StoreTarget, check_store
 from ckptsync.stores.limits import Limits
-from tests.support.s3_permissions import policy, without
+from tests.support.s3_permissions import policy
 from tests.support.seaweedfs import weed
 
 
@@ -37,19 +37,6 @@ def test_what_configs_give_a_role_is_enough(bucket: str, role: str) -> None:
         ".ckptsync/clocks/n0~doctor",
         ".ckptsync/doctor/n0",
     ]
-
-
-@pytest.mark.parametrize(
-    ("action", "kind"),
-    [("s3:PutObject", "create"), ("s3:GetObject", "create"), ("s3:ListBucket", "list")],
-)
-def test_an_action_that_a_key_lacks_is_found(action: str, kind: str) -> None:
-    """S3's create looks whether the name is taken, for which it asks as for reading."""
-    bucket = weed().bucket()
-    statements = [
-        s for s in without(action, policy("policy-worker", bucket, "store")) if s["Action"]
-    ]
-    assert found(asked(bucket, weed().identity(*statements))) == [(f"store-{kind}", 4)]
 
 
 def test_a_head_that_lets_go_needs_to_delete(bucket: str) -> None:

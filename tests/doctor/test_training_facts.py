@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.doctor import training_facts
 from ckptsync.doctor.training_facts import ask_first, ask_python, find_pythons, read_training
 from ckptsync.errors import ConfigError
 from tests.doctor.real import environment
@@ -40,7 +41,9 @@ def test_of_several_the_first_is_asked_that_has_torch(tmp_path: Path) -> None:
     assert ask_first([without, without], os.environ)["prefix"] == str(tmp_path / "without")
 
 
-def test_a_python_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
+def test_a_python_that_cannot_be_asked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, odd = tmp_path / "python", tmp_path / "python3"
     old.write_text("#!/bin/sh\necho 'SyntaxError: invalid syntax' >&2; exit 1\n")
     odd.write_text("#!/bin/sh\necho '[]'\n")
@@ -54,9 +57,17 @@ def test_a_python_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"(?i){words}"):
             ask_python(python, os.environ)
+    odd.write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(training_facts, "_PATIENCE", 0.5)
+    with pytest.raises(ConfigError, match="did not answer within"):
+        ask_python(str(odd), os.environ)
 
 
-def test_what_an_environment_prints_when_it_starts_is_no_answer(tmp_path: Path) -> None:
+def test_what_an_environment_prints_when_it_starts_is_no_answer_and_no_module_here_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
     python = environment(tmp_path / "venv", {"torch": "2.8.0"})
     (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     (packages / "banner.pth").write_text("import sys; print('welcome'); print('{}')\n")

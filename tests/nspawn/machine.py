@@ -110,7 +110,6 @@ class Machine:
         return done.stdout
 
     def run_as(self, user: str, *command: str, check: bool = True) -> str:
-        """As `run`, by one of `USERS`."""
         return self.run("runuser", "-u", user, "--", *command, check=check)
 
     def path(self, inside: str) -> Path:
@@ -118,7 +117,6 @@ class Machine:
         return Path(f"/proc/{self._leader}/root{inside}")
 
     def write(self, path: str, text: str) -> None:
-        """A file of root's."""
         self.path(path).parent.mkdir(parents=True, exist_ok=True)
         self.path(path).write_text(text)
 
@@ -131,7 +129,6 @@ class Machine:
             raise AssertionError(f"{what}\n{self.journal('-n', '60')}")
 
     def systemctl(self, *words: str, check: bool = True) -> str:
-        """``systemctl`` as root."""
         return self.run("systemctl", "--no-pager", *words, check=check)
 
     def property(self, unit: str, name: str) -> str:
@@ -150,7 +147,6 @@ class Machine:
         self._leader = self._booted(after=before + 1)
 
     def close(self) -> None:
-        """End it, and with it its mounts."""
         self._process.kill()
         self._process.wait()
         for top in _CGROUPS:

@@ -172,16 +172,6 @@ def test_a_file_that_is_still_written_is_noticed_from_within_the_service(node: M
     wait_until_stored(node, 5)
 
 
-def test_an_output_directory_that_is_removed_and_made_again_is_seen(node: Machine) -> None:
-    start(node)
-    save(node, 1)
-    wait_until_stored(node, 1)
-    remove = "until rm -r /data/out/exp; do :; done"  # the worker may be pinning in it
-    node.run_as("train", "sh", "-c", remove)
-    save(node, 2)
-    wait_until_stored(node, 2)
-
-
 def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(node: Machine) -> None:
     start(node, extra="WatchdogSec=10\n")
     hung = pid_of(node)
@@ -217,16 +207,6 @@ def test_a_stop_parks_what_is_being_sent_in_time_and_the_next_start_ends_it(
     configure(node)
     node.systemctl("start", WORKER)
     wait_until_stored(node, 7)
-
-
-def test_a_reload_starts_the_service_again_with_the_new_configuration(node: Machine) -> None:
-    start(node)
-    before = pid_of(node)
-    configure(node, more="limits: {threads: 3}\n")
-    node.systemctl("reload", WORKER)
-    save(node, 9)
-    wait_until_stored(node, 9)
-    node.wait_for("it is not started again", lambda: pid_of(node) not in ("0", before))
 
 
 @pytest.fixture

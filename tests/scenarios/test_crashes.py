@@ -4,28 +4,22 @@ again that was stored.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.scenarios.conftest import Prepared
 from tests.scenarios.stores import Store
 from tests.scenarios.world import (
-    BASE,
-    VECTORS,
-    Bits,
     Command,
     World,
     files_below,
     flipped,
     reference,
-    tensors,
 )
 from tests.support.exhaustive import in_exhaustive
 
@@ -131,84 +125,6 @@ def test_a_verifier_that_was_killed_goes_on(
     world.wait("sft/checkpoint-4", "DAMAGED")
 
 
-@pytest.mark.each_store
-def test_pull_that_was_killed_goes_on(world: World, tmp_path: Path, moment: float) -> None:
-    saved = world.save("sft", ballast=BALLAST)
-    world.push(saved)
-    words = (
-        "pull",
-        "sft/checkpoint-4",
-        tmp_path / "back",
-        "--store",
-        world.store.url,
-        "--unverified",
-        "--json",
-    )
-    killed(world, world.start(*words, "--bandwidth", SLOW), (tmp_path / "back").exists, moment)
-    there, sent = tmp_path / "back" / "checkpoint-4", files_below(saved)
-    assert not there.exists() or files_below(there) == sent, "half a checkpoint under its name"
-    brought = [
-        path.name
-        for path in (tmp_path / "back").glob(".checkpoint-4.pull-*/*")
-        if path.read_bytes() == sent.get(path.name)
-    ]
-    assert world.run(*words).json["there"]["files"] >= len(brought)
-    assert files_below(there) == sent
-    assert [p.name for p in (tmp_path / "back").iterdir() if not p.name.startswith("_")] == [
-        "checkpoint-4"
-    ]
-
-
-@pytest.mark.stores("s3", "sftp")
-@pytest.mark.each_store
-def test_a_merge_into_a_store_that_was_killed_goes_on(world: World, moment: float) -> None:
-    sources = [
-        VECTORS / "hf-fsdp2-2node" / node / "out/checkpoint-4" for node in ("node0", "node1")
-    ]
-    words = (
-        "merge",
-        *sources,
-        f"{world.store.url}/merged",
-        "--config-from",
-        BASE,
-        "--max-shard-size",
-        "20KB",
-    )
-    command = world.start(*words, "--bandwidth", "1KB/s")  # a minute: it cannot have ended
-    killed(world, command, lambda: "merged/.ckptsync-merge.json" in world.store.names(), moment)
-    before = {
-        name: identity
-        for name, identity in identities(world.store, "merged").items()
-        if name.endswith(".safetensors")
-    }
-    world.run(*words)
-    after = identities(world.store, "merged")
-    assert is_kept(before, after)
-    made = [name for name in after if name.endswith(".safetensors")]
-    assert {k: v for name in made for k, v in tensors(world.store.read(name)).items()} == reference(
-        "hf-fsdp2-2node"
-    )
-
-
-@pytest.mark.stores("path")
-def test_a_merge_that_was_killed_leaves_no_model(
-    world: World, tmp_path: Path, moment: float
-) -> None:
-    big = world.save("big")
-    _enlarge(big / "model.safetensors", 64 << 20)
-    to = tmp_path / "merged"
-    beside = {path.name for path in tmp_path.iterdir()}
-    killed(
-        world,
-        world.start("merge", big, to),
-        lambda: {path.name for path in tmp_path.iterdir()} != beside,
-        moment / 10,
-    )
-    if not to.exists():
-        world.run("merge", big, to)
-    assert _model(to) == _model(big)
-
-
 @pytest.mark.stores("path")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_with(
@@ -253,25 +169,3 @@ def test_a_worker_that_is_told_to_stop_does_so_soon_and_goes_on_later(
     world.wait("sft/checkpoint-4", "COMPLETE")
     assert is_kept(before, identities(world.store, "sft"))
     assert world.stored("sft", "checkpoint-4") == files_below(saved)
-
-
-def _enlarge(path: Path, size: int) -> None:
-    """Give a safetensors file one tensor more."""
-    data = path.read_bytes()
-    base = 8 + int.from_bytes(data[:8], "little")
-    header, length = json.loads(data[8:base]), len(data) - base
-    header["extra.weight"] = {
-        "dtype": "U8",
-        "shape": [size],
-        "data_offsets": [length, length + size],
-    }
-    text = json.dumps(header).encode()
-    path.write_bytes(
-        len(text).to_bytes(8, "little") + text + data[base:] + random.Random(0).randbytes(size)
-    )
-
-
-def _model(folder: Path) -> Bits:
-    return {
-        k: v for path in folder.glob("*.safetensors") for k, v in tensors(path.read_bytes()).items()
-    }

@@ -45,18 +45,6 @@ SHARDS = {"model.safetensors": flip, "optimizer.pt": truncate, "trainer_state.js
 MODEL = {"model.safetensors": flip, "config.json": truncate, "tokenizer.json": remove}
 
 
-def test_verify_by_hand_names_what_is_flipped_truncated_missing_and_everybody_knows_it_then(
-    world: World,
-) -> None:
-    world.push(world.save("sft"))
-    world.verify()
-    harm(world, "sft/checkpoint-4", SHARDS)
-    found = str(world.verify(code=10).json["reports"])
-    assert [name for name in SHARDS if f"checkpoint-4/{name}" not in found] == []
-    assert world.statuses() == {"sft/checkpoint-4": "DAMAGED"}
-    world.at_store("status", "--check", code=10)
-
-
 @pytest.mark.each_store
 def test_the_node_that_has_the_files_uploads_them_again(world: World) -> None:
     worker = world.worker()
@@ -97,25 +85,6 @@ def test_a_consolidated_model_is_made_again(world: World, prepared: Prepared) ->
     for name, data in right.items():
         world.until_stored(name, data)
     world.wait("sft/checkpoint-4", "VERIFIED")
-
-
-@pytest.mark.stores("path")
-def test_repair_by_hand_reads_before_it_says_that_all_is_well(world: World) -> None:
-    world.push(world.save("sft"))
-    world.at_store("repair", "sft/checkpoint-4", "--json")
-    flip(world.store, WEIGHTS)
-    done = world.at_store("repair", "sft/checkpoint-4", "--json", code=3)
-    assert "model.safetensors" in done.out
-    assert world.statuses() == {"sft/checkpoint-4": "DAMAGED"}
-
-
-@pytest.mark.stores("path")
-def test_what_no_record_names_is_said_and_not_read(world: World) -> None:
-    world.push(world.save("sft"))
-    world.store.write("sft/checkpoint-4/stranger.bin", b"not ours")
-    done = world.verify()
-    assert "stranger.bin" in str(done.json["reports"])
-    assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
 @pytest.mark.stores("path", "s3")
@@ -211,20 +180,6 @@ def test_a_damaged_heartbeat_hides_nothing_else(world: World) -> None:
     world.push(world.save("other"))
     world.wait("other/checkpoint-4", "VERIFIED")
     assert head.is_running()
-
-
-@pytest.mark.stores("path", "s3")
-def test_pull_gives_nothing_that_is_damaged(world: World, tmp_path: Path) -> None:
-    saved = world.save("sft")
-    world.push(saved)
-    flip(world.store, WEIGHTS)
-    words = ("pull", "sft/checkpoint-4", tmp_path / "back", "--unverified")
-    done = world.at_store(*words, "--json", code=10)
-    assert "model.safetensors" in str(done.json["failed"])
-    assert not (tmp_path / "back/checkpoint-4").exists()
-    world.store.write(WEIGHTS, (saved / "model.safetensors").read_bytes())
-    world.at_store(*words)
-    assert files_below(tmp_path / "back/checkpoint-4") == files_below(saved)
 
 
 @pytest.mark.stores("path")

@@ -5,14 +5,11 @@ What a node finds on itself is repeated; bad stores.
 
 from __future__ import annotations
 
-import os
-import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.scenarios.stores import Directory
 from tests.scenarios.world import Command, Done, World
 from tests.support.exhaustive import in_exhaustive
 from tests.support.ports import unused_port
@@ -72,12 +69,10 @@ def pair(world: World, *words: object, **second: str) -> tuple[Done, Done]:
 
 
 def failures(done: Done) -> set[tuple[str, str]]:
-    """The kind and the subject of each failure."""
     return {(f["kind"], f["subject"]) for f in done.json["findings"] if f["level"] == "fail"}
 
 
 def same(first: Done, second: Done) -> Any:
-    """The one answer of two nodes."""
     assert first.code == second.code, f"{first.out}\n{second.out}"
     keys = ("nodes", "findings", "failures", "warnings", "exit_code")
     assert [first.json[key] for key in keys] == [second.json[key] for key in keys]
@@ -109,28 +104,6 @@ def test_nodes_that_do_not_fit_together_are_both_stopped(
     assert answer["exit_code"] == 2
     assert found in {(f["kind"], f["subject"]) for f in answer["findings"]}
     assert answer["nodes"] == ["n0", "n1"]
-
-
-@path_only
-def test_other_versions_stop_both_nodes(world: World, tmp_path: Path) -> None:
-    pythons = [
-        _python(tmp_path / f"venv{n}", torch=version)
-        for n, version in enumerate(("2.8.0", "2.7.1"))
-    ]
-    nodes = [waiting(world, n, "--python", python) for n, python in enumerate(pythons)]
-    answer = same(*(node.end() for node in nodes))
-    assert ("versions-differ", "torch") in {(f["kind"], f["subject"]) for f in answer["findings"]}
-    assert answer["exit_code"] == 2
-
-
-def _python(home: Path, torch: str) -> Path:
-    """A Python whose environment has that torch, by its metadata."""
-    venv.create(home, symlinks=True)
-    (site,) = home.glob("lib/python3*/site-packages")
-    about = site / f"torch-{torch}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n")
-    return home / "bin/python"
 
 
 @path_only
@@ -200,14 +173,6 @@ def test_what_a_node_finds_on_itself_stops_the_others_and_is_repeated(world: Wor
 
 
 @path_only
-def test_a_python_that_cannot_be_asked_stops_the_others_too(world: World) -> None:
-    nodes = [waiting(world, 0, "--python", "/none"), waiting(world, 1)]
-    answer = same(*(node.end() for node in nodes))
-    assert (answer["exit_code"], answer["nodes"]) == (2, ["n0", "n1"])
-    assert "python" in {f["kind"] for f in answer["findings"]}
-
-
-@path_only
 def test_no_store_and_unknown_stores_are_said_first(world: World) -> None:
     for words in (["--store", ""], ["--publish"], ["--nodes"]):
         assert "no store is named" in world.run("doctor", *words, code=2).err
@@ -225,15 +190,3 @@ def test_no_store_is_made_below_a_missing_directory(world: World, tmp_path: Path
     assert not missing.parent.exists()
     world.run("doctor", "--publish", "--store", tmp_path / "new")
     assert (tmp_path / "new").is_dir()
-
-
-@path_only
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_store_that_may_not_be_written_is_the_stores_fault(world: World) -> None:
-    assert isinstance(world.store, Directory)
-    world.store.root.chmod(0o555)
-    try:
-        done = world.at_store("doctor", "--publish", "--json", code=4)
-    finally:
-        world.store.root.chmod(0o755)
-    assert {f["kind"] for f in done.json["findings"] if f["level"] == "fail"} == {"store-create"}

@@ -29,7 +29,6 @@ def heads(world: World, script: str, *names: str) -> list[Service]:
 
 
 def events(world: World) -> list[dict[str, Any]]:
-    """What events did, by time."""
     told = world.at_store("events", "sft", "--json").json["events"]
     return [row for row in told if row["name"]]
 

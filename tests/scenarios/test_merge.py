@@ -122,33 +122,6 @@ def test_a_missing_node_is_named(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/model.safetensors").write_bytes(b"mine")
-    run("merge", *sources("hf-fsdp1"), tmp_path / "out", code=2)
-    assert files_below(tmp_path / "out") == {"model.safetensors": b"mine"}
-
-
-@pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "acc-ranks-fsdp1"])
-def test_a_flipped_bit_in_the_weights_is_refused(name: str, tmp_path: Path) -> None:
-    copies = []
-    for n, source in enumerate(sources(name)):
-        shutil.copytree(source, tmp_path / f"{n}")
-        copies.append(tmp_path / f"{n}")
-    weights = [
-        p
-        for copy in copies
-        for p in sorted(copy.rglob("*"))
-        if p.suffix in (".distcp", ".bin", ".pt") and p.stat().st_size > 30_000
-    ]
-    weights = [p for p in weights if "optimizer" not in p.as_posix()]
-    _damage(weights[0])
-    for path in (p for copy in copies for p in copy.rglob("*")):
-        os.utime(path, (1_700_000_000, 1_700_000_000))
-    run("merge", *copies, tmp_path / "out", code=10)
-    assert not (tmp_path / "out").exists()
-
-
 def test_shards_of_two_trainings_are_not_one_model_even_where_their_times_are_equal(
     tmp_path: Path,
 ) -> None:
@@ -196,17 +169,16 @@ def test_a_replica_with_other_values_is_refused_and_a_damaged_one_named(
 
 
 SLICES = """
-import os, sys
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-def save(rank, value, change=None, name=""):
+def save(rank, value, name=""):
     dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))["fsdp"]
-    DeviceMesh.__getstate__ = lambda self: {**vars(self), "_pg_registry": None, **(change or {})}
+    DeviceMesh.__getstate__ = lambda self: {**vars(self), "_pg_registry": None}
     tensor = DTensor.from_local(value, mesh, [Shard(0)], run_check=False)
     torch.save({"w": tensor}, name or f"model_world_size_4_rank_{rank}.pt")
     dist.destroy_process_group()
@@ -214,21 +186,9 @@ def save(rank, value, change=None, name=""):
 value = torch.arange(200_000.0).reshape(-1, 8)
 for rank in range(4):
     save(rank, value)
-os.mkdir("hostile")
-for n, change in enumerate(sys.argv[1:]):
-    save(1, value, eval(change), f"hostile/{n}")
 value[600, 1] += 1
-save(3, value, None, "changed")
+save(3, value, "changed")
 """
-HOSTILE = [
-    "{'_flatten_rank_map': (0, 1, 2, 10**12)}",
-    "{'_flatten_rank_map': (0, 1, 2, 3) * 100_000}",
-    "{'_coordinate_on_dim': (7,)}",
-    "{'_coordinate_on_dim': (-1, 0, 'x')}",
-    "{'_layout': None}",
-    "{'_rank': torch.ones(3)}",
-    "{'_layout': 10**30, '_flatten_rank_map': None}",
-]
 
 
 @pytest.fixture(scope="module")
@@ -236,16 +196,15 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tensor of two axes of ranks, saved on one of them: ranks 0 and 1 have the same half of it,
     ranks 2 and 3 the other.
 
-    `changed` is rank 3 with one other value, `hostile` has what rank 1 could be instead.
+    `changed` is rank 3 with one other value.
     """
     path = tmp_path_factory.mktemp("slices")
-    subprocess.run([sys.executable, "-c", SLICES, *HOSTILE], cwd=path, check=True)
+    subprocess.run([sys.executable, "-c", SLICES], cwd=path, check=True)
     return path
 
 
 @pytest.fixture
 def slices(sliced: Path, tmp_path: Path) -> Path:
-    """The four files of that tensor."""
     (tmp_path / "in").mkdir()
     for rank in range(4):
         shutil.copy(sliced / f"model_world_size_4_rank_{rank}.pt", tmp_path / "in")
@@ -264,15 +223,6 @@ def test_equal_replicas_are_proof_and_one_other_value_in_a_large_one_is_found(
     assert "w lies on 2 of 4 ranks" in said
     assert all(f"model_world_size_4_rank_{rank}.pt" in said for rank in (2, 3))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_hostile_mesh_is_refused(slices: Path, sliced: Path, tmp_path: Path) -> None:
-    name = "model_world_size_4_rank_1.pt"
-    for n, change in enumerate(HOSTILE):
-        shutil.copy(sliced / "hostile" / str(n), slices / name)
-        done = run_any("merge", slices, tmp_path / "out")
-        assert done.code in (5, 10), f"{change}: {done.code}\n{done.err}"
-        assert name in done.err
 
 
 class Evil:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -250,21 +249,6 @@ def test_a_configuration_that_comes_later_completes_the_model_as_it_is(
     opens(world)
 
 
-def test_config_from_completes_models_that_are_made_when_it_is_set(world: World) -> None:
-    world.push(world.save("sft", vector=SHARDED))
-    head = world.head(head=NO_CONFIG)
-    world.wait(LOCATION, "VERIFIED")
-    head.configure(
-        head.configuration | {"head": {"every": "1s", "config_from": {"sft": str(BASE)}}}
-    )
-    head.signal(signal.SIGHUP)
-    assert head.ended() == 0
-    head.start()  # as systemd does
-    world.until_told(lambda: not told(world), "the model to be completed")
-    world.wait(LOCATION, "VERIFIED")
-    assert beside(world) == OPENERS
-
-
 def test_a_later_upload_completes_the_models_of_its_run(world: World) -> None:
     saved = world.save("sft", vector=SHARDED)
     world.push(saved)
@@ -350,20 +334,3 @@ def test_a_damaged_record_of_a_checkpoint_with_a_found_configuration_is_written_
         lambda: world.store.read(damaged) == (BASE / "config.json").read_bytes(),
         "the file to be sent again",
     )
-
-
-def test_push_again_sends_what_has_come_since_and_nothing_twice(world: World) -> None:
-    saved = world.save("sft", vector=SHARDED)
-    world.push(saved)
-    give(saved.parent)
-    sent = world.push(saved, "--json").json["checkpoints"]
-    assert [(c["location"], c["files"]) for c in sent] == [("checkpoint-4", len(OPENERS))]
-    assert {Path(path).name for path in sent[0]["added"]} == OPENERS
-    assert world.push(saved.parent, "--dry-run", "--json").json["left_out"] == []
-    before = {n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")}
-    (saved.parent / "config.json").write_text(json.dumps({"model_type": "another"}))
-    world.push(saved)
-    assert {
-        n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")
-    } == before
-    assert world.statuses() == {LOCATION: "COMPLETE"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.conftest import Prepared
-from tests.scenarios.world import World, copy_save, files_below, reference, tensors, written
+from tests.scenarios.world import World, files_below, written
 from tests.support.exhaustive import in_exhaustive
 
 
@@ -35,18 +35,6 @@ def test_the_newest_verified_checkpoint_comes_back_whole(
 
 
 @pytest.mark.stores("path")
-def test_the_consolidated_model_comes_alone(
-    world: World, prepared: Prepared, tmp_path: Path
-) -> None:
-    world.fill(prepared("hf-fsdp2-2node", 4))
-    world.at_store("pull", "sft", tmp_path / "model", "--consolidated")
-    assert tensors((tmp_path / "model/model.safetensors").read_bytes()) == reference(
-        "hf-fsdp2-2node"
-    )
-    assert (tmp_path / "model/config.json").is_file()
-
-
-@pytest.mark.stores("path")
 @pytest.mark.parametrize(
     ("vector", "names"),
     [
@@ -63,22 +51,6 @@ def test_a_pulled_checkpoint_stays_verified_beside_workers(
     world.at_store("pull", "sft/checkpoint-4", world.output("sft", "a"))
     world.at_store("pull", "sft/checkpoint-4", world.output("sft", "b"), "--node", "node1")
     stays_verified(world, names, written(vector, tmp_path / "written"))
-
-
-@pytest.mark.stores("path")
-@pytest.mark.parametrize(
-    "vector", ["hf-zero3-2node", pytest.param("hf-fsdp2-2node", marks=in_exhaustive)]
-)
-def test_shards_copied_between_nodes_change_no_status(world: World, vector: str) -> None:
-    head = world.head()
-    sent = world.push_save("sft", vector)
-    world.wait("sft/checkpoint-4", "VERIFIED")
-    head.stop()
-    for one, other in (("node0", "node1"), ("node1", "node0")):
-        copy_save(world.output("sft", one), world.output("sft", other))
-    for node, at in (("node0", "a"), ("node1", "b")):
-        world.output("sft", node).parent.parent.rename(world.home / at)
-    stays_verified(world, ("node0", "node1"), sent)
 
 
 def stays_verified(world: World, names: tuple[str, str], sent: dict[str, bytes]) -> None:
@@ -98,25 +70,6 @@ def stays_verified(world: World, names: tuple[str, str], sent: dict[str, bytes])
     assert all(worker.is_running() for worker in workers)
     world.at_store("pull", "sft/checkpoint-4", world.home / "again")
     assert files_below(world.home / "again/checkpoint-4") == sent
-
-
-@pytest.mark.stores("path")
-def test_nothing_that_is_there_is_overwritten(world: World, tmp_path: Path) -> None:
-    world.push(world.save("sft"))
-    mine = tmp_path / "back/checkpoint-4"
-    mine.mkdir(parents=True)
-    (mine / "model.safetensors").write_bytes(b"mine")
-    world.at_store("pull", "sft/checkpoint-4", tmp_path / "back", "--unverified", code=2)
-    assert files_below(tmp_path / "back") == {"checkpoint-4/model.safetensors": b"mine"}
-
-
-@pytest.mark.stores("path")
-def test_a_checkpoint_that_is_not_whole_is_not_given_unasked(world: World, tmp_path: Path) -> None:
-    world.push(world.save("sft", vector="hf-fsdp2-2node", node="node0"))
-    done = world.at_store("pull", "sft/checkpoint-4", tmp_path / "back", "--json", code=3)
-    assert "__2_0.distcp" in done.out + done.err
-    assert not (tmp_path / "back/checkpoint-4").exists()
-    world.at_store("pull", "nobody", tmp_path / "back", code=2)
 
 
 @pytest.mark.stores("path")

@@ -19,27 +19,6 @@ def locations(world: World) -> dict[str, str]:
     }
 
 
-@pytest.mark.stores("path", "s3")
-def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(
-    world: World, prepared: Prepared
-) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    gc = ("gc", "--keep-last", "1")
-    world.at_store(*gc, "--grace", "1h", "--dry-run")
-    assert set(locations(world).values()) == {"VERIFIED"}
-    world.at_store(*gc, "--grace", "1h")
-    assert locations(world) == {"1": "RETIRED", "2": "VERIFIED"}
-    assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), (
-        "gone before the grace was over"
-    )
-    world.at_store(*gc, "--grace", "0s")
-    world.at_store(*gc, "--grace", "0s")
-    assert {
-        name.split("/")[1] for name in world.store.names() if name.startswith("sft/checkpoint-")
-    } == {"checkpoint-2"}
-    world.verify()
-
-
 @pytest.mark.stores("path")
 def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
@@ -66,17 +45,6 @@ def test_what_is_retired_comes_back_when_a_person_keeps_it(
 
 
 @pytest.mark.stores("path")
-def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(
-    world: World, prepared: Prepared
-) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    for _ in range(2):
-        world.at_store("gc", "--max-age", "1ms", "--grace", "0s")
-    assert locations(world)["2"] == "VERIFIED"
-    assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
-
-
-@pytest.mark.stores("path")
 def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(world: World) -> None:
     world.worker()
     head = world.head(retention={"keep_last": 1, "grace": "1s"})
@@ -96,17 +64,6 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
     world.let_workers_look("node0")
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
     assert locations(world)["2"] == "VERIFIED"
-
-
-@pytest.mark.stores("path")
-def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    for _ in range(2):
-        world.at_store("gc", "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s")
-    names = world.store.names()
-    assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
-    assert "sft/consolidated/checkpoint-1/model.safetensors" in names
-    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
 
 
 @pytest.mark.stores("path")

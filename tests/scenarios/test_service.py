@@ -4,25 +4,16 @@ their exit codes.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import signal
-import socket
 import subprocess
-import threading
-import urllib.request
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.scenarios.conftest import Prepared
 from tests.scenarios.world import COMMAND, VECTORS, World, files_below, flipped
-from tests.support.ports import free_port
+from tests.support.webhook_server import hook
 
 
 @pytest.mark.stores("path", "s3")
@@ -181,77 +172,19 @@ def test_status_names_nodes_runs_and_alarms(world: World) -> None:
 
 
 @pytest.mark.stores("path")
-def test_metrics_and_health_are_served_beside_slow_clients(
-    world: World, prepared: Prepared
-) -> None:
-    port = free_port()
-    world.fill(prepared("hf-ddp", 4))
-    world.head(metrics={"listen": f"127.0.0.1:{port}"}).wait(phase="verified", run="sft")
-    world.until(lambda: _listens(port), "the port of the metrics")
-    slow = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(40)]
-    for each in slow:
-        each.sendall(b"GET /metrics HTTP/1.1\r\n")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=120) as answer:
-        assert answer.status == 200
-    sample = re.compile(
-        rb'^ckptsync_run_checkpoints{(?=.*run="sft")(?=.*state="verified").*} 1', re.MULTILINE
-    )
-    world.until(lambda: bool(sample.search(_metrics(port))), "metrics of the verified checkpoint")
-    for each in slow:
-        each.close()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 10):
-        return True
-    return False
-
-
-def _metrics(port: int) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
-        return bytes(answer.read())
-
-
-@pytest.fixture
-def webhook() -> Iterator[tuple[str, list[Any]]]:
-    """A chat that takes alerts: its URL, and what it was told."""
-    told: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"json://127.0.0.1:{server.server_port}/?cto=60&rto=60", told  # not Apprise's 4 s
-        server.shutdown()
-
-
-@pytest.mark.stores("path")
-def test_damage_is_told_by_apprise_and_to_a_command(
-    world: World, prepared: Prepared, webhook: tuple[str, list[Any]]
-) -> None:
-    url, told = webhook
+def test_damage_is_told_by_apprise_and_to_a_command(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 4))
     world.store.write(
         name := "sft/checkpoint-4/trainer_state.json", flipped(world.store.read(name))
     )
-    told_here = world.home / "told"
-    world.head(
-        alerts={"urls": [url], "command": ["/bin/sh", "-c", f"cat >> '{told_here}'"]},
-        verify={"period": "2s"},
-    )
-    key = "damaged sft/checkpoint-4"
-    world.until(
-        lambda: any("damaged: sft/checkpoint-4" in message["message"] for message in told),
-        "Apprise's alert",
-    )
-    world.until(lambda: key in told_here.read_text(), "the command's alert")
+    told = world.home / "told"
+    command = ["/bin/sh", "-c", f"cat >> '{told}'"]
+    with hook() as web:
+        # another alarm would come first, and a channel rests for a minute after each message
+        alerts = {"urls": [web.json_url()], "command": command, "on": ["damage"]}
+        world.head(alerts=alerts, verify={"period": "2s"})
+        assert "damaged: sft/checkpoint-4" in web.next()["message"]
+        world.until(lambda: "damaged sft/checkpoint-4" in told.read_text(), "the command's alert")
 
 
 @pytest.mark.stores("s3")

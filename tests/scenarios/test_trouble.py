@@ -137,15 +137,6 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: P
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
-@pytest.mark.stores("sftp")
-def test_a_host_that_nobody_knows_is_refused(world: World, tmp_path: Path) -> None:
-    (tmp_path / "known_hosts").write_text("")
-    options = sshd().options_with(known_hosts=tmp_path / "known_hosts")
-    environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(options))}
-    done = world.at_store("ls", "--json", code=2, environment=environment)
-    assert "key" in done.error["error"] + done.error["hint"]
-
-
 @pytest.mark.stores("path")
 @pytest.mark.parametrize(
     ("name", "shown"), [(b"a\nb", r"'a\nb'"), (b"a\\b", r"'a\\b'"), (b"a\xff", r"'a\udcff'")]

@@ -24,18 +24,6 @@ def test_push_stores_every_file_as_it_is(world: World) -> None:
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
-def test_push_again_sends_nothing_again_and_a_dry_run_nothing_at_all(world: World) -> None:
-    saved = world.save("sft")
-    world.push(saved, "--dry-run")
-    assert world.store.names() == []
-    world.push(saved)
-    names = [name for name in world.store.names() if name.startswith("sft/")]
-    before = [world.store.identity(name) for name in names]
-    world.push(saved)
-    assert [name for name in world.store.names() if name.startswith("sft/")] == names
-    assert [world.store.identity(name) for name in names] == before
-
-
 @pytest.mark.stores("path")
 def test_an_upload_that_is_under_way_is_shown_with_who_sends_it(world: World) -> None:
     rows: dict[str, Any] = {}
@@ -276,19 +264,6 @@ def test_a_save_that_is_overwritten_in_location_is_never_mixed_with_the_one_befo
     )
 
 
-def test_a_second_save_of_one_name_has_a_location_of_its_own(world: World) -> None:
-    first = files_below(world.save("sft"))
-    world.push(world.output("sft") / "checkpoint-4")
-    shutil.rmtree(world.output("sft"))
-    second = files_below(world.save("sft", seed=1))
-    world.push(world.output("sft") / "checkpoint-4")
-    assert sorted(world.statuses().values()) == ["COMPLETE", "COMPLETE"]
-    assert [world.stored(*location.split("/")) for location in sorted(world.statuses())] == [
-        first,
-        second,
-    ]
-
-
 @pytest.mark.stores("path")
 def test_a_training_that_begins_anew_keeps_both_trainings_saves(world: World) -> None:
     world.worker()
@@ -299,17 +274,6 @@ def test_a_training_that_begins_anew_keeps_both_trainings_saves(world: World) ->
             lambda found, count=seed + 1: [*found.values()] == ["COMPLETE"] * count,  # type: ignore[misc]
             "another location that is whole",
         )
-
-
-@pytest.mark.stores("path")
-def test_one_name_from_two_nodes_with_other_bytes_is_not_one_checkpoint(world: World) -> None:
-    parts = [world.save("sft", node=node, seed=n) for n, node in enumerate(("node0", "node1"))]
-    for part, node in zip(parts, ("node0", "node1"), strict=True):
-        world.push(part, node=node)
-    whole = [location for location, status in world.statuses().items() if status == "COMPLETE"]
-    for location in whole:
-        assert world.stored(*location.split("/")) in [files_below(part) for part in parts]
-    assert len(whole) == 2 or set(world.statuses().values()) == {"CONFLICT"}
 
 
 @pytest.mark.stores("path")

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,12 +50,10 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """What `--json` printed."""
         return json.loads(self.out)
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """What `--json` printed of an error."""
         found = json.loads(self.err.splitlines()[-1])
         assert isinstance(found, dict)
         return found
@@ -114,13 +111,11 @@ class World:
         return done
 
     def at_store(self, *words: object, **more: Any) -> Done:
-        """A command that is given the store, to its end."""
         return self.run(*words, "--store", self.store.url, **more)
 
     def start(
         self, *words: object, environment: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Command:
-        """A command that runs, to be killed or waited for."""
         return Command(
             [*COMMAND, *map(str, words)],
             {**self.environment, **(environment or {})},
@@ -157,11 +152,9 @@ class World:
         }
 
     def statuses(self) -> dict[str, str]:
-        """`run/location` -> its status."""
         return {name: row["status"] for name, row in self.ls().items()}
 
     def wait(self, location: str, status: str) -> None:
-        """Until a location has a status."""
         run, _, name = location.partition("/")
         record = f"{run}/.ckptsync/{name}/{RECORDS[status]}" if status in RECORDS else ""
         self.until_told(
@@ -169,7 +162,6 @@ class World:
         )
 
     def until_statuses(self, are_so: Callable[[dict[str, str]], bool], what: str) -> None:
-        """Until the statuses are so."""
         self.until_told(lambda: are_so(self.statuses()), what)
 
     def until_told(self, is_so: Callable[[], bool], what: str, record: str = "") -> None:
@@ -203,7 +195,6 @@ class World:
             time.sleep(0.1)
 
     def until_stored(self, name: str, data: bytes) -> None:
-        """Until the store has a file with these bytes."""
         self.until(lambda: self.store.read(name) == data, f"{name} with the right bytes")
 
     def let_workers_look(self, *nodes: str) -> None:
@@ -223,7 +214,6 @@ class World:
                 )
 
     def records(self) -> list[str]:
-        """The records of all runs, by their names in the store."""
         return [
             name for name in self.store.names() if "/.ckptsync/" in name and "/sending/" not in name
         ]
@@ -254,7 +244,6 @@ class World:
     # services
 
     def worker(self, node: str = "node0", **more: Any) -> Service:
-        """A worker of a node's output directories, started."""
         worker = {
             "quiet": "500ms",
             "unmarked": "1s",
@@ -264,7 +253,6 @@ class World:
         return self.service(node, ["worker"], {"worker": worker | more.pop("worker", {}), **more})
 
     def head(self, name: str = "head", **more: Any) -> Service:
-        """A head that verifies, started."""
         head = {"every": "1s", "config_from": {"*": str(BASE)}}
         keys = {
             "head": head | more.pop("head", {}),
@@ -275,7 +263,6 @@ class World:
     def service(
         self, node: str, roles: Sequence[str], keys: Mapping[str, Any], *, starts: bool = True
     ) -> Service:
-        """`ckptsync run` with a configuration."""
         found = Service(
             self,
             node,
@@ -300,7 +287,6 @@ class World:
     # trainings
 
     def output(self, run: str, node: str = "node0") -> Path:
-        """A training's output directory on a node."""
         return self.home / node / "out" / run
 
     def save(
@@ -354,7 +340,6 @@ class Command:
         )
 
     def end(self, patience: float = PATIENCE) -> Done:
-        """Wait for it."""
         try:
             out, err = self._process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
@@ -366,17 +351,14 @@ class Command:
         return Done(self._process.returncode, out, err)
 
     def kill(self) -> Done:
-        """SIGKILL; it may have ended before."""
         self._process.kill()
         return self.end()
 
     def told(self, number: int) -> Done:
-        """What it does at a signal."""
         self._process.send_signal(number)
         return self.end()
 
     def is_running(self) -> bool:
-        """Whether it has not ended by itself."""
         return self._process.poll() is None
 
 
@@ -391,7 +373,6 @@ class Service:
         self._before = 0
 
     def configure(self, configuration: Mapping[str, Any]) -> None:
-        """Another configuration, for the next start or SIGHUP."""
         self.configuration = dict(configuration)
         self.config.write_text(yaml.safe_dump(self.configuration))
 
@@ -409,7 +390,6 @@ class Service:
             )
 
     def text(self) -> str:
-        """Its log."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def lines(self, **wanted: str) -> list[Mapping[str, Any]]:
@@ -427,35 +407,29 @@ class Service:
         ]
 
     def wait(self, count: int = 1, **wanted: str) -> Mapping[str, Any]:
-        """Until its log has such a line (the `count`-th)."""
         self._world.until(
             lambda: len(self.lines(**wanted)) >= count, f"{self.name} to say {wanted}"
         )
         return self.lines(**wanted)[count - 1]
 
     def signal(self, number: int) -> None:
-        """To the process itself."""
         assert self._process
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to it and all of its children."""
         if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def stop(self) -> int:
-        """SIGTERM; its exit code."""
         self.signal(signal.SIGTERM)
         return self.ended()
 
     def ended(self, patience: float = PATIENCE) -> int:
-        """Its exit code, waited for."""
         assert self._process
         return self._process.wait(patience)
 
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process is not None and self._process.poll() is None
 
 
@@ -541,7 +515,6 @@ def _is_now(is_so: Callable[[], bool]) -> bool:
 
 
 def files_below(path: Path) -> dict[str, bytes]:
-    """Every file of a directory."""
     return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
@@ -550,11 +523,6 @@ def dated(path: Path, at: float) -> Path:
     for file in (p for p in path.rglob("*") if p.is_file()):
         os.utime(file, (at, at))
     return path
-
-
-def copy_save(source: Path, target: Path) -> None:
-    """As `cp -rnp` copies a checkpoint."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _source(vector: str, node: str) -> Path:

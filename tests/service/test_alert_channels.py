@@ -88,7 +88,6 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def told_once(there: Inbox) -> Sender:
-    """A sender that has delivered one alarm."""
     man = postman(there)
     man.offer([HURT], 1000.0)
     until(lambda: man.channel.delivered == 1)
@@ -109,7 +108,13 @@ def test_a_channel_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows(th
     assert [a["subject"] for a in there.next()["alarms"]] == ["other"]
 
 
-def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often(there: Inbox) -> None:
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often(
+    there: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there.failure = "HTTP status 500"
     man = postman(there)
     man.offer([HURT], 1000.0)
@@ -122,6 +127,10 @@ def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often(there
     man.offer([HURT], 1000.0 + 2 * FIRST + 2)
     until(lambda: there.taken.qsize() == 2)
     there.failure = ""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        man.offer([HURT], 1000.0 + 4 * FIRST)
+    assert "thread" in man.error
     man.offer([HURT], 1000.0 + 4 * FIRST)
     until(lambda: man.channel.delivered == 1)
     assert man.error == ""
@@ -199,6 +208,10 @@ def test_alarms_that_come_one_by_one_are_no_flood_of_messages(there: Inbox) -> N
     assert there.taken.empty()
     man.offer(alarms, 1000.0 + PAUSE)
     assert [a["subject"] for a in there.next()["alarms"]] == [a.subject for a in alarms[1:]]
+    until(lambda: man.channel.delivered == 2)
+    man.offer([*alarms, replace(HURT, subject="late")], 0.0)
+    subjects = [a["subject"] for a in there.next()["alarms"]]
+    assert "late" in subjects, "a clock that was set back delays no alarm"
 
 
 DOCUMENT = {

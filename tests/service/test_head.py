@@ -1,6 +1,7 @@
 """The roles of the head: real child processes over a real store."""
 
 import math
+import os
 import shlex
 import time
 from functools import partial
@@ -22,6 +23,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verifier.verification import VerifyOptions
 from tests.support.filled_stores import two_nodes
+from tests.support.head_in_process import consolidate_due
 from tests.support.scheduled_verification import verify_scheduled
 from tests.support.small_store import SHARD, flip, make, make_two
 from tests.support.waiting import until
@@ -131,6 +133,28 @@ def test_damage_is_a_status_of_its_location_and_no_error_once_somebody_else_has_
     verifier()
     assert verifier.errors() == ()
     assert until(lambda: not heads.jobs.running(), PATIENCE)
+    manifest = next((tmp_path / "zero3/.ckptsync/checkpoint-4").glob("manifest-*"))
+    manifest.write_bytes(b"x")
+    for task in works_of(heads):
+        task()
+        assert any(manifest.name in error for error in task.errors())
+
+
+def test_a_model_is_completed_again_when_a_file_of_config_from_has_changed(tmp_path: Path) -> None:
+    directory = tmp_path / "base"
+    directory.mkdir()
+    more = f"head: {{config_from: {{fsdp2: {directory}}}}}\n"
+    config, store = configured(tmp_path / "store", more)
+    arrive(store, "fsdp2")
+    consolidate_due(store)
+    heads, keys = HeadRoles(config, "head", store, fail), list[str]()
+    heads.jobs.begin = lambda _, jobs: keys.extend(job.key for job in jobs) or ()  # type: ignore[func-returns-value,method-assign]
+    file = directory / "config.json"
+    for text, mtime in (("{}", 1), ("{}", 1), ("{}", 2), ("{ }", 2)):
+        file.write_text(text)
+        os.utime(file, (mtime, mtime))
+        heads.consolidate()
+    assert [keys.index(key) for key in keys] == [0, 0, 2, 3]
 
 
 def test_what_one_task_has_read_another_need_not_read_again(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,26 +15,23 @@ from typing import NoReturn
 
 import pytest
 
-from ckptsync.catalogue.cached import Cache, read_catalogue
+from ckptsync.catalogue.cached import Cache
 from ckptsync.child import PARENT
 from ckptsync.cli import gc
 from ckptsync.cli.main import main
 from ckptsync.config.loading import read, share
 from ckptsync.config.schema import Config
-from ckptsync.head.due_jobs import Job, VerifyPolicy, verify_jobs_in_store
+from ckptsync.head.due_jobs import Job
 from ckptsync.head.gc import RetentionRequest, RetentionResult, apply_retention
 from ckptsync.head.retention_rules import Rules
-from ckptsync.service.jobs import CommandResult, JobFailed, JobProgress, decode_line, end_of
+from ckptsync.service.jobs import CommandResult, JobProgress, decode_line, end_of
 from ckptsync.service.log import Pairs
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.worker import Worker
 from tests.service.test_head import arrive, fail, word
 from tests.service.test_jobs import catches_sigterm
 from tests.support.retention_stores import FIRST, fill
-from tests.support.small_store import DATA, flip, make
-from tests.support.worker_in_process import settle, tick
+from tests.support.small_store import flip, make
 
 CONSOLIDATE = Job("consolidate", "fsdp2", "checkpoint-4")
 VERIFY = Job("verify", "fsdp2", "checkpoint-4", level="digest")
@@ -81,8 +77,6 @@ def _own_log() -> Iterator[None]:
 
 
 class Run:
-    """Runs jobs in this process."""
-
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._home, self._capsys = home, capsys
 
@@ -102,17 +96,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[
 @pytest.fixture
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("head")
-
-
-def test_an_operators_error_keeps_its_hint_and_one_of_a_store_that_has_gone_passes(
-    tmp_path: Path, home: Path
-) -> None:
-    _, [absent] = answered(tmp_path / "nothing", CONSOLIDATE, home)
-    assert isinstance(absent, CommandResult)
-    end = end_of(absent)
-    assert isinstance(end, JobFailed)
-    assert (bool(end.hint), end.passes) == (True, True)
-    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_bug_is_logged_with_its_traceback_and_has_no_result(
@@ -253,41 +236,3 @@ def test_retention_that_has_taken_its_time_leaves_the_rest_to_the_next(
     for _ in range(2):
         assert len(run(RETAIN, tmp_path / "store", RULES).done) == 1
     assert not run(RETAIN, tmp_path / "store", RULES).is_change
-
-
-def test_a_bit_of_the_only_manifest_that_flips_on_disk_is_reported_and_written_again(
-    tmp_path: Path, run: Run
-) -> None:
-    out, url = tmp_path / "out", tmp_path / "store"
-    for node in ("node0", "node1"):
-        shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)
-    store, cache = create_store(str(tmp_path / "store")), Cache()
-    worker = Worker(WorkerOptions("node0", RunDir("fsdp2", out)), store)
-    settle(worker)
-    for job in (CONSOLIDATE, VERIFY):
-        assert run(job, url).is_change
-    tick(worker, 1000.0)
-    assert [s.status for s in read_catalogue(store, cache).summaries] == ["VERIFIED"]
-
-    (manifest,) = (tmp_path / "store/fsdp2/.ckptsync/checkpoint-4").glob("manifest-*")
-    data, told = manifest.read_bytes(), manifest.stat()
-    flip(manifest)
-    os.utime(manifest, ns=(told.st_atime_ns, told.st_mtime_ns))  # as a disk would do it
-    done = run(VERIFY, url)
-    assert done.is_change
-    assert end_of(done) is done, "damage is told by the report"
-    assert any(manifest.name in line.text for line in done.lines())
-    found = read_catalogue(store, cache)
-    assert (found.summaries, [f.name for f in found.faults]) == (
-        (),
-        [str(manifest.relative_to(tmp_path / "store"))],
-    )
-    assert verify_jobs_in_store(store, found, VerifyPolicy(), 0.0) == (), "once is enough"
-
-    tick(worker, 1001.0)
-    assert manifest.read_bytes() == data
-    found = read_catalogue(store, cache)
-    assert [s.status for s in found.summaries] == ["DAMAGED"]
-    (job,) = verify_jobs_in_store(store, found, VerifyPolicy(), 0.0)
-    assert run(job, url).errors == ()
-    assert [s.status for s in read_catalogue(store, cache).summaries] == ["VERIFIED"]

@@ -4,6 +4,7 @@ import http.client
 import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from ckptsync.status.alarms import Channel
 from ckptsync.status.heartbeat import Disk
 from ckptsync.stores.memory import MemoryStore
 from tests.support.ports import free_port
-from tests.support.status_examples import heart, job, location, shown
+from tests.support.status_examples import heart, job, location, shown, waiting
 
 pytest.importorskip("prometheus_client")
 
@@ -31,9 +32,14 @@ class Head:
     """What a head's metrics are made of."""
 
     def __init__(self) -> None:
-        self.jobs = SimpleNamespace(
-            running=lambda: (job("verify", "a/b", done=3, total=9),), waiting=lambda: ()
+        now = time.time()
+        entries = (
+            job("verify", "a/b", done=3, total=9),
+            job("verify", "a/c", state="failed"),
+            *waiting("a/d", since=now - 1000, state="failed"),
+            *waiting("a/e", since=now - 10),
         )
+        self.jobs = SimpleNamespace(running=lambda: entries, waiting=lambda: ())
         self.running = self.jobs.running
         self.monitor = SimpleNamespace(
             overview=shown(heart(), locations=[location()]),
@@ -72,15 +78,17 @@ def exposing(make: Make) -> Iterator[Listeners]:
         yield made
 
 
-def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Listeners) -> None:
+def test_metrics_have_what_the_process_the_store_and_the_alerts_are(
+    exposing: Listeners, working: Roles
+) -> None:
     told = exposing.metrics()[1].decode().splitlines()
     for line in (
         'ckptsync_build_info{node="n0",roles="head",version="',
         'ckptsync_loop_runs_total{loop="head"} 1.0',
         'ckptsync_loop_runs_total{loop="heartbeat"} 0.0',
         "ckptsync_healthy 1.0",
-        "ckptsync_queue_checkpoints 1.0",
-        "ckptsync_queue_oldest_seconds 0.0",
+        "ckptsync_queue_checkpoints 3.0",
+        "ckptsync_queue_oldest_seconds 10",
         'ckptsync_running_done_bytes{checkpoint="b",kind="verify",run="a"} 3.0',
         'ckptsync_running_total_bytes{checkpoint="b",kind="verify",run="a"} 9.0',
         "ckptsync_sent_bytes_total 77.0",
@@ -91,6 +99,8 @@ def test_metrics_have_what_the_process_the_store_and_the_alerts_are(exposing: Li
         'ckptsync_run_checkpoints{run="run",state="verified"} 1.0',
     ):
         assert any(said.startswith(line) for said in told), line
+    working.head = None
+    assert "ckptsync_run_checkpoints" not in exposing.metrics()[1].decode(), "a worker's own"
 
 
 def test_it_is_well_unless_a_task_hangs_or_nobody_checks_for_that(

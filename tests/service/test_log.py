@@ -93,6 +93,7 @@ def test_off_a_terminal_a_line_is_json_or_logfmt_and_has_each_fact_once() -> Non
         ),
         (pairs(phase="started", node="n", store="/s"), "runs (node n, store /s)"),
         (pairs(phase="unreadable", record="x.json", error="odd"), "x.json: cannot be read: odd"),
+        (pairs(phase="given-up", subject="a/c: eval", tries=5), "a/c: eval: given up (tries 5)"),
     ],
 )
 def test_on_a_terminal_a_line_is_a_sentence_for_people(
@@ -167,10 +168,10 @@ def test_a_line_is_said_when_it_changes_and_again_when_it_comes_back() -> None:
     later = Line("a", "phase=waiting until=9", state="w")
     said: dict[str, str] = {}
     told = []
-    for now in ([waiting], [later], [sent], [], [waiting], [waiting, Line("b", "x")]):
+    for now in ([waiting], [later], [sent], [], [sent], [sent, Line("b", "x")]):
         lines, said = changed(said, now)
         told.append([line.text for line in lines])
-    assert told == [["phase=waiting"], [], ["phase=sent"], [], ["phase=waiting"], ["x"]]
+    assert told == [["phase=waiting"], [], ["phase=sent"], [], ["phase=sent"], ["x"]]
 
 
 def test_pairs_are_quoted_where_they_must_be() -> None:

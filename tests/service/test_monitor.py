@@ -1,10 +1,12 @@
 """The overview of a store, and the alarms that the head's monitor sends."""
 
-import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,18 +14,18 @@ from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.config.loading import read as read_config
 from ckptsync.errors import StoreError, Transient
 from ckptsync.service import monitor as module
-from ckptsync.service.alert_channels import AppriseUrl, Sender, open_channels
+from ckptsync.service.alert_channels import open_channels
 from ckptsync.service.log import changed
-from ckptsync.service.monitor import Monitor, OverviewReader, patience, room
+from ckptsync.service.monitor import AWAY, Monitor, OverviewReader, patience, room
 from ckptsync.service.process_control import heartbeat
-from ckptsync.status.alarms import KINDS, Alarm, Patience, Terms
+from ckptsync.status.alarms import Alarm, Patience
 from ckptsync.status.heartbeat import beat
 from ckptsync.status.overview import Overview
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from tests.support.small_store import make
 from tests.support.status_examples import heart, shown, waiting
-from tests.support.webhook_server import Hook, hook
+from tests.support.webhook_server import hook
 
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "1 h ago", "repair it")
 
@@ -45,8 +47,19 @@ def alarmed(*alarms: Alarm) -> Overview:
     return replace(shown(heart()), alarms=alarms)
 
 
-def postman(there: Hook) -> Sender:
-    return Sender(AppriseUrl(there.json_url(), 1), Terms(KINDS, 3600.0), ("/store", "boss"), print)
+class Recorder:
+    """A sender that has sent `HURT`, and records what it is offered."""
+
+    error = ""
+
+    def __init__(self) -> None:
+        self.offers: list[list[Alarm]] = []
+
+    def active(self) -> list[Alarm]:
+        return [HURT]
+
+    def offer(self, alarms: Iterable[Alarm], now: float) -> None:
+        self.offers.append([*alarms])
 
 
 def test_an_alarm_is_logged_once_with_what_it_says_and_once_when_it_is_over() -> None:
@@ -63,23 +76,19 @@ def test_an_alarm_is_logged_once_with_what_it_says_and_once_when_it_is_over() ->
 def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with hook() as there:
-        away = Transient("store: 503")
-        watch = Monitor(Given(alarmed(), away, away), [postman(there)])
-        watch.check()
-        with pytest.raises(Transient):
+    now, away, well = [0.0], Transient("store: 503"), alarmed(HURT)
+    clock = SimpleNamespace(time=lambda: 1e9 + now[0], monotonic=lambda: now[0])
+    monkeypatch.setattr(module, "time", clock)
+    sender = Recorder()
+    watch = Monitor(Given(well, away, well, away, away), [sender])  # type: ignore[list-item]
+    for now[0] in (0, AWAY - 1, AWAY, 2 * AWAY - 1, 2 * AWAY):
+        with suppress(Transient):
             watch.check()
-        for thread in threading.enumerate():
-            if thread.name.startswith("alert-"):
-                thread.join(60)
-        assert there.taken.empty()
-        monkeypatch.setattr(module, "AWAY", 0.0)
-        with pytest.raises(Transient):
-            watch.check()
-        told = there.next()["message"].splitlines()
-        assert told[0].startswith("CRITICAL store-away: ")
-        assert told[0].endswith(": store: 503")
-        assert watch.overview is not None
+    assert sender.offers[:-1] == [[HURT], [HURT]]
+    sent, alarm = sender.offers[-1]
+    assert (sent, alarm.key, alarm.severity) == (HURT, "store-away store", "critical")
+    assert (alarm.text.endswith(": store: 503"), alarm.since) == (True, 1e9 + AWAY)
+    assert watch.overview is well
 
 
 def test_a_configuration_names_the_channels_the_kinds_and_how_often(

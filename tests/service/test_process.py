@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, StoreError
+from ckptsync.service import process_control
 from ckptsync.service.process_control import Locks, Notifier, heartbeat, is_running, stopping
 from ckptsync.spool.markers import start_time
 from ckptsync.walk import UnsafeSpool
 
 
-def test_a_process_is_running_that_lives_on_this_machine_and_is_not_this_one() -> None:
+def test_a_process_is_running_that_lives_on_this_machine_and_is_not_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine = heartbeat("n", ("worker",))
     assert heartbeat("n", ("worker",)).instance != mine.instance
     assert start_time(os.getpid()).isdigit()
@@ -32,6 +35,8 @@ def test_a_process_is_running_that_lives_on_this_machine_and_is_not_this_one() -
         ({"machine": "another"}, None),
     ):
         assert is_running(replace(mine, **change)) is expected, change
+    monkeypatch.setattr(process_control, "boot_id", str)
+    assert is_running(replace(mine, machine="")) is None, "a system that has no such id"
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
@@ -53,8 +58,9 @@ def test_a_second_worker_of_the_same_node_is_refused_until_the_first_ends(tmp_pa
     first.hold(tmp_path / "_ckptsync")
     first.hold(tmp_path / "_ckptsync")
     other.hold(tmp_path / "_ckptsync")  # nodes that share a directory do not exclude each other
-    with pytest.raises(ConfigError, match="another worker of node n0"):
-        second.hold(tmp_path / "_ckptsync")
+    for _ in "first", "again":
+        with pytest.raises(ConfigError, match="another worker of node n0"):
+            second.hold(tmp_path / "_ckptsync")
     first.close()
     second.hold(tmp_path / "_ckptsync")
     second.close()

@@ -50,8 +50,6 @@ def busy(*queue: str) -> Roles:
 
 
 class Serving:
-    """A worker's output directories."""
-
     def __init__(self, **runs: Path) -> None:
         self.found = runs
         self.progress: tuple[Progress, ...] = ()
@@ -173,10 +171,13 @@ def test_of_two_the_second_asks_for_a_stop_with_2_and_leaves_the_firsts_word(
 def test_a_farewell_says_stopped_and_nothing_on_the_way_and_a_store_that_is_away_is_no_fault(
     store: ServiceStore, stop: Stopping, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heart = Heart(store, MINE, busy(*QUEUED), stop)
+    roles = busy(*QUEUED)
+    heart = Heart(store, MINE, roles, stop)
     heart.beat()
+    roles.tasks[0].outcome = Outcome(lacks={"a/report-2": ("checkpoint-2/model",)})
     heart.farewell()
     assert (seen(store).stopped, seen(store).queue) == (True, ())
+    assert seen(store).lacks == roles.tasks[0].outcome.lacks
     shutil.rmtree(tmp_path / ".ckptsync")
     (tmp_path / ".ckptsync").write_text("a file")
     heart.farewell()

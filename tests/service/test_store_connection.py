@@ -185,6 +185,7 @@ def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped
     options = {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "hunter2"}
     given: dict[str, object] = {"node": "n", "roles": ["head"]}
     given["store"] = {"url": "s3://bucket/x", "options": options}
+    given["limits"] = {"patience": "1h"}  # for uploads
     with running(tmp_path / "etc", {"head": given}) as (head,):
         assert until(lambda: '"phase": "waiting"' in head.log.read_text())
         assert head.process.poll() is None

@@ -165,9 +165,11 @@ def test_of_several_times_the_first_counts_and_long_work_rests_as_long_again() -
     assert 40 < task.due - time.monotonic() <= 100
     assert len(woken) == 3
     task = Task("a", 0.3, lambda: time.sleep(0.2), print)
-    task.due = NEVER
     task()
     assert task.due >= task.began + 0.4
+    task = Task("a", 0.1, lambda: time.sleep(0.3), print)
+    task()
+    assert task.due - time.monotonic() <= 0.1
 
 
 def read_zeros() -> None:

@@ -124,7 +124,6 @@ def watching(out: Path, more: str = AT_ONCE) -> Iterator[tuple[WorkerRole, Watch
 
 
 def upload(found: WorkerRole) -> None:
-    """Plan, carry out all of it, and report that."""
     found._plan_at = 0.0
     found.planning()
     for _ in range(100):
@@ -166,7 +165,6 @@ def scan_twice(found: WorkerRole) -> None:
 
 
 def rescan(found: WorkerRole) -> None:
-    """Scan everything, as when its time has come."""
     for one in found._directories.values():
         one.next_scan = 0.0
     found.scanning()
@@ -505,6 +503,7 @@ def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_report
         shutil.rmtree(out / "job")
         found.scanning()
         assert found.runs() == {}
+        assert [(p.run, p.checkpoint) for p in found.running()] == [("job", "checkpoint-1")]
         store.held = ""
         store.go_on.set()
         for each in uploading:
@@ -554,7 +553,6 @@ def test_the_next_scan_waits_longer_the_longer_nothing_changes(
 
 
 def scanned(found: WorkerRole) -> list[str]:
-    """The directories that the next run scans."""
     before = {run: one.last_scan for run, one in found._directories.items()}
     found.scanning()
     return [

@@ -111,7 +111,6 @@ class Cluster:
         return self.home / "disks" / node
 
     def run(self, *command: str, check: bool = True) -> str:
-        """Return what a command of Slurm's prints."""
         done = self._done(os.environ, *command)
         if check and done.returncode:
             said = f"{done.stdout}{done.stderr}\n{self.logs()}"
@@ -138,11 +137,9 @@ class Cluster:
         )
 
     def state(self, job: str) -> str:
-        """Return a job's state in one word, such as RUNNING."""
         return self._value(job, "JobState")
 
     def restarts(self, job: str) -> int:
-        """Return how many times a job has been queued again."""
         return int(self._value(job, "Restarts"))
 
     def start_now(self, job: str) -> None:
@@ -156,12 +153,10 @@ class Cluster:
             raise AssertionError(f"job {job} does not {what}\n{self.logs()}")
 
     def logs(self) -> str:
-        """Return the ends of the daemons' logs."""
         paths = sorted(self.home.glob("*.log"))
         return "\n".join(f"{p.name}:\n{p.read_text(errors='replace')[-2000:]}" for p in paths)
 
     def close(self) -> None:
-        """End the daemons and all jobs."""
         self._process.kill()
         self._process.wait()
 

@@ -26,7 +26,6 @@ class Job(Watched):
         self.id = ""
 
     def submit(self) -> None:
-        """Submit the script that the document shows."""
         work = self.place.home / "work"
         shutil.copy(ROOT / "tests" / "slurm" / "train.py", work)
         for block in blocks((ROOT / "docs" / "slurm.md").read_text()):
@@ -35,11 +34,9 @@ class Job(Watched):
         self.id = self.cluster.submit(work / "train.sbatch", self.environment)
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until both nodes have done a step."""
         self.wait(lambda: self.has_reached(step), f"reach step {step}")
 
     def wait_until_verified(self, step: int) -> None:
-        """Wait until the head has verified a checkpoint."""
         self.wait(lambda: self.is_verified(step), f"get checkpoint-{step} VERIFIED")
 
     def wait_for_restart(self, count: int) -> None:

@@ -32,7 +32,6 @@ class Watched:
         self.place.do(_SERVE)
 
     def allow(self, step: int) -> None:
-        """Let the training run up to a step."""
         fresh = self._until.with_suffix(".new")
         fresh.write_text(str(step))
         fresh.replace(self._until)
@@ -44,11 +43,9 @@ class Watched:
         return [json.loads(line) for line in whole.splitlines()]
 
     def has_reached(self, step: int) -> bool:
-        """Return whether both nodes have done a step last."""
         return all([line["step"] for line in self.logged(n)][-1:] == [step] for n in range(NODES))
 
     def is_verified(self, step: int) -> bool:
-        """Return whether the head has verified a checkpoint."""
         done = self.ls("--json")
         rows = json.loads(done.stdout)["locations"] if done.returncode == 0 else []
         return {"VERIFIED"} == {
@@ -56,7 +53,6 @@ class Watched:
         }
 
     def ls(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Return what `ckptsync ls` prints of the store."""
         store = self.place.here("/mnt/checkpoints")
         return subprocess.run(
             [sys.executable, "-m", "ckptsync", "ls", "--store", store, *words],

@@ -23,7 +23,7 @@ from ckptsync.status.overview import Overview
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from ckptsync.web import overview_cache
-from ckptsync.web.app import Guard, Page, make_app
+from ckptsync.web.app import MANY, Guard, Page, make_app
 from ckptsync.web.documents import Documents
 from ckptsync.web.overview_cache import OverviewCache
 from ckptsync.web.server import HttpServer
@@ -242,10 +242,12 @@ def test_a_token_is_needed_and_a_cookie_replaces_it(whole: Path) -> None:
         assert ask(server, "/", {**JSON, "Cookie": f"other=1; {cookie}"})[0] == 200
 
 
+@pytest.mark.parametrize(("every", "share"), [(3600.0, 0.0), (0.0, 1e9)])
 def test_viewers_share_a_refresh_and_without_any_there_is_none(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, monkeypatch: pytest.MonkeyPatch, every: float, share: float
 ) -> None:
-    monkeypatch.setattr(overview_cache, "EVERY", 3600.0)
+    monkeypatch.setattr(overview_cache, "EVERY", every)
+    monkeypatch.setattr(overview_cache, "SHARE", share)
     with serving(whole) as (server, reader):
         assert reader.count == 0
         reader.go_on.clear()
@@ -255,7 +257,8 @@ def test_viewers_share_a_refresh_and_without_any_there_is_none(
         reader.go_on.set()
         for thread in asking:
             thread.join(60)
-        document(server, "/runs/fsdp2")
+        for _ in range(MANY + 1):
+            document(server, "/runs/fsdp2")
         assert reader.count == 1
 
 
@@ -375,6 +378,8 @@ def test_a_change_is_an_event_and_what_stays_is_none(
                 push(str(store), "fsdp2", "node1")
                 for at in changes:  # the announcement of an upload is a change, too
                     assert at > first
-                    run = document(server, "/runs/fsdp2")
-                    if run["checkpoints"][0]["nodes"] == ["node0", "node1"]:
+                    [row] = document(server, "/runs/fsdp2")["checkpoints"]
+                    [cell] = document(server, "/")["strips"]["fsdp2"]
+                    if row["nodes"] == ["node0", "node1"]:
                         break
+                assert cell["status"] == "COMPLETE"

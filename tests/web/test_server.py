@@ -105,14 +105,6 @@ def test_a_port_that_is_taken_is_refused_until_it_is_free_and_so_is_a_host_elsew
         HttpServer("192.0.2.1:0", make_app(PAGES), "web.listen")
 
 
-def test_it_listens_on_ipv6_where_there_is_any() -> None:
-    try:
-        web = HttpServer("[::1]:0", make_app(PAGES), "metrics.listen")
-    except ConfigError:
-        pytest.skip("no IPv6 here")
-    web.close()
-
-
 def test_a_unix_socket_is_this_user_s_alone_and_one_left_behind_is_no_obstacle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -71,7 +71,6 @@ class Trainings:
         return location.status if location else ""
 
     def wait(self, run: str, step: int, *statuses: str) -> None:
-        """Wait until a checkpoint has one of the statuses."""
         assert until(lambda: self.status(run, step) in statuses, pause=0.2), self.status(run, step)
 
     def damage(self, run: str, step: int) -> None:
