@@ -309,12 +309,11 @@ def test_changed_names_what_was_written_again_or_deleted_and_nothing_else() -> N
     files = ListedFiles(store)
     before = files.state()
     assert files.changed() == ()
-    store.write("new", [b"1"])
-    assert files.changed() == ()
     store.write("again", [b"1"])
+    assert ListedFiles(store).state() != before
+    store.write("new", [b"1"])
     store.delete("gone")
     assert files.changed() == ("again", "gone")
-    assert ListedFiles(store).state() != before
     assert ListedFiles(store).state() == ListedFiles(store).state()
 
 
@@ -357,10 +356,16 @@ def test_links_in_a_directory_are_followed_only_where_it_was_named(snapshot: Pat
         read_whole(found, "config.json")
 
 
-def test_a_file_that_becomes_shorter_is_noticed(snapshot: Path) -> None:
-    files = TopFiles(str(snapshot), follows_links=False)
-    (snapshot / "tokenizer.json").write_bytes(b"")
+def test_a_file_that_becomes_shorter_or_a_link_is_noticed(snapshot: Path) -> None:
+    files, path = TopFiles(str(snapshot), follows_links=False), snapshot / "tokenizer.json"
+    assert files.changed() == ()
+    path.write_bytes(b"")
+    assert files.changed() == ("tokenizer.json",)
     with pytest.raises(Corrupt, match="shorter"):
+        read_whole(files, "tokenizer.json")
+    path.unlink()
+    path.symlink_to("below/config.json")
+    with pytest.raises(OSError, match="symbolic links"):
         read_whole(files, "tokenizer.json")
 
 

@@ -123,7 +123,7 @@ def test_a_killed_write_is_not_listed_nor_can_be_named(tmp_path: Path) -> None:
     store = GenericStore(remote(f"local://{tmp_path}"))
     (tmp_path / ".ckptsync/unfinished").mkdir(parents=True)
     (tmp_path / ".ckptsync/unfinished/00.part").write_bytes(b"half")
-    assert names(store) == names(store, ".ckptsync/") == []
+    assert names(store) == names(store, ".ckptsync/") == store.dirs(".ckptsync/") == []
     for call in (store.size, store.delete, lambda name: store.write(name, [b""])):
         with pytest.raises(Corrupt):
             call(".ckptsync/unfinished/00.part")
@@ -260,7 +260,11 @@ class ResourceNotFoundError(Exception):
         (HTTPError(507), StoreError, "no room"),
         (HTTPError(400), StoreError, "HTTP 400"),
         (HTTPError(429), Transient, "answered 429"),
-        (HTTPError(503), Transient, "answered 503"),
+        (HTTPError(423), Transient, "answered 423"),
+        (HTTPError(500), Transient, "answered 500"),
+        (HTTPError(499), StoreError, "HTTP 499"),
+        (HTTPError(99), StoreError, "failed with HTTPError"),
+        (OSError(errno.EIO, "Input/output error"), Transient, "input/output"),
         (OSError(errno.ENOSPC, "No space left on device"), StoreError, "no space left"),
         (OSError(errno.ECONNRESET, "Connection reset by peer"), Transient, "reset by peer"),
         (ConnectionRefusedError(111, "Connection refused"), Transient, "refused"),

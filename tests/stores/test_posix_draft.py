@@ -125,6 +125,26 @@ def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) 
     assert (tmp_path / "named").read_bytes() == CONTENT
 
 
+def test_a_draft_that_was_replaced_or_is_another_users_is_not_continued(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = left(at, CONTENT), fcntl.flock
+
+    def overtaken(fd: int, how: int) -> None:
+        path.rename(tmp_path / "published")
+        path.write_bytes(b"a later writer's")
+        real(fd, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", overtaken)
+        drafts = [begin(at)]
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    drafts.append(begin(at))
+    for other in drafts:
+        assert other.part != path.name
+        other.end(keep=False)
+
+
 TAIL = len(CONTENT) % BLOCK
 
 
@@ -267,17 +287,20 @@ def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
         publish.replace(at, "part", "a", part)
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
-def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize("code", [0, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_a_name_is_claimed_by_a_link_or_an_exclusive_rename_and_a_taken_one_is_durable(
+    at: int, tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "link", refused)
+    if code:
+        monkeypatch.setattr(os, "link", refused)
     publish.claim(at, "part", "a", made(tmp_path / "part", b"x"))
+    assert synced == []
     with pytest.raises(FileExistsError):
         publish.claim(at, "part", "a", made(tmp_path / "part", b"y"))
+    assert synced == ["/"]
     assert (tmp_path / "a").read_bytes() == b"x"
 
 

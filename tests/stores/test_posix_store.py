@@ -144,6 +144,9 @@ def test_a_name_is_opened_again_after_a_while(
     # so that the link count of what is open does not fall to zero
     os.link(f"{store.root}/a", f"{store.root}/backup")
     assert read_all(store, "a") == b"old"
+    store.write("a", [b"our own"])
+    assert read_all(store, "a") == b"our own"
+    os.link(f"{store.root}/a", f"{store.root}/another")
     PosixStore(store.root).write("a", [b"new"])
     monkeypatch.setattr(posix, "TRUSTED_S", 0.0)
     assert read_all(store, "a") == b"new"

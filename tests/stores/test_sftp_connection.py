@@ -152,6 +152,8 @@ def test_bytes_go_through_in_both_directions_however_many(tmp_path: Path) -> Non
     connection.send(b"", memoryview(sent)[:4_000_000], sent[4_000_000:9_000_000], b"")
     connection.receive(memoryview(out))
     assert out == sent[:9_000_000]
+    process = connection._process
+    assert os.getsid(process.pid) == process.pid, "Ctrl-C is for us alone"
     connection.close()
 
 

@@ -70,6 +70,22 @@ def test_a_hole_is_not_there_and_large_parts_are_compared_to_their_end(tmp_path:
     assert later.reuse_part(part(2, len(data), data[:-1] + b"\0"))
 
 
+@pytest.mark.parametrize(("faults", "is_reused"), [((), True), (("plain",), False)])
+def test_a_part_before_the_tail_is_compared_to_its_end_where_nothing_is_synced(
+    tmp_path: Path,
+    faults: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_reused: bool,
+) -> None:
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", 0)
+    data = bytes(100_000)
+    aim = target(files_of(tmp_path, *faults), About(len(data), "node:/a"))
+    (tmp_path / aim.begin().part).write_bytes(data[:-1] + b"!")
+    assert aim.begin().reuse_part(part(1, 0, data)) is is_reused
+
+
 def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_path: Path) -> None:
     first, second = begun(tmp_path), begun(tmp_path)
     first.put(part(1, 0, b"good"))
@@ -187,6 +203,9 @@ def test_bytes_are_durable_before_the_name_and_names_before_it_is_acknowledged(
     getattr(store, way)("run/deep/a", [bytes(size)], About(size, "here"))
     lines = (tmp_path / "log").read_text().splitlines()
     steps = [line for line in lines if line not in ("write", "limits")]
+    store.delete("run/deep/a")
+    assert (tmp_path / "log").read_text().splitlines()[-2:] == ["remove a", "fsync deep"]
+    assert list(root.iterdir()) == [], "trainers take an empty directory for a checkpoint"
     assert steps.pop(1) == "fsync store"  # whether directories can be synced
     assert steps[:4] == ["mkdir run", "fsync store", "mkdir deep", "fsync run"]
     assert steps[4:] == ["fsync part", rename, "fsync deep"]

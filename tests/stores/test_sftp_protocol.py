@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.limits import Limits
+from ckptsync.stores.sftp.connection import Connection
 from ckptsync.stores.sftp.protocol import (
+    FSYNC_PATIENCE,
     PIECE,
     Fields,
     Flag,
@@ -115,6 +117,24 @@ def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
     session.read_into(opened(session, tmp_path / "a"), 0, memoryview(bytearray(len(CONTENT))))
     assert sum(pace.taken) == 2 * len(CONTENT)
     assert max(pace.taken) <= 256 << 10
+    session.close()
+
+
+def test_the_server_has_longer_to_bring_a_file_to_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, patience = Session(address_of(tmp_path), SOON), list[float]()
+    receive = Connection.receive_bytes
+
+    def noted(connection: Connection, size: int, seconds: float = 0.0) -> bytes:
+        patience.append(seconds)
+        return receive(connection, size, seconds)
+
+    monkeypatch.setattr(Connection, "receive_bytes", noted)
+    handle = opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE)
+    assert max(patience) == 0
+    session.do(*session.fsync_requests(handle))
+    assert max(patience) == FSYNC_PATIENCE
     session.close()
 
 

@@ -48,16 +48,25 @@ def test_the_root_is_made_with_all_above_it_and_may_be_a_link(tmp_path: Path) ->
             files_of(path).make_root()
 
 
-def test_a_file_that_was_seen_is_not_looked_for_again_but_missed(tmp_path: Path) -> None:
+def test_a_file_that_was_seen_is_not_looked_for_again_for_a_while_but_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").write_bytes(b"0123456789")
     files, out = files_of(tmp_path), memoryview(bytearray(4))
     assert files.read_into("a", 8, out) == 2
     (tmp_path / "a").unlink()
     with pytest.raises(NotFound, match="a: not in sftp://head"):
         files.read_into("a", 0, out)
-    (tmp_path / "a").symlink_to("/etc/passwd")
+    (tmp_path / "a").symlink_to("b")
     with pytest.raises(NotFound):
         files.read_into("a", 0, out)
+    (tmp_path / "b").write_bytes(b"0123456789")
+    assert files.read_into("b", 0, out) == 4
+    (tmp_path / "b").rename(tmp_path / "c")
+    (tmp_path / "b").symlink_to("c")
+    monkeypatch.setattr(server_files, "CHECKED_S", 0.0)  # much later
+    with pytest.raises(NotFound):
+        files.read_into("b", 0, out)
 
 
 @pytest.mark.parametrize("faults", [(), ("plain",), ("reorder",), ("short",), ("limits=1",)])
@@ -245,3 +254,6 @@ def test_a_server_that_has_lost_its_disks_for_a_moment_is_asked_again(
         return session.stat_paths([files.path("a")])
 
     assert files.sessions.on(look)
+    losing = files_of(tmp_path, f"answer=200=101={code:08x}", limits=AT_ONCE)
+    with pytest.raises(Transient, match="connection is lost"):
+        losing.sync_directory("")

@@ -135,9 +135,20 @@ def test_a_server_that_refuses_conditions_is_written_without(
         assert [a.headers.get("if-none-match") for a in changes] == conditions
 
 
-def test_of_a_taken_name_whose_tag_says_nothing_nothing_is_claimed() -> None:
-    taken = Say(200, b"mine", {"ETag": '"opaque"', "x-amz-server-side-encryption": "aws:kms"})
-    with scripted(taken) as script, pytest.raises(Exists) as caught:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ETag": f'"{md5_of(b"theirs").hex()}"', "x-amz-server-side-encryption": "aws:kms"},
+        {"ETag": '"opaque-2"', "x-amz-checksum-crc32": "AAAAAA=="},  # of the parts' sums
+        {
+            "ETag": '"opaque"',
+            "x-amz-checksum-crc32": "AAAAAA==",
+            "x-amz-checksum-type": "COMPOSITE",
+        },
+    ],
+)
+def test_of_a_taken_name_whose_sums_say_nothing_nothing_is_claimed(headers: dict[str, str]) -> None:
+    with scripted(Say(200, b"mine", headers)) as script, pytest.raises(Exists) as caught:
         script.store().create("a", [b"mine"])
     assert caught.value.is_same is None
 

@@ -108,6 +108,8 @@ def test_credentials_that_ended_are_read_again(credentials: Credentials) -> None
         store = script.store(key=None, secret=None)
         store.write("a", [b"x"])
         assert with_new_key(script) == [False, True]
+        old, new = (asked.headers.keys() for asked in script.asked)
+        assert old == new
         with pytest.raises(StoreError, match="ExpiredToken") as caught:
             store.write("a", [b"x"])
     assert not isinstance(caught.value, Transient)

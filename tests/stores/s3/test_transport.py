@@ -232,9 +232,11 @@ def test_tls_is_spoken_with_whom_the_bundle_names(
         store.write("a", [b"x" * 1000])
     assert server.connections == 1
     assert b"UNSIGNED-PAYLOAD" in heard[0], "TLS and a checksum protect it"
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/no/such/bundle")
-    with pytest.raises(ConfigError, match="certificates"):
-        store_at(host, scheme="https").write("a", [b"x"])
+    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "/no/such/bundle")
+            with pytest.raises(ConfigError, match="certificates cannot be read"):
+                store_at(host, scheme="https").write("a", [b"x"])
 
 
 def test_a_proxy_is_asked_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
