@@ -340,24 +340,6 @@ def test_names_that_no_key_is_kept_from_are_no_records() -> None:
                 own_prefixes(run, location)
 
 
-def test_a_real_server_keeps_a_worker_from_what_the_policy_does_not_allow(story: Story) -> None:
-    """`test_only_its_writers_may_write_a_record` has every kind of name, and every policy."""
-    worker, elsewhere = opened("worker", story), opened("worker", story, "elsewhere")
-    evil = "fsdp2/consolidated/checkpoint-4/modeling_evil.py"
-    for forbidden in (
-        lambda: worker.write(MODEL, [b"{}"]),
-        lambda: worker.write(f"{RECORDS}/tombstone-9-{DIGEST}.json", [b"{}"]),
-        lambda: worker.create(evil, [b"{}"]),
-        lambda: worker.write(evil, [PIECE] * 20, About(20 << 20)),
-        lambda: worker.delete(SHARD),
-        lambda: elsewhere.write("x", [b""]),
-        lambda: list(elsewhere.names("")),
-    ):
-        with pytest.raises(StoreError, match="denied"):
-            forbidden()
-    assert worker.size(SHARD)
-
-
 def test_a_worker_may_send_files_of_a_trainer_whose_names_are_like_a_heads() -> None:
     rules = policy("policy-worker")
     for name in (
@@ -391,13 +373,6 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
         [(d.location, d.result) for d in apply_retention(collector, asked).done] for _ in range(2)
     ]
     assert done == [[("checkpoint-1", "marked")], [("checkpoint-1", "removed")]]
-
-
-def opened(name: str, story: Story, prefix: str = "store") -> Store:
-    return open_any(
-        f"s3://{story.bucket}/{prefix}",
-        weed().identity(*policy(f"policy-{name}", story.bucket, "store")),
-    )
 
 
 def test_every_file_has_a_location_in_the_documents() -> None:

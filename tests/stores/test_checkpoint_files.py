@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,6 +18,7 @@ from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import (
     MERGING,
     DirectoryFiles,
+    FileTree,
     ListedFiles,
     Overlay,
     StoreFiles,
@@ -28,6 +27,7 @@ from ckptsync.stores.checkpoint_files import (
 )
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.tensors import read_whole
 from tests.support.files_in_memory import write_files
 from tests.support.sftp_stores import over_ssh
@@ -57,18 +57,6 @@ def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path)
     assert [*below] == sorted(f"dir/{name}/file" for name in CONTENT)
 
 
-def test_links_are_not_there(tmp_path: Path) -> None:
-    outside = plant(tmp_path / "outside", secret=b"secret")
-    root = plant(tmp_path / "checkpoint", a=b"x")
-    (root / "model.safetensors").symlink_to(outside / "secret")
-    (root / "shards").symlink_to(outside)
-    os.mkfifo(root / "pipe")
-    files = DirectoryFiles(str(root))
-    assert files.sizes() == {"a": 1}
-    with pytest.raises(Incomplete):
-        files.read_into("shards/secret", 0, memoryview(bytearray(1)))
-
-
 def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: Path) -> None:
     root = plant(tmp_path / "checkpoint", dir__a=b"xxxxxx")
     files = DirectoryFiles(str(root))
@@ -81,10 +69,11 @@ def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: P
     assert files.changed() == ("dir/a",)
 
 
+@pytest.mark.parametrize("listed", [DirectoryFiles, lambda root: ListedFiles(PosixStore(root))])
 def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
-    tmp_path: Path,
+    tmp_path: Path, listed: Callable[[str], FileTree]
 ) -> None:
-    files = DirectoryFiles(str(plant(tmp_path, short=b"0123456789", gone=b"x")))
+    files = listed(str(plant(tmp_path, short=b"0123456789", gone=b"x")))
     (tmp_path / "gone").unlink()
     with pytest.raises(Corrupt, match="short: ends at byte 10, 5 bytes from 6 expected"):
         files.read_into("short", 6, memoryview(bytearray(5)))
@@ -92,23 +81,6 @@ def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
         files.read_into("gone", 0, memoryview(bytearray(1)))
     with pytest.raises(Incomplete, match="never"):
         files.read_into("never", 0, memoryview(bytearray(1)))
-
-
-def test_any_range_is_what_was_asked_for_from_many_threads(tmp_path: Path) -> None:
-    # more than are kept open
-    content = {f"f{n:03}": random.Random(n).randbytes(1000 + n) for n in range(200)}
-    files = DirectoryFiles(str(plant(tmp_path, **content)))
-
-    def is_right(seed: int) -> bool:
-        dice = random.Random(seed)
-        name = dice.choice(sorted(content))
-        start = dice.randrange(len(content[name]))
-        out = bytearray(dice.randrange(len(content[name]) - start))
-        files.read_into(name, start, memoryview(out))
-        return out == content[name][start : start + len(out)]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(is_right, range(1000)))
 
 
 def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
@@ -288,20 +260,6 @@ def test_they_are_what_the_store_lists_but_for_what_is_no_content() -> None:
         True,
         False,
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "words"),
-    [("short", Corrupt, "short"), ("gone", Incomplete, "gone: "), ("never", Incomplete, "never: ")],
-)
-def test_what_is_not_there_or_no_longer_is_incomplete_and_what_is_short_is_corrupt(
-    name: str, error: type[Exception], words: str
-) -> None:
-    store = holding(short=b"12345", gone=b"1")
-    files = ListedFiles(store)
-    store.delete("gone")
-    with pytest.raises(error, match=words):
-        files.read_into(name, 3, memoryview(bytearray(3)))
 
 
 def test_changed_names_what_was_written_again_or_deleted_and_nothing_else() -> None:

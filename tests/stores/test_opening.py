@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -170,17 +171,21 @@ def test_a_store_whose_file_system_is_unmounted_is_no_empty_store(tmp_path: Path
     create_store(str(root)).write("a", [b"x"])
     stores = [open_store(str(root)), create_store(str(root))]
     root.rename(there)
-    root.mkdir()  # the directory that it was mounted on
-    for store in stores:
-        for deed in (
-            lambda s: list(s.names("")),
-            lambda s: s.size("a"),
-            lambda s: s.write("b", [b"y"]),
-            lambda s: s.delete("a"),
+    for mount in (lambda: None, root.mkdir):  # nothing, then the directory that it was mounted on
+        mount()
+        for store, deed in itertools.product(
+            stores,
+            (
+                lambda s: list(s.names("")),
+                lambda s: s.size("a"),
+                lambda s: s.write("b", [b"y"]),
+                lambda s: s.delete("a"),
+            ),
         ):
             with pytest.raises(StoreError, match="directory expected") as caught:
                 deed(store)
             assert "mount" in caught.value.hint
+            assert type(caught.value) is StoreError
     assert list(root.iterdir()) == []
     root.rmdir()
     there.rename(root)

@@ -19,7 +19,7 @@ from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.exhaustive import sampled
 from tests.support.rate_limits import Counted
-from tests.support.sftp_stores import files_of, over_ssh, served
+from tests.support.sftp_stores import files_of, served
 from tests.support.waiting import until
 
 ABOUT = About(8, "node:/a:8:1")
@@ -119,23 +119,6 @@ def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
     assert (tmp_path / third.part).read_bytes() == b"\0\0\0\0more"
 
 
-def test_many_writers_of_one_origin_publish_whole_files_alone(tmp_path: Path) -> None:
-    content = random.Random(3).randbytes(3 * PART + 5)
-    about = About(len(content), "node:/a")
-
-    def write(n: int) -> None:
-        store = over_ssh(tmp_path)
-        for _ in range(3):
-            with contextlib.suppress(Exists, Transient):
-                (store.create if n else store.write)("run/a", [content], about)
-            if (tmp_path / "run/a").exists():
-                assert (tmp_path / "run/a").read_bytes() == content
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(write, range(3)))
-    assert (tmp_path / "run/a").read_bytes() == content
-
-
 def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
     begun(tmp_path).put(part(1, 0, b"good"))
     for about in (About(8, "node:/a:8:2"), About(8)):
@@ -209,16 +192,6 @@ def test_bytes_are_durable_before_the_name_and_names_before_it_is_acknowledged(
     assert steps.pop(1) == "fsync store"  # whether directories can be synced
     assert steps[:4] == ["mkdir run", "fsync store", "mkdir deep", "fsync run"]
     assert steps[4:] == ["fsync part", rename, "fsync deep"]
-
-
-def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None:
-    upload = begun(tmp_path)
-    upload.put(part(1, 0, b"goodmore"))
-    (tmp_path / "run/a").write_bytes(b"first")
-    with pytest.raises(Exists):
-        upload.commit(8)
-    target(files_of(tmp_path), replaces=True).put_whole(memoryview(b"repaired"))
-    assert (tmp_path / "run/a").read_bytes() == b"repaired"
 
 
 SHORT_TAIL = 2  # parts
@@ -389,17 +362,6 @@ def test_replacing_is_atomic_or_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"xyz"
 
 
-@pytest.mark.parametrize("replaces", [False, True])
-def test_what_another_writer_has_published_is_not_committed(
-    tmp_path: Path, *, replaces: bool
-) -> None:
-    with pytest.raises(Transient, match="has published or removed"):
-        target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
-    (tmp_path / "a").write_bytes(b"xyz")
-    with pytest.raises((Transient, Exists)):
-        target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
-
-
 FILES = {f"run/d{n % 3}/f{n}": bytes([n]) * (n * 777) for n in range(40)}
 
 
@@ -432,15 +394,3 @@ def test_many_are_there_whole_whatever_the_server_is_like(
     assert contents(tmp_path) == FILES
     assert {type(e) for e in created(store)} == {Exists}
     assert contents(tmp_path) == FILES
-
-
-@pytest.mark.parametrize("fault", ["", "replaces"])
-def test_of_many_with_one_name_one_is_created(tmp_path: Path, fault: str) -> None:
-    stores = [served(tmp_path, *filter(None, [fault])) for _ in range(2)]
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(stores[n % 2].create, "b", [bytes([n])], About(1)) for n in range(8)]
-    found = [type(f.exception()) for f in futures]
-    if not fault:  # where a rename replaces, `create` can only look first
-        assert sorted(t.__name__ for t in found) == ["Exists"] * 7 + ["NoneType"]
-    assert {*found} <= {Exists, type(None)}
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]

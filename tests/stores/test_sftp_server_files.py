@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import random
+import stat
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -225,6 +227,10 @@ def test_a_directory_without_end_is_not_waited_for(
     monkeypatch.setattr(server_files, "MOST_FILES", 10_000)
     with pytest.raises(StoreError, match="more than 10000 files"):
         list(walk(files_of(tmp_path, "endless"), ""))
+    for name in b".a":  # the same again and again
+        answer = struct.pack(">IIBIIQI", 1, 1, name, 0, 5, 0, stat.S_IFREG).hex()
+        with pytest.raises(StoreError, match="its listing does not end"):
+            list(walk(files_of(tmp_path, f"answer=12=104={answer}"), ""))
     with pytest.raises(StoreError, match="directories 200 deep"):
         list(walk(files_of(tmp_path, "bottomless"), ""))
 

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import (
-    CkptsyncError,
     ConfigError,
     Corrupt,
     Exists,
@@ -23,7 +22,7 @@ from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.connection import parse_address
 from ckptsync.stores.sftp.store import SftpStore
-from tests.support.exhaustive import in_exhaustive, sampled
+from tests.support.exhaustive import in_exhaustive
 from tests.support.sftp_stores import AT_ONCE, over_ssh, remote, served
 from tests.support.sshd import another_sshd, sshd
 from tests.support.store_contract import StoreContract, names
@@ -228,70 +227,6 @@ def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_pat
         )
     assert b"uid" not in shell.stdout
     assert (tmp_path / "store/run/a").stat().st_mode & 0o777 == 0o640
-
-
-def _number(value: int, size: int = 4) -> str:
-    return value.to_bytes(size, "big").hex()
-
-
-def _text(value: bytes) -> str:
-    return _number(len(value)) + value.hex()
-
-
-_FILE = f"{_number(5)}{_number(0, 8)}{_number(0o100644)}"
-LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE, RENAME, EXTENDED = 7, 3, 11, 12, 14, 6, 18, 200
-LIES = [
-    f"{LSTAT}=105={_number(5)}{'ff' * 8}{_number(0o100644)}",  # a file of 2^64 - 1 bytes
-    f"{READDIR}=104={_number(1)}{_text(b'a')}{_text(b'')}{_number(5)}{'ff' * 8}{_number(0o100644)}",
-    f"{READDIR}=104={_number(1)}{_text(b'.')}{_text(b'')}{_FILE}",  # nothing, for ever
-    f"{READDIR}=104={_number(1)}{_text(b'a')}{_text(b'')}{_FILE}",  # the same, for ever
-    f"{READDIR}=104={_number(1 << 31)}",
-    f"{OPEN}=102={_text(b'h' * 30_000)}",
-    f"{OPENDIR}=102={_number(1 << 31)}",
-    *(
-        f"{kind}=101={_number(code)}"
-        for kind in (LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE)
-        for code in (0, 1, 99)
-        if (kind, code) not in {(READDIR, 1), (WRITE, 0)}  # the end of a directory, and the truth
-    ),
-    *(
-        f"{kind}={answer}="
-        for kind in (LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE, RENAME)
-        for answer in (101, 102, 104, 105)
-    ),
-    f"{EXTENDED}=201=00",
-]
-
-
-def _errors_of_everything(store: SftpStore) -> Iterator[CkptsyncError]:
-    """Ask the store for everything; yield the errors, of which there is no other kind."""
-    steps: list[Callable[[], object]] = [
-        lambda: list(store.names("")),
-        lambda: store.dirs(""),
-        lambda: store.size("d/e/f"),
-        lambda: store.read_into("g", 5, memoryview(bytearray(200_000))),
-        lambda: store.read_into("d/e/f", 5, memoryview(bytearray(90))),
-        lambda: store.create("n/small", [b"abc"], About(size=3, origin="o")),
-        lambda: store.create("n/large", [bytes(1 << 20)] * 3, About(size=3 << 20, origin="o")),
-        lambda: store.write("n/written", [b"abc"]),
-        lambda: store.delete("d/e/f"),
-        store.make_root,
-    ]
-    for step in steps:
-        try:
-            step()
-        except CkptsyncError as e:  # noqa: PERF203 - each step for itself
-            yield e
-
-
-@pytest.mark.parametrize("lie", sampled(LIES, 6))
-def test_a_lie_of_a_server_is_an_error_of_the_store(tmp_path: Path, lie: str) -> None:
-    """`make fuzz` changes any answer."""
-    (tmp_path / "d/e").mkdir(parents=True)
-    (tmp_path / "d/e/f").write_bytes(b"x" * 1000)
-    (tmp_path / "g").write_bytes(b"y" * 300_000)
-    errors = _errors_of_everything(served(tmp_path, f"answer={lie}", limits=AT_ONCE))
-    assert [e for e in errors if isinstance(e, StoreError)]
 
 
 def test_a_directory_that_may_not_be_made_is_named(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from ckptsync.stores.s3.requests import base64_of, md5
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.support.fault_proxy import HttpProxy
-from tests.support.network_faults import Answer, once
 from tests.support.scripted_s3 import Asked, Say, error, scripted
 from tests.support.seaweedfs import weed
 from tests.support.waiting import until
@@ -168,13 +167,6 @@ def test_an_upload_that_another_removes_fails_the_write_and_the_next_one_begins_
         opened(bucket).create("model", stolen(), ABOUT)
     assert "begins anew" in caught.value.hint
     opened(bucket).create("model", chunks(), ABOUT)
-    assert read_all(opened(bucket), "model") == CONTENT
-
-
-def test_a_part_that_fails_is_sent_again_alone(bucket: str) -> None:
-    with proxied(bucket, once("UploadPart", Answer(503, "SlowDown"), 2)) as (store, proxy):
-        store.create("model", chunks(), ABOUT)
-        assert proxy.requests["UploadPart"] == 4
     assert read_all(opened(bucket), "model") == CONTENT
 
 

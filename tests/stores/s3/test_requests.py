@@ -204,12 +204,6 @@ def test_an_answer_is_an_error_of_one_class_with_a_remedy_after_no_further_reque
     assert words in f"{caught.value}; {caught.value.hint}"
 
 
-def test_a_page_of_a_proxy_has_stored_nothing_also_where_payloads_are_not_signed() -> None:
-    unsigned = {"s3": {"payload_signing_enabled": False}}
-    with scripted(LOGIN) as script, pytest.raises(Transient, match="no ETag"):
-        script.store(patience=0, config_kwargs=unsigned).write("a", [b"x"])
-
-
 def test_a_region_that_sends_to_another_and_that_one_back_is_an_error() -> None:
     regions = [f"eu-west-{n % 2 + 1}" for n in range(200)]
     answers = [error(301, "PermanentRedirect", x_amz_bucket_region=region) for region in regions]

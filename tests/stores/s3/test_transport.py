@@ -139,17 +139,6 @@ def test_a_server_that_does_not_take_the_body_is_given_up() -> None:
         store_at(Server(deaf).host, stall=0.3).write("a", [bytes(BIG)])
 
 
-def test_a_refusal_that_comes_before_the_body_was_taken_is_heard() -> None:
-    def refusing(connection: socket.socket, _number: int) -> None:
-        connection.recv(1000)
-        connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        connection.shutdown(socket.SHUT_WR)
-        threading.Event().wait(0.3)
-
-    with pytest.raises(Transient, match="503"):
-        store_at(Server(refusing).host).write("a", [bytes(BIG)])
-
-
 class Slow(Counted):
     """Each piece has to wait for a minute, by this clock."""
 
