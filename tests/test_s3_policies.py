@@ -57,7 +57,6 @@ from tests.support.s3_permissions import (
     is_allowed,
     policy,
     refused,
-    without,
 )
 from tests.support.seaweedfs import weed
 from tests.support.worker_in_process import push_now, tick
@@ -189,32 +188,6 @@ def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_wa
     assert refused(story.head, statements("head", story)) == []
     deleted = {a.resource for a in story.head if a.action == "s3:DeleteObject"}
     assert deleted == {f"arn:aws:s3:::{story.bucket}/store/{MODEL}"}
-
-
-@pytest.mark.parametrize(
-    ("who", "action"),
-    [
-        (who, action)
-        for who in ("worker", "head")
-        for action in sorted(actions([*policy(f"policy-{who}"), *policy("policy-kms")]))
-    ],
-)
-def test_each_action_is_needed(story: Story, who: str, action: str) -> None:
-    asked = {"worker": story.worker, "head": story.head}[who]
-    assert refused(asked, without(action, statements(who, story)))
-
-
-@pytest.mark.parametrize("location", policy("policy-head")[1]["Resource"])
-def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
-    own = location.replace("BUCKET/PREFIX", f"{story.bucket}/store")
-    left = [
-        {**s, "Resource": [r for r in s["Resource"] if r != own]}
-        if s["Sid"] == "WriteModelsAndTheirRecords"
-        else s
-        for s in statements("head", story)
-    ]
-    assert left != statements("head", story)
-    assert refused(story.head, left)
 
 
 def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: Story) -> None:

@@ -195,19 +195,6 @@ def test_what_is_much_does_not_wait_for_what_is_little_and_came_later() -> None:
     assert sum(went[: went.index(LEAST_PIECE)]) < LEAST_PIECE
 
 
-def test_an_interrupt_leaves_the_line_to_others() -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    clock = Clock()
-    paces = clock.paces("1000B/s")
-    paces._sleep = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        paces.take(10_000)
-    paces._sleep = clock.sleep
-    paces.take(10_000)
-
-
 class Ending(Shared):
     """The process is told to end while somebody sleeps."""
 

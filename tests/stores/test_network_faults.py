@@ -121,6 +121,7 @@ def test_an_upload_in_parts_succeeds_whatever_breaks_once(
             proxy.plan, name = once(kind, fault, nth), next(fresh_names)
             put(name, chunks(BIG), ABOUT)
             proxy.plan = harmless
+            assert proxy.faults[-1] == (kind, fault)
             assert read_all(store, name) == BIG, f"{fault} at {kind} {nth}"
 
 
@@ -180,6 +181,7 @@ def test_a_small_operation_succeeds_whatever_breaks_once(
             found = SMALL[what](store, name)
             proxy.plan = harmless
             where, after = f"{fault} at {kind} {nth}", {*before}
+            assert proxy.faults[-1] == (kind, fault)
             if what in ("create", "write"):
                 after.add(name)
                 assert read_all(store, name) == b"new", where

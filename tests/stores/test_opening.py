@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ckptsync.errors import (
     Unsupported,
 )
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.stores import opening, path_or_url
+from ckptsync.stores import path_or_url
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
@@ -300,19 +299,6 @@ def test_a_directory_is_in_the_nearest_store_above_it(tmp_path: Path) -> None:
         assert enclosing
         assert directory_of(enclosing[0]) == str(tmp_path / "inner")
         assert enclosing[1] == directory.relative_to(tmp_path / "inner").parts
-
-
-def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of botocore's costs a quarter of a second."""
-    opened: list[str] = []
-
-    def counted(url: str, *_: object) -> Store:
-        opened.append(threading.current_thread().name)
-        return bucket()
-
-    monkeypatch.setattr(opening, "open_any", counted)
-    assert path_or_url.store_above(CHECKPOINT, Access()) is None
-    assert opened == [threading.current_thread().name], "by whoever asks, before there are threads"
 
 
 def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:

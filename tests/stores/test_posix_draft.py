@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import resource
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,15 +202,9 @@ def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_a
     assert read_all(store, "a") == CONTENT
 
 
-PLACES = [Path("/dev/shm"), Path("/var/tmp")]  # a tmpfs, and most often a disk
-
-
-@pytest.fixture(params=PLACES, ids=["memory", "disk"])
-def store(request: pytest.FixtureRequest) -> Iterator[PosixStore]:
-    with tempfile.TemporaryDirectory(
-        dir=request.param if request.param.is_dir() else None
-    ) as place:
-        yield PosixStore(place)
+@pytest.fixture
+def store(tmp_path: Path) -> PosixStore:
+    return PosixStore(str(tmp_path))
 
 
 def hidden(store: PosixStore) -> list[str]:

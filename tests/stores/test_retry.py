@@ -109,6 +109,18 @@ def test_what_is_permanent_is_raised_at_once(error: BaseException) -> None:
     assert not clock.slept
 
 
+def test_a_configuration_that_worked_is_tried_again_and_another_is_not() -> None:
+    clock, error = Clock(), ConfigError("permission denied", hint="look")
+    persistence = clock.persistence()
+    with pytest.raises(ConfigError):
+        persistence.call(Failing(error))
+    assert not clock.slept
+    assert persistence.call(Failing()) == persistence.call(Failing(error)) == 42
+    with pytest.raises(Transient, match="permission denied") as caught:
+        persistence.call(Failing(*[error] * 1000))
+    assert caught.value.hint.startswith("look; given up")
+
+
 def test_a_server_that_says_when_is_not_asked_before() -> None:
     clock = Clock()
     assert clock.persistence(chance=lambda: 0.0).call(busy(2, after=7.5)) == 42

@@ -5,7 +5,6 @@ refusals mean.
 from __future__ import annotations
 
 import os
-import random
 import stat
 import struct
 import threading
@@ -69,22 +68,6 @@ def test_a_file_that_was_seen_is_not_looked_for_again_for_a_while_but_missed(
     monkeypatch.setattr(server_files, "CHECKED_S", 0.0)  # much later
     with pytest.raises(NotFound):
         files.read_into("b", 0, out)
-
-
-@pytest.mark.parametrize("faults", [(), ("plain",), ("reorder",), ("short",), ("limits=1",)])
-def test_a_little_is_read_as_much_is_also_where_answers_are_short(
-    tmp_path: Path, faults: tuple[str, ...]
-) -> None:
-    content = random.Random(2).randbytes(90_000)
-    (tmp_path / "a").write_bytes(content)
-    files = files_of(tmp_path, *faults)
-    ranges = ((0, 90_000), (0, 30_000), (70_000, 30_000), (90_000, 10), (80_000, 1), (5, 0))
-    for start, size in ranges:
-        out = bytearray(size)
-        wanted = content[start : start + size]
-        assert files.read_into("a", start, memoryview(out)) == len(wanted)
-        assert out[: len(wanted)] == wanted
-    assert files.sessions._idle[0].is_usable
 
 
 def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> None:

@@ -22,14 +22,6 @@ FOUND = Say(200, b"x" * 3)
 STORED = Say(200, b"", {"ETag": '"t"'})
 
 
-def test_a_busy_server_is_asked_again_when_it_says() -> None:
-    with scripted(
-        error(503, "SlowDown", Retry_After="0"), error(500, "InternalError"), FOUND
-    ) as script:
-        assert script.store().size("a") == 3
-        assert [a.key for a in script.asked] == ["pre/a"] * 3
-
-
 def test_whether_the_bucket_is_missing_is_asked_once() -> None:
     with scripted(Say(404), error(404, "NoSuchKey"), Say(404)) as script:
         store = script.store()

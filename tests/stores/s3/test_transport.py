@@ -127,7 +127,7 @@ def test_a_server_that_trickles_is_given_up() -> None:
             time.sleep(0.2)
 
     with pytest.raises(Transient, match=r"of 500000 bytes came"):
-        store_at(Server(trickling).host, stall=3.0).read_into("a", 0, memoryview(bytearray(500000)))
+        store_at(Server(trickling).host, stall=1.0).read_into("a", 0, memoryview(bytearray(500000)))
 
 
 def test_a_server_that_does_not_take_the_body_is_given_up() -> None:
