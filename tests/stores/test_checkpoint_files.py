@@ -32,16 +32,6 @@ from ckptsync.tensors import read_whole
 from tests.support.files_in_memory import write_files
 from tests.support.sftp_stores import over_ssh
 
-
-def plant(root: Path, **files: bytes) -> Path:
-    """Files below ``root``; ``__`` in a keyword is a slash."""
-    for name, content in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return root
-
-
 UNFINISHED = (".tmpAb3_x9", "model.safetensors.part", ".ckptsync-0.part", ".metadata.tmp")
 CONTENT = (".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync")
 
@@ -58,9 +48,9 @@ def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path)
 
 
 def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: Path) -> None:
-    root = plant(tmp_path / "checkpoint", dir__a=b"xxxxxx")
+    root = write_files(tmp_path / "checkpoint", {"dir/a": b"xxxxxx"})
     files = DirectoryFiles(str(root))
-    outside = plant(tmp_path / "outside", a=b"secret")
+    outside = write_files(tmp_path / "outside", {"a": b"secret"})
     (root / "dir/a").unlink()
     (root / "dir").rmdir()
     (root / "dir").symlink_to(outside)
@@ -73,7 +63,7 @@ def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: P
 def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
     tmp_path: Path, listed: Callable[[str], FileTree]
 ) -> None:
-    files = listed(str(plant(tmp_path, short=b"0123456789", gone=b"x")))
+    files = listed(str(write_files(tmp_path, {"short": b"0123456789", "gone": b"x"})))
     (tmp_path / "gone").unlink()
     with pytest.raises(Corrupt, match="short: ends at byte 10, 5 bytes from 6 expected"):
         files.read_into("short", 6, memoryview(bytearray(5)))
@@ -86,7 +76,9 @@ def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
 def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    plant(tmp_path, same=b"1", grown=b"1", touched=b"1", replaced=b"1", deleted=b"1")
+    write_files(
+        tmp_path, {"same": b"1", "grown": b"1", "touched": b"1", "replaced": b"1", "deleted": b"1"}
+    )
     files = DirectoryFiles(str(tmp_path))
     assert files.changed() == ()
     (tmp_path / "grown").write_bytes(b"12")
@@ -102,15 +94,15 @@ def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
 def test_what_is_read_is_what_was_there_even_if_rotation_deletes_it_meanwhile(
     tmp_path: Path,
 ) -> None:
-    files = DirectoryFiles(str(plant(tmp_path, a=b"0123456789")))
+    files = DirectoryFiles(str(write_files(tmp_path, {"a": b"0123456789"})))
     files.read_into("a", 0, memoryview(bytearray(1)))
     (tmp_path / "a").unlink()
     assert read_whole(files, "a") == b"0123456789"
 
 
 def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None:
-    one = DirectoryFiles(str(plant(tmp_path / "1", both=b"one", only1=b"1")))
-    two = DirectoryFiles(str(plant(tmp_path / "2", both=b"two!", only2=b"22")))
+    one = DirectoryFiles(str(write_files(tmp_path / "1", {"both": b"one", "only1": b"1"})))
+    two = DirectoryFiles(str(write_files(tmp_path / "2", {"both": b"two!", "only2": b"22"})))
     files = Overlay([one, two])
     assert files.sizes() == {"both": 3, "only1": 1, "only2": 2}
     assert [read_whole(files, n) for n in files.sizes()] == [b"one", b"1", b"22"]
@@ -120,8 +112,10 @@ def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None
 
 
 def test_an_overlay_tells_duplicates_and_conflicts(tmp_path: Path) -> None:
-    one = DirectoryFiles(str(plant(tmp_path / "1", size=b"1", digest=b"1", only=b"1")))
-    two = DirectoryFiles(str(plant(tmp_path / "2", size=b"22", digest=b"2")))
+    one = DirectoryFiles(
+        str(write_files(tmp_path / "1", {"size": b"1", "digest": b"1", "only": b"1"}))
+    )
+    two = DirectoryFiles(str(write_files(tmp_path / "2", {"size": b"22", "digest": b"2"})))
     files = Overlay([one, two])
     assert files.conflicts() == ("size",)
     assert files.duplicates("digest") == (one, two)
@@ -150,7 +144,7 @@ def test_files_of_a_store_are_read_from_where_they_lie() -> None:
 
 
 def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: Path) -> None:
-    plant(tmp_path, sub__model=b"x")
+    write_files(tmp_path, {"sub/model": b"x"})
     assert DirectoryFiles(str(tmp_path)).ignored_entries() == ()
     (tmp_path / "sub/link").symlink_to("model")
     (tmp_path / "away").symlink_to(tmp_path / "sub")
@@ -189,8 +183,8 @@ def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
     repository = tmp_path / "models--org--model"
     place = repository / "snapshots/0abc"
     (place / "sub").mkdir(parents=True)
-    blobs = plant(repository / "blobs", ab12=b"weights", cd34=b"{}", ef56=b"deep")
-    (blobs / "away").symlink_to(plant(tmp_path / "other", secret=b"secret") / "secret")
+    blobs = write_files(repository / "blobs", {"ab12": b"weights", "cd34": b"{}", "ef56": b"deep"})
+    (blobs / "away").symlink_to(write_files(tmp_path / "other", {"secret": b"secret"}) / "secret")
     (repository / "refs").mkdir()
     (repository / "refs/main").write_bytes(b"0abc")
     (place / "README.md").write_bytes(b"real")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores import progress_signs
-from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.contract import About
 from ckptsync.stores.limits import (
     DAYS,
     GATHER,
@@ -219,19 +219,6 @@ def test_who_waits_for_many_bytes_gives_signs_of_life() -> None:
     clock, before = Clock(), progress_signs.signs()
     clock.paces("1000B/s").take(progress_signs.LEAST)
     assert progress_signs.signs() - before >= clock.now
-
-
-def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:
-    pace = Counted()
-    pace.piece = 700_000
-    store = PosixStore(str(tmp_path), pace=pace)
-    content = bytes(range(256)) * 4096
-    store.write("a", [content])
-    store.create("b", [content[:10]])
-    pieces = [700_000, (1 << 20) - 700_000]
-    assert pace.taken == [*pieces, 10]
-    assert read_all(store, "a") == content
-    assert pace.taken == [*pieces, 10, *pieces]
 
 
 @pytest.mark.parametrize(

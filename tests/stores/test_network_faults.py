@@ -192,55 +192,24 @@ def test_a_small_operation_succeeds_whatever_breaks_once(
             assert names(store, "run/") == sorted(after), where
 
 
-class Sftp:
-    """A store behind a proxy, each time a new one, with connections of its own."""
-
-    def __init__(self, home: Path, proxy: TcpProxy) -> None:
-        self.proxy, self.home, self.root = proxy, home, home / "root"
-
-    def store(self) -> Store:
-        return through(self.proxy.port, self.home, replace(LIMITS, stall=4.0))
-
-    def passed(self, side: str, step: Callable[[Store], object]) -> int:
-        """Bytes of one connection that a step takes."""
-        self.proxy.forget()
-        step(self.store())
-        return self.proxy.bytes[side] // max(1, self.proxy.requests["connection"])
-
-
-@pytest.fixture
-def sftp(tmp_path: Path) -> Iterator[Sftp]:
-    with closing(TcpProxy(("127.0.0.1", sshd().port))) as proxy:
-        yield Sftp(tmp_path, proxy)
-
-
 @pytest.mark.parametrize("side", [UP, DOWN])
-def test_a_connection_cut_anywhere_in_a_small_create_is_made_again(sftp: Sftp, side: str) -> None:
-    total = sftp.passed(side, lambda store: store.create("run/first", [b"new"]))
-    cuts = sampled(range(0, total, max(1, total // 16)), 6, 0 if side == UP else 3)
-    for after in cuts:
-        sftp.proxy.plan, name = once("connection", Break(side, CUT, after)), f"run/{side}/{after}"
-        store = sftp.store()
-        store.create(name, [b"new"])
-        assert read_all(store, name) == b"new", after
-    assert len(sftp.proxy.faults) >= len(cuts)
-    assert list(sftp.root.rglob("*.part")) == []
-
-
-@pytest.mark.parametrize("side", [UP, DOWN])
-def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(
-    sftp: Sftp, side: str
+@pytest.mark.parametrize("size", [3, (32 << 20) + 1000], ids=["small", "in parts"])
+def test_a_connection_cut_anywhere_in_a_create_is_made_again(
+    tmp_path: Path, side: str, size: int
 ) -> None:
-    content = random.Random(2).randbytes((32 << 20) + 1000)
+    content = random.Random(2).randbytes(size)
 
-    def put(store: Store, name: str) -> None:
-        store.create(name, chunks(content), About(len(content), "origin"))
+    def check_created(name: str) -> None:
+        store = through(proxy.port, tmp_path, replace(LIMITS, stall=4.0))
+        store.create(name, chunks(content), About(size, "origin"))
+        assert read_all(store, name) == content
 
-    total = sftp.passed(side, lambda store: put(store, "run/first"))
-    for n in sampled(range(6), 3, 1 if side == UP else 2):
-        fault = Break(side, CUT, total * n // 6 + 5_000)
-        sftp.proxy.plan, name = once("connection", fault, 1 + n % 2), f"run/{side}/{n}"
-        store = sftp.store()
-        put(store, name)
-        assert read_all(store, name) == content, n
-    assert list(sftp.root.rglob("*.part")) == []
+    with closing(TcpProxy(("127.0.0.1", sshd().port))) as proxy:
+        check_created("run/first")
+        total = proxy.bytes[side] // proxy.requests["connection"]
+        for n in sampled(range(12), 4, 0 if side == UP else 2):
+            fault = Break(side, CUT, total * n // 12 + 300)
+            proxy.plan = once("connection", fault, 1 if size == 3 else 1 + n % 2)
+            check_created(f"run/{n}")
+            assert proxy.faults[-1] == ("connection", fault)
+    assert list(tmp_path.rglob("*.part")) == []

@@ -19,7 +19,7 @@ from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix import draft, publish
 from ckptsync.stores.posix.draft import BLOCK, LEAST_DIRECT, Draft, is_unfinished, part_of
-from ckptsync.stores.posix.publish import _MOST, DurableDirectories, replace
+from ckptsync.stores.posix.publish import DurableDirectories, replace
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import chunk_room
 
@@ -356,22 +356,6 @@ def test_a_directory_made_again_by_somebody_else_is_another_one(
         synced.clear()
         make(directories, "a", "b")
         assert synced == ["/", "/a"]
-
-
-def test_few_directories_are_kept_open_and_not_for_long(
-    directories: DurableDirectories, tmp_path: Path
-) -> None:
-    def kept() -> int:
-        return sum(
-            os.path.realpath(fd).startswith(f"{tmp_path}/")
-            for fd in Path("/proc/self/fd").iterdir()
-        )
-
-    for n in range(2 * _MOST):
-        make(directories, str(n))
-    assert kept() == _MOST
-    directories.forget_older(0.0)
-    assert kept() == 0
 
 
 LEAST = LEAST_DIRECT

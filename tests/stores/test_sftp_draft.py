@@ -18,6 +18,7 @@ from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.exhaustive import sampled
+from tests.support.files_in_memory import contents
 from tests.support.rate_limits import Counted
 from tests.support.sftp_stores import files_of, served
 from tests.support.waiting import until
@@ -373,14 +374,6 @@ def created(store: SftpStore) -> list[BaseException | None]:
             for name, data in FILES.items()
         ]
     return [future.exception() for future in futures]
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {
-        p.relative_to(path).as_posix(): p.read_bytes()
-        for p in path.rglob("*")
-        if p.is_file() and p.name != "marker"
-    }
 
 
 @pytest.mark.parametrize(

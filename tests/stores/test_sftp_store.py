@@ -21,7 +21,6 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.connection import parse_address
-from tests.support.exhaustive import in_exhaustive
 from tests.support.sftp_stores import AT_ONCE, over_ssh, remote, served
 from tests.support.sshd import another_sshd, sshd
 from tests.support.store_contract import StoreContract, names
@@ -39,22 +38,6 @@ class TestSftp(StoreContract):
     @pytest.fixture
     def again(self, tmp_path: Path) -> Store:
         return over_ssh(tmp_path)
-
-
-@in_exhaustive
-class TestOnAnotherServer(StoreContract):
-    """With answers that are short and in another order, and no fsync of directories.
-
-    Others have the same directory as a local path.
-    """
-
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Store:
-        return served(tmp_path, "short", "reorder", "unsynced")
-
-    @pytest.fixture
-    def again(self, tmp_path: Path) -> Store:
-        return PosixStore(str(tmp_path))
 
 
 def test_what_either_has_not_finished_neither_lists(tmp_path: Path) -> None:

@@ -20,23 +20,7 @@ from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
 from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.stream import read_ahead
 
-HOSTILE = [
-    "",
-    ".",
-    "..",
-    "/",
-    "/etc/passwd",
-    "a/../b",
-    "../a",
-    "a/..",
-    "a//b",
-    "a/",
-    "./a",
-    "a\\b",
-    "a\nb",
-    "a\0b",
-    "x" * 256,
-]
+HOSTILE = ["", "..", "/etc/passwd", "a/../b", "a//b", "a/", "a\\b", "a\nb", "x" * 256]
 
 
 def names(store: Store, prefix: str = "") -> list[str]:
