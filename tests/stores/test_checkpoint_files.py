@@ -14,6 +14,7 @@ from threading import Thread
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import (
     MERGING,
@@ -269,10 +270,14 @@ def test_changed_names_what_was_written_again_or_deleted_and_nothing_else() -> N
     assert ListedFiles(store).state() == ListedFiles(store).state()
 
 
-def test_times_are_told_only_where_they_are_those_of_who_wrote() -> None:
+def test_times_are_told_only_where_they_are_those_of_who_wrote(tmp_path: Path) -> None:
     store = holding(a=b"1", b=b"2")
     assert ListedFiles(store).written() == {}
     assert ListedFiles(store, is_dated=True).written() == {"a": 1.0, "b": 2.0}
+    os.utime(write_files(tmp_path, {"run/a": b"1"}) / "run/a", (7, 7))
+    assert DirectoryFiles(str(tmp_path / "run")).written() == {"a": 7.0}
+    write_files(tmp_path, {STORE_FILE: b"{}"})
+    assert DirectoryFiles(str(tmp_path / "run")).written() == {}
 
 
 def test_where_a_merge_has_not_ended_there_is_nothing_to_read() -> None:

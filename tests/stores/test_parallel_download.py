@@ -116,7 +116,7 @@ def test_an_interrupted_call_ends_soon_and_the_next_one_goes_on_from_there(tmp_p
     left.write("run/large", [CONTENTS["large"]])
     download(left, target, [large], 1, told.append)
     assert files_in(target) == {"large": CONTENTS["large"]}
-    assert sum(told) <= RANGE / 2 + 12345
+    assert RANGE / 4 <= sum(told) <= RANGE / 2 + 12345
 
 
 def test_a_store_that_refuses_ends_it_for_all(tmp_path: Path) -> None:

@@ -157,8 +157,10 @@ def test_what_is_longer_or_shorter_than_the_content_is_neither_published_nor_con
 def test_any_answer_may_be_lost(tmp_path: Path, kind: int, way: str) -> None:
     root = tmp_path / "store"
     root.mkdir()
-    store = served(root, f"lose={kind}={tmp_path / 'marker'}")
+    log = tmp_path / "log"
+    store = served(root, f"lose={kind}={tmp_path / 'marker'}", f"log={log}")
     getattr(store, way)("run/a", [b"small"])
+    assert log.read_text().splitlines()[-1] == "fsync run", "the name is durable"
     assert (root / "run/a").read_bytes() == b"small"
     assert [p.name for p in (root / "run").iterdir()] == ["a"]
     assert (tmp_path / "marker").exists() or (kind, way) in {(18, "write"), (7, "write")}

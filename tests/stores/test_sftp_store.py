@@ -16,11 +16,14 @@ from ckptsync.errors import (
     Transient,
 )
 from ckptsync.safe_names import STORE_FILE
+from ckptsync.stores import path_or_url
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
+from ckptsync.stores.opening import Access, NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.connection import parse_address
+from ckptsync.stores.urls import located
+from tests.support.files_in_memory import write_files
 from tests.support.sftp_stores import AT_ONCE, over_ssh, remote, served
 from tests.support.sshd import another_sshd, sshd
 from tests.support.store_contract import StoreContract, names
@@ -70,6 +73,14 @@ def test_a_store_is_made_and_found_over_ssh(tmp_path: Path) -> None:
     assert is_store(url, server.options)
     assert names(open_store(url, server.options)) == [STORE_FILE, "a"]
     assert names(open_store(str(tmp_path / "new" / "store"))) == [STORE_FILE, "a"]
+
+
+def test_times_are_a_trainers_outside_of_a_store_alone(tmp_path: Path) -> None:
+    os.utime(write_files(tmp_path, {"run/a": b"1"}) / "run/a", (7, 7))
+    access, place = Access(sshd().options), located(sshd().url(tmp_path / "run"))
+    assert path_or_url.list_tree(place, access).written() == {"a": 7.0}
+    write_files(tmp_path, {STORE_FILE: b"{}"})
+    assert path_or_url.list_tree(place, access).written() == {}
 
 
 def test_links_are_neither_listed_nor_followed(tmp_path: Path) -> None:

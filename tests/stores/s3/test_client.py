@@ -111,6 +111,7 @@ def test_a_url_has_a_bucket_and_a_prefix() -> None:
         ("bucket", {"config_kwargs": {"no_such": 1}}, "no_such"),
         ("bucket", {"profile": "nobody"}, "nobody"),
         ("bucket", {"endpoint_url": "no url"}, "no url"),
+        ("bucket", {"endpoint_url": "http://me:verysecret@h"}, "a user or a password in it"),
         ("bucket", {"config_kwargs": {"signature_version": "s3"}}, "signature_version"),
         ("bucket", {"s3_additional_kwargs": {"Metadata": "x"}}, "Metadata"),
     ],
