@@ -162,14 +162,6 @@ def test_a_write_that_fails_ends_with_its_own_error_and_frees_all_memory() -> No
         shelf.file = None
 
 
-def test_an_upload_whose_name_was_taken_is_removed() -> None:
-    shelf = Shelf()
-    shelf.is_taken = True
-    with pytest.raises(Exists):
-        UploadPool(2, 300).send(shelf, [content(250)[:250]], About(250, "here"), 100)
-    assert shelf.abandoned == 1
-
-
 def test_bytes_are_counted_for_who_uploads_them_where_they_leave_or_were_kept() -> None:
     class Counting(Shelf):
         def put(self, part: FilePart) -> None:

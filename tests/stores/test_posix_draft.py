@@ -33,6 +33,11 @@ def at(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> PosixStore:
+    return PosixStore(str(tmp_path))
+
+
 def begin(at: int, origin: str = "node/a/1", name: str = "a") -> Draft:
     return Draft(at, name, origin, StoreErrors("store"), give_name=replace)
 
@@ -159,9 +164,9 @@ TAIL = len(CONTENT) % BLOCK
     ids=["same", "longer", "shorter", "empty", "other bytes"],
 )
 def test_what_is_shared_is_compared_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bytes, missing: int
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, shared: bytes, missing: int
 ) -> None:
-    store, written = PosixStore(str(tmp_path)), list[list[int]]()
+    written: list[list[int]] = []
 
     def share(fd: int) -> None:
         os.pwrite(fd, shared, 0)
@@ -172,20 +177,19 @@ def test_what_is_shared_is_compared_and_not_written(
     assert sum(written[0]) == missing
 
 
-def test_a_share_that_fails_is_no_write(tmp_path: Path) -> None:
+def test_a_share_that_fails_is_no_write(store: PosixStore) -> None:
     def share(_: int) -> None:
         raise Incomplete("the source is gone")
 
-    store = PosixStore(str(tmp_path))
     with pytest.raises(Incomplete, match="gone"):
         store.write("a", [CONTENT], About(len(CONTENT), share=share))
-    assert list(tmp_path.iterdir()) == []
+    assert hidden(store) == []
 
 
 def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_and_nothing_else(
-    tmp_path: Path,
+    store: PosixStore, tmp_path: Path
 ) -> None:
-    store, about = PosixStore(str(tmp_path)), About(len(CONTENT), "node/a/1")
+    about = About(len(CONTENT), "node/a/1")
     store.create("a", [CONTENT], about)
     second, unrelated = tmp_path / part_of("a", about.origin), tmp_path / part_of("a", "another")
     os.link(tmp_path / "a", second)
@@ -200,11 +204,6 @@ def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_a
     assert second.exists()
     assert unrelated.exists()
     assert read_all(store, "a") == CONTENT
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> PosixStore:
-    return PosixStore(str(tmp_path))
 
 
 def hidden(store: PosixStore) -> list[str]:

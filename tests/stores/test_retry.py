@@ -157,16 +157,6 @@ def test_patience_counts_from_the_first_failure_not_from_the_start() -> None:
     assert clock.persistence(120).call(slow) == 42
 
 
-def test_an_interrupt_ends_the_wait() -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    failing = busy(5)
-    with pytest.raises(KeyboardInterrupt):
-        Persistence(120, sleep=interrupted).call(failing)
-    assert failing.calls == 1
-
-
 def test_a_failure_and_its_recovery_are_one_line_each_however_many_tries_and_threads(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -114,15 +114,6 @@ def test_nothing_is_read_to_its_end_once_the_process_is_to_end(depth: int) -> No
         next(pieces)
 
 
-def test_closing_early_leaves_no_thread_and_begins_no_more_reads() -> None:
-    source = Source()
-    pieces = read_ahead(source, "a", 5000, 10, 4)
-    next(pieces)
-    pieces.close()
-    assert not readers()
-    assert len(source.begun) <= 5
-
-
 def streamed(store: Store, extent: Extent, buffer: int = 100) -> list[bytes]:
     got: list[bytes] = []
     stream(store, extent, memoryview(bytearray(buffer)), lambda view: got.append(bytes(view)))

@@ -58,8 +58,7 @@ class Broken(Exception):
 
 
 class TcpProxy:
-    """Passes bytes to ``upstream`` and back, and counts them: ``bytes[UP]``, and
-    ``bytes["UploadPart up"]`` for bodies of one kind.
+    """Passes bytes to ``upstream`` and back, and counts those of bodies: ``bytes[UP]``.
 
     ``listener``: a socket that listens elsewhere than on the loopback, such as in another network
     namespace.
@@ -157,7 +156,6 @@ class TcpProxy:
             sink.sendall(piece)
             with self._changed:
                 self.bytes[side] += len(piece)
-                self.bytes[f"{told.kind} {side}"] += len(piece)
                 self._changed.notify_all()
         if mine:
             _break(mine, told.client)

@@ -8,13 +8,9 @@ import pytest
 
 from ckptsync.digest import crc32
 from ckptsync.errors import Exists
-from ckptsync.stores.contract import read_all
 from ckptsync.stores.s3.requests import PartSum, StoredObject, base64_of, sum_of, sum_parts
 from ckptsync.stores.s3.requests import md5 as md5_of
-from ckptsync.stores.s3.store import S3Store
-from ckptsync.stores.urls import Remote
 from tests.support.scripted_s3 import Asked, Say, error, scripted
-from tests.support.seaweedfs import weed
 
 DATA = memoryview(b"0123456789")
 
@@ -74,16 +70,6 @@ def put(asked: Asked) -> Say:
             "x-amz-checksum-crc32": asked.headers["x-amz-checksum-crc32"],
         },
     )
-
-
-def test_a_server_that_refuses_the_second_time_is_not_yet_exclusive() -> None:
-    store = S3Store(Remote("s3", weed().bucket()), weed().options())
-    store.create("a", [b"x"])
-    with pytest.raises(Exists) as caught:
-        store.create("a", [b"x"])
-    assert caught.value.is_same, "the same bytes are somebody else's all the same"
-    assert not store.is_exclusive
-    assert read_all(store, "a") == b"x"
 
 
 def test_a_server_that_ignores_conditions_is_found_out_and_looked_at_first(
