@@ -79,11 +79,11 @@ def test_a_part_before_the_tail_is_compared_to_its_end_where_nothing_is_synced(
     *,
     is_reused: bool,
 ) -> None:
-    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 0)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 1000)
     monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", 0)
     data = bytes(100_000)
-    aim = target(files_of(tmp_path, *faults), About(len(data), "node:/a"))
-    (tmp_path / aim.begin().part).write_bytes(data[:-1] + b"!")
+    aim = target(files_of(tmp_path, *faults), About(2 * len(data), "node:/a"))
+    (tmp_path / aim.begin().part).write_bytes(data[:-1] + b"!" + data)
     assert aim.begin().reuse_part(part(1, 0, data)) is is_reused
 
 

@@ -216,6 +216,7 @@ def test_tls_is_spoken_with_whom_the_bundle_names(
     assert b"UNSIGNED-PAYLOAD" in heard[0], "TLS and a checksum protect it"
     for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
         with monkeypatch.context() as patch:
+            patch.delenv("AWS_CA_BUNDLE", raising=False)
             patch.setenv(variable, "/no/such/bundle")
             with pytest.raises(ConfigError, match="certificates cannot be read"):
                 store_at(host, scheme="https").write("a", [b"x"])
