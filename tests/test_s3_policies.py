@@ -57,7 +57,6 @@ from tests.support.s3_permissions import (
     is_allowed,
     policy,
     refused,
-    without,
 )
 from tests.support.seaweedfs import weed
 from tests.support.worker_in_process import push_now, tick
@@ -191,32 +190,6 @@ def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_wa
     assert deleted == {f"arn:aws:s3:::{story.bucket}/store/{MODEL}"}
 
 
-@pytest.mark.parametrize(
-    ("who", "action"),
-    [
-        (who, action)
-        for who in ("worker", "head")
-        for action in sorted(actions([*policy(f"policy-{who}"), *policy("policy-kms")]))
-    ],
-)
-def test_each_action_is_needed(story: Story, who: str, action: str) -> None:
-    asked = {"worker": story.worker, "head": story.head}[who]
-    assert refused(asked, without(action, statements(who, story)))
-
-
-@pytest.mark.parametrize("location", policy("policy-head")[1]["Resource"])
-def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
-    own = location.replace("BUCKET/PREFIX", f"{story.bucket}/store")
-    left = [
-        {**s, "Resource": [r for r in s["Resource"] if r != own]}
-        if s["Sid"] == "WriteModelsAndTheirRecords"
-        else s
-        for s in statements("head", story)
-    ]
-    assert left != statements("head", story)
-    assert refused(story.head, left)
-
-
 def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: Story) -> None:
     rules = [EVERYTHING, *policy("bucket-policy", story.bucket, "store")]
     assert {a.resource for a in refused([*story.worker, *story.head], rules)} == set()
@@ -340,24 +313,6 @@ def test_names_that_no_key_is_kept_from_are_no_records() -> None:
                 own_prefixes(run, location)
 
 
-def test_a_real_server_keeps_a_worker_from_what_the_policy_does_not_allow(story: Story) -> None:
-    """`test_only_its_writers_may_write_a_record` has every kind of name, and every policy."""
-    worker, elsewhere = opened("worker", story), opened("worker", story, "elsewhere")
-    evil = "fsdp2/consolidated/checkpoint-4/modeling_evil.py"
-    for forbidden in (
-        lambda: worker.write(MODEL, [b"{}"]),
-        lambda: worker.write(f"{RECORDS}/tombstone-9-{DIGEST}.json", [b"{}"]),
-        lambda: worker.create(evil, [b"{}"]),
-        lambda: worker.write(evil, [PIECE] * 20, About(20 << 20)),
-        lambda: worker.delete(SHARD),
-        lambda: elsewhere.write("x", [b""]),
-        lambda: list(elsewhere.names("")),
-    ):
-        with pytest.raises(StoreError, match="denied"):
-            forbidden()
-    assert worker.size(SHARD)
-
-
 def test_a_worker_may_send_files_of_a_trainer_whose_names_are_like_a_heads() -> None:
     rules = policy("policy-worker")
     for name in (
@@ -391,13 +346,6 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
         [(d.location, d.result) for d in apply_retention(collector, asked).done] for _ in range(2)
     ]
     assert done == [[("checkpoint-1", "marked")], [("checkpoint-1", "removed")]]
-
-
-def opened(name: str, story: Story, prefix: str = "store") -> Store:
-    return open_any(
-        f"s3://{story.bucket}/{prefix}",
-        weed().identity(*policy(f"policy-{name}", story.bucket, "store")),
-    )
 
 
 def test_every_file_has_a_location_in_the_documents() -> None:

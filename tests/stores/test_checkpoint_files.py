@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -16,10 +14,12 @@ from threading import Thread
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores import path_or_url
 from ckptsync.stores.checkpoint_files import (
     MERGING,
     DirectoryFiles,
+    FileTree,
     ListedFiles,
     Overlay,
     StoreFiles,
@@ -28,19 +28,10 @@ from ckptsync.stores.checkpoint_files import (
 )
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import Access
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.tensors import read_whole
 from tests.support.files_in_memory import write_files
 from tests.support.sftp_stores import over_ssh
-
-
-def plant(root: Path, **files: bytes) -> Path:
-    """Files below ``root``; ``__`` in a keyword is a slash."""
-    for name, content in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return root
-
 
 UNFINISHED = (".tmpAb3_x9", "model.safetensors.part", ".ckptsync-0.part", ".metadata.tmp")
 CONTENT = (".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync")
@@ -57,22 +48,10 @@ def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path)
     assert [*below] == sorted(f"dir/{name}/file" for name in CONTENT)
 
 
-def test_links_are_not_there(tmp_path: Path) -> None:
-    outside = plant(tmp_path / "outside", secret=b"secret")
-    root = plant(tmp_path / "checkpoint", a=b"x")
-    (root / "model.safetensors").symlink_to(outside / "secret")
-    (root / "shards").symlink_to(outside)
-    os.mkfifo(root / "pipe")
-    files = DirectoryFiles(str(root))
-    assert files.sizes() == {"a": 1}
-    with pytest.raises(Incomplete):
-        files.read_into("shards/secret", 0, memoryview(bytearray(1)))
-
-
 def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: Path) -> None:
-    root = plant(tmp_path / "checkpoint", dir__a=b"xxxxxx")
+    root = write_files(tmp_path / "checkpoint", {"dir/a": b"xxxxxx"})
     files = DirectoryFiles(str(root))
-    outside = plant(tmp_path / "outside", a=b"secret")
+    outside = write_files(tmp_path / "outside", {"a": b"secret"})
     (root / "dir/a").unlink()
     (root / "dir").rmdir()
     (root / "dir").symlink_to(outside)
@@ -81,10 +60,11 @@ def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: P
     assert files.changed() == ("dir/a",)
 
 
+@pytest.mark.parametrize("listed", [DirectoryFiles, lambda root: ListedFiles(PosixStore(root))])
 def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
-    tmp_path: Path,
+    tmp_path: Path, listed: Callable[[str], FileTree]
 ) -> None:
-    files = DirectoryFiles(str(plant(tmp_path, short=b"0123456789", gone=b"x")))
+    files = listed(str(write_files(tmp_path, {"short": b"0123456789", "gone": b"x"})))
     (tmp_path / "gone").unlink()
     with pytest.raises(Corrupt, match="short: ends at byte 10, 5 bytes from 6 expected"):
         files.read_into("short", 6, memoryview(bytearray(5)))
@@ -94,27 +74,12 @@ def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
         files.read_into("never", 0, memoryview(bytearray(1)))
 
 
-def test_any_range_is_what_was_asked_for_from_many_threads(tmp_path: Path) -> None:
-    # more than are kept open
-    content = {f"f{n:03}": random.Random(n).randbytes(1000 + n) for n in range(200)}
-    files = DirectoryFiles(str(plant(tmp_path, **content)))
-
-    def is_right(seed: int) -> bool:
-        dice = random.Random(seed)
-        name = dice.choice(sorted(content))
-        start = dice.randrange(len(content[name]))
-        out = bytearray(dice.randrange(len(content[name]) - start))
-        files.read_into(name, start, memoryview(out))
-        return out == content[name][start : start + len(out)]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(is_right, range(1000)))
-
-
 def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    plant(tmp_path, same=b"1", grown=b"1", touched=b"1", replaced=b"1", deleted=b"1")
+    write_files(
+        tmp_path, {"same": b"1", "grown": b"1", "touched": b"1", "replaced": b"1", "deleted": b"1"}
+    )
     files = DirectoryFiles(str(tmp_path))
     assert files.changed() == ()
     (tmp_path / "grown").write_bytes(b"12")
@@ -130,15 +95,15 @@ def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(
 def test_what_is_read_is_what_was_there_even_if_rotation_deletes_it_meanwhile(
     tmp_path: Path,
 ) -> None:
-    files = DirectoryFiles(str(plant(tmp_path, a=b"0123456789")))
+    files = DirectoryFiles(str(write_files(tmp_path, {"a": b"0123456789"})))
     files.read_into("a", 0, memoryview(bytearray(1)))
     (tmp_path / "a").unlink()
     assert read_whole(files, "a") == b"0123456789"
 
 
 def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None:
-    one = DirectoryFiles(str(plant(tmp_path / "1", both=b"one", only1=b"1")))
-    two = DirectoryFiles(str(plant(tmp_path / "2", both=b"two!", only2=b"22")))
+    one = DirectoryFiles(str(write_files(tmp_path / "1", {"both": b"one", "only1": b"1"})))
+    two = DirectoryFiles(str(write_files(tmp_path / "2", {"both": b"two!", "only2": b"22"})))
     files = Overlay([one, two])
     assert files.sizes() == {"both": 3, "only1": 1, "only2": 2}
     assert [read_whole(files, n) for n in files.sizes()] == [b"one", b"1", b"22"]
@@ -148,8 +113,10 @@ def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None
 
 
 def test_an_overlay_tells_duplicates_and_conflicts(tmp_path: Path) -> None:
-    one = DirectoryFiles(str(plant(tmp_path / "1", size=b"1", digest=b"1", only=b"1")))
-    two = DirectoryFiles(str(plant(tmp_path / "2", size=b"22", digest=b"2")))
+    one = DirectoryFiles(
+        str(write_files(tmp_path / "1", {"size": b"1", "digest": b"1", "only": b"1"}))
+    )
+    two = DirectoryFiles(str(write_files(tmp_path / "2", {"size": b"22", "digest": b"2"})))
     files = Overlay([one, two])
     assert files.conflicts() == ("size",)
     assert files.duplicates("digest") == (one, two)
@@ -178,7 +145,7 @@ def test_files_of_a_store_are_read_from_where_they_lie() -> None:
 
 
 def test_what_is_passed_over_is_told_by_kind_on_a_path_and_behind_ssh(tmp_path: Path) -> None:
-    plant(tmp_path, sub__model=b"x")
+    write_files(tmp_path, {"sub/model": b"x"})
     assert DirectoryFiles(str(tmp_path)).ignored_entries() == ()
     (tmp_path / "sub/link").symlink_to("model")
     (tmp_path / "away").symlink_to(tmp_path / "sub")
@@ -217,8 +184,8 @@ def test_links_of_a_hugging_face_snapshot_lead_to_its_blobs_and_nowhere_else(
     repository = tmp_path / "models--org--model"
     place = repository / "snapshots/0abc"
     (place / "sub").mkdir(parents=True)
-    blobs = plant(repository / "blobs", ab12=b"weights", cd34=b"{}", ef56=b"deep")
-    (blobs / "away").symlink_to(plant(tmp_path / "other", secret=b"secret") / "secret")
+    blobs = write_files(repository / "blobs", {"ab12": b"weights", "cd34": b"{}", "ef56": b"deep"})
+    (blobs / "away").symlink_to(write_files(tmp_path / "other", {"secret": b"secret"}) / "secret")
     (repository / "refs").mkdir()
     (repository / "refs/main").write_bytes(b"0abc")
     (place / "README.md").write_bytes(b"real")
@@ -290,38 +257,27 @@ def test_they_are_what_the_store_lists_but_for_what_is_no_content() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "words"),
-    [("short", Corrupt, "short"), ("gone", Incomplete, "gone: "), ("never", Incomplete, "never: ")],
-)
-def test_what_is_not_there_or_no_longer_is_incomplete_and_what_is_short_is_corrupt(
-    name: str, error: type[Exception], words: str
-) -> None:
-    store = holding(short=b"12345", gone=b"1")
-    files = ListedFiles(store)
-    store.delete("gone")
-    with pytest.raises(error, match=words):
-        files.read_into(name, 3, memoryview(bytearray(3)))
-
-
 def test_changed_names_what_was_written_again_or_deleted_and_nothing_else() -> None:
     store = holding(same=b"1", again=b"1", gone=b"1")
     files = ListedFiles(store)
     before = files.state()
     assert files.changed() == ()
-    store.write("new", [b"1"])
-    assert files.changed() == ()
     store.write("again", [b"1"])
+    assert ListedFiles(store).state() != before
+    store.write("new", [b"1"])
     store.delete("gone")
     assert files.changed() == ("again", "gone")
-    assert ListedFiles(store).state() != before
     assert ListedFiles(store).state() == ListedFiles(store).state()
 
 
-def test_times_are_told_only_where_they_are_those_of_who_wrote() -> None:
+def test_times_are_told_only_where_they_are_those_of_who_wrote(tmp_path: Path) -> None:
     store = holding(a=b"1", b=b"2")
     assert ListedFiles(store).written() == {}
     assert ListedFiles(store, is_dated=True).written() == {"a": 1.0, "b": 2.0}
+    os.utime(write_files(tmp_path, {"run/a": b"1"}) / "run/a", (7, 7))
+    assert DirectoryFiles(str(tmp_path / "run")).written() == {"a": 7.0}
+    write_files(tmp_path, {STORE_FILE: b"{}"})
+    assert DirectoryFiles(str(tmp_path / "run")).written() == {}
 
 
 def test_where_a_merge_has_not_ended_there_is_nothing_to_read() -> None:
@@ -357,10 +313,16 @@ def test_links_in_a_directory_are_followed_only_where_it_was_named(snapshot: Pat
         read_whole(found, "config.json")
 
 
-def test_a_file_that_becomes_shorter_is_noticed(snapshot: Path) -> None:
-    files = TopFiles(str(snapshot), follows_links=False)
-    (snapshot / "tokenizer.json").write_bytes(b"")
+def test_a_file_that_becomes_shorter_or_a_link_is_noticed(snapshot: Path) -> None:
+    files, path = TopFiles(str(snapshot), follows_links=False), snapshot / "tokenizer.json"
+    assert files.changed() == ()
+    path.write_bytes(b"")
+    assert files.changed() == ("tokenizer.json",)
     with pytest.raises(Corrupt, match="shorter"):
+        read_whole(files, "tokenizer.json")
+    path.unlink()
+    path.symlink_to("below/config.json")
+    with pytest.raises(OSError, match="symbolic links"):
         read_whole(files, "tokenizer.json")
 
 

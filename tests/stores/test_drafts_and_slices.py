@@ -82,7 +82,7 @@ def test_what_is_empty_is_one_piece() -> None:
     assert listed(ByDirectory(), ("run/gone",)) == []
 
 
-NOW = time.time()
+NOW, YOUNG = time.time(), ".ckptsync-abcdef0123456789.part"
 
 
 def draft(
@@ -97,7 +97,7 @@ def draft(
 
 def test_what_was_given_up_goes_and_what_may_be_gone_on_with_stays(tmp_path: Path) -> None:
     store = create_store(str(tmp_path))
-    old, young = draft(tmp_path), draft(tmp_path, ".ckptsync-abcdef0123456789.part", 60)
+    old, young = draft(tmp_path), draft(tmp_path, YOUNG, ABANDONED_AFTER - 60)
     store.write("run/checkpoint-1/a.part", [b"a file of the trainer's"])
     assert [e.name for e in abandoned_drafts(store, NOW)] == [str(old.relative_to(tmp_path))]
     assert remove_draft(store, str(old.relative_to(tmp_path)))

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import StoreError, Transient
+from ckptsync.errors import Transient
 from ckptsync.stores import progress_signs
-from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.contract import About
 from ckptsync.stores.limits import (
     DAYS,
     GATHER,
@@ -79,8 +79,10 @@ def test_a_heartbeat_goes_at_once_though_much_waits_and_its_bytes_count() -> Non
     with urgent():
         paces.take(1000)
     assert clock.now == before
+    paces.take(1000)
+    assert clock.now == pytest.approx(before + 2000 / 15000), "twice as long, after `urgent`"
     paces.take(LEAST_PIECE)
-    assert clock.now - before == pytest.approx((LEAST_PIECE + 1000) / 15000, abs=GATHER)
+    assert clock.now - before == pytest.approx((LEAST_PIECE + 2000) / 15000, abs=GATHER)
 
 
 def test_who_sends_much_is_woken_twenty_times_a_second_and_not_for_each_piece() -> None:
@@ -106,11 +108,11 @@ def test_a_new_rate_is_felt_by_who_waits_and_the_night_saves_nothing_for_the_mor
     paces = clock.paces("08:00,1KiB/s 19:00,off")
     paces.take(1 << 20)
     assert clock.now == pytest.approx(19 * 3600, abs=1)
-    paces.take(1 << 40)
+    paces.take(100 << 20)
     assert clock.now == pytest.approx(19 * 3600, abs=1)
     clock.now = morning = (24 + 8) * 3600 + 1.0
     paces.take(2048)
-    assert clock.now >= morning + 1
+    assert morning + 1 <= clock.now <= morning + 3, "nor does it leave a debt"
 
 
 class Shared(Clock):
@@ -193,56 +195,18 @@ def test_what_is_much_does_not_wait_for_what_is_little_and_came_later() -> None:
     assert sum(went[: went.index(LEAST_PIECE)]) < LEAST_PIECE
 
 
-def test_an_interrupt_leaves_the_line_to_others() -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    clock = Clock()
-    paces = clock.paces("1000B/s")
-    paces._sleep = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        paces.take(10_000)
-    paces._sleep = clock.sleep
-    paces.take(10_000)
-
-
-class Ending(Shared):
-    """The process is told to end while somebody sleeps."""
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        progress_signs.announce_shutdown()
-
-
 def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
-    clock = Ending()
-    paces = clock.paces("1000B/s")
-
-    def wait() -> None:
-        with pytest.raises(StoreError, match="while a transfer waited for bandwidth"):
-            paces.take(1 << 20)
-
-    clock.run(wait, wait, wait)
-    assert clock.now <= 0.25
+    clock = Clock()
+    progress_signs.announce_shutdown()
+    with pytest.raises(Transient, match="while a transfer waited for bandwidth"):
+        clock.paces("1000B/s").take(1 << 20)
+    assert clock.now == 0
 
 
 def test_who_waits_for_many_bytes_gives_signs_of_life() -> None:
     clock, before = Clock(), progress_signs.signs()
     clock.paces("1000B/s").take(progress_signs.LEAST)
     assert progress_signs.signs() - before >= clock.now
-
-
-def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:
-    pace = Counted()
-    pace.piece = 700_000
-    store = PosixStore(str(tmp_path), pace=pace)
-    content = bytes(range(256)) * 4096
-    store.write("a", [content])
-    store.create("b", [content[:10]])
-    pieces = [700_000, (1 << 20) - 700_000]
-    assert pace.taken == [*pieces, 10]
-    assert read_all(store, "a") == content
-    assert pace.taken == [*pieces, 10, *pieces]
 
 
 @pytest.mark.parametrize(

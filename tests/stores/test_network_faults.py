@@ -1,16 +1,11 @@
-"""What every store promises, on SeaweedFS and OpenSSH behind proxies that cut, stall, truncate,
-answer errors and lose responses: one fault at a time, at every request of an upload in parts and of
-each small operation, and then any of them at any time.
-
-``CKPTSYNC_FAULT_SEED=7`` draws other faults.
+"""Stores on SeaweedFS and OpenSSH behind proxies that cut, stall, truncate, answer errors and lose
+responses: one fault at a time, at every request of an upload in parts and of each small operation.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -23,8 +18,7 @@ from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import open_any
 from ckptsync.stores.s3.store import S3Store
-from ckptsync.stores.sftp import protocol
-from tests.support.exhaustive import in_exhaustive, sampled
+from tests.support.exhaustive import sampled
 from tests.support.fault_proxy import HttpProxy, TcpProxy
 from tests.support.network_faults import (
     CUT,
@@ -39,13 +33,12 @@ from tests.support.network_faults import (
     Plan,
     Request,
     harmless,
-    often,
     once,
 )
 from tests.support.seaweedfs import weed
 from tests.support.sftp_stores import through
 from tests.support.sshd import sshd
-from tests.support.store_contract import StoreContract, names
+from tests.support.store_contract import names
 
 LIMITS = Limits(threads=2, patience=300, stall=1.0)
 PART = 5 << 20  # the least that S3 takes
@@ -94,6 +87,7 @@ def store(proxy: HttpProxy, bucket: str) -> Iterator[S3Store]:
     store.least = PART
     yield store
     proxy.plan = harmless
+    proxy.faults.clear()
 
 
 def chunks(content: bytes) -> list[memoryview]:
@@ -129,6 +123,7 @@ def test_an_upload_in_parts_succeeds_whatever_breaks_once(
             put(name, chunks(BIG), ABOUT)
             proxy.plan = harmless
             assert read_all(store, name) == BIG, f"{fault} at {kind} {nth}"
+    assert {kind for kind, _ in proxy.faults} >= {"UploadPart", "CompleteMultipartUpload"}
 
 
 @pytest.mark.parametrize(
@@ -195,148 +190,27 @@ def test_a_small_operation_succeeds_whatever_breaks_once(
             elif what != "names":
                 assert found == {"size": 3, "read": b"old"}[what], where
             assert names(store, "run/") == sorted(after), where
-
-
-class Sftp:
-    """A store behind a proxy, each time a new one, with connections of its own."""
-
-    def __init__(self, home: Path, proxy: TcpProxy) -> None:
-        self.proxy, self.home, self.root = proxy, home, home / "root"
-
-    def store(self) -> Store:
-        return through(self.proxy.port, self.home, replace(LIMITS, stall=4.0))
-
-    def passed(self, side: str, step: Callable[[Store], object]) -> int:
-        """Bytes of one connection that a step takes."""
-        self.proxy.forget()
-        step(self.store())
-        return self.proxy.bytes[side] // max(1, self.proxy.requests["connection"])
-
-
-@pytest.fixture
-def sftp(tmp_path: Path) -> Iterator[Sftp]:
-    with closing(TcpProxy(("127.0.0.1", sshd().port))) as proxy:
-        yield Sftp(tmp_path, proxy)
+    assert proxy.faults
 
 
 @pytest.mark.parametrize("side", [UP, DOWN])
-def test_a_connection_cut_anywhere_in_a_small_create_is_made_again(sftp: Sftp, side: str) -> None:
-    total = sftp.passed(side, lambda store: store.create("run/first", [b"new"]))
-    cuts = sampled(range(0, total, max(1, total // 16)), 6, 0 if side == UP else 3)
-    for after in cuts:
-        sftp.proxy.plan, name = once("connection", Break(side, CUT, after)), f"run/{side}/{after}"
-        store = sftp.store()
-        store.create(name, [b"new"])
-        assert read_all(store, name) == b"new", after
-    assert len(sftp.proxy.faults) >= len(cuts)
-    assert list(sftp.root.rglob("*.part")) == []
-
-
-@pytest.mark.parametrize("side", [UP, DOWN])
-def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(
-    sftp: Sftp, side: str
+@pytest.mark.parametrize("size", [3, (32 << 20) + 1000], ids=["small", "in parts"])
+def test_a_connection_cut_anywhere_in_a_create_is_made_again(
+    tmp_path: Path, side: str, size: int
 ) -> None:
-    content = random.Random(2).randbytes((32 << 20) + 1000)
+    content = random.Random(2).randbytes(size)
 
-    def put(store: Store, name: str) -> None:
-        store.create(name, chunks(content), About(len(content), "origin"))
+    def check_created(name: str) -> None:
+        store = through(proxy.port, tmp_path, replace(LIMITS, stall=4.0))
+        store.create(name, chunks(content), About(size, "origin"))
+        assert read_all(store, name) == content
 
-    total = sftp.passed(side, lambda store: put(store, "run/first"))
-    for n in sampled(range(6), 3, 1 if side == UP else 2):
-        fault = Break(side, CUT, total * n // 6 + 5_000)
-        sftp.proxy.plan, name = once("connection", fault, 1 + n % 2), f"run/{side}/{n}"
-        store = sftp.store()
-        put(store, name)
-        assert read_all(store, name) == content, n
-    assert list(sftp.root.rglob("*.part")) == []
-
-
-SEED = os.environ.get("CKPTSYNC_FAULT_SEED", "1")
-SLOW = Limits(threads=2, patience=300, stall=1.5)
-ANY_REQUEST: list[Fault] = [
-    Break(UP, CUT, HEADLESS),
-    Break(UP, CUT, 10_000),
-    Break(UP, STALL, 10_000),
-    Break(DOWN, CUT, HEADLESS),
-    Break(DOWN, CUT, 0),
-    Break(DOWN, END, HEADLESS),
-    Break(DOWN, END, 100),
-    Break(DOWN, STALL, 3),
-    Answer(500, "InternalError"),
-    Answer(500, "InternalError", is_done=True),
-    Answer(503, "SlowDown"),
-]
-IN_A_CONNECTION: list[Fault] = [
-    *(
-        Break(side, CUT, after)
-        for side in (UP, DOWN)
-        for after in (0, 2_000, 5_000, 6_000, 8_000, 100_000, 10 << 20)
-    ),
-    *(Break(side, STALL, after) for side in (UP, DOWN) for after in (6_000, 100_000)),
-    Break(DOWN, END, 6_000),
-]
-
-
-def seed_of(request: pytest.FixtureRequest) -> int:
-    """Another one for each test."""
-    return zlib.crc32(f"{SEED} {request.node.name}".encode())
-
-
-def as_s3_fails(seed: int) -> Plan:
-    """An error in an answer of 200 is what CompleteMultipartUpload may give, and nothing else
-    here.
-    """
-    plain, completing = often(seed, 0.2, ANY_REQUEST), often(seed, 0.5, [*ANY_REQUEST, *IN_200])
-
-    def plan(request: Request) -> Fault | None:
-        return (completing if request.kind == "CompleteMultipartUpload" else plain)(request)
-
-    return plan
-
-
-@in_exhaustive
-class TestS3BehindFaults(StoreContract):
-    @pytest.fixture
-    def url(self) -> str:
-        return f"s3://{weed().bucket()}/some/where"
-
-    @pytest.fixture
-    def proxy(self, request: pytest.FixtureRequest) -> Iterator[HttpProxy]:
-        with closing(HttpProxy(("127.0.0.1", weed().port), as_s3_fails(seed_of(request)))) as proxy:
-            yield proxy
-
-    @pytest.fixture
-    def store(self, url: str, proxy: HttpProxy) -> Store:
-        return self.opened(url, proxy)
-
-    @pytest.fixture
-    def again(self, url: str, proxy: HttpProxy) -> Store:
-        return self.opened(url, proxy)
-
-    def opened(self, url: str, proxy: HttpProxy) -> Store:
-        store = open_any(url, weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"), SLOW)
-        assert isinstance(store, S3Store)
-        store.least = 5 << 20  # more requests to fail
-        return store
-
-
-@in_exhaustive
-class TestSftpBehindFaults(StoreContract):
-    @pytest.fixture
-    def proxy(
-        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[TcpProxy]:
-        # else a stall while the server syncs lasts until ssh notices it, 60 s later
-        monkeypatch.setattr(protocol, "FSYNC_PATIENCE", 0.0)
-        with closing(
-            TcpProxy(("127.0.0.1", sshd().port), often(seed_of(request), 0.5, IN_A_CONNECTION))
-        ) as proxy:
-            yield proxy
-
-    @pytest.fixture
-    def store(self, tmp_path: Path, proxy: TcpProxy) -> Store:
-        return through(proxy.port, tmp_path, replace(SLOW, stall=3.0))
-
-    @pytest.fixture
-    def again(self, tmp_path: Path, proxy: TcpProxy) -> Store:
-        return through(proxy.port, tmp_path, replace(SLOW, stall=3.0))
+    with closing(TcpProxy(("127.0.0.1", sshd().port))) as proxy:
+        check_created("run/first")
+        total = proxy.bytes[side] // proxy.requests["connection"]
+        for n in sampled(range(12), 4, 0 if side == UP else 2):
+            fault = Break(side, CUT, total * n // 12 + 300)
+            proxy.plan = once("connection", fault, 1 if size == 3 else 1 + n % 2)
+            check_created(f"run/{n}")
+            assert proxy.faults[-1] == ("connection", fault)
+    assert list(tmp_path.rglob("*.part")) == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import threading
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ckptsync.errors import (
     Unsupported,
 )
 from ckptsync.safe_names import STORE_FILE
-from ckptsync.stores import opening, path_or_url
+from ckptsync.stores import path_or_url
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
@@ -31,7 +32,7 @@ from ckptsync.stores.opening import (
     is_store,
     open_store,
 )
-from ckptsync.stores.urls import Remote, located, path_of
+from ckptsync.stores.urls import Remote, located, path_of, shown_url
 from ckptsync.tensors import read_whole
 from tests.support.rate_limits import Counted
 from tests.support.remote_stores import reaching
@@ -58,14 +59,19 @@ def test_many_may_make_a_store_at_once(tmp_path: Path) -> None:
 
 
 def test_a_store_is_made_only_in_a_directory_that_is_there_and_once_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.path.realpath(f"/proc/self/fd/{fd}"))
+    )
     with pytest.raises(NoParent, match=r"there is no directory .*/mistyped$") as caught:
         create_store(str(tmp_path / "mistyped/store"))
     assert "mount" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
     for _ in range(2):
         create_store(str(tmp_path / "store"))
+    assert synced[0] == str(tmp_path), "the new directory's name is durable"
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}/store: created a new store"
     ]
@@ -91,13 +97,18 @@ def test_a_scheme_that_nobody_knows_is_told_by_name_with_those_that_are(url: str
 
 
 NONSENSE = ("", "a\0b", "s3:/bucket", "s3://", "s3:///", "s3://bucket/a\nb", "host:/path")
+PASSWORDS = ("sftp://me:secret@host/srv", "sftp://host:se/cret@x", "gs://:secret@b", "s3://k:s@b/x")
 
 
-@pytest.mark.parametrize("url", [*NONSENSE, "file://host/path", "~nobody-of-this-name/store"])
+@pytest.mark.parametrize(
+    "url", [*NONSENSE, *PASSWORDS, "file://host/path", "~nobody-of-this-name/store"]
+)
 def test_what_names_no_place_is_a_configuration_error(url: str) -> None:
     for read in (path_of, located):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as caught:
             read(url)
+        assert url not in PASSWORDS or url not in str(caught.value)
+    assert shown_url(url) == "***"
 
 
 def test_a_path_is_made_absolute_and_home_is_found(
@@ -159,17 +170,21 @@ def test_a_store_whose_file_system_is_unmounted_is_no_empty_store(tmp_path: Path
     create_store(str(root)).write("a", [b"x"])
     stores = [open_store(str(root)), create_store(str(root))]
     root.rename(there)
-    root.mkdir()  # the directory that it was mounted on
-    for store in stores:
-        for deed in (
-            lambda s: list(s.names("")),
-            lambda s: s.size("a"),
-            lambda s: s.write("b", [b"y"]),
-            lambda s: s.delete("a"),
+    for mount in (lambda: None, root.mkdir):  # nothing, then the directory that it was mounted on
+        mount()
+        for store, deed in itertools.product(
+            stores,
+            (
+                lambda s: list(s.names("")),
+                lambda s: s.size("a"),
+                lambda s: s.write("b", [b"y"]),
+                lambda s: s.delete("a"),
+            ),
         ):
             with pytest.raises(StoreError, match="directory expected") as caught:
                 deed(store)
             assert "mount" in caught.value.hint
+            assert type(caught.value) is StoreError
     assert list(root.iterdir()) == []
     root.rmdir()
     there.rename(root)
@@ -191,7 +206,10 @@ def test_a_directory_is_known_through_whatever_is_around_it(tmp_path: Path) -> N
     store.write("a", [bytes(300_000)])
     store.read_into("a", 0, memoryview(bytearray(1000)))
     assert sum(pace.taken) == 301_000
-    assert directory_of(store) == directory_of(open_store(str(tmp_path))) == str(tmp_path)
+    opened_store = open_store(str(tmp_path), limits=Limits(pace))
+    opened_store.read_into("a", 0, memoryview(bytearray(1000)))
+    assert sum(pace.taken) >= 302_000
+    assert directory_of(store) == directory_of(opened_store) == str(tmp_path)
     assert directory_of(MemoryStore()) is None
 
 
@@ -265,23 +283,22 @@ def test_who_may_not_look_around_finds_nothing_there_and_a_network_that_fails_is
 
 
 def test_the_store_that_a_place_is_in_is_found_at_any_height() -> None:
+    marks: list[str] = []
     for above in (BUCKET, Remote("s3", "bucket/runs"), RUN, CHECKPOINT):
         prefix = above.rest.removeprefix("bucket").lstrip("/")
-        access = reaching({BUCKET: bucket(f"{prefix}/.ckptsync/store.json".lstrip("/"))})
-        assert path_or_url.store_above(CHECKPOINT, access) == above
+        marks.append(f"{prefix}/{STORE_FILE}".lstrip("/"))
+        access = reaching({BUCKET: bucket(*marks)})
+        assert path_or_url.store_above(CHECKPOINT, access) == above, "the nearest one"
 
 
-def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of botocore's costs a quarter of a second."""
-    opened: list[str] = []
-
-    def counted(url: str, *_: object) -> Store:
-        opened.append(threading.current_thread().name)
-        return bucket()
-
-    monkeypatch.setattr(opening, "open_any", counted)
-    assert path_or_url.store_above(CHECKPOINT, Access()) is None
-    assert opened == [threading.current_thread().name], "by whoever asks, before there are threads"
+def test_a_directory_is_in_the_nearest_store_above_it(tmp_path: Path) -> None:
+    for root in (tmp_path, tmp_path / "inner"):
+        create_store(str(root))
+    for directory in (tmp_path / "inner", tmp_path / "inner/run"):
+        enclosing = path_or_url.enclosing_store(directory, Access())
+        assert enclosing
+        assert directory_of(enclosing[0]) == str(tmp_path / "inner")
+        assert enclosing[1] == directory.relative_to(tmp_path / "inner").parts
 
 
 def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:
@@ -318,6 +335,7 @@ def test_around_a_place_are_others_up_to_its_bucket_or_host(place: str, above: l
         ("s3://b/x", "s3://b/x", True),
         ("s3://b/x/y", "s3://b/x", True),
         ("/x/y", "/x", True),
+        ("/xy", "/x", False),
         ("s3://b/xy", "s3://b/x", False),
         ("sftp://b/x/y", "s3://b/x", False),
         ("/x/y", "s3://x", False),
@@ -338,3 +356,6 @@ def test_options_may_be_given_for_each_scheme() -> None:
 def test_memory_of_parts_is_bounded_and_never_raised() -> None:
     assert Access().within(1 << 20).limits.memory == 1 << 20
     assert Access({}, Limits(memory=5)).within(1 << 20).limits.memory == 5
+    access, place = Access(), Remote("sftp", "host/srv")
+    assert access.store(place) is access.store(place)
+    assert access.within(1 << 20).store(place) is not access.store(place)

@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_any
 from ckptsync.stores.parallel_download import RANGE, StoredFile, download
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.tensors import Extent
 from tests.support.seaweedfs import weed
 
 CONTENTS = {f"d{n % 3}/f{n}": os.urandom(n * 1000) for n in range(20)} | {
@@ -76,24 +74,6 @@ def test_what_is_damaged_or_missing_is_told_and_all_other_files_are_downloaded(
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]
 
 
-class Short(MemoryStore):
-    """Its streams end early, and raise nothing."""
-
-    def stream(
-        self, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]
-    ) -> None:
-        sink(memoryview(read_all(self, extent.file))[:-1])
-
-
-def test_a_file_whose_stream_ends_before_its_last_block_is_corrupt(tmp_path: Path) -> None:
-    store, target = Short(), PosixStore(str(tmp_path))
-    store.write("f", [b"abc"])
-    wanted = StoredFile("f", "f", 3, digest_stream([b"abc"], 3))
-    failed = download(store, target, [wanted], 1)
-    assert isinstance(failed["f"], Corrupt)
-    assert files_in(target) == {}
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_further_range_of_a_failed_file_is_downloaded(tmp_path: Path, threads: int) -> None:
     store, target = MemoryStore(), PosixStore(str(tmp_path))
@@ -136,7 +116,7 @@ def test_an_interrupted_call_ends_soon_and_the_next_one_goes_on_from_there(tmp_p
     left.write("run/large", [CONTENTS["large"]])
     download(left, target, [large], 1, told.append)
     assert files_in(target) == {"large": CONTENTS["large"]}
-    assert sum(told) <= RANGE / 2 + 12345
+    assert RANGE / 4 <= sum(told) <= RANGE / 2 + 12345
 
 
 def test_a_store_that_refuses_ends_it_for_all(tmp_path: Path) -> None:

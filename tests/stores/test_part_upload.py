@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -130,21 +130,36 @@ def test_a_source_of_another_size_than_announced_is_never_committed(announced: i
     assert not shelf.parts
 
 
-def test_a_part_that_fails_ends_the_write_with_its_own_error_and_frees_all_memory() -> None:
-    parts = UploadPool(2, 300)
-    with pytest.raises(Transient, match="503"):
-        parts.send(Shelf(failing={2}), chunks(content(5000)[:5000], 10), About(5000), 100)
-    shelf = Shelf()
-    parts.send(shelf, chunks(content(5000)[:5000], 10), About(5000), 100)
-    assert shelf.file == content(5000)[:5000]
+def test_a_write_that_fails_ends_with_its_own_error_and_frees_all_memory() -> None:
+    class Refusing(Shelf):
+        def begin(self) -> Shelf:
+            raise StoreError("denied")
 
+        def put_whole(self, data: memoryview) -> None:
+            raise StoreError("denied")
 
-def test_an_upload_whose_name_was_taken_is_removed() -> None:
-    shelf = Shelf()
-    shelf.is_taken = True
-    with pytest.raises(Exists):
-        UploadPool(2, 300).send(shelf, [content(250)[:250]], About(250, "here"), 100)
-    assert shelf.abandoned == 1
+    def dying() -> Iterator[bytes]:
+        yield b"x" * 250
+        raise RuntimeError("gone")
+
+    parts, shelf, data = UploadPool(1, 100), Shelf(), content(5000)[:5000]
+    failures: list[tuple[Shelf, Iterable[bytes | memoryview], type[Exception]]] = [
+        (Shelf(failing={1}), chunks(data, 10), Transient),
+        (Shelf(failing={2}), chunks(data, 10), Transient),
+        (Shelf(), dying(), RuntimeError),
+        (Refusing(), [data], StoreError),
+        (Refusing(), [b"x"], StoreError),
+    ]
+    for failing, source, error in failures:
+        with pytest.raises(error, match=r"503|gone|denied"):
+            parts.send(failing, source, UNKNOWN, 100)
+        writing = threading.Thread(
+            target=parts.send, args=(shelf, chunks(data, 10), UNKNOWN, 100), daemon=True
+        )
+        writing.start()
+        writing.join(60)
+        assert shelf.file == data
+        shelf.file = None
 
 
 def test_bytes_are_counted_for_who_uploads_them_where_they_leave_or_were_kept() -> None:
@@ -158,6 +173,7 @@ def test_bytes_are_counted_for_who_uploads_them_where_they_leave_or_were_kept() 
     shelf.parts[1] = data[:100]
     with progress_signs.counted_by(counts.append):
         UploadPool(2, 400).send(shelf, chunks(data, 70), About(300, "here"), 100)
+    progress_signs.count_sent(5)  # somebody else's
     assert (counts, sorted(shelf.puts)) == ([100, 100, 100], [2, 3])
 
 
@@ -174,14 +190,15 @@ def test_no_more_than_the_budget_is_in_flight() -> None:
                 self.here -= len(part.data)
             super().put(part)
 
-    shelves = [Slow(), Slow()]
+    sizes = {100: Slow(), 70: Slow()}
     parts = UploadPool(8, 400)
-    data = content(3000)[:3000]
+    data = content(2800)[:2800]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda s: parts.send(s, chunks(data, 70), About(3000), 100), shelves))
-    assert [s.file for s in shelves] == [data] * 2
-    assert 100 < sum(s.most for s in shelves) <= 800
-    assert max(s.most for s in shelves) <= 400
+        list(pool.map(lambda n: parts.send(sizes[n], chunks(data, 90), About(2800), n), sizes))
+    for size, shelf in sizes.items():
+        assert shelf.file == data
+        assert {len(part) for part in shelf.parts.values()} == {size}
+        assert size < shelf.most <= 400
 
 
 def test_parts_grow_with_the_file_and_ten_thousand_suffice_for_five_terabytes() -> None:

@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import resource
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.oserrors import StoreErrors
 from ckptsync.stores.posix import draft, publish
 from ckptsync.stores.posix.draft import BLOCK, LEAST_DIRECT, Draft, is_unfinished, part_of
-from ckptsync.stores.posix.publish import _MOST, DurableDirectories, replace
+from ckptsync.stores.posix.publish import DurableDirectories, replace
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import chunk_room
 
@@ -32,6 +31,11 @@ def at(tmp_path: Path) -> Iterator[int]:
     fd = os.open(tmp_path, os.O_RDONLY)
     yield fd
     os.close(fd)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PosixStore:
+    return PosixStore(str(tmp_path))
 
 
 def begin(at: int, origin: str = "node/a/1", name: str = "a") -> Draft:
@@ -125,6 +129,26 @@ def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) 
     assert (tmp_path / "named").read_bytes() == CONTENT
 
 
+def test_a_draft_that_was_replaced_or_is_another_users_is_not_continued(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = left(at, CONTENT), fcntl.flock
+
+    def overtaken(fd: int, how: int) -> None:
+        path.rename(tmp_path / "published")
+        path.write_bytes(b"a later writer's")
+        real(fd, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", overtaken)
+        drafts = [begin(at)]
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    drafts.append(begin(at))
+    for other in drafts:
+        assert other.part != path.name
+        other.end(keep=False)
+
+
 TAIL = len(CONTENT) % BLOCK
 
 
@@ -140,9 +164,9 @@ TAIL = len(CONTENT) % BLOCK
     ids=["same", "longer", "shorter", "empty", "other bytes"],
 )
 def test_what_is_shared_is_compared_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bytes, missing: int
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, shared: bytes, missing: int
 ) -> None:
-    store, written = PosixStore(str(tmp_path)), list[list[int]]()
+    written: list[list[int]] = []
 
     def share(fd: int) -> None:
         os.pwrite(fd, shared, 0)
@@ -153,20 +177,19 @@ def test_what_is_shared_is_compared_and_not_written(
     assert sum(written[0]) == missing
 
 
-def test_a_share_that_fails_is_no_write(tmp_path: Path) -> None:
+def test_a_share_that_fails_is_no_write(store: PosixStore) -> None:
     def share(_: int) -> None:
         raise Incomplete("the source is gone")
 
-    store = PosixStore(str(tmp_path))
     with pytest.raises(Incomplete, match="gone"):
         store.write("a", [CONTENT], About(len(CONTENT), share=share))
-    assert list(tmp_path.iterdir()) == []
+    assert hidden(store) == []
 
 
 def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_and_nothing_else(
-    tmp_path: Path,
+    store: PosixStore, tmp_path: Path
 ) -> None:
-    store, about = PosixStore(str(tmp_path)), About(len(CONTENT), "node/a/1")
+    about = About(len(CONTENT), "node/a/1")
     store.create("a", [CONTENT], about)
     second, unrelated = tmp_path / part_of("a", about.origin), tmp_path / part_of("a", "another")
     os.link(tmp_path / "a", second)
@@ -181,17 +204,6 @@ def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_a
     assert second.exists()
     assert unrelated.exists()
     assert read_all(store, "a") == CONTENT
-
-
-PLACES = [Path("/dev/shm"), Path("/var/tmp")]  # a tmpfs, and most often a disk
-
-
-@pytest.fixture(params=PLACES, ids=["memory", "disk"])
-def store(request: pytest.FixtureRequest) -> Iterator[PosixStore]:
-    with tempfile.TemporaryDirectory(
-        dir=request.param if request.param.is_dir() else None
-    ) as place:
-        yield PosixStore(place)
 
 
 def hidden(store: PosixStore) -> list[str]:
@@ -267,17 +279,20 @@ def test_a_rename_of_what_is_gone_is_none(at: int, tmp_path: Path) -> None:
         publish.replace(at, "part", "a", part)
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
-def test_where_links_are_refused_an_exclusive_rename_claims_the_name(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize("code", [0, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_a_name_is_claimed_by_a_link_or_an_exclusive_rename_and_a_taken_one_is_durable(
+    at: int, tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "link", refused)
+    if code:
+        monkeypatch.setattr(os, "link", refused)
     publish.claim(at, "part", "a", made(tmp_path / "part", b"x"))
+    assert synced == []
     with pytest.raises(FileExistsError):
         publish.claim(at, "part", "a", made(tmp_path / "part", b"y"))
+    assert synced == ["/"]
     assert (tmp_path / "a").read_bytes() == b"x"
 
 
@@ -320,20 +335,13 @@ def make(directories: DurableDirectories, *way: str) -> None:
 def test_each_directory_on_the_way_is_durable_once(
     directories: DurableDirectories, synced: list[str], tmp_path: Path
 ) -> None:
+    (tmp_path / "a").mkdir()  # by a writer that may die before its fsync
     make(directories, "a", "b")
     make(directories, "a", "b")
     make(directories, "a", "c")
     make(directories)
     assert synced == ["/", "/a", "/a"]
     assert (tmp_path / "a/b").is_dir()
-
-
-def test_a_directory_that_was_there_may_be_another_writers_who_dies_before_its_fsync(
-    directories: DurableDirectories, synced: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "a").mkdir()
-    make(directories, "a")
-    assert synced == ["/"]
 
 
 def test_a_directory_made_again_by_somebody_else_is_another_one(
@@ -347,32 +355,6 @@ def test_a_directory_made_again_by_somebody_else_is_another_one(
         synced.clear()
         make(directories, "a", "b")
         assert synced == ["/", "/a"]
-
-
-def test_a_directory_with_a_file_in_it_is_secured_although_others_delete_all_that_is_empty(
-    directories: DurableDirectories, tmp_path: Path
-) -> None:
-    with directories.opened(["a", "b"]) as made:
-        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=made[-1]))
-        with pytest.raises(OSError, match="not empty"):
-            (tmp_path / "a/b").rmdir()
-        directories.make_durable(["a", "b"], made)
-
-
-def test_few_directories_are_kept_open_and_not_for_long(
-    directories: DurableDirectories, tmp_path: Path
-) -> None:
-    def kept() -> int:
-        return sum(
-            os.path.realpath(fd).startswith(f"{tmp_path}/")
-            for fd in Path("/proc/self/fd").iterdir()
-        )
-
-    for n in range(2 * _MOST):
-        make(directories, str(n))
-    assert kept() == _MOST
-    directories.forget_older(0.0)
-    assert kept() == 0
 
 
 LEAST = LEAST_DIRECT

@@ -88,6 +88,14 @@ def test_reads_are_one_request(reads: list[tuple[int, int]], requested: Extent) 
     assert far.requests == [requested]
 
 
+def test_memory_holds_what_was_read_last() -> None:
+    far = Far("a")
+    pieces = PrefetchedFiles(far, memory=2 * AROUND)
+    for at in (0, 2 * MIB, 0, 4 * MIB, 0, 2 * MIB):
+        read(pieces, Extent("a", at, 10))
+    assert [-(-e.start // MIB) for e in far.requests] == [0, 2, 4, 2]
+
+
 def test_what_is_expected_is_asked_for_at_once_and_before_it_is_read(
     opened: list[PrefetchedFiles],
 ) -> None:
@@ -102,6 +110,14 @@ def test_what_is_expected_is_asked_for_at_once_and_before_it_is_read(
     assert far.most_at_once > 4
 
 
+def test_what_is_expected_takes_half_of_the_memory_at_most() -> None:
+    far = Far("a")
+    pieces = PrefetchedFiles(far, memory=MIB)
+    pieces.expect(Extent("a", at, 64 << 10) for at in range(0, 4 * MIB, 64 << 10))
+    pieces.close()
+    assert len(far.requests) == 8
+
+
 def test_what_is_foreseen_is_read_in_large_pieces_each_byte_once(
     opened: list[PrefetchedFiles],
 ) -> None:
@@ -112,7 +128,7 @@ def test_what_is_foreseen_is_read_in_large_pieces_each_byte_once(
         for at in range(0, 8 * MIB - 100_000, 100_000)
         for name in "ab"
     ]
-    pieces.foresee(reads)
+    pieces.foresee(reads[::-1])
     for extent, _ in reads:
         pieces.expect([extent])
         assert (
@@ -121,6 +137,7 @@ def test_what_is_foreseen_is_read_in_large_pieces_each_byte_once(
         )
     assert len(far.requests) < len(reads) / 8
     assert sum(e.size for e in far.requests) == sum(e.size for e, _ in reads)
+    assert max(e.size for e in far.requests) <= 2 * MIB, "a quarter of the memory, for two files"
 
 
 def test_what_is_foreseen_for_much_later_or_lies_far_behind_is_not_fetched_now() -> None:

@@ -18,8 +18,9 @@ from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload
 from ckptsync.stores.sftp.server_files import ServerFiles
 from ckptsync.stores.sftp.store import SftpStore
 from tests.support.exhaustive import sampled
+from tests.support.files_in_memory import contents
 from tests.support.rate_limits import Counted
-from tests.support.sftp_stores import files_of, over_ssh, served
+from tests.support.sftp_stores import files_of, served
 from tests.support.waiting import until
 
 ABOUT = About(8, "node:/a:8:1")
@@ -70,6 +71,22 @@ def test_a_hole_is_not_there_and_large_parts_are_compared_to_their_end(tmp_path:
     assert later.reuse_part(part(2, len(data), data[:-1] + b"\0"))
 
 
+@pytest.mark.parametrize(("faults", "is_reused"), [((), True), (("plain",), False)])
+def test_a_part_before_the_tail_is_compared_to_its_end_where_nothing_is_synced(
+    tmp_path: Path,
+    faults: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_reused: bool,
+) -> None:
+    monkeypatch.setattr("ckptsync.stores.sftp.draft.TAIL", 1000)
+    monkeypatch.setattr("ckptsync.stores.sftp.draft._TAIL_PARTS", 0)
+    data = bytes(100_000)
+    aim = target(files_of(tmp_path, *faults), About(2 * len(data), "node:/a"))
+    (tmp_path / aim.begin().part).write_bytes(data[:-1] + b"!" + data)
+    assert aim.begin().reuse_part(part(1, 0, data)) is is_reused
+
+
 def test_of_two_writers_of_one_origin_one_publishes_and_the_other_gives_up(tmp_path: Path) -> None:
     first, second = begun(tmp_path), begun(tmp_path)
     first.put(part(1, 0, b"good"))
@@ -101,23 +118,6 @@ def test_a_writer_that_was_overtaken_twice_publishes_no_file_with_holes(
         first.commit(8)
     assert not (tmp_path / "run/a").exists()
     assert (tmp_path / third.part).read_bytes() == b"\0\0\0\0more"
-
-
-def test_many_writers_of_one_origin_publish_whole_files_alone(tmp_path: Path) -> None:
-    content = random.Random(3).randbytes(3 * PART + 5)
-    about = About(len(content), "node:/a")
-
-    def write(n: int) -> None:
-        store = over_ssh(tmp_path)
-        for _ in range(3):
-            with contextlib.suppress(Exists, Transient):
-                (store.create if n else store.write)("run/a", [content], about)
-            if (tmp_path / "run/a").exists():
-                assert (tmp_path / "run/a").read_bytes() == content
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(write, range(3)))
-    assert (tmp_path / "run/a").read_bytes() == content
 
 
 def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
@@ -157,8 +157,10 @@ def test_what_is_longer_or_shorter_than_the_content_is_neither_published_nor_con
 def test_any_answer_may_be_lost(tmp_path: Path, kind: int, way: str) -> None:
     root = tmp_path / "store"
     root.mkdir()
-    store = served(root, f"lose={kind}={tmp_path / 'marker'}")
+    log = tmp_path / "log"
+    store = served(root, f"lose={kind}={tmp_path / 'marker'}", f"log={log}")
     getattr(store, way)("run/a", [b"small"])
+    assert log.read_text().splitlines()[-1] == "fsync run", "the name is durable"
     assert (root / "run/a").read_bytes() == b"small"
     assert [p.name for p in (root / "run").iterdir()] == ["a"]
     assert (tmp_path / "marker").exists() or (kind, way) in {(18, "write"), (7, "write")}
@@ -187,19 +189,12 @@ def test_bytes_are_durable_before_the_name_and_names_before_it_is_acknowledged(
     getattr(store, way)("run/deep/a", [bytes(size)], About(size, "here"))
     lines = (tmp_path / "log").read_text().splitlines()
     steps = [line for line in lines if line not in ("write", "limits")]
+    store.delete("run/deep/a")
+    assert (tmp_path / "log").read_text().splitlines()[-2:] == ["remove a", "fsync deep"]
+    assert list(root.iterdir()) == [], "trainers take an empty directory for a checkpoint"
     assert steps.pop(1) == "fsync store"  # whether directories can be synced
     assert steps[:4] == ["mkdir run", "fsync store", "mkdir deep", "fsync run"]
     assert steps[4:] == ["fsync part", rename, "fsync deep"]
-
-
-def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None:
-    upload = begun(tmp_path)
-    upload.put(part(1, 0, b"goodmore"))
-    (tmp_path / "run/a").write_bytes(b"first")
-    with pytest.raises(Exists):
-        upload.commit(8)
-    target(files_of(tmp_path), replaces=True).put_whole(memoryview(b"repaired"))
-    assert (tmp_path / "run/a").read_bytes() == b"repaired"
 
 
 SHORT_TAIL = 2  # parts
@@ -370,17 +365,6 @@ def test_replacing_is_atomic_or_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"xyz"
 
 
-@pytest.mark.parametrize("replaces", [False, True])
-def test_what_another_writer_has_published_is_not_committed(
-    tmp_path: Path, *, replaces: bool
-) -> None:
-    with pytest.raises(Transient, match="has published or removed"):
-        target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
-    (tmp_path / "a").write_bytes(b"xyz")
-    with pytest.raises((Transient, Exists)):
-        target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
-
-
 FILES = {f"run/d{n % 3}/f{n}": bytes([n]) * (n * 777) for n in range(40)}
 
 
@@ -394,14 +378,6 @@ def created(store: SftpStore) -> list[BaseException | None]:
     return [future.exception() for future in futures]
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    return {
-        p.relative_to(path).as_posix(): p.read_bytes()
-        for p in path.rglob("*")
-        if p.is_file() and p.name != "marker"
-    }
-
-
 @pytest.mark.parametrize(
     "faults", [(), ("plain", "replaces"), ("reorder",), ("unsynced", "limits=1")]
 )
@@ -413,15 +389,3 @@ def test_many_are_there_whole_whatever_the_server_is_like(
     assert contents(tmp_path) == FILES
     assert {type(e) for e in created(store)} == {Exists}
     assert contents(tmp_path) == FILES
-
-
-@pytest.mark.parametrize("fault", ["", "replaces"])
-def test_of_many_with_one_name_one_is_created(tmp_path: Path, fault: str) -> None:
-    stores = [served(tmp_path, *filter(None, [fault])) for _ in range(2)]
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(stores[n % 2].create, "b", [bytes([n])], About(1)) for n in range(8)]
-    found = [type(f.exception()) for f in futures]
-    if not fault:  # where a rename replaces, `create` can only look first
-        assert sorted(t.__name__ for t in found) == ["Exists"] * 7 + ["NoneType"]
-    assert {*found} <= {Exists, type(None)}
-    assert [p.name for p in tmp_path.iterdir()] == ["b"]

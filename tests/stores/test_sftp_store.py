@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import (
-    CkptsyncError,
     ConfigError,
     Corrupt,
     Exists,
@@ -17,13 +16,14 @@ from ckptsync.errors import (
     Transient,
 )
 from ckptsync.safe_names import STORE_FILE
+from ckptsync.stores import path_or_url
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
+from ckptsync.stores.opening import Access, NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.connection import parse_address
-from ckptsync.stores.sftp.store import SftpStore
-from tests.support.exhaustive import in_exhaustive, sampled
+from ckptsync.stores.urls import located
+from tests.support.files_in_memory import write_files
 from tests.support.sftp_stores import AT_ONCE, over_ssh, remote, served
 from tests.support.sshd import another_sshd, sshd
 from tests.support.store_contract import StoreContract, names
@@ -41,22 +41,6 @@ class TestSftp(StoreContract):
     @pytest.fixture
     def again(self, tmp_path: Path) -> Store:
         return over_ssh(tmp_path)
-
-
-@in_exhaustive
-class TestOnAnotherServer(StoreContract):
-    """With answers that are short and in another order, and no fsync of directories.
-
-    Others have the same directory as a local path.
-    """
-
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Store:
-        return served(tmp_path, "short", "reorder", "unsynced")
-
-    @pytest.fixture
-    def again(self, tmp_path: Path) -> Store:
-        return PosixStore(str(tmp_path))
 
 
 def test_what_either_has_not_finished_neither_lists(tmp_path: Path) -> None:
@@ -91,6 +75,14 @@ def test_a_store_is_made_and_found_over_ssh(tmp_path: Path) -> None:
     assert names(open_store(str(tmp_path / "new" / "store"))) == [STORE_FILE, "a"]
 
 
+def test_times_are_a_trainers_outside_of_a_store_alone(tmp_path: Path) -> None:
+    os.utime(write_files(tmp_path, {"run/a": b"1"}) / "run/a", (7, 7))
+    access, place = Access(sshd().options), located(sshd().url(tmp_path / "run"))
+    assert path_or_url.list_tree(place, access).written() == {"a": 7.0}
+    write_files(tmp_path, {STORE_FILE: b"{}"})
+    assert path_or_url.list_tree(place, access).written() == {}
+
+
 def test_links_are_neither_listed_nor_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_bytes(b"private")
@@ -111,31 +103,25 @@ def test_links_are_neither_listed_nor_followed(tmp_path: Path) -> None:
     assert inside(tmp_path / "secret") == ["key"]
 
 
-def test_a_root_that_is_not_there_is_no_empty_store(tmp_path: Path) -> None:
-    store = over_ssh(tmp_path / "nowhere")
-    for deed in (lambda: names(store), lambda: store.size("a"), lambda: store.write("a/b", [b"x"])):
-        with pytest.raises(StoreError, match="nowhere: no such directory") as caught:
-            deed()
-        assert "mount" in caught.value.hint
-        assert not isinstance(caught.value, NotFound)
-    assert inside(tmp_path) == []
-
-
 def test_a_store_whose_disk_is_unmounted_is_no_empty_store(tmp_path: Path) -> None:
     server, root = sshd(), tmp_path / "store"
     store = create_store(server.url(root), server.options)
     store.write("run/a", [b"x"])
     assert names(store) == [STORE_FILE, "run/a"]
     root.rename(tmp_path / "elsewhere")
-    root.mkdir()  # the directory that it was mounted on
-    for use in (
-        lambda: names(store),
-        lambda: store.size("run/a"),
-        lambda: store.write("run/b", [b"y"]),
-        lambda: store.write("another run/b", [b"y"]),
-    ):
-        with pytest.raises(StoreError, match="not the store that was opened"):
-            use()
+    # nothing, then the directory that it was mounted on
+    for mount, text in (lambda: None, "no such directory"), (root.mkdir, "not the store that was"):
+        mount()
+        for use in (
+            lambda: names(store),
+            lambda: store.size("run/a"),
+            lambda: store.write("run/b", [b"y"]),
+            lambda: store.write("another run/b", [b"y"]),
+        ):
+            with pytest.raises(StoreError, match=text) as caught:
+                use()
+            assert "mount" in caught.value.hint
+            assert type(caught.value) is StoreError
     assert inside(root) == []
 
 
@@ -144,20 +130,6 @@ def test_where_the_user_may_not_write_the_path_and_the_remedy_are_told(tmp_path:
         served(tmp_path, "denied").write("dir/a", [b"x"])
     assert "read, write and search" in caught.value.hint
     assert caught.value.exit_code == 4
-
-
-def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
-    with another_sshd() as server:
-        store = SftpStore(remote(server.url(tmp_path)), server.options, AT_ONCE)
-        store.write("a", [b"x"])
-        for session in store._files.sessions._idle:
-            session.close()
-        server.stop()
-        with pytest.raises(Transient, match="Connection refused") as caught:
-            store.size("a")
-        assert "sshd" in caught.value.hint
-        server.start()
-        assert store.size("a") == 1
 
 
 def test_what_somebody_else_finished_first_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -228,70 +200,6 @@ def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_pat
         )
     assert b"uid" not in shell.stdout
     assert (tmp_path / "store/run/a").stat().st_mode & 0o777 == 0o640
-
-
-def _number(value: int, size: int = 4) -> str:
-    return value.to_bytes(size, "big").hex()
-
-
-def _text(value: bytes) -> str:
-    return _number(len(value)) + value.hex()
-
-
-_FILE = f"{_number(5)}{_number(0, 8)}{_number(0o100644)}"
-LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE, RENAME, EXTENDED = 7, 3, 11, 12, 14, 6, 18, 200
-LIES = [
-    f"{LSTAT}=105={_number(5)}{'ff' * 8}{_number(0o100644)}",  # a file of 2^64 - 1 bytes
-    f"{READDIR}=104={_number(1)}{_text(b'a')}{_text(b'')}{_number(5)}{'ff' * 8}{_number(0o100644)}",
-    f"{READDIR}=104={_number(1)}{_text(b'.')}{_text(b'')}{_FILE}",  # nothing, for ever
-    f"{READDIR}=104={_number(1)}{_text(b'a')}{_text(b'')}{_FILE}",  # the same, for ever
-    f"{READDIR}=104={_number(1 << 31)}",
-    f"{OPEN}=102={_text(b'h' * 30_000)}",
-    f"{OPENDIR}=102={_number(1 << 31)}",
-    *(
-        f"{kind}=101={_number(code)}"
-        for kind in (LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE)
-        for code in (0, 1, 99)
-        if (kind, code) not in {(READDIR, 1), (WRITE, 0)}  # the end of a directory, and the truth
-    ),
-    *(
-        f"{kind}={answer}="
-        for kind in (LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE, RENAME)
-        for answer in (101, 102, 104, 105)
-    ),
-    f"{EXTENDED}=201=00",
-]
-
-
-def _errors_of_everything(store: SftpStore) -> Iterator[CkptsyncError]:
-    """Ask the store for everything; yield the errors, of which there is no other kind."""
-    steps: list[Callable[[], object]] = [
-        lambda: list(store.names("")),
-        lambda: store.dirs(""),
-        lambda: store.size("d/e/f"),
-        lambda: store.read_into("g", 5, memoryview(bytearray(200_000))),
-        lambda: store.read_into("d/e/f", 5, memoryview(bytearray(90))),
-        lambda: store.create("n/small", [b"abc"], About(size=3, origin="o")),
-        lambda: store.create("n/large", [bytes(1 << 20)] * 3, About(size=3 << 20, origin="o")),
-        lambda: store.write("n/written", [b"abc"]),
-        lambda: store.delete("d/e/f"),
-        store.make_root,
-    ]
-    for step in steps:
-        try:
-            step()
-        except CkptsyncError as e:  # noqa: PERF203 - each step for itself
-            yield e
-
-
-@pytest.mark.parametrize("lie", sampled(LIES, 6))
-def test_a_lie_of_a_server_is_an_error_of_the_store(tmp_path: Path, lie: str) -> None:
-    """`make fuzz` changes any answer."""
-    (tmp_path / "d/e").mkdir(parents=True)
-    (tmp_path / "d/e/f").write_bytes(b"x" * 1000)
-    (tmp_path / "g").write_bytes(b"y" * 300_000)
-    errors = _errors_of_everything(served(tmp_path, f"answer={lie}", limits=AT_ONCE))
-    assert [e for e in errors if isinstance(e, StoreError)]
 
 
 def test_a_directory_that_may_not_be_made_is_named(tmp_path: Path) -> None:

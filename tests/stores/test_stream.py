@@ -9,9 +9,11 @@ import pytest
 
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Transient
+from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_any
+from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.stream import (
     StoredCopy,
     create_same,
@@ -22,6 +24,7 @@ from ckptsync.stores.stream import (
     verified,
 )
 from ckptsync.tensors import Extent
+from tests.support.flaky_store import FailsAt
 from tests.support.scripted_s3 import Asked, Say, scripted
 from tests.support.seaweedfs import weed
 
@@ -102,13 +105,13 @@ def test_an_error_comes_in_its_turn_as_it_is_and_no_thread_stays() -> None:
     assert not readers()
 
 
-def test_closing_early_leaves_no_thread_and_begins_no_more_reads() -> None:
-    source = Source()
-    pieces = read_ahead(source, "a", 5000, 10, 4)
-    next(pieces)
-    pieces.close()
-    assert not readers()
-    assert len(source.begun) <= 5
+@pytest.mark.parametrize("depth", [0, 4])
+def test_nothing_is_read_to_its_end_once_the_process_is_to_end(depth: int) -> None:
+    pieces = read_ahead(Source(), "a", 200, 100, depth, first=300)
+    assert bytes(next(pieces)) == CONTENT[300:400]
+    progress_signs.announce_shutdown()
+    with pytest.raises(Transient, match="a: not read"):
+        next(pieces)
 
 
 def streamed(store: Store, extent: Extent, buffer: int = 100) -> list[bytes]:
@@ -193,6 +196,20 @@ def test_who_creates_second_learns_whether_the_same_bytes_are_there(
     ]
     assert answers == [True, False, False, False, True]
     assert read_all(store, name) == b"one"
+
+
+def failing_once(store: Store) -> Store:
+    """Fail between two chunks, and try again."""
+    return Retrying(FailsAt(store, 2), Persistence(60, sleep=lambda _: None))
+
+
+def test_an_iterator_that_has_begun_is_not_created_from_again() -> None:
+    store = MemoryStore()
+    with pytest.raises(Transient):
+        create_same(failing_once(store), "x", iter([b"one", b"two"]))
+    assert list(store.names("")) == []
+    assert create_same(failing_once(store), "x", [b"one", b"two"])
+    assert read_all(store, "x") == b"onetwo"
 
 
 @pytest.mark.parametrize("is_same", [False, True])

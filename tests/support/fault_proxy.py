@@ -58,8 +58,7 @@ class Broken(Exception):
 
 
 class TcpProxy:
-    """Passes bytes to ``upstream`` and back, and counts them: ``bytes[UP]``, and
-    ``bytes["UploadPart up"]`` for bodies of one kind.
+    """Passes bytes to ``upstream`` and back, and counts those of bodies: ``bytes[UP]``.
 
     ``listener``: a socket that listens elsewhere than on the loopback, such as in another network
     namespace.
@@ -95,13 +94,6 @@ class TcpProxy:
         """Wait until ``count`` bytes of bodies or more have gone up."""
         with self._changed:
             return self._changed.wait_for(lambda: self.bytes[UP] >= count, timeout)
-
-    def forget(self) -> None:
-        """Count from nothing again."""
-        with self._changed:
-            self.requests.clear()
-            self.bytes.clear()
-            self.faults.clear()
 
     def _accept(self) -> None:
         while True:
@@ -164,7 +156,6 @@ class TcpProxy:
             sink.sendall(piece)
             with self._changed:
                 self.bytes[side] += len(piece)
-                self.bytes[f"{told.kind} {side}"] += len(piece)
                 self._changed.notify_all()
         if mine:
             _break(mine, told.client)
@@ -187,11 +178,8 @@ class HttpProxy(TcpProxy):
         head: list[bytes],
     ) -> None:
         method, target, _ = head[0].decode("latin-1").split(" ", 2)
-        kind = _kind(method, target, _header(head, b"x-amz-copy-source"))
+        kind = kind_of(method, target)
         told = _Told(client, kind, self._asked(kind, target))
-        if _header(head, b"expect"):  # answered here; it is no part of the signature
-            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            head = [line for line in head if not line.lower().startswith(b"expect:")]
         body = _body(requests, head, b"0")
         if isinstance(told.fault, Answer) and not told.fault.is_done:
             _answer(client, method, told.fault, body)
@@ -290,13 +278,11 @@ def _chunked(stream: BinaryIO) -> Iterator[bytes]:
     yield line
 
 
-def _kind(method: str, target: str, source: bytes) -> str:
+def kind_of(method: str, target: str) -> str:
     """The name that S3 has for a request:
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_Operations.html
     """
-    parts = urlsplit(target)
-    has = {key for key, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    is_key = "/" in parts.path.strip("/")
+    has = {key for key, _ in parse_qsl(urlsplit(target).query, keep_blank_values=True)}
     table = {
         "GET": [
             ("uploads", "ListMultipartUploads"),
@@ -304,20 +290,10 @@ def _kind(method: str, target: str, source: bytes) -> str:
             ("list-type", "ListObjectsV2"),
             ("", "GetObject"),
         ],
-        "HEAD": [("", "HeadObject" if is_key else "HeadBucket")],
-        "PUT": [
-            ("uploadId", "UploadPart"),
-            ("", ("CopyObject" if source else "PutObject") if is_key else "CreateBucket"),
-        ],
-        "POST": [
-            ("uploads", "CreateMultipartUpload"),
-            ("uploadId", "CompleteMultipartUpload"),
-            ("delete", "DeleteObjects"),
-        ],
-        "DELETE": [
-            ("uploadId", "AbortMultipartUpload"),
-            ("", "DeleteObject" if is_key else "DeleteBucket"),
-        ],
+        "HEAD": [("", "HeadObject")],
+        "PUT": [("uploadId", "UploadPart"), ("", "PutObject")],
+        "POST": [("uploads", "CreateMultipartUpload"), ("uploadId", "CompleteMultipartUpload")],
+        "DELETE": [("uploadId", "AbortMultipartUpload"), ("", "DeleteObject")],
     }
     return next((kind for key, kind in table.get(method, []) if not key or key in has), method)
 

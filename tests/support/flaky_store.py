@@ -57,3 +57,11 @@ class Flaky(Watched):
         if next(self._moments) % self._nth == 0:
             self.failures += 1
             raise Transient("the server said 503")
+
+
+class FailsAt(Flaky):
+    """Fails at the ``nth`` moment only."""
+
+    def _pass_moment(self) -> None:
+        if next(self._moments) == self._nth:
+            raise Transient("the server said 503")

@@ -6,8 +6,7 @@ thread at a time, and answers with a fault or None.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 UP, DOWN = "up", "down"  # requests; responses
@@ -72,17 +71,3 @@ def once(kind: str, fault: Fault, nth: int = 1) -> Plan:
 def always(kind: str, fault: Fault) -> Plan:
     """Every request of a kind ("" is any) fails."""
     return lambda request: fault if kind in ("", request.kind) else None
-
-
-def often(seed: int, rate: float, faults: Sequence[Fault], in_a_row: int = 2) -> Plan:
-    """Each request draws a fault with probability ``rate``, but never more than ``in_a_row``
-    requests one after another.
-    """
-    dice, row = random.Random(seed), 0
-
-    def plan(_request: Request) -> Fault | None:
-        nonlocal row
-        row = row + 1 if row < in_a_row and dice.random() < rate else 0
-        return dice.choice(faults) if row else None
-
-    return plan

