@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import re
 import shutil
@@ -262,19 +261,6 @@ def test_a_worker_that_runs_uses_a_spool_that_is_made_again(tmp_path: Path) -> N
         safe_files.make_folders(spool / "pins")  # another process is quicker, and makes it
         assert settle(w, 1000.0 * n).errors == ()
         assert [pin.checkpoint for pin in list_pins(tmp_path)] == ["checkpoint-4"]
-    assert open_descriptors() <= before
-
-
-def test_spools_of_many_output_directories_hold_no_descriptors(tmp_path: Path) -> None:
-    gc.collect()  # what other tests of this process left
-    before = open_descriptors()
-    workers = []
-    for n in range(100):
-        out = tmp_path / f"out-{n}"
-        out.mkdir()
-        safe_files.make_folders(out / "_ckptsync" / "pins")
-        workers.append(Worker(WorkerOptions("n0", RunDir(f"run-{n}", out)), MemoryStore()))
-        workers[-1].scan(0.0)
     assert open_descriptors() <= before
 
 

@@ -45,7 +45,6 @@ from ckptsync.worker.scanner import list_and_pin_saves
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import Sent, UploadContext, upload
 from ckptsync.worker.worker import Worker
-from tests.support import seaweedfs
 from tests.support.crashing_store import Watched
 from tests.support.filled_stores import put
 
@@ -231,8 +230,3 @@ def in_memory(_: Path) -> Store:
 
 def on_disk(path: Path) -> Store:
     return create_store(str(path / "store"))
-
-
-def in_a_bucket(_: Path) -> Store:
-    server = seaweedfs.weed()
-    return create_store(f"s3://{server.bucket()}/store", server.options())

@@ -262,6 +262,27 @@ def test_one_that_may_not_go_holds_up_no_other(
     assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
+def test_nothing_is_deleted_beside_a_spool_on_another_disk_where_others_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    rename, left_by_a_kill = os.rename, tmp_path / ".gone-cleaned-checkpoint-0"
+    left_by_a_kill.mkdir()
+
+    def within_a_disk(path: str, target: str, **where: int) -> None:
+        if Path(f"/proc/self/fd/{where['dst_dir_fd']}").readlink().name == "_ckptsync":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(path, target, **where)
+
+    monkeypatch.setattr(os, "rename", within_a_disk)
+    for mode, errors in ((0o775, ["ConfigError", "ConfigError"]), (0o755, [])):
+        tmp_path.chmod(mode)
+        assert [f.error for f in tick(w, 1000.0).failures] == errors
+        assert left_by_a_kill.exists() == ("checkpoint-1" in names_in(tmp_path)) == bool(errors)
+
+
 def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)

@@ -43,48 +43,6 @@ from tests.support.worker_in_process import (
 )
 
 
-def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> None:
-    store = create_store(str(tmp_path / "store"))
-    (result,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
-    assert (result.phase, result.location, result.files) == ("sent", "checkpoint-4", 5)
-    assert result.size == sum(map(len, ONE.values()))
-    assert (tmp_path / "store/run/checkpoint-4/m/__0_0.distcp").read_bytes() == b"shard 0"
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-    assert push_now(tmp_path / "run", store, "n0")[0].files == 0
-    assert len(manifests(store)) == 1
-
-
-def test_real_shards_of_two_nodes_become_one_save(tmp_path: Path) -> None:
-    store = MemoryStore()
-    for n, source in enumerate(vector("hf-fsdp2-2node").sources):
-        run = tmp_path / f"n{n}" / "run"
-        shutil.copytree(source, run / "checkpoint-4", copy_function=shutil.copyfile)
-        for path in run.rglob("*.*"):
-            os.utime(path, ns=(T, T))
-        push_now(run, store, f"n{n}")
-    told = kept(store)["checkpoint-4"]
-    assert set(told) == {"n0", "n1"}
-    demanded = set().union(*(k.manifest.demands.model for k in manifests(store)))
-    assert demanded
-    assert demanded <= told["n0"].keys() | told["n1"].keys()
-
-
-def test_killed_at_any_moment_it_is_finished_by_the_next_push(tmp_path: Path) -> None:
-    source = lay(tmp_path / "run", ONE)
-    for lives in itertools.count():
-        store = MemoryStore()
-        try:
-            push_now(source, Dying(store, lives), "n0")
-        except Crash:
-            kept(store)
-            push_now(source, store, "n0")
-        else:
-            break
-        assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-        assert len(manifests(store)) == 1
-    assert lives > 3 * len(ONE)
-
-
 def test_the_second_node_killed_at_any_moment_leaves_the_first_whole(tmp_path: Path) -> None:
     for first, second in (("a", "b"), ("b", "a")):
         for lives in itertools.count():
@@ -184,16 +142,6 @@ def test_where_no_name_can_be_claimed_it_says_push_again(
     store.write("run/.ckptsync/checkpoint-4/sending/n1", [b"sending"])
     (told,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
     assert [("push again" in note) for note in told.notes] == [True] * (not is_exclusive)
-
-
-def test_links_are_neither_followed_nor_sent_and_it_says_so(tmp_path: Path) -> None:
-    source = lay(tmp_path / "run", ONE)
-    (source / "link").symlink_to("/etc/passwd")
-    (source / "folder").symlink_to("/etc")
-    store = MemoryStore()
-    (result,) = push_now(source, store, "n0")
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-    assert "2 links" in result.notes[0]
 
 
 def test_what_cannot_be_pushed_is_refused_with_a_reason(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import StoreError, Transient
-from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
 from ckptsync.records.location_status import LocationRecords
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -25,20 +24,16 @@ from ckptsync.records.progress import Progress
 from ckptsync.records.report import FindingKind, Level, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
-from ckptsync.verifier.verification import VerifyOptions, verify_location
-from ckptsync.verifier.write_reports import write_report
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_threads
 from ckptsync.worker.repair import list_requests, send_again
 from ckptsync.worker.upload_sources import Transfer
 from ckptsync.worker.worker import Worker
 from tests.support.filled_stores import put
-from tests.support.head_in_process import consolidate_due
 from tests.support.hook_pins import commit
 from tests.support.small_store import flip
-from tests.support.vector import ROOT, vector
+from tests.support.vector import ROOT
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
@@ -455,33 +450,3 @@ def test_a_damaged_file_is_sent_again_from_the_very_same_file(
     assert repaired.name == "checkpoint-4/config.json"
     assert repaired.reason == ("" if is_repaired else "this node no longer has the file")
     assert read_all(store, CONFIG) == (data if is_repaired else b"damaged")
-
-
-def test_a_real_sharded_location_is_repaired_from_the_spool(tmp_path: Path) -> None:
-    store = create_store(str(tmp_path / "store"))
-    outs = [tmp_path / f"n{n}" for n in range(2)]
-    pins = []
-    for out, source in zip(outs, vector("hf-fsdp2-2node").sources, strict=True):
-        shutil.copytree(source, out / "checkpoint-4", copy_function=shutil.copyfile)
-        pins.append(commit(out / "checkpoint-4"))
-    add(pins[0])
-    workers = [worker(out, store, out.name) for out in outs]
-    for w in workers:
-        settle(w)
-
-    def findings() -> list[tuple[str, str]]:
-        (location_records,) = read_state(store).locations
-        results = verify_location(store, location_records, VerifyOptions("digest"))
-        write_report(store, results)
-        return [(f.kind, f.name) for f in results.findings if results.verdict == "damaged"]
-
-    assert [m.location for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
-    assert findings() == []
-    for w in workers:
-        tick(w, 1000.0)
-    shutil.rmtree(outs[0] / "_ckptsync/added")
-    flip(tmp_path / "store" / CONFIG)
-    assert findings() == [("digest", "checkpoint-4/config.json")]
-    assert [r.reason for w in workers for r in tick(w, 1001.0).repairs] == [""]
-    assert findings() == []
-    assert read_state(store).locations[0].status == "VERIFIED"

@@ -40,6 +40,24 @@ def test_due_counts_down_from_scan_to_scan_until_it_is_planned(tmp_path: Path) -
     assert its.scan(113.0).due == 60.0  # newer than trainer_state.json
 
 
+def test_a_file_that_is_still_written_begins_the_wait_anew(tmp_path: Path) -> None:
+    lay(tmp_path, ONE | {".tmpAb3xYz": b"half"}, 1.0)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    lay(tmp_path, {".tmpAb3xYz": b"more"}, 2.0)
+    assert its.scan(500.0).due == 600.0
+
+
+def test_files_are_read_once_more_before_a_save_is_called_finished(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    for now in (0.0, 9.5):
+        its.scan(now)
+    with (source / "x").open("ab"):
+        its.scan(10.0)
+        assert its.saves()[0].verdict.reason == "x is open for writing"
+
+
 def test_who_had_to_wait_for_anothers_look_knows_no_earlier_time(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = scanner(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,20 +158,6 @@ def test_a_record_that_a_new_report_names_is_read_again_though_its_size_and_time
     assert manifest in run_records.records
     assert read_run(store, "run", run_records).records == run_records.records
     assert store.count == count + 3
-
-
-def test_records_are_fetched_many_at_once() -> None:
-    meeting = threading.Barrier(8, timeout=60)
-
-    class Slow(MemoryStore):
-        def read_into(self, name: str, start: int, out: memoryview) -> None:
-            meeting.wait()
-            super().read_into(name, start, out)
-
-    store = Slow()
-    for n in range(16):
-        store.write(f"run/.ckptsync/c-1/report-{n}-0123456789abcdef.json", [b"{}"])
-    assert len(read_run(store, "run", RunRecords()).broken) == 16
 
 
 LAST = RetentionRequest(lambda _: Rules(keep_last=1), grace=0.0)

@@ -8,7 +8,6 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,11 +51,9 @@ from tests.support.worker_in_process import (
     Interrupted,
     context,
     draft_of,
-    in_memory,
     kept,
     lay,
     manifests,
-    on_disk,
     push_now,
 )
 
@@ -471,20 +468,6 @@ def until_done(source: Path, store: Store, node: str) -> None:
             continue
         return
     raise AssertionError(f"{node} was never done")
-
-
-@pytest.mark.parametrize("made", [in_memory, on_disk])
-def test_threads_that_race_for_real_end_where_they_belong(
-    tmp_path: Path, made: Callable[[Path], Store]
-) -> None:
-    its = sources(tmp_path, OTHER)
-    store = made(tmp_path)
-    with ThreadPoolExecutor(len(its)) as pool:
-        for future in [
-            pool.submit(until_done, source, store, node) for node, source in its.items()
-        ]:
-            future.result()
-    assert kept(store) == {LOCATION: OTHER}
 
 
 def test_one_that_is_killed_among_others_is_finished_by_its_next_life(tmp_path: Path) -> None:

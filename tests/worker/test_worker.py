@@ -37,7 +37,6 @@ from tests.support.worker_in_process import (
     kept,
     lay,
     manifests,
-    other,
     pinned,
     progress,
     send_all,
@@ -119,23 +118,6 @@ class Recording(MemoryStore):
         super().create(name, chunks, about)
 
 
-def test_rotation_during_a_long_send_takes_nothing(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-
-    def save_and_rotate() -> None:
-        shutil.rmtree(tmp_path / "checkpoint-4")
-        lay(tmp_path / "next", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
-        w.scan(700.0)
-        w.scan(700.5)
-        shutil.rmtree(tmp_path / "checkpoint-8")
-
-    store = Recording(save_and_rotate)
-    w = worker(tmp_path, store, threads=1)
-    settle(w)
-    assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
-
-
 def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path) -> None:
     store = MemoryStore()
     shards = {name: content for name, content in TWO.items() if name != "x"}
@@ -161,26 +143,6 @@ def test_what_is_written_over_after_the_last_scan_is_not_sent(tmp_path: Path) ->
     assert manifests(store) == []
     settle(w, 1000.0)
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
-
-
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_a_second_save_of_a_name_leaves_the_first_untouched(
-    tmp_path: Path, *, is_removed: bool
-) -> None:
-    store = MemoryStore()
-    source = lay(tmp_path, ONE)
-    w = worker(tmp_path, store)
-    settle(w)
-    if is_removed:
-        shutil.rmtree(source)
-    lay(tmp_path, other(ONE), 5000.0)
-    settle(w, 1000.0)
-    locations = kept(store)
-    assert locations.pop("checkpoint-4") == {"n0": ONE}
-    assert list(locations.values()) == [{"n0": other(ONE)}]
-    assert pinned(tmp_path) == (
-        ["checkpoint-4.0", "checkpoint-4.1"] if is_removed else ["checkpoint-4.0"]
-    )
 
 
 def test_a_stored_save_moves_in_a_queue_and_holds_up_no_plan(tmp_path: Path) -> None:
@@ -379,16 +341,6 @@ def test_without_the_store_it_still_pins_and_later_sends(tmp_path: Path) -> None
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
-def test_training_sees_nothing_of_it(tmp_path: Path) -> None:
-    source = lay(tmp_path, ONE)
-    before = {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in (source, *source.rglob("*"))}
-    settle(worker(tmp_path, MemoryStore()))
-    assert {
-        p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in (source, *source.rglob("*"))
-    } == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["_ckptsync", "checkpoint-4"]
-
-
 def step(out: Path, n: int) -> Path:
     """A checkpoint of the ``n``-th step, written at second ``n``."""
     files = {"trainer_state.json": f'{{"global_step": {n}}}'.encode(), "x": f"weights {n}".encode()}
@@ -498,16 +450,6 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     assert (tick(w, 2.0).progress, w.notes, w.scan(3.0).notes) == ((), notes, notes)
 
 
-def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    w = worker(tmp_path, Away())
-    w.scan(0.0)
-    result = tick(w, 10.0)
-    assert [f.text for f in result.failures] == ["the network is away"]
-    assert result.queue == ("run/checkpoint-4",)
-    assert w.scan(10.5).due is None
-
-
 @contextmanager
 def looking(w: Worker) -> Iterator[None]:
     """Somebody looks all the while, as a daemon's other thread does."""
@@ -545,36 +487,6 @@ def test_killed_at_any_moment_beside_a_scan_it_is_finished(tmp_path: Path) -> No
             assert kept(store) == {"checkpoint-4": {"n0": ONE}}
             assert [k.manifest.save for k in manifests(store)] == ["save"]
     assert lives > 2 * len(ONE)
-
-
-class Blocking(MemoryStore):
-    """A store that does not answer until it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers, self.asked = threading.Event(), threading.Event()
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        self.asked.set()
-        assert self.answers.wait(60)
-        return iter(super().names(prefix))
-
-
-def test_while_the_store_does_not_answer_every_step_is_kept(tmp_path: Path) -> None:
-    store = Blocking()
-    w = worker(tmp_path, store)
-    sender = threading.Thread(target=tick, args=(w, 0.0))
-    sender.start()
-    assert store.asked.wait(60)
-    for n in range(1, 21):  # and the trainer keeps one
-        made = step(tmp_path, n)
-        w.scan(float(n))
-        w.scan(n + 0.5)
-        shutil.rmtree(made)
-    store.answers.set()
-    sender.join(60)
-    tick(w, 100.0)
-    assert set(kept(store)) == {f"checkpoint-{n}" for n in range(1, 21)}
 
 
 class Held(MemoryStore):
