@@ -240,21 +240,3 @@ def test_what_is_stored_goes_first_and_then_the_oldest_but_never_the_newest() ->
     assert chosen(found, 1) == [2]
     assert chosen((kept(0, 10, links=2), kept(1, 10)), 10) == [1], "the other gains nothing"
     assert chosen((kept(0, 10), kept(1, 10)), 100, "c.1") == [0]
-
-
-def spool(tmp_path: Path) -> Path:
-    for k in range(3):
-        files = tmp_path / "_ckptsync" / "pins" / f"c.{k}" / "files"
-        files.mkdir(parents=True)
-        (files / "a").write_bytes(b"x" * 1000)
-        os.utime(files.parent, ns=(k, k))
-    return tmp_path
-
-
-def test_on_a_full_disk_all_but_the_newest_goes_out_of_sight(tmp_path: Path) -> None:
-    output_dir = spool(tmp_path)
-    # no disk has room for such a save
-    hidden_paths = pinning.make_room(output_dir, Path("c.2"), 10**18, Said())
-    pins = output_dir / "_ckptsync" / "pins"
-    assert [p.name.rpartition("-")[2] for p in hidden_paths] == ["c.0", "c.1"]
-    assert [p.name for p in pins.glob("[!.]*")] == ["c.2"]

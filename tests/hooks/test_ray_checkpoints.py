@@ -79,30 +79,6 @@ def test_each_ranks_part_is_in_the_store_as_one_save_and_comes_back_whole(tmp_pa
     assert content(download(note, tmp_path / "back")) == {"zero": "0", "one": "1", "common": "c"}
 
 
-def test_ranks_that_send_the_same_files_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    parts = [
-        local(tmp_path / f"tmp{rank}", model="m" * 100_000, **{f"rank{rank}": str(rank)})
-        for rank in range(4)
-    ]
-    notes: list[Note | None] = []
-    ranks = [
-        threading.Thread(
-            target=lambda part=part, rank=rank: notes.append(
-                send(part, str(tmp_path / "store"), RankPart("sft", NAME, rank, 60))
-            )
-        )
-        for rank, part in enumerate(parts)
-    ]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    assert len(notes) == 4
-    assert len(stored(tmp_path).manifests) == 4
-    wanted = {"model", *(f"rank{rank}" for rank in range(4))}
-    assert set(content(tmp_path / "store" / "sft" / NAME)) == wanted
-
-
 @pytest.mark.parametrize(
     "left", [1, 3], ids=["not all ranks had reported", "more ranks had reported"]
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -241,32 +239,6 @@ def test_shards_that_went_are_not_sent_again_and_the_model_stays(tmp_path: Path)
         "VERIFIED",
         False,
     )
-
-
-def test_a_save_that_is_written_after_it_is_another_one_and_is_sent(tmp_path: Path) -> None:
-    store, _ = given_up(tmp_path)
-    for path in (tmp_path / "checkpoint-1").iterdir():
-        path.unlink()
-    (tmp_path / "checkpoint-1").rmdir()
-    later = time.time() - 3600
-    lay(
-        tmp_path / "x", {"trainer_state.json": b'{"global_step": 1}', W: MODEL + b"efgh"}, later
-    ).rename(tmp_path / "checkpoint-1")
-    settle(again(tmp_path, store))
-    assert [e.name.rpartition("/")[2] for e in store.names("run/checkpoint-1/")] == [
-        W,
-        "trainer_state.json",
-    ]
-
-
-def test_files_that_come_later_to_what_is_given_up_are_not_sent_either(tmp_path: Path) -> None:
-    store, _ = given_up(tmp_path, ticks=1)
-    late = tmp_path / "checkpoint-1" / "rng_state_0.pth"
-    late.write_bytes(b"late")
-    os.utime(late, (9.0, 9.0))
-    before = files(store)
-    settle(again(tmp_path, store))
-    assert files(store) == before
 
 
 def test_a_report_on_what_is_given_up_asks_for_nothing(tmp_path: Path) -> None:
