@@ -171,6 +171,9 @@ def test_one_rank_speaks_for_all_where_the_process_group_has_no_store(
     assert ckptsync.mark_saved(path, part="all", strict=True) is True
     with pytest.raises(CkptsyncError):
         ckptsync.mark_saved(path, strict=True)
+    (tmp_path / "model.safetensors").write_text("x")
+    with pytest.raises(ConfigError, match="a final model is complete only after all ranks"):
+        ckptsync.mark_saved(tmp_path, strict=True)
 
 
 def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:
@@ -295,6 +298,8 @@ def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(
         commit = commits(tmp_path)[f"{name}.0"]
         assert set(commit.files) == {f"__{r}_0.distcp" for r in range(3)}
         assert (commit.ranks, commit.world) == ((0, 1, 2), 3)
+        marks = spool_markers.list_rank_marks(tmp_path / "_ckptsync", name)
+        assert marks[-1].local_world == 3, "the worker may go by the marks"
     assert len({c.save for c in commits(tmp_path).values()}) == 2
 
 
@@ -412,10 +417,13 @@ def test_a_rank_that_runs_ahead_of_the_one_that_writes_is_not_waited_for(
 
 
 def test_saves_that_are_marked_while_a_rank_is_silent_are_counted(tmp_path: Path) -> None:
-    first, _ = markers(2)
+    first, second = markers(2)
     for n, name in enumerate(("checkpoint-5", "checkpoint-6")):
         assert not mark(first, tmp_path, name)
         assert first.unmatched == n + 1
+    assert mark(second, tmp_path)
+    assert not mark(first, tmp_path, "checkpoint-7")
+    assert first.unmatched == 0
 
 
 def test_one_rank_may_speak_for_all(tmp_path: Path) -> None:

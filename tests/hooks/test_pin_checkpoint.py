@@ -133,7 +133,11 @@ def test_links_that_cannot_become_a_pin_hold_no_bytes(
     assert ((it / "a").stat().st_nlink, hidden(tmp_path)) == (1, [])
 
 
-def test_a_copy_that_the_trainer_overtakes_is_no_pin(tmp_path: Path, other_disk: Path) -> None:
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_copy_that_the_trainer_overtakes_or_that_has_no_room_is_no_pin(
+    tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    monkeypatch.setattr("ckptsync.spool.pins.free_bytes", lambda _: free)
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it, said = source(tmp_path, a="1"), Said()
     before = walk(it)
@@ -142,7 +146,7 @@ def test_a_copy_that_the_trainer_overtakes_is_no_pin(tmp_path: Path, other_disk:
     copied()
     assert commits(tmp_path) == {}
     assert hidden(tmp_path) == []
-    assert "not copied" in said[0]
+    assert ("not copied" if free else "not pinned: no room in the spool") in said[0]
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -167,12 +171,16 @@ def test_on_another_file_system_bytes_outlive_rotation_and_a_writer_is_noticed(
     assert bool(said) == is_written
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
 def test_without_room_older_saves_are_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool
 ) -> None:
+    if is_copied:
+        (tmp_path / "_ckptsync").symlink_to(other_disk)
     it, said = source(tmp_path, a="1"), Said()
     for _ in range(2):
         pin_checkpoint(it, tmp_path, COMMIT, said)
+        copied()
         (it / "a").unlink()
         (it / "a").write_text("2")
     monkeypatch.setattr("ckptsync.hooks.pin_checkpoint.FLOOR", 1e18)

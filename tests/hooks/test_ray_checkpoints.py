@@ -260,8 +260,13 @@ def test_ranks_that_come_and_go_at_once_all_have_it(tmp_path: Path, reported: Ch
 
 
 def test_what_a_killed_rank_half_brought_is_brought_anew(
-    tmp_path: Path, reported: Checkpoint
+    tmp_path: Path, reported: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def bring(note: Note, home: Path) -> Path:
+        assert [*home.iterdir()] == [], "nothing calls it whole before it is"
+        return download(note, home)
+
+    monkeypatch.setattr(ray_checkpoints, "download", bring)
     with as_directory(reported) as brought:
         half = Path(brought).parent
     for left in (half, half.with_name(half.name[:-1])):
@@ -280,6 +285,10 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, reported: Checkp
     with pytest.raises(ConfigError, match="another user") as raised, as_directory(reported):
         pass
     assert "TMPDIR" in raised.value.hint
+    os.chown(home, 0, 0)
+    home.chmod(0o770)
+    with pytest.raises(ConfigError, match="another user"), as_directory(reported):
+        pass
     home.rmdir()
     home.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="another user"), as_directory(reported):

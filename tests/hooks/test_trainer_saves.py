@@ -159,15 +159,26 @@ def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:
     assert len(list((tmp_path / "_ckptsync" / "saves").iterdir())) <= 65
 
 
-def test_the_dead_are_forgotten_and_the_living_are_not(tmp_path: Path) -> None:
+def test_the_dead_are_forgotten_and_the_living_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (saver,) = ranks(tmp_path)
     saver.added.mkdir(parents=True)
     forget_ended(tmp_path / "_ckptsync")
     assert saver.added.exists()
     assert len(markers.list_training_processes(tmp_path / "_ckptsync")) == 1
     saver.leave()
-    forget_ended(tmp_path / "_ckptsync")
-    assert not saver.added.exists()
+    begins, listed = tmp_path / "_ckptsync" / "added" / "new", markers.list_training_processes
+
+    def begin_meanwhile(spool: Path) -> tuple[markers.TrainingProcess, ...]:
+        processes = listed(spool)
+        begins.mkdir()
+        return processes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(markers, "list_training_processes", begin_meanwhile)
+        forget_ended(tmp_path / "_ckptsync")
+    assert [*begins.parent.iterdir()] == [begins]
     assert markers.list_training_processes(tmp_path / "_ckptsync") == ()
 
 
@@ -229,6 +240,7 @@ def test_a_model_that_may_not_be_finished_is_not_pinned(tmp_path: Path, why: str
         saver.end(3)
     saver.leave(has_failed=why == "failed")
     assert commits(tmp_path) == {}
+    assert [b.left > 0 for b in markers.list_training_processes(saver.spool)] == [True]
 
 
 def test_a_final_model_that_another_training_has_pinned_is_pinned_once(tmp_path: Path) -> None:

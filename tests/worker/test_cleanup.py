@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ckptsync.errors import StoreError
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.stores.contract import read_all
+from ckptsync.spool.pins import create_pin, link_files
+from ckptsync.stores.contract import Entry, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker import scanner
@@ -171,6 +173,43 @@ def test_what_the_store_lacks_in_any_way_stays(
     assert "checkpoint-1" in names_in(tmp_path)
 
 
+class Overtaken(MemoryStore):
+    """While it is listed for the first time, something else happens."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        entries, meanwhile = list(super().names(prefix)), self.meanwhile
+        self.meanwhile = lambda: None
+        meanwhile()
+        return iter(entries)
+
+
+def begin_to_write(store: MemoryStore, out: Path) -> None:
+    (out / "checkpoint-1" / ".tmpAbC123").touch()
+
+
+def pin_another_save(store: MemoryStore, out: Path) -> None:
+    pin = create_pin(out, "checkpoint-1", 7, "n0")
+    assert pin is not None
+    link_files(pin, out / "checkpoint-2", ["w", "trainer_state.json"])
+
+
+@pytest.mark.parametrize(
+    ("happens", "stays"), [(retire, True), (begin_to_write, True), (pin_another_save, False)]
+)
+def test_what_comes_after_the_scan_counts(
+    tmp_path: Path, happens: Callable[[MemoryStore, Path], None], *, stays: bool
+) -> None:
+    store = Overtaken()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    store.meanwhile = partial(happens, store, tmp_path)
+    assert tick(w, 1000.0).failures == ()
+    assert ("checkpoint-1" in names_in(tmp_path)) == stays
+    assert ("checkpoint-1.7" in pinned(tmp_path)) != stays
+
+
 def overwrite(file: Path) -> None:
     with file.open("r+b") as opened:
         opened.write(b"WEIGHTS")
@@ -320,6 +359,11 @@ def test_what_was_moved_aside_goes_after_a_later_verified_save(
     assert aside() == everything, "nothing is verified"
     assert not left_by_a_kill.exists() or not clean
     verify(store, "checkpoint-3")
+    half = tmp_path / "checkpoint-3" / ".tmpAbC123"
+    half.touch()
+    tick(w, 1000.5)
+    assert aside() == everything, "somebody writes to the later one"
+    half.unlink()
     with (tmp_path / ASIDE / "checkpoint-2.2" / "w").open("rb"):
         result = tick(w, 1001.0)
         assert ("checkpoint-2" in aside()) is not clean

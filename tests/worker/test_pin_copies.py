@@ -119,8 +119,14 @@ def test_what_grows_is_not_copied_until_it_is_still(out: Path, source: Path) -> 
             file.write(b"more")
         looking.after(STILL)
         assert "a" not in looking.pinned()
+    again = b"a" * (source / "a").stat().st_size
+    (out / "fresh").write_bytes(again)
+    (out / "fresh").replace(source / "a")
+    looking.after(0)
+    assert "a" not in looking.pinned()
     looking.after(STILL)
     assert "a" in looking.pinned()
+    assert (list_pins(out)[0].root / "a").read_bytes() == again
 
 
 def test_a_save_in_place_of_a_copied_one_is_another_pin(out: Path, source: Path) -> None:

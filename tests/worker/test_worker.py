@@ -29,6 +29,7 @@ from tests.support.exhaustive import sampled
 from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
 from tests.support.interleaving import raced
+from tests.support.waiting import until
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
@@ -145,6 +146,39 @@ def test_what_is_written_over_after_the_last_scan_is_not_sent(tmp_path: Path) ->
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
 
 
+def test_bytes_that_change_under_their_time_while_they_are_sent_are_sent_anew(
+    tmp_path: Path,
+) -> None:
+    path = lay(tmp_path, ONE) / "x"
+
+    class Overtaken(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            super().create(name, chunks, about)
+            if name.endswith("/x") and path.read_bytes() == ONE["x"]:
+                assert until(overwrite)
+
+    def overwrite() -> bool:
+        before = path.stat()
+        path.write_bytes(b"Z")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return path.stat().st_ctime_ns != before.st_ctime_ns
+
+    store = Overtaken()
+    settle(worker(tmp_path, store))
+    assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
+
+
+def test_a_pin_waits_for_the_node_that_owns_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    commit(lay(tmp_path, ONE))
+    monkeypatch.setattr(pinning, "adopt", lambda *_: None)
+    (waits,) = settle(worker(tmp_path, store)).progress
+    assert (waits.phase, waits.detail) == ("waiting", "no node owns its pin yet")
+    assert kept(store) == {}
+
+
 def test_a_stored_save_moves_in_a_queue_and_holds_up_no_plan(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
@@ -207,11 +241,14 @@ def test_a_restarted_worker_reads_no_file_of_what_is_stored(tmp_path: Path) -> N
 def test_of_two_nodes_on_one_directory_one_sends(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    a, b = worker(tmp_path, store, "a"), worker(tmp_path, store, "b")
+    a, b = (worker(tmp_path, store, node, keep=0) for node in "ab")
     for now in (0.0, 10.0, 60.0):
         tick(a, now)
         assert progress(tick(b, now))["checkpoint-4.0"].phase == "elsewhere"
     assert kept(store) == {"checkpoint-4": {"a": ONE}}
+    verify(store)
+    tick(b, 61.0)
+    assert pinned(tmp_path) == ["checkpoint-4.0"], "a's own"
     shutil.rmtree(tmp_path / "_ckptsync")
     assert progress(settle(b, 100.0))["checkpoint-4.0"].phase == "elsewhere"
     assert kept(store) == {"checkpoint-4": {"a": ONE}}
