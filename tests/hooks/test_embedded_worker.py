@@ -315,22 +315,14 @@ def test_waiting_ends_when_the_store_has_everything_or_in_time(
     assert (thread.is_alive(), embedded_worker.list_unstored(tmp_path), said) == (False, (), [])
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_worker_that_begins_again_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+def test_where_no_worker_comes_back_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pin, said = committed(tmp_path).spool / "pins" / "checkpoint-1.0", Said()
-    looks = iter([False, True])
-
-    def served(_: Path) -> bool:
-        if comes_back and next(looks):
-            (pin / "stored").touch()
-        return False
-
-    monkeypatch.setattr(embedded_worker, "is_served", served)
-    monkeypatch.setattr(embedded_worker, "RESTART", 3600 if comes_back else 0)
+    said = Said()
+    committed(tmp_path)
+    monkeypatch.setattr(embedded_worker, "RESTART", 0)
     embedded_worker.wait(tmp_path, time.monotonic() + 3600, said)
-    assert [line.partition(":")[0] for line in said] == ([] if comes_back else ["not waiting"])
+    assert [line.partition(":")[0] for line in said] == ["not waiting"]
 
 
 def test_a_worker_whose_end_was_expected_is_started_again_at_once(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ckptsync.worker.push import ASSUMED, find_offer, plan_push
 from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
 from tests.support.hook_pins import commit
-from tests.support.vector import Vector, vector, vectors
+from tests.support.vector import Vector, vectors
 from tests.support.worker_in_process import (
     ONE,
     TWO,
@@ -166,22 +166,6 @@ def test_one_bad_checkpoint_does_not_keep_the_others_back(tmp_path: Path) -> Non
     with pytest.raises(Incomplete, match="checkpoint-2: holds no file"):
         push_now(tmp_path / "run", store, "n0")
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-
-
-def test_a_file_of_lightning_s_and_a_final_model_are_pushed_alone(tmp_path: Path) -> None:
-    store, out = MemoryStore(), tmp_path / "run"
-    logs, final = out / "lightning_logs/version_0/checkpoints", vector("hf-sharded").sources[0]
-    logs.mkdir(parents=True)
-    shard = vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt"
-    shutil.copyfile(shard, logs / "epoch=0-step=5.ckpt")
-    for path in final.iterdir():
-        shutil.copyfile(path, out / path.name)
-    (out / "train.log").write_text("on and on")
-    push_now(out, store, "n0")
-    assert {location: files["n0"].keys() for location, files in kept(store).items()} == {
-        "version_0.epoch-0-step-5.ckpt": {"epoch=0-step=5.ckpt"},
-        "final": {path.name for path in final.iterdir()},
-    }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
