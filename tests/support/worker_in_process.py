@@ -5,7 +5,7 @@ due, and says what became of it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from ckptsync.records.manifest_groups import (
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.file_selection import EVERYTHING, Selection
@@ -222,6 +222,18 @@ class Interrupted(Watched):
         if self._left == -1:
             self._meddle()
         return call()
+
+
+class Overtaken(MemoryStore):
+    """While it is listed for the first time, something else happens."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        entries, meanwhile = list(super().names(prefix)), self.meanwhile
+        self.meanwhile = lambda: None
+        meanwhile()
+        return iter(entries)
 
 
 def in_memory(_: Path) -> Store:

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
 from ckptsync.records.save_decisions import Tombstone
 from ckptsync.spool.pins import create_pin, link_files
-from ckptsync.stores.contract import Entry, read_all
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker import scanner
@@ -32,6 +32,7 @@ from tests.support.waiting import until
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
+    Overtaken,
     lay,
     manifests,
     pinned,
@@ -171,18 +172,6 @@ def test_what_the_store_lacks_in_any_way_stays(
     happens(store, tmp_path)
     assert [f.checkpoint for f in tick(w, 1000.0).failures if f.error != "Unsupported"] == []
     assert "checkpoint-1" in names_in(tmp_path)
-
-
-class Overtaken(MemoryStore):
-    """While it is listed for the first time, something else happens."""
-
-    meanwhile: Callable[[], object] = staticmethod(lambda: None)
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        entries, meanwhile = list(super().names(prefix)), self.meanwhile
-        self.meanwhile = lambda: None
-        meanwhile()
-        return iter(entries)
 
 
 def begin_to_write(store: MemoryStore, out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from ckptsync.records.io import encode, record_name
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.safe_names import RECORDS
-from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 from ckptsync.worker.file_selection import EVERYTHING
@@ -27,6 +25,7 @@ from ckptsync.worker.worker import Worker
 from tests.support.filled_stores import put
 from tests.support.worker_in_process import (
     ONE,
+    Overtaken,
     lay,
     progress,
     seen,
@@ -35,18 +34,6 @@ from tests.support.worker_in_process import (
     tick,
     verify,
 )
-
-
-class Overtaken(MemoryStore):
-    """While it is listed for the first time, something else happens."""
-
-    meanwhile: Callable[[], object] = staticmethod(lambda: None)
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        found, meanwhile = list(super().names(prefix)), self.meanwhile
-        self.meanwhile = lambda: None
-        meanwhile()
-        return iter(found)
 
 
 def test_a_reading_that_another_overtook_is_only_its_reader_s(tmp_path: Path) -> None:
@@ -135,7 +122,7 @@ def test_a_damaged_report_keeps_no_checkpoint_back_but_one_of_a_newer_program_do
 def test_a_record_that_somebody_touched_is_read_again() -> None:
     store, manifest, _ = filled()
     run_records = read_run(store, "run", RunRecords())
-    store.write(manifest, [b"{}"])
+    store.write(manifest, [bytes(store.size(manifest))])
     assert manifest in read_run(store, "run", run_records).broken
 
 
