@@ -8,8 +8,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -485,45 +484,6 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     notes = w.notes
     assert "missed run/checkpoint-4" in notes[0]
     assert (tick(w, 2.0).progress, w.notes, w.scan(3.0).notes) == ((), notes, notes)
-
-
-@contextmanager
-def looking(w: Worker) -> Iterator[None]:
-    """Somebody looks all the while, as a daemon's other thread does."""
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            w.scan(0.0)
-
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        looker.join()
-
-
-def test_killed_at_any_moment_beside_a_scan_it_is_finished(tmp_path: Path) -> None:
-    for lives in itertools.count():
-        out, store = tmp_path / str(lives), MemoryStore()
-        lay(out, ONE)
-        commit(out / "checkpoint-4")
-        w = worker(out, Dying(store, lives))
-        try:
-            with looking(w):
-                settle(w)
-        except Crash:
-            if lives % 2:
-                shutil.rmtree(out / "checkpoint-4")
-            settle(worker(out, store))
-        else:
-            break
-        finally:
-            assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-            assert [k.manifest.save for k in manifests(store)] == ["save"]
-    assert lives > 2 * len(ONE)
 
 
 class Held(MemoryStore):
