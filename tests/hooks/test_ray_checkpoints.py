@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.hooks import ray_checkpoints
 from ckptsync.hooks.ray import as_directory, validate
 from ckptsync.hooks.ray_checkpoints import Note, RankPart, download, send
@@ -305,6 +305,11 @@ def test_what_is_damaged_in_the_store_is_not_given(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_read_is_said_and_nothing_is_given(tmp_path: Path) -> None:
     note = sent_alone(tmp_path)
     (record,) = (tmp_path / "store" / "sft" / ".ckptsync" / NAME).glob("manifest-*")
+    (record.parent / "report-0-0123456789abcdef.json").write_text("{}")
+    (tmp_path / "back").mkdir()
+    assert content(download(note, tmp_path / "back")) == {"zero": "0"}, (
+        "a report keeps nothing back"
+    )
     record.chmod(0o644)
     record.write_text("{}")
     with pytest.raises(Corrupt, match="manifest"):
@@ -319,9 +324,18 @@ def test_what_the_store_has_let_go_is_not_there(tmp_path: Path) -> None:
         download(note, tmp_path / "back")
 
 
-def test_damage_is_a_metric_no_exception(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_a_metric_no_exception(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = in_store(tmp_path, "0" * 1000)
     (tmp_path / "store" / "sft" / NAME / "zero").write_bytes(b"0" * 999 + b"1")
+
+    def refuse(*_: object) -> None:
+        raise StoreError("this key may only upload")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_checkpoints, "write_report", refuse)
+        assert validate(checkpoint)["ckptsync_verdict"] == "damaged"
     told = validate(checkpoint, level="digest")
     assert told["ckptsync_verdict"] == "damaged"
     assert "zero" in told["ckptsync_findings"][0]
