@@ -225,14 +225,16 @@ class Interrupted(Watched):
 
 
 class Overtaken(MemoryStore):
-    """While it is listed for the first time, something else happens."""
+    """While it is listed for the ``nth`` time, something else happens."""
 
+    nth = 1
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        entries, meanwhile = list(super().names(prefix)), self.meanwhile
-        self.meanwhile = lambda: None
-        meanwhile()
+        entries = list(super().names(prefix))
+        self.nth -= 1
+        if self.nth == 0:
+            self.meanwhile()
         return iter(entries)
 
 

@@ -140,6 +140,11 @@ def retire(store: MemoryStore, out: Path) -> None:
     put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old"))
 
 
+def retire_shards(store: MemoryStore, out: Path) -> None:
+    names = tuple(k.name for k in manifests(store) if k.manifest.location == "checkpoint-1")
+    put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old", "shards"))
+
+
 def report_in_a_newer_format(store: MemoryStore, out: Path) -> None:
     newer = Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", (), "", 1, ())
     data = encode(newer).replace(b'"format":', b'"format":9')
@@ -157,7 +162,7 @@ def do_nothing(store: MemoryStore, out: Path) -> None: ...
 @pytest.mark.parametrize(
     ("happens", "options"),
     [
-        *((happens, {}) for happens in (lose, cut, edit, add, link, retire)),
+        *((happens, {}) for happens in (lose, cut, edit, add, link, retire, retire_shards)),
         *((happens, {}) for happens in (report_in_a_newer_format, break_a_report)),
         (do_nothing, {"clean": False}),
         (do_nothing, {"exclude": ("w",)}),  # it has no other copy
@@ -193,7 +198,7 @@ def test_what_comes_after_the_scan_counts(
     store = Overtaken()
     w = run(tmp_path, store)
     verify(store, "checkpoint-1")
-    store.meanwhile = partial(happens, store, tmp_path)
+    store.nth, store.meanwhile = 1, partial(happens, store, tmp_path)
     assert tick(w, 1000.0).failures == ()
     assert ("checkpoint-1" in names_in(tmp_path)) == stays
     assert ("checkpoint-1.7" in pinned(tmp_path)) != stays

@@ -27,7 +27,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_threads
-from ckptsync.worker.repair import list_requests, send_again
+from ckptsync.worker.repair import find_copies, list_requests, send_again
 from ckptsync.worker.upload_sources import Transfer
 from ckptsync.worker.worker import Worker
 from tests.support.filled_stores import put
@@ -37,6 +37,7 @@ from tests.support.vector import ROOT
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
+    T,
     damaged,
     is_drained,
     kept,
@@ -95,6 +96,25 @@ def test_only_files_that_this_node_has_named_and_that_are_damaged_are_requested(
         assert requested(report(0, name=name)) == []
     assert requested(report(0, kind="nonfinite")) == []
     assert requested(report(0), known=()) == []
+
+
+def test_a_copy_of_anothers_file_is_known_by_its_time_or_by_a_digest_that_was_read(
+    tmp_path: Path,
+) -> None:
+    path = lay(tmp_path, {"x": b"a"}) / "x"
+    records = LocationRecords(reports={"r": report(0)})
+    for mtime, digests, is_known in (
+        (T + 5, {}, True),
+        (T, {}, False),  # a time without a fraction may be chance
+        (T, {("x", 1, T): digest(b"a")}, True),
+        (T, {("x", 1, T): digest(b"b"), ("y", 1, T): digest(b"a")}, False),
+    ):
+        os.utime(path, ns=(mtime, mtime))
+        has_copy = find_copies([seen(tmp_path)], digests)
+        stored = manifest("n0", "a")
+        files = (replace(stored.manifest.files[0], mtime=mtime),)
+        known = [replace(stored, manifest=replace(stored.manifest, files=files))]
+        assert bool(list_requests(records, "n1", "c-1", known, has_copy)) == is_known
 
 
 def test_each_of_two_nodes_is_requested_its_own_copy_and_both_a_shared_one() -> None:
@@ -219,6 +239,12 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     assert [r.name for r in w.result().repairs] == ["checkpoint-4/x"]
     plan(w, 2001.0)  # until then it is reported
     assert (is_drained(queues), w.result().repairs) == (True, ())
+    queues.post("another save", [UploadJob(1, ("run", "checkpoint-4"), 1, lambda _: None)])
+    another = begin(queues)
+    plan(w, 2002.0)
+    end(queues, another)
+    plan(w, 2003.0)
+    assert is_drained(queues), "it is not sent twice"
 
 
 def test_a_failed_repair_is_tried_again_and_a_missing_file_reported(tmp_path: Path) -> None:
@@ -252,9 +278,9 @@ def stored(out: Path) -> tuple[MemoryStore, str, bytes, Worker]:
     return store, name, read_all(store, name), w
 
 
-def witnessed(store: MemoryStore, name: str) -> None:
-    """A report that names it, so that it is missed."""
-    put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", (name,), "", 0, ()))
+def witnessed(store: MemoryStore, *names: str) -> None:
+    """A report that names them, so that they are missed."""
+    put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", names, "", 0, ()))
 
 
 @pytest.mark.parametrize("how", ["empty", "short", "other", "gone"])
@@ -318,7 +344,9 @@ def test_a_manifest_with_a_copy_that_the_store_refuses_is_not_called_lost(
 def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: bytes) -> None:
     out = tmp_path / "out"
     store, name, _, w = stored(out)
-    witnessed(store, name)
+    anothers = name.replace("manifest-n0-", "manifest-n1-")
+    witnessed(store, name, anothers)
+    tick(w, 900.0)
     shutil.rmtree(out / "_ckptsync/manifests")
     if spoil:
         store.write(name, [spoil])
@@ -331,7 +359,7 @@ def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: 
     settle(w, 1000.0)  # the first plan sees that it is gone
     (new,) = manifests(store)
     assert new.manifest.supersedes == (name,)
-    assert not read_state(store).faults
+    assert [f.name for f in read_state(store).faults] == [anothers]
     assert [p.phase for p in tick(w, 2000.0).progress] == ["stored"]
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.digest import digest
 from ckptsync.errors import StoreError
 from ckptsync.records.progress import Progress
+from ckptsync.records.report import Report
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import pinning
@@ -63,8 +65,13 @@ def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Pat
 
 
 def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_path: Path) -> None:
+    class Telling(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            progress_seen.extend(w.running(0.0))
+            super().create(name, chunks, about)
+
     progress_seen: list[Progress] = []
-    store = Recording(lambda: progress_seen.extend(w.running(0.0)))
+    store = Telling()
     lay(tmp_path, ONE)
     w = worker(tmp_path, store)
     w.scan(0.0)
@@ -74,8 +81,8 @@ def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_p
     assert (waits.since, waits.until) == (1000.0, 1010.0)
     assert waits.reason == "trainer_state.json is the newest of its files"
     tick(w, 10.0)
-    [sends] = progress_seen
-    assert (sends.state, sends.total, sends.done) == ("uploading", size, 0)
+    assert {(sends.state, sends.total) for sends in progress_seen} == {("uploading", size)}
+    assert (progress_seen[0].done, progress_seen[-1].done) == (0, size), "then the manifest"
     assert w.running(0.0) == []
 
 
@@ -299,9 +306,18 @@ def test_pins_stay_until_verified_then_the_newest(
     lay(tmp_path, ONE)
     w = worker(tmp_path, store, keep=keep)
     settle(w)
+    names = tuple(k.name for k in manifests(store))
+    report = Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", names, "", 1, ())
+    put(store, report)  # of the shards alone
     tick(w, 1000.0)
     assert pinned(tmp_path) == ["checkpoint-4.0"]
     verify(store)
+    newer = b'{"format":2}\n'
+    unreadable = f"run/.ckptsync/checkpoint-4/report-9-{digest(newer)[:16]}.json"
+    store.write(unreadable, [newer])
+    tick(w, 1000.5)
+    assert pinned(tmp_path) == ["checkpoint-4.0"]
+    store.delete(unreadable)
     for now in (1001.0, 1002.0):
         assert progress(tick(w, now))["checkpoint-4.0"].phase == "stored"
         assert pinned(tmp_path) == left
