@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -334,29 +333,3 @@ def test_who_may_write_there_cannot_lead_the_worker_elsewhere(tmp_path: Path, th
         swapping.kill()
         swapping.wait()
     assert whole(thesis) == before
-
-
-_REACHING = re.compile(
-    r"(?<!safe_files)\.(unlink|rmdir|rename|replace|touch|write_text|write_bytes|symlink_to|hardlink_to|mkdir|rmtree)\("
-)
-_ELSEWHERE = {  # what lies in no spool
-    "hooks/hf.py": r"output_dir\.mkdir\(",
-    "hooks/ray_checkpoints.py": r"home|path\.mkdir\(",
-    "service/alert_channels.py": "path",  # what is kept in the cache
-}
-
-
-def test_no_other_module_reaches_into_the_spool_by_path() -> None:
-    package = Path(safe_files.__file__).parents[1]
-    found = []
-    for path in sorted(
-        path
-        for room in ("spool", "worker", "hooks", "service")
-        for path in (package / room).rglob("*.py")
-    ):
-        name = path.relative_to(package).as_posix()
-        for line in path.read_text().splitlines() if path != Path(safe_files.__file__) else ():
-            is_path = _REACHING.search(line) and not re.search(r"dir_fd|\.replace\([\"']", line)
-            if is_path and not (name in _ELSEWHERE and re.search(_ELSEWHERE[name], line)):
-                found.append(f"{name}: {line.strip()}")
-    assert found == []

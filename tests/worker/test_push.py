@@ -23,13 +23,12 @@ from ckptsync.spool.markers import (
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.file_selection import EVERYTHING, Selection
+from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
 from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
 from tests.support.hook_pins import commit
-from tests.support.vector import Vector, vectors
 from tests.support.worker_in_process import (
     ONE,
     TWO,
@@ -334,26 +333,6 @@ def test_in_a_daemon_s_output_directory_names_are_the_daemon_s(tmp_path: Path) -
     assert offered(out, RunDir("deep", trial))[0] == "out"
     final = lay(tmp_path, FINISHED).rename(tmp_path / "model")
     assert offered(final, RunDir("sft", final))[2] == ["final"]
-
-
-@pytest.mark.parametrize(
-    "vector", [v for v in vectors() if v.name != "lightning-file"], ids=lambda v: v.name
-)
-def test_every_layout_is_sent_whole_whatever_its_directory_is_called(
-    vector: Vector, tmp_path: Path
-) -> None:
-    for at, source in enumerate(vector.sources):
-        directory = tmp_path / f"n{at}" / "some-save"
-        shutil.copytree(source, directory)
-        files = sum(path.is_file() for path in directory.rglob("*"))
-        [planned] = plan_push(find_offer(directory, name="mine"), "n0", EVERYTHING)
-        assert (planned.run, planned.checkpoint, planned.left_out) == (f"n{at}", "mine", ())
-        assert planned.files == files
-        unnamed = find_offer(directory)
-        sent = sum(planned.files for planned in plan_push(unnamed, "n0", EVERYTHING))
-        assert sent + len(unnamed.left_out) == files
-        # what DeepSpeed writes beside its tags, and pull makes
-        assert set(unnamed.left_out) <= {"latest", "latest_universal"}
 
 
 UNKNOWN = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,8 @@ def test_what_was_broken_before_it_was_sent_is_not_sent_again() -> None:
     store = MemoryStore()
     store.write("run/c-1/x", [b"a"])
     assert "damaged before" in send_again(request, [], store, "n0")
+    # it lies there again, or the disk has it right this time
+    assert "no longer" in send_again(replace(request, kind="digest"), [], store, "n0")
     store.write("run/c-1/x", [b"b"])
     assert "no longer" in send_again(request, [], store, "n0")
 
@@ -237,6 +240,7 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     end(queues, again)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
     assert [r.name for r in w.result().repairs] == ["checkpoint-4/x"]
+    assert w.result().lacks == {}
     plan(w, 2001.0)  # until then it is reported
     assert (is_drained(queues), w.result().repairs) == (True, ())
     queues.post("another save", [UploadJob(1, ("run", "checkpoint-4"), 1, lambda _: None)])
@@ -412,6 +416,7 @@ def test_what_is_to_be_sent_again_says_so_until_it_was_sent(tmp_path: Path) -> N
     [waits] = w.running(0.0)
     assert (waits.kind, waits.state, waits.subject) == ("repair", "queued", "run/checkpoint-4")
     assert (waits.done, waits.total) == (0, size)
+    assert abs(waits.since - time.time()) < 3600
     tick(w, 1002.0)
     assert w.running(0.0) == []
 
@@ -452,6 +457,12 @@ def move_to_another_save(path: Path) -> None:
     for folder in ("checkpoint-4", "_ckptsync/pins/checkpoint-4.0"):
         shutil.rmtree(out / folder)
     add(commit(lay(out / "later", ONE, 50.0).rename(out / "checkpoint-8")))
+    shutil.rmtree(out / "_ckptsync/added")
+
+
+def leave_to_the_training(path: Path) -> None:
+    shutil.copytree(path.parent, path.parents[3] / "added" / "train")
+    shutil.rmtree(path.parents[2])
 
 
 @pytest.mark.parametrize(
@@ -459,6 +470,7 @@ def move_to_another_save(path: Path) -> None:
     [
         (lambda path: None, True),
         (move_to_another_save, True),
+        (leave_to_the_training, True),
         (write_other_bytes, False),
         (replace_by(lambda path: path.symlink_to(ROOT / "base" / path.name)), False),
         (replace_by(os.mkfifo), False),

@@ -185,31 +185,6 @@ def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_pat
     assert "before the worker knew that it was complete" in its.saves()[0].verdict.reason
 
 
-def test_pins_that_somebody_removed_are_made_again(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    its = scanner(tmp_path)
-    its.scan(0.0)
-    shutil.rmtree(tmp_path / "_ckptsync")
-    lay(tmp_path, {"y": b"more"})
-    its.scan(1.0)
-    (pin,) = spool.list_pins(tmp_path)
-    assert {file.path for file in pin.files} == {*ONE, "y"}
-
-
-def test_a_pin_that_rotation_or_another_worker_ends_holds_up_nothing(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    its = scanner(tmp_path)
-    its.scan(0.0)
-    shutil.rmtree(tmp_path / "checkpoint-4")
-    assert its.scan(1.0).notes == ()
-    (pin,) = spool.list_pins(tmp_path)
-    spool.drop(pin)
-    assert its.scan(2.0).notes == ()
-    lay(tmp_path, ONE)
-    its.scan(3.0)
-    assert len(spool.list_pins(tmp_path)) == 1
-
-
 def write(out: Path, told: dict[str, bytes], at: float = 0.0) -> None:
     """Laid there by its trainer: names in a directory change both of its times."""
     os.utime(lay(out, told, at))

@@ -5,7 +5,6 @@ is at it.
 from __future__ import annotations
 
 import itertools
-import random
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 import ckptsync.worker
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
 from ckptsync.digest import Digester, block_size
-from ckptsync.errors import CkptsyncError, Exists, Incomplete, StoreError, Unsupported
+from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
 from ckptsync.layouts.file_names import rank
 from ckptsync.records import io
 from ckptsync.records.manifest import FileEntry
@@ -41,7 +40,6 @@ from ckptsync.worker.upload import (
     correct_location,
     upload,
 )
-from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import sampled
 from tests.support.filled_stores import put
 from tests.support.interleaving import raced
@@ -495,35 +493,3 @@ def test_a_name_that_another_node_claims_while_it_is_written_is_not_taken(tmp_pa
 
     push_now(its["a"], store, "a", after_chunk=claim)
     assert kept(store) == {LOCATION: nodes}
-
-
-def until_done(source: Path, store: Store, node: str) -> None:
-    """As a daemon does, or somebody who is told to push again."""
-    for _ in range(200):
-        try:
-            push_now(source, store, node)
-        except Incomplete:
-            continue
-        return
-    raise AssertionError(f"{node} was never done")
-
-
-def test_one_that_is_killed_among_others_is_finished_by_its_next_life(tmp_path: Path) -> None:
-    its = sources(tmp_path, OTHER)
-    for seed in sampled(range(30), 4):
-        store, victim = MemoryStore(), "abc"[seed % 3]
-
-        def dying(
-            store: Store, node: str = victim, lives: int = random.Random(seed).randrange(40)
-        ) -> object:
-            return push_now(its[node], Dying(store, lives), node, threads=1)
-
-        work = {n: pushing(s, n) for n, s in its.items()} | {victim: dying}
-        outcomes = raced(seed, store, work, is_exclusive=True)
-        for outcome in outcomes.values():
-            assert isinstance(outcome, (tuple, CkptsyncError, Crash))
-        for _ in range(950):  # each is a second: the dead one's announcement grows old
-            store.write("run/.ckptsync/clock", [b""])
-        for node, source in (*its.items(), *its.items()):
-            until_done(source, store, node)
-        assert kept(store) == {LOCATION: OTHER}, seed

@@ -19,6 +19,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import StoreError
 from ckptsync.records.progress import Progress
 from ckptsync.records.report import Report
+from ckptsync.spool.pins import list_pins
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import pinning
@@ -148,7 +149,14 @@ def test_what_is_written_over_after_the_last_scan_is_not_sent(tmp_path: Path) ->
     w.plan(600.0)
     send_all(w.queues)
     assert manifests(store) == []
-    settle(w, 1000.0)
+    for now in (601.0, 1300.0):
+        w.scan(now)
+    w.plan(1300.0)
+    with (tmp_path / "checkpoint-4" / "x").open("ab"):
+        w.scan(1500.0)
+        send_all(w.queues)
+        assert manifests(store) == [], "somebody has begun to write since"
+    settle(w, 2000.0)
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
 
 
@@ -238,6 +246,7 @@ def test_a_restarted_worker_reads_no_file_of_what_is_stored(tmp_path: Path) -> N
         path.chmod(0o700 if path.is_dir() else 0)
         os.utime(path, ns=(0, path.stat().st_mtime_ns))
     assert progress(tick(worker(tmp_path, store), 0.0))["checkpoint-4.0"].phase == "stored"
+    assert list_pins(tmp_path)[0].stored
     assert list(store.names("")) == before
     assert all(
         p.stat().st_atime_ns == 0 for p in source.rglob("*") if p.is_file() and p.suffix != ".json"
