@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.spool import pins as spool
 from ckptsync.spool.markers import (
     PinNotes,
@@ -28,6 +29,7 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
 from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
+from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
 from tests.support.worker_in_process import (
     ONE,
@@ -165,6 +167,21 @@ def test_one_bad_checkpoint_does_not_keep_the_others_back(tmp_path: Path) -> Non
     with pytest.raises(Incomplete, match="checkpoint-2: holds no file"):
         push_now(tmp_path / "run", store, "n0")
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_what_was_given_up_or_has_a_broken_record_is_not_pushed(tmp_path: Path) -> None:
+    store, source = MemoryStore(), lay(tmp_path / "run", ONE)
+    broken = "run/.ckptsync/checkpoint-4/manifest-n0-0-0123456789abcdef.json"
+    store.write(broken, [b"{"])
+    with pytest.raises(Corrupt):
+        push_now(source, store, "n0")
+    store.delete(broken)
+    push_now(source, store, "n0")
+    names = tuple(k.name for k in manifests(store))
+    put(store, Tombstone("run", "checkpoint-4", "checkpoint-4", 0, names, "old"))
+    store.delete("run/checkpoint-4/x")
+    assert [p.phase for p in push_now(source, store, "n0")] == ["retired"]
+    assert "run/checkpoint-4/x" not in [e.name for e in store.names("")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")

@@ -260,6 +260,7 @@ def test_of_two_nodes_on_one_directory_one_sends(tmp_path: Path) -> None:
     for now in (0.0, 10.0, 60.0):
         tick(a, now)
         assert progress(tick(b, now))["checkpoint-4.0"].phase == "elsewhere"
+        assert list_pins(tmp_path)[0].stored == (now > 0)
     assert kept(store) == {"checkpoint-4": {"a": ONE}}
     verify(store)
     tick(b, 61.0)
@@ -418,22 +419,26 @@ def ordered_worker(
     )
 
 
-def test_a_newer_save_that_was_finished_meanwhile_goes_before_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_finished", "order"), [(True, "3921"), (False, "3219")])
+def test_a_newer_save_goes_before_the_rest_if_it_was_finished_meanwhile(
+    tmp_path: Path, *, is_finished: bool, order: str
+) -> None:
     def meanwhile() -> None:
         step(tmp_path, 9)
         w.scan(20.0)
-        w.scan(700.0)
+        if is_finished:
+            w.scan(700.0)
 
     store = Recording(meanwhile)
     for n in (1, 2, 3):
         step(tmp_path, n)
     w = ordered_worker(tmp_path, store, order="newest")
     tick(w, 0.0)
-    result = tick(w, 10.0)
-    assert [p.phase for p in result.progress] == ["waiting", "waiting", "sent"]
-    assert w.scan(10.0).due == 0.0
+    phase = "waiting" if is_finished else "sent"
+    assert [p.phase for p in tick(w, 10.0).progress] == [phase, phase, "sent"]
+    assert w.scan(10.0).due == (0.0 if is_finished else 10.0)
     tick(w, 701.0)
-    assert store.created == ["checkpoint-3", "checkpoint-9", "checkpoint-2", "checkpoint-1"]
+    assert store.created == [f"checkpoint-{n}" for n in order]
 
 
 def test_superseded_saves_are_given_up_where_the_operator_says_so(tmp_path: Path) -> None:
