@@ -161,7 +161,7 @@ def clean_up(
             for local_save, pin in own_pins
             if view.is_proven(local_save.checkpoint, local_save.files.stats)
         )
-        for pin in proven[: max(0, len(proven) - options.keep_pins)]:
+        for pin in proven[::-1][options.keep_pins :]:
             drop(pin, scanner.lock)
     except CkptsyncError as e:
         failures.append(describe_failure(run.name, "", e))

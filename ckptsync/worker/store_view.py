@@ -223,12 +223,8 @@ def read_run(store: Store, run: str, before: RunRecords) -> RunRecords:
     for name, record in records.items():
         grouped.setdefault(checkpoint_of(record.location), {})[name] = record
     sizes = {e.name: e.size for e in entries}
-    is_same = (
-        not new_records
-        and not reported
-        and not before.lost
-        and records.keys() == before.records.keys()
-    )
+    # without a new record none was read again
+    is_same = not (new_records or before.lost) and records.keys() == before.records.keys()
     lost = before.lost if is_same else find_missing_manifests(records, sizes, store.size)
     return RunRecords(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost)
 

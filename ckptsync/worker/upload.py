@@ -508,24 +508,16 @@ class FileSender:
     def _has(self, local_file: LocalFile, file: FileEntry) -> bool:
         """Return whether a local file has the bytes of an entry.
 
-        False if sizes differ.  True, without reading, if the entry has no digest or the same mtime.
-        Else the whole file is read: the entry may be another node's, with the same bytes and
-        another time.  Raises as `UploadSource.__iter__`.
+        False if sizes differ.  True, without reading, if the mtimes do not.  Else the whole file is
+        read: the entry may be another node's, with the same bytes and another time.  Raises as
+        `UploadSource.__iter__`.
         """
-        if (
-            not file.digest
-            or local_file.stat.size != file.size
-            or local_file.stat.mtime == file.mtime
-        ):
-            return local_file.stat.size == file.size
-        return (
-            UploadSource(
-                local_file, self.context.node, after_chunk=lambda _: self.context.after_chunk(0)
-            )
-            .digested()
-            .digest
-            == file.digest
+        if (local_file.stat.size, local_file.stat.mtime) == (file.size, file.mtime):
+            return True
+        source = UploadSource(
+            local_file, self.context.node, after_chunk=lambda _: self.context.after_chunk(0)
         )
+        return local_file.stat.size == file.size and source.digested().digest == file.digest
 
 
 class _NameClaimed(Incomplete):

@@ -5,13 +5,6 @@ torchrun.
 
     step-1   both ranks save and mark
     step-2   rank 0 marks long before rank 1 has written its part
-    step-3   the same, and rank 1 dies before it has
-    lonely/step-1   rank 1 has nothing of it on its own disk, and marks it all the same
-    ahead/step-1, ahead/step-2   rank 0 writes for both; rank 1 marks the second before there is
-                                 anything of it
-    silent/step-1, silent/step-2   rank 1 never marks anything there
-    node0/apart, node1/apart   each rank has a disk of its own; step-1 is deleted before step-2 is
-                               written
 
 What each call returned, and which pins there were then, is in DIR/said-R.jsonl.
 """
@@ -19,9 +12,7 @@ What each call returned, and which pins there were then, is in DIR/said-R.jsonl.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -48,54 +39,17 @@ def main(out: Path) -> None:
             pins = sorted(p.name for p in (out / "_ckptsync" / "pins").glob("[!.]*"))
             print(json.dumps([step, done, pins]), file=log, flush=True)
 
-        def ahead() -> None:
-            for name in ("ahead/step-1", "ahead/step-2"):
-                if rank == 1 and name == "ahead/step-2":
-                    mark_saved(out / name, strict=True)
-                dist.barrier()
-                if rank == 0:
-                    shutil.copytree(out / "step-1", out / name)
-                    mark_saved(out / name, strict=True)
-                dist.barrier()
-                if rank == 1 and name == "ahead/step-1":
-                    mark_saved(out / name, strict=True)
-
-        def elsewhere() -> None:
-            for name in ("lonely/step-1", "silent/step-1", "silent/step-2"):
-                if rank == 0:
-                    shutil.copytree(out / "step-1", out / name)
-            if rank == 1:
-                mark_saved(out / "node1" / "lonely" / "step-1", strict=True)
-            dist.barrier()
-            if rank == 0:
-                for name in ("lonely/step-1", "silent/step-1", "silent/step-2"):
-                    mark_saved(out / name, strict=True)
-
         dcp.save({"weights": weights}, checkpoint_id=str(out / "step-1"))  # type: ignore[attr-defined]
         mark(1)
-        ahead()
-        elsewhere()
-        for name in ("step-1", "step-2"):
-            mine = out / f"node{rank}" / "apart"
-            shutil.rmtree(mine / "step-1", ignore_errors=True)
-            shutil.copytree(out / "step-1", mine / name)
-            mark_saved(mine / name, strict=True)
-            dist.barrier()
-        for step in (2, 3):
-            dist.barrier()
-            if rank == 0:
-                shutil.copytree(
-                    out / "step-1",
-                    out / f"step-{step}",
-                    ignore=lambda _, names: [n for n in names if n.startswith("__1")],
-                )
-                mark(step)
-            dist.barrier()
-            if rank == 1 and step == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if rank == 1:
-                shutil.copy(out / "step-1" / "__1_0.distcp", out / f"step-{step}")
-                mark(step)
+        dist.barrier()
+        if rank == 0:
+            ours = shutil.ignore_patterns("__1*")
+            shutil.copytree(out / "step-1", out / "step-2", ignore=ours)
+            mark(2)
+        dist.barrier()
+        if rank == 1:
+            shutil.copy(out / "step-1" / "__1_0.distcp", out / "step-2")
+            mark(2)
 
 
 if __name__ == "__main__":

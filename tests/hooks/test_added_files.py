@@ -79,7 +79,8 @@ def test_of_an_adapter_its_own_configuration_with_its_base_is_written(spool: Pat
     assert added_files.write_added(model, None, spool / "added") == []
     written_configs = written(spool / "added")
     assert set(written_configs) == {"adapter_config.json"}
-    assert written_configs["adapter_config.json"]["base_model_name_or_path"] == "base/model"
+    config = written_configs["adapter_config.json"]
+    assert (config["base_model_name_or_path"], config["inference_mode"]) == ("base/model", "True")
 
 
 def test_adapters_have_their_configurations_where_peft_saves_them(spool: Path) -> None:

@@ -27,6 +27,7 @@ from ckptsync.install_commands import install_extra
 from ckptsync.records.store_paths import checked_node
 from ckptsync.service.process_control import Locks
 from ckptsync.spool import markers
+from ckptsync.spool.pins import create_pin
 from tests.hooks.training import Said, ranks, save
 from tests.support.stand_in_programs import ROOT, ran
 from tests.support.waiting import until
@@ -116,7 +117,13 @@ SAID = {
     BEFORE + '{"message": "sent"}\n': "",
     'ckptsync: error: old\n{"phase": "waiting", "error": "no key", "hint": "add it"}\n'
     'text\n{"phase": "waiting"}\n': "no key; hint: add it",
-    '{"phase": "waiting", "error": "no key", "hint": "add it"}\n{"phase": "started"}\n{}\n': "",
+    **dict.fromkeys(
+        (
+            f'{{"phase": "waiting", "error": "no key"}}\n{{"phase": "{phase}"}}\n{{}}\n'
+            for phase in ("starting", "started", "stopped")
+        ),
+        "",
+    ),
     "": "",
 }
 
@@ -263,6 +270,15 @@ def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id(tmp_path: 
     ending.join()
 
 
+def test_what_cannot_be_started_is_an_error_and_another_process_is_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(OSError, match="/bin/false: could not be started; see"):
+        embedded_worker.keep_running(tmp_path, str(tmp_path / "store"))
+    assert not EmbeddedWorker(os.getpid(), "1", 0.0).is_running()
+
+
 # --- the wait for the store
 
 
@@ -277,11 +293,18 @@ def test_a_worker_at_work_is_seen_and_not_disturbed(spool: Path) -> None:
     locks.close()
 
 
-def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
+def test_waiting_ends_when_the_store_has_everything_or_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_worker, "RESTART", 1e-6)  # a worker is at work all the while
     said, locks = Said(), Locks("n0")
     pin = committed(tmp_path).spool / "pins" / "checkpoint-1.0"
+    assert create_pin(tmp_path, "checkpoint-2", 0, "n0"), "a worker's own, which may never be whole"
     assert embedded_worker.list_unstored(tmp_path) == ("checkpoint-1.0",)
     locks.hold(tmp_path / "_ckptsync")
+    embedded_worker.wait(tmp_path, time.monotonic(), said)
+    assert said == ["no longer waiting: not uploaded yet: checkpoint-1.0"]
+    said.clear()
     thread = threading.Thread(
         target=embedded_worker.wait, args=(tmp_path, time.monotonic() + 60, said)
     )
@@ -292,22 +315,14 @@ def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
     assert (thread.is_alive(), embedded_worker.list_unstored(tmp_path), said) == (False, (), [])
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_worker_that_begins_again_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+def test_where_no_worker_comes_back_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pin, said = committed(tmp_path).spool / "pins" / "checkpoint-1.0", Said()
-    looks = iter([False, True])
-
-    def served(_: Path) -> bool:
-        if comes_back and next(looks):
-            (pin / "stored").touch()
-        return False
-
-    monkeypatch.setattr(embedded_worker, "is_served", served)
-    monkeypatch.setattr(embedded_worker, "RESTART", 3600 if comes_back else 0)
+    said = Said()
+    committed(tmp_path)
+    monkeypatch.setattr(embedded_worker, "RESTART", 0)
     embedded_worker.wait(tmp_path, time.monotonic() + 3600, said)
-    assert [line.partition(":")[0] for line in said] == ([] if comes_back else ["not waiting"])
+    assert [line.partition(":")[0] for line in said] == ["not waiting"]
 
 
 def test_a_worker_whose_end_was_expected_is_started_again_at_once(tmp_path: Path) -> None:

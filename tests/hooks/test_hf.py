@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,8 +15,7 @@ from ckptsync.checkpoint_dirs import find_checkpoint_dirs
 from ckptsync.spool import markers
 from ckptsync.spool.markers import Commit
 from tests.hooks.training import FILES, STEPS, commits
-from tests.support.exhaustive import ALL, in_exhaustive
-from tests.support.files_in_memory import contents
+from tests.support.exhaustive import ALL
 from tests.support.stand_in_programs import PINS, ROOT, STAND_IN, program, ran
 from tests.support.stand_in_programs import STEPS as SAVES
 
@@ -142,26 +140,18 @@ def test_a_search_is_left_to_the_files_of_its_trials(tmp_path: Path) -> None:
     }
 
 
-def test_an_error_of_any_call_costs_one_save_at_most(tmp_path: Path) -> None:
-    for code, output_dir in runs(tmp_path, "fail"):
-        assert code == 0
-        assert {p.name for p in (output_dir / f"checkpoint-{STEPS}").iterdir()} == set(FILES)
-        pin_commits = commits(output_dir)
-        # the hook is off from the beginning, or misses at most one
-        assert not pin_commits or len(pin_commits) >= STEPS
-        for name, commit in pin_commits.items():
-            check_whole(output_dir, name, commit)
-
-
-@pytest.mark.parametrize(("action", "codes"), [("dead", (0,)), ("kill", (0, -9))])
-def test_a_disk_that_dies_or_a_kill_at_any_call_leaves_no_torn_pin(
-    tmp_path: Path, action: str, codes: tuple[int, ...]
+@pytest.mark.parametrize("action", ["fail", "dead", "kill"])
+def test_an_error_a_dead_disk_or_a_kill_at_any_call_leaves_no_torn_pin(
+    tmp_path: Path, action: str
 ) -> None:
     for code, output_dir in runs(tmp_path, action):
-        assert code in codes
-        if action == "dead":  # training never notices
+        assert code in ((0, -9) if action == "kill" else (0,))
+        pin_commits = commits(output_dir)
+        if action != "kill":  # training never notices
             assert {p.name for p in (output_dir / f"checkpoint-{STEPS}").iterdir()} == set(FILES)
-        for name, commit in commits(output_dir).items():
+        # the hook is off from the beginning, or misses at most one
+        assert action != "fail" or not pin_commits or len(pin_commits) >= STEPS
+        for name, commit in pin_commits.items():
             check_whole(output_dir, name, commit)
 
 
@@ -177,58 +167,6 @@ def test_the_hook_needs_nothing_but_the_standard_library_and_transformers(tmp_pa
     )
     done = program("-S", "-I", "-c", script)
     assert done.stdout.split() == ["ckptsync", "transformers"], done.stderr
-
-
-def test_a_callback_can_be_sent_to_another_process(tmp_path: Path) -> None:
-    """Ray does so with the callbacks that it is given."""
-    script = (
-        "import tests.hooks.trainer_events, copy\n"
-        "from ckptsync.hooks.hf import CkptSyncCallback\n"
-        "copy.deepcopy(CkptSyncCallback(wait=3.0)).__reduce_ex__(2)"
-    )
-    assert program("-c", script).returncode == 0
-
-
-def really_trained(
-    output_dir: Path, *words: str, world: int = 2
-) -> subprocess.CompletedProcess[str]:
-    """Hugging Face's Trainer itself."""
-    for library in ("torch", "transformers", "accelerate"):
-        pytest.importorskip(library)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    script = str(ROOT / "tests" / "hooks" / "hook_trainer.py")
-    done = program(*(launch if world > 1 else []), script, str(output_dir), *words)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-@in_exhaustive
-def test_two_real_ranks_pin_every_step_whole_and_quickly(tmp_path: Path) -> None:
-    done = really_trained(tmp_path / "out", "--steps", "4")
-    assert "_ckptsync" not in done.stderr
-    pin_commits = commits(tmp_path / "out")
-    assert set(pin_commits) == {*(f"checkpoint-{n}.0" for n in range(1, 5)), "final.0"}
-    for name, commit in pin_commits.items():
-        files = tmp_path / "out" / "_ckptsync" / "pins" / name / "files"
-        assert {p.name for p in files.iterdir()} == set(commit.files)
-        if name != "final.0":
-            assert {*FILES[:2], FILES[3], "rng_state_0.pth", "rng_state_1.pth"} <= set(commit.files)
-            state = json.loads((files / "trainer_state.json").read_text())
-            assert state["global_step"] == commit.step
-    fastest = dict(re.findall(r"(\w+): fastest ([0-9.]+) ms", done.stdout))
-    assert float(fastest["on_save"]) < 1
-    assert float(fastest["on_step_begin"]) < 50
-
-
-@in_exhaustive
-def test_the_trainer_writes_the_same_with_the_hook_as_without(tmp_path: Path) -> None:
-    really_trained(tmp_path / "with", "--steps", "2", world=1)
-    really_trained(tmp_path / "without", "--steps", "2", "--no-hook", world=1)
-    ours, theirs = (contents(tmp_path / d) for d in ("with", "without"))
-    ours = {name: content for name, content in ours.items() if not name.startswith("_ckptsync/")}
-    assert ours.keys() == theirs.keys()
-    same = (".safetensors", "optimizer.pt", "scheduler.pt", "config.json")
-    assert [n for n in ours if n.endswith(same) and ours[n] != theirs[n]] == []
 
 
 BEGIN = (
@@ -252,19 +190,6 @@ def trained(out: Path, *lines: str, **variables: str) -> subprocess.CompletedPro
 
 def begun(out: Path) -> int:
     return len(list(markers.list_training_processes(out / "_ckptsync")))
-
-
-def test_a_script_that_knows_nothing_of_us_has_all_pinned(tmp_path: Path) -> None:
-    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
-    pin_commits = commits(tmp_path)
-    assert set(pin_commits) == PINS
-    for name, commit in pin_commits.items():
-        kept = tmp_path / "_ckptsync" / "pins" / name / "files" / "model.safetensors"
-        final = "final model.safetensors"
-        text = final if name == "final.0" else f"model.safetensors {commit.step}"
-        assert kept.read_text() == text
-    assert done.stderr.count(ON) == 1
-    assert str(tmp_path) in done.stderr
 
 
 EVENTS = """
@@ -291,6 +216,7 @@ def test_each_event_after_a_save_commits_it_but_a_log_only_at_the_end(tmp_path: 
 
 
 PASSED = {
+    "of nobody's": "one = Trainer(str(out))",
     "given to the Trainer": "one = Trainer(str(out), callbacks=[Own()])",
     "added to it later": "one = Trainer(str(out)); one.add_callback(Own())",
     "a default before ours": "DEFAULT_CALLBACKS.insert(0, Own); one = Trainer(str(out))",
@@ -299,7 +225,7 @@ PASSED = {
 
 
 @pytest.mark.parametrize("passed", PASSED.values(), ids=PASSED)
-def test_a_callback_of_the_scripts_own_wins(tmp_path: Path, passed: str) -> None:
+def test_there_is_one_callback_and_the_scripts_own_wins(tmp_path: Path, passed: str) -> None:
     done = trained(tmp_path, OWN, passed, TRAIN)
     assert set(commits(tmp_path)) == PINS
     left = unserved(tmp_path, "checkpoint-1, checkpoint-2, checkpoint-3, final")
@@ -432,35 +358,11 @@ def test_a_callback_of_two_trainers_brings_a_worker_for_each_directory(tmp_path:
         assert len(list((tmp_path / "store" / name).glob("*/model.safetensors"))) == len(PINS), name
 
 
-def test_trainings_of_one_process_in_one_directory_share_a_worker(tmp_path: Path) -> None:
-    lines = f"""
-import shutil
-from ckptsync.hooks import embedded_worker
-one = Trainer(str(out))
-{TRAIN}
-(first,) = embedded_worker._workers.values()
-for path in out.glob("checkpoint-*"): shutil.rmtree(path)
-one = Trainer(str(out))
-{TRAIN}
-(second,) = embedded_worker._workers.values()
-print(first is second, first.is_running())
-"""
-    done = trained(tmp_path / "out", lines, CKPTSYNC_STORE=str(tmp_path / "store"))
-    assert done.stdout == "True True\n"
-
-
-@pytest.mark.parametrize(
-    ("restarts", "stored"),  # a minimum between two starts; without a worker, how long is waited
-    [((0.0, 15.0), True), ((3600.0, 0.1), False)],
-    ids=["is begun again", "unless it has only begun"],
-)
-def test_a_worker_that_is_killed_while_the_training_goes_on(
-    tmp_path: Path, restarts: tuple[float, float], *, stored: bool
-) -> None:
+def test_a_worker_that_is_killed_while_the_training_goes_on_is_begun_again(tmp_path: Path) -> None:
     killing = """
 import os, signal, time
 from ckptsync.hooks import embedded_worker
-embedded_worker.RESTART_EVERY, embedded_worker.RESTART = %s
+embedded_worker.RESTART_EVERY = 0.0
 class Killing(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if state.global_step == 1:
@@ -473,6 +375,6 @@ one = Trainer(str(out / 'out'), callbacks=[shared, Killing()])
         "from transformers import TrainerCallback\n"
         f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=600)"
     )
-    done = trained(tmp_path, OWN, shared, killing % (restarts,), TRAIN)
+    done = trained(tmp_path, OWN, shared, killing, TRAIN)
     assert "the embedded worker ended: see embedded.log in" in done.stderr
-    assert (tmp_path / "store" / "out" / "checkpoint-3" / "model.safetensors").exists() == stored
+    assert (tmp_path / "store" / "out" / "checkpoint-3" / "model.safetensors").exists()

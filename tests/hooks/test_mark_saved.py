@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.catalogue.location_summary import summarize
-from ckptsync.catalogue.uncached import read_state
 from ckptsync.checkpoint_dirs import CheckpointDir, output_dirs_of
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.hooks import mark_saved as marking
@@ -57,35 +55,6 @@ def saved(out: Path, name: str = "checkpoint-5") -> Path:
     (out / name / "weights.txt").write_text("weights")
     (out / name / "trainer_state.json").write_text(f'{{"global_step": {name[-1]}}}')
     return out / name
-
-
-def words(store: MemoryStore) -> dict[str, str]:
-    """What a store says of its locations."""
-    state = read_state(store)
-    return {
-        s.location: s.status
-        for s in (summarize(location, state.mtimes) for location in state.locations)
-    }
-
-
-def patient(out: Path, store: MemoryStore) -> Worker:
-    """A worker that never believes files alone within this test."""
-    return Worker(WorkerOptions("n0", RunDir("run", out), quiet=1e6, unmarked=1e6), store)
-
-
-def test_a_worker_sends_what_is_marked_at_once_and_waits_for_the_rest(tmp_path: Path) -> None:
-    store = MemoryStore()
-    worker = patient(tmp_path, store)
-    for name in ("checkpoint-5", "checkpoint-6"):
-        saved(tmp_path, name)
-    ckptsync.mark_saved(tmp_path / "checkpoint-5", strict=True)
-    phases = {p.checkpoint: p.phase for p in tick(worker, 0.0).progress}
-    assert phases == {"checkpoint-5": "sent", "checkpoint-6": "waiting"}
-    assert set(words(store)) == {"checkpoint-5"}
-    files = tmp_path / "_ckptsync" / "pins" / "checkpoint-5.0" / "files"
-    shutil.rmtree(tmp_path / "checkpoint-5")
-    assert (files / "weights.txt").read_text() == "weights"
-    assert set(commits(tmp_path)["checkpoint-5.0"].files) == {p.name for p in files.iterdir()}
 
 
 def test_a_save_that_nobody_marks_is_judged_as_if_nobody_marked_any(tmp_path: Path) -> None:
@@ -202,6 +171,9 @@ def test_one_rank_speaks_for_all_where_the_process_group_has_no_store(
     assert ckptsync.mark_saved(path, part="all", strict=True) is True
     with pytest.raises(CkptsyncError):
         ckptsync.mark_saved(path, strict=True)
+    (tmp_path / "model.safetensors").write_text("x")
+    with pytest.raises(ConfigError, match="a final model is complete only after all ranks"):
+        ckptsync.mark_saved(tmp_path, strict=True)
 
 
 def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:
@@ -263,42 +235,14 @@ def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_pa
         [json.loads(line) for line in (tmp_path / f"said-{r}.jsonl").read_text().splitlines()]
         for r in range(2)
     )
-    assert [step for step, _, _ in (*first, *second)] == [1, 2, 3, 1, 2], done.stderr[-2000:]
+    assert [step for step, _, _ in (*first, *second)] == [1, 2, 1, 2], done.stderr[-2000:]
     assert sorted([first[0][1], second[0][1]]) == [False, True], "the last of the two"
-    assert [pinned for _, pinned, _ in (*first[1:], second[1])] == [False, False, True]
-    # rank 1 was done before rank 0 had begun
-    assert commits(tmp_path / "ahead")["step-2.0"].ranks == (0, 1)
-    assert first[1][2] == ["step-1.0"], "rank 0 marked step-2 long before rank 1 had written"
+    assert (first[1][1:], second[1][1]) == ([False, ["step-1.0"]], True)
     pin_commits = commits(tmp_path)
     assert set(pin_commits) == {"step-1.0", "step-2.0"}
     for commit in pin_commits.values():
         assert commit.ranks == (0, 1)
         assert set(commit.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    # rank 1 has said that it has nothing of it
-    assert commits(tmp_path / "lonely")["step-1.0"].ranks == (0,)
-    assert commits(tmp_path / "silent") == {}
-    apart = [set(commits(tmp_path / f"node{r}" / "apart")) for r in range(2)]
-    assert [pins - {"step-1.0"} for pins in apart] == [{"step-2.0"}] * 2
-    assert any("step-1.0" in pins for pins in apart), "the node whose rank came last knew the other"
-    assert done.stderr.count("other ranks have not called mark_saved") == 1
-
-
-def test_a_part_that_is_marked_too_early_for_all_is_completed_by_its_files(tmp_path: Path) -> None:
-    """The script is wrong: with ``part="all"`` it says that all is written while one rank's shard
-    is not.
-    """
-    demo = ROOT / "ckptsync" / "demo_data" / "fsdp2"
-    early = tmp_path / "checkpoint-4"
-    shutil.copytree(demo / "node0" / "checkpoint-4", early)
-    assert ckptsync.mark_saved(early, part="all", strict=True)
-    store = MemoryStore()
-    worker = Worker(WorkerOptions("n0", RunDir("run", tmp_path)), store)
-    tick(worker, 0.0)
-    assert words(store) == {"checkpoint-4": "INCOMPLETE"}
-    shutil.copytree(demo / "node1" / "checkpoint-4", early, dirs_exist_ok=True)
-    for after in (1.0, 100.0, 800.0):
-        tick(worker, after)
-    assert words(store) == {"checkpoint-4": "COMPLETE"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
@@ -354,6 +298,8 @@ def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(
         commit = commits(tmp_path)[f"{name}.0"]
         assert set(commit.files) == {f"__{r}_0.distcp" for r in range(3)}
         assert (commit.ranks, commit.world) == ((0, 1, 2), 3)
+        marks = spool_markers.list_rank_marks(tmp_path / "_ckptsync", name)
+        assert marks[-1].local_world == 3, "the worker may go by the marks"
     assert len({c.save for c in commits(tmp_path).values()}) == 2
 
 
@@ -471,10 +417,13 @@ def test_a_rank_that_runs_ahead_of_the_one_that_writes_is_not_waited_for(
 
 
 def test_saves_that_are_marked_while_a_rank_is_silent_are_counted(tmp_path: Path) -> None:
-    first, _ = markers(2)
+    first, second = markers(2)
     for n, name in enumerate(("checkpoint-5", "checkpoint-6")):
         assert not mark(first, tmp_path, name)
         assert first.unmatched == n + 1
+    assert mark(second, tmp_path)
+    assert not mark(first, tmp_path, "checkpoint-7")
+    assert first.unmatched == 0
 
 
 def test_one_rank_may_speak_for_all(tmp_path: Path) -> None:

@@ -1,24 +1,14 @@
-"""A real Ray Train run: slow, and skipped where Ray Train is not installed."""
+"""The callback of Ray Train, where that is installed; `docs/guides/ray-train.md` runs it."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ckptsync.errors import ConfigError
-from ckptsync.hooks import ray_checkpoints
-from tests.hooks.ray_loop import STEPS
 
 pytest.importorskip("ray.train", reason="Ray Train is not installed")
 pytest.importorskip("pyarrow", reason="Ray Train needs pyarrow, which is not installed")
@@ -26,71 +16,6 @@ pytest.importorskip("pyarrow", reason="Ray Train needs pyarrow, which is not ins
 from ckptsync.hooks import ray_callback
 from ckptsync.hooks.ray import CkptSyncRayCallback
 from ckptsync.hooks.ray_callback import worker_variables
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a program's Ray runs have come to."""
-
-    home: Path
-    told: dict[str, Any]
-    said: str
-
-
-@pytest.fixture(scope="module")
-def ended() -> Iterator[Ended]:
-    with tempfile.TemporaryDirectory(
-        prefix="ckr-"
-    ) as folder:  # the paths of Ray's sockets are in it, and may not be long
-        above = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-        env = {**os.environ, "PYTHONPATH": above, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(ROOT / "tests" / "hooks" / "ray_loop.py"), folder]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=folder, env=env, timeout=300
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        yield Ended(Path(folder), json.loads(done.stdout.splitlines()[-1]), done.stderr)
-
-
-def test_what_was_reported_is_in_the_store_verified_and_ray_keeps_a_note(ended: Ended) -> None:
-    found = ended.told["reported"]["checkpoints"]
-    assert len(found) == STEPS
-    for step, (name, metrics) in enumerate(found, 1):
-        note = ray_checkpoints.decode_note(
-            (Path(ended.told["reported"]["path"]) / name / "ckptsync.json").read_bytes(), name
-        )
-        files = {
-            path.name: path.read_text()
-            for path in (ended.home / "store" / note.run / note.location).iterdir()
-        }
-        assert files == dict.fromkeys(("rank-0", "rank-1"), f"{step} {int(step > 1)}")
-        assert metrics["ckptsync_verdict"] != "damaged"
-        assert [path.name for path in (Path(ended.told["reported"]["path"]) / name).iterdir()] == [
-            "ckptsync.json"
-        ]
-
-
-def test_a_run_whose_worker_was_killed_in_a_report_goes_on_from_the_store(ended: Ended) -> None:
-    seen = [metrics["seen"] for _, metrics in ended.told["reported"]["checkpoints"]]
-    assert seen == [{}, *[{"rank-0": "1 0", "rank-1": "1 0"}] * (STEPS - 1)]
-
-
-def test_a_training_does_not_begin_on_nodes_that_do_not_fit(ended: Ended) -> None:
-    assert not ended.told["fail"]["began"]
-    assert "the nodes' environments are incompatible" in ended.told["fail"]["error"]
-    assert "nosuch0" in ended.told["fail"]["error"]
-
-
-def test_what_is_only_to_be_warned_of_is_seen_where_the_script_runs(ended: Ended) -> None:
-    assert ended.told["warn"] == {"error": "", "began": True}
-    told = r"ckptsync: \S+: GLOO_SOCKET_IFNAME: nosuch0: not found among "
-    assert re.search(told, ended.said)
-
-
-def test_each_worker_process_is_set_up_by_ray(ended: Ended) -> None:
-    assert ended.told["awaiting"]
 
 
 def test_what_doctor_may_do_is_one_of_three_words() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.hooks import ray_checkpoints
 from ckptsync.hooks.ray import as_directory, validate
 from ckptsync.hooks.ray_checkpoints import Note, RankPart, download, send
@@ -77,30 +77,6 @@ def test_each_ranks_part_is_in_the_store_as_one_save_and_comes_back_whole(tmp_pa
     assert {m.node.rpartition(".")[2] for m in manifests} == {"rank-0", "rank-1"}
     (tmp_path / "back").mkdir()
     assert content(download(note, tmp_path / "back")) == {"zero": "0", "one": "1", "common": "c"}
-
-
-def test_ranks_that_send_the_same_files_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    parts = [
-        local(tmp_path / f"tmp{rank}", model="m" * 100_000, **{f"rank{rank}": str(rank)})
-        for rank in range(4)
-    ]
-    notes: list[Note | None] = []
-    ranks = [
-        threading.Thread(
-            target=lambda part=part, rank=rank: notes.append(
-                send(part, str(tmp_path / "store"), RankPart("sft", NAME, rank, 60))
-            )
-        )
-        for rank, part in enumerate(parts)
-    ]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    assert len(notes) == 4
-    assert len(stored(tmp_path).manifests) == 4
-    wanted = {"model", *(f"rank{rank}" for rank in range(4))}
-    assert set(content(tmp_path / "store" / "sft" / NAME)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -284,8 +260,13 @@ def test_ranks_that_come_and_go_at_once_all_have_it(tmp_path: Path, reported: Ch
 
 
 def test_what_a_killed_rank_half_brought_is_brought_anew(
-    tmp_path: Path, reported: Checkpoint
+    tmp_path: Path, reported: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def bring(note: Note, home: Path) -> Path:
+        assert [*home.iterdir()] == [], "nothing calls it whole before it is"
+        return download(note, home)
+
+    monkeypatch.setattr(ray_checkpoints, "download", bring)
     with as_directory(reported) as brought:
         half = Path(brought).parent
     for left in (half, half.with_name(half.name[:-1])):
@@ -304,6 +285,10 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, reported: Checkp
     with pytest.raises(ConfigError, match="another user") as raised, as_directory(reported):
         pass
     assert "TMPDIR" in raised.value.hint
+    os.chown(home, 0, 0)
+    home.chmod(0o770)
+    with pytest.raises(ConfigError, match="another user"), as_directory(reported):
+        pass
     home.rmdir()
     home.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="another user"), as_directory(reported):
@@ -320,6 +305,11 @@ def test_what_is_damaged_in_the_store_is_not_given(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_read_is_said_and_nothing_is_given(tmp_path: Path) -> None:
     note = sent_alone(tmp_path)
     (record,) = (tmp_path / "store" / "sft" / ".ckptsync" / NAME).glob("manifest-*")
+    (record.parent / "report-0-0123456789abcdef.json").write_text("{}")
+    (tmp_path / "back").mkdir()
+    assert content(download(note, tmp_path / "back")) == {"zero": "0"}, (
+        "a report keeps nothing back"
+    )
     record.chmod(0o644)
     record.write_text("{}")
     with pytest.raises(Corrupt, match="manifest"):
@@ -334,9 +324,18 @@ def test_what_the_store_has_let_go_is_not_there(tmp_path: Path) -> None:
         download(note, tmp_path / "back")
 
 
-def test_damage_is_a_metric_no_exception(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_a_metric_no_exception(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = in_store(tmp_path, "0" * 1000)
     (tmp_path / "store" / "sft" / NAME / "zero").write_bytes(b"0" * 999 + b"1")
+
+    def refuse(*_: object) -> None:
+        raise StoreError("this key may only upload")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_checkpoints, "write_report", refuse)
+        assert validate(checkpoint)["ckptsync_verdict"] == "damaged"
     told = validate(checkpoint, level="digest")
     assert told["ckptsync_verdict"] == "damaged"
     assert "zero" in told["ckptsync_findings"][0]

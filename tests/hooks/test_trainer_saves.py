@@ -42,6 +42,7 @@ def test_ranks_that_write_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
     savers[1].commit(1)
     a, b = (commits(tmp_path / name)["checkpoint-1.0"] for name in "ab")
     assert a.ranks == (0, 1)
+    assert [saver.begun.local_world for saver in savers] == [2, 2, 1]
     assert a.save == b.save != ""
 
 
@@ -159,16 +160,30 @@ def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:
     assert len(list((tmp_path / "_ckptsync" / "saves").iterdir())) <= 65
 
 
-def test_the_dead_are_forgotten_and_the_living_are_not(tmp_path: Path) -> None:
-    (saver,) = ranks(tmp_path)
-    saver.added.mkdir(parents=True)
-    forget_ended(tmp_path / "_ckptsync")
-    assert saver.added.exists()
-    assert len(markers.list_training_processes(tmp_path / "_ckptsync")) == 1
-    saver.leave()
-    forget_ended(tmp_path / "_ckptsync")
-    assert not saver.added.exists()
-    assert markers.list_training_processes(tmp_path / "_ckptsync") == ()
+def test_the_dead_are_forgotten_and_the_living_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = ranks(tmp_path, tmp_path)
+    for saver in (first, second):
+        saver.commit(0)
+    first.added.mkdir(parents=True)
+    first.leave()
+    forget_ended(first.spool)
+    assert first.added.exists(), "it is the training's, which goes on in the second rank"
+    assert [b.rank for b in markers.list_training_processes(first.spool)] == [1]
+    second.leave()
+    begins, listed = first.spool / "added" / "new", markers.list_training_processes
+
+    def begin_meanwhile(spool: Path) -> tuple[markers.TrainingProcess, ...]:
+        processes = listed(spool)
+        begins.mkdir()
+        return processes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(markers, "list_training_processes", begin_meanwhile)
+        forget_ended(first.spool)
+    assert [*begins.parent.iterdir()] == [begins]
+    assert markers.list_training_processes(first.spool) == ()
 
 
 def test_a_save_whose_mark_cannot_be_written_is_tried_again_in_time(tmp_path: Path) -> None:
@@ -229,6 +244,7 @@ def test_a_model_that_may_not_be_finished_is_not_pinned(tmp_path: Path, why: str
         saver.end(3)
     saver.leave(has_failed=why == "failed")
     assert commits(tmp_path) == {}
+    assert [b.left > 0 for b in markers.list_training_processes(saver.spool)] == [True]
 
 
 def test_a_final_model_that_another_training_has_pinned_is_pinned_once(tmp_path: Path) -> None:

@@ -149,33 +149,30 @@ def test_a_name_that_is_no_utf_8_is_said_all_the_same(spool: Path) -> None:
     assert markers.read_log(spool) == ("checkpoint-4/caf\\udce9: gone",)
 
 
+def told(**changes: object) -> bytes:
+    """A commit's file with other values."""
+    return json.dumps(dataclasses.asdict(COMMIT) | changes).encode()
+
+
 BROKEN = {
     "nothing": b"",
-    "half": json.dumps(dataclasses.asdict(COMMIT)).encode()[:-9],
+    "half": told()[:-9],
     "a list": b"[1]",
     "null": b"null",
     "not text": b"\xff\xfe{}",
     "a key that is missing": b'{"train": "t"}',
-    "a word for a number": json.dumps(dataclasses.asdict(COMMIT) | {"step": "1"}).encode(),
-    "a truth for a number": json.dumps(dataclasses.asdict(COMMIT) | {"step": True}).encode(),
-    "a number for a word": json.dumps(dataclasses.asdict(COMMIT) | {"host": 1}).encode(),
-    "files that are no pairs": json.dumps(
-        dataclasses.asdict(COMMIT) | {"files": {"a": [1]}}
-    ).encode(),
-    "files that are a list": json.dumps(dataclasses.asdict(COMMIT) | {"files": []}).encode(),
+    "a word for a number": told(step="1"),
+    "a truth for a number": told(step=True),
+    "a number for a word": told(host=1),
+    "files that are no pairs": told(files={"a": [1]}),
+    "files that are a list": told(files=[]),
     "very deep": b"[" * 100_000,
     "all brackets": b"[" + b"[]," * 1_000_000 + b"[]]",
-    "a number of 400 digits": json.dumps(dataclasses.asdict(COMMIT))
-    .replace('"at": ', f'"at": {"9" * 400}')
-    .encode(),
-    "a number of 5000 digits": json.dumps(dataclasses.asdict(COMMIT))
-    .replace('"at": ', f'"at": {"9" * 5000}')
-    .encode(),
-    "a number that no record holds": json.dumps(
-        dataclasses.asdict(COMMIT) | {"step": 2**63}
-    ).encode(),
-    "a time that is none": json.dumps(dataclasses.asdict(COMMIT) | {"at": float("nan")}).encode(),
-    "a word that is no UTF-8": json.dumps(dataclasses.asdict(COMMIT) | {"host": "\ud800"}).encode(),
+    "a number of 400 digits": told().replace(b'"at": ', b'"at": ' + b"9" * 400),
+    "a number of 5000 digits": told().replace(b'"at": ', b'"at": ' + b"9" * 5000),
+    "a number that no record holds": told(step=2**63),
+    "a time that is none": told(at=float("nan")),
+    "a word that is no UTF-8": told(host="\ud800"),
 }
 
 
@@ -191,7 +188,7 @@ def test_what_is_no_small_file_is_no_file_and_nobody_waits_for_it(spool: Path, k
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "link":
-        (spool / "real.json").write_text(json.dumps(dataclasses.asdict(COMMIT)))
+        (spool / "real.json").write_bytes(told())
         path.symlink_to("real.json")
     elif kind == "directory":
         path.mkdir()
@@ -204,7 +201,7 @@ def test_what_is_no_small_file_is_no_file_and_nobody_waits_for_it(spool: Path, k
 
 
 def test_a_key_of_a_later_version_is_ignored(spool: Path) -> None:
-    (spool / "commit.json").write_text(json.dumps(dataclasses.asdict(COMMIT) | {"later": [1]}))
+    (spool / "commit.json").write_bytes(told(later=[1]))
     assert read_marker(spool / "commit.json", Commit) == COMMIT
 
 

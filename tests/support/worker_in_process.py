@@ -5,7 +5,7 @@ due, and says what became of it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from ckptsync.records.manifest_groups import (
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.store_paths import parse_record_name
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.file_selection import EVERYTHING, Selection
@@ -45,7 +45,6 @@ from ckptsync.worker.scanner import list_and_pin_saves
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import Sent, UploadContext, upload
 from ckptsync.worker.worker import Worker
-from tests.support import seaweedfs
 from tests.support.crashing_store import Watched
 from tests.support.filled_stores import put
 
@@ -225,14 +224,23 @@ class Interrupted(Watched):
         return call()
 
 
+class Overtaken(MemoryStore):
+    """While it is listed for the ``nth`` time, something else happens."""
+
+    nth = 1
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        entries = list(super().names(prefix))
+        self.nth -= 1
+        if self.nth == 0:
+            self.meanwhile()
+        return iter(entries)
+
+
 def in_memory(_: Path) -> Store:
     return MemoryStore()
 
 
 def on_disk(path: Path) -> Store:
     return create_store(str(path / "store"))
-
-
-def in_a_bucket(_: Path) -> Store:
-    server = seaweedfs.weed()
-    return create_store(f"s3://{server.bucket()}/store", server.options())

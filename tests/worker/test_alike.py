@@ -7,8 +7,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from ckptsync.checkpoint_dirs import CheckpointDir
 from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import Pin
@@ -77,19 +75,6 @@ def test_a_whole_save_of_a_trainer_tells_that_the_first_was_torn(tmp_path: Path)
     assert pinned(tmp_path) == ["checkpoint-2.0"]
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_one_that_lacks_a_file_of_the_others_is_not_like_them(tmp_path: Path, name: str) -> None:
-    store = MemoryStore()
-    w = worker(tmp_path, store)
-    saved(tmp_path, "checkpoint-1")
-    saved(
-        tmp_path, "checkpoint-2", {path: content for path, content in BARE.items() if path != name}
-    )
-    for now in (0.0, 600.0, 1200.0, 1800.0):
-        tick(w, now)
-    assert kept(store) == {}
-
-
 def test_what_a_script_removes_is_sent_when_a_similar_one_tells(tmp_path: Path) -> None:
     store = MemoryStore()
     w = worker(tmp_path, store)
@@ -114,26 +99,6 @@ def test_what_a_script_removes_meanwhile_can_be_pushed(tmp_path: Path) -> None:
     shutil.rmtree(first)
     push_now(tmp_path / "run", store, "n0")
     assert kept(store)["checkpoint-1"]["n0"] == BARE
-
-
-ACCELERATE = {"model.safetensors": EMPTY, "optimizer.bin": b"pickled", "scheduler.bin": b"pickled"}
-
-
-def test_accelerate_s_save_without_rank_0_s_state_needs_a_similar_one(tmp_path: Path) -> None:
-    store = MemoryStore()
-    w = worker(tmp_path, store)
-    files = {
-        name: content for name, content in ACCELERATE.items() if name == "model.safetensors"
-    } | {"random_states_2.pkl": b"pickled"}
-    saved(tmp_path, "checkpoint_0", files)
-    tick(w, 0.0)
-    assert progress(tick(w, 600.0))["checkpoint_0.0"].detail.startswith(
-        "no random_states_0.pkl, which a trainer writes last"
-    )
-    saved(tmp_path, "checkpoint_1", files)
-    for now in (601.0, 1201.0, 1202.0):
-        tick(w, now)
-    assert kept(store).keys() == {"checkpoint_0", "checkpoint_1"}
 
 
 def make_save(step: int, *names: str, stable: bool = True) -> LocalSave:

@@ -15,7 +15,6 @@ from ckptsync.errors import Incomplete
 from ckptsync.stores.contract import Store
 from ckptsync.worker.local_save import CHUNK
 from tests.support.worker_in_process import (
-    in_a_bucket,
     in_memory,
     kept,
     lay,
@@ -99,7 +98,6 @@ MIDWAY, READ = CHUNK, sum(map(len, BEFORE.values()))
 CASES = [
     *((change, on_disk, after) for change in CHANGES for after in (MIDWAY, READ)),
     (ends_early_and_is_filled_up_again, in_memory, MIDWAY),
-    (ends_early_and_is_filled_up_again, in_a_bucket, MIDWAY),
 ]
 
 
@@ -119,10 +117,7 @@ def test_a_source_that(
         assert kept(store) == {"checkpoint-4": {"n0": now}}
 
 
-@pytest.mark.parametrize("made", [on_disk, in_a_bucket])
-def test_a_pin_that_comes_and_a_name_that_rotation_takes_are_no_change(
-    tmp_path: Path, made: Callable[[Path], Store]
-) -> None:
-    store, source = made(tmp_path), lay(tmp_path / "out", BEFORE)
+def test_a_pin_that_comes_and_a_name_that_rotation_takes_are_no_change(tmp_path: Path) -> None:
+    store, source = on_disk(tmp_path), lay(tmp_path / "out", BEFORE)
     pushed(source, store, lambda: os.link(source / "shard", tmp_path / "pin"), CHUNK)
     assert kept(store) == {"checkpoint-4": {"n0": BEFORE}}

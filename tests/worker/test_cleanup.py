@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ckptsync.errors import StoreError
 from ckptsync.records.io import encode, record_name
 from ckptsync.records.report import Report
 from ckptsync.records.save_decisions import Tombstone
+from ckptsync.spool.pins import create_pin, link_files
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
@@ -30,6 +32,7 @@ from tests.support.waiting import until
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
+    Overtaken,
     lay,
     manifests,
     pinned,
@@ -137,6 +140,11 @@ def retire(store: MemoryStore, out: Path) -> None:
     put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old"))
 
 
+def retire_shards(store: MemoryStore, out: Path) -> None:
+    names = tuple(k.name for k in manifests(store) if k.manifest.location == "checkpoint-1")
+    put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old", "shards"))
+
+
 def report_in_a_newer_format(store: MemoryStore, out: Path) -> None:
     newer = Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", (), "", 1, ())
     data = encode(newer).replace(b'"format":', b'"format":9')
@@ -154,7 +162,7 @@ def do_nothing(store: MemoryStore, out: Path) -> None: ...
 @pytest.mark.parametrize(
     ("happens", "options"),
     [
-        *((happens, {}) for happens in (lose, cut, edit, add, link, retire)),
+        *((happens, {}) for happens in (lose, cut, edit, add, link, retire, retire_shards)),
         *((happens, {}) for happens in (report_in_a_newer_format, break_a_report)),
         (do_nothing, {"clean": False}),
         (do_nothing, {"exclude": ("w",)}),  # it has no other copy
@@ -169,6 +177,31 @@ def test_what_the_store_lacks_in_any_way_stays(
     happens(store, tmp_path)
     assert [f.checkpoint for f in tick(w, 1000.0).failures if f.error != "Unsupported"] == []
     assert "checkpoint-1" in names_in(tmp_path)
+
+
+def begin_to_write(store: MemoryStore, out: Path) -> None:
+    (out / "checkpoint-1" / ".tmpAbC123").touch()
+
+
+def pin_another_save(store: MemoryStore, out: Path) -> None:
+    pin = create_pin(out, "checkpoint-1", 7, "n0")
+    assert pin is not None
+    link_files(pin, out / "checkpoint-2", ["w", "trainer_state.json"])
+
+
+@pytest.mark.parametrize(
+    ("happens", "stays"), [(retire, True), (begin_to_write, True), (pin_another_save, False)]
+)
+def test_what_comes_after_the_scan_counts(
+    tmp_path: Path, happens: Callable[[MemoryStore, Path], None], *, stays: bool
+) -> None:
+    store = Overtaken()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    store.nth, store.meanwhile = 1, partial(happens, store, tmp_path)
+    assert tick(w, 1000.0).failures == ()
+    assert ("checkpoint-1" in names_in(tmp_path)) == stays
+    assert ("checkpoint-1.7" in pinned(tmp_path)) != stays
 
 
 def overwrite(file: Path) -> None:
@@ -262,6 +295,27 @@ def test_one_that_may_not_go_holds_up_no_other(
     assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
+def test_nothing_is_deleted_beside_a_spool_on_another_disk_where_others_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    rename, left_by_a_kill = os.rename, tmp_path / ".gone-cleaned-checkpoint-0"
+    left_by_a_kill.mkdir()
+
+    def within_a_disk(path: str, target: str, **where: int) -> None:
+        if Path(f"/proc/self/fd/{where['dst_dir_fd']}").readlink().name == "_ckptsync":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(path, target, **where)
+
+    monkeypatch.setattr(os, "rename", within_a_disk)
+    for mode, errors in ((0o775, ["ConfigError", "ConfigError"]), (0o755, [])):
+        tmp_path.chmod(mode)
+        assert [f.error for f in tick(w, 1000.0).failures] == errors
+        assert left_by_a_kill.exists() == ("checkpoint-1" in names_in(tmp_path)) == bool(errors)
+
+
 def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
@@ -299,6 +353,11 @@ def test_what_was_moved_aside_goes_after_a_later_verified_save(
     assert aside() == everything, "nothing is verified"
     assert not left_by_a_kill.exists() or not clean
     verify(store, "checkpoint-3")
+    half = tmp_path / "checkpoint-3" / ".tmpAbC123"
+    half.touch()
+    tick(w, 1000.5)
+    assert aside() == everything, "somebody writes to the later one"
+    half.unlink()
     with (tmp_path / ASIDE / "checkpoint-2.2" / "w").open("rb"):
         result = tick(w, 1001.0)
         assert ("checkpoint-2" in aside()) is not clean
@@ -310,9 +369,11 @@ def test_what_was_moved_aside_goes_after_a_later_verified_save(
     assert aside() == (left if clean else everything)
 
 
-def test_bytes_that_changed_under_the_same_time_and_size_come_back(tmp_path: Path) -> None:
+def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:
     source = lay(tmp_path, {"w": b"weights"})
     (tmp_path / "_ckptsync").mkdir()
+    checkpoint_dir = checkpoint_dir_at(source)
+    assert checkpoint_dir is not None
     before = walk(source)
     [file] = before.files
 
@@ -322,25 +383,15 @@ def test_bytes_that_changed_under_the_same_time_and_size_come_back(tmp_path: Pat
         return (source / "w").stat().st_ctime_ns != file.ctime
 
     assert until(is_rewritten)
-    checkpoint_dir = checkpoint_dir_at(source)
-    assert checkpoint_dir is not None
-    assert not remove_by_rename(tmp_path, checkpoint_dir, before)
-    assert (source / "w").read_bytes() == b"WEIGHTS"
-
-
-def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:
-    source = lay(tmp_path, {"w": b"weights"})
+    assert not remove_by_rename(tmp_path, checkpoint_dir, before), "by its ctime"
     before = walk(source)
-    (source / "w").write_bytes(b"WEIGHTS")
-    (tmp_path / "_ckptsync").mkdir()
-    checkpoint_dir = checkpoint_dir_at(source)
-    assert checkpoint_dir is not None
+    (source / "w").write_bytes(b"weights")
     assert not remove_by_rename(tmp_path, checkpoint_dir, before)
-    assert (source / "w").read_bytes() == b"WEIGHTS"
     before = walk(source)
     (source / ".tmpAbC123").write_bytes(b"half")
     assert not remove_by_rename(tmp_path, checkpoint_dir, before), "somebody is writing"
     (source / ".tmpAbC123").unlink()
+    assert (source / "w").read_bytes() == b"weights"
     assert remove_by_rename(tmp_path, checkpoint_dir, walk(source))
     assert not source.exists()
 

@@ -34,9 +34,9 @@ def write(file: Path, content: bytes, at: float) -> None:
     os.utime(file, ns=(T + int(at * 1e9),) * 2)
 
 
-def save(out: Path, step: int, last: int, *, copied: bool = True) -> None:
+def save(out: Path, step: int, last: int, *, copied: bool = True, after: float = 0.0) -> None:
     """A save as the Trainer makes it, a second after which the copy is there."""
-    at = float(step * APART)
+    at = step * APART + after
     state = json.dumps({"global_step": step, "max_steps": last}).encode()
     write(out / f"checkpoint-{step}/model.safetensors", weights(step), at)
     write(out / f"checkpoint-{step}/trainer_state.json", state, at + 1)
@@ -104,6 +104,16 @@ def test_a_lone_save_that_is_not_the_last_makes_no_final_model_for_a_day(tmp_pat
     assert w.scan(APART + 7200.0).notes == (f"run/final: not uploaded: {why}",)
     watch(w, APART + 86400, 180)
     assert stored(store) == ["checkpoint-1", "final"]
+
+
+def test_a_save_that_is_made_again_tells_anew_when_its_training_ends(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = worker(tmp_path, store)
+    save(tmp_path, 1, 100)
+    watch(w, APART, 600)
+    save(tmp_path, 1, 1, after=300.0)
+    watch(w, APART + 600, 600)
+    assert "final" in stored(store)
 
 
 @pytest.mark.parametrize("saves", [(500,), (500, 1000)])

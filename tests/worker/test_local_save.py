@@ -17,7 +17,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.spool.markers import PinNotes, TrainingProcess, process_path, write_mark
 from ckptsync.spool.pins import create_pin, link_files, list_pins
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.walk import SPOOL, stat_open, walk
+from ckptsync.walk import SPOOL
 from ckptsync.worker.local_save import (
     LATER,
     Changed,
@@ -162,11 +162,6 @@ def two_files(tmp_path: Path) -> LocalFiles:
     ).files
 
 
-def opened() -> int:
-    """Descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_not(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     assert (both.unpinned, both.is_gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
@@ -180,26 +175,6 @@ def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_not(tmp_path: Path)
     assert build_local_save("run", checkpoint_dir, None, list_pins(tmp_path)[0]).files.is_gone
 
 
-def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -> None:
-    both = two_files(tmp_path)
-    (tmp_path / "checkpoint-4" / "sub").mkdir()
-    (tmp_path / "checkpoint-4" / "sub" / "c").write_text("c")
-    (checkpoint_dir,) = find_checkpoint_dirs(tmp_path)
-    files = [
-        *both.by_path.values(),
-        *build_local_save(
-            "run", checkpoint_dir, list_checkpoint(checkpoint_dir)
-        ).files.by_path.values(),
-    ]
-    descriptors = opened()
-    seen = [(stat_open(fd, file.stat.path), opened()) for file, fd in open_each(files)]
-    assert [stat for stat, _ in seen] == [file.stat for file in files]
-    assert max(more - descriptors for _, more in seen) <= 3, (
-        "a file, and the directories on its way"
-    )
-    assert opened() == descriptors
-
-
 def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     both = two_files(tmp_path)
     (tmp_path / "checkpoint-4" / "b").unlink()
@@ -209,17 +184,6 @@ def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with pytest.raises(Incomplete, match="a: gone"):
         list(open_each(both.by_path.values()))
-
-
-def test_what_was_added_takes_no_name_that_the_trainer_has_used(tmp_path: Path) -> None:
-    both = two_files(tmp_path)
-    (tmp_path / "added").mkdir()
-    for name in ("a", "config.json"):
-        (tmp_path / "added" / name).write_text("added")
-    more = both.with_added(tmp_path / "added", walk(tmp_path / "added").files)
-    assert more.by_path.keys() == both.by_path.keys() | {"config.json"}
-    assert more.by_path["a"] == both.by_path["a"]
-    assert more.by_path["config.json"].is_added
 
 
 def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -172,17 +172,6 @@ def test_a_log_that_was_begun_anew_leaves_the_old_one(
     assert data == b"old\nold\n"
 
 
-def test_what_is_gone_here_stays_in_the_store(out: Path) -> None:
-    store, log = MemoryStore(), out / "trainer_log.jsonl"
-    log.write_text("old\n")
-    carried = logs(out, store)
-    carried.carry()
-    log.unlink()
-    carried.carry()
-    logs(out, store).carry()
-    assert stored(store) == {"trainer_log.jsonl": b"old\n"}
-
-
 def test_no_link_is_followed_and_no_pipe_is_waited_for(out: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()

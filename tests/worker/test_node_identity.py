@@ -29,6 +29,7 @@ class Counted(MemoryStore):
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self.measured += 1
+        time.sleep(0.01)  # so that threads meet
         super().write(name, chunks, about)
 
 
@@ -61,15 +62,7 @@ def test_a_clock_that_was_set_is_compared_anew(
 
 
 def test_threads_that_ask_at_once_or_late_have_one_measurement() -> None:
-    class Counting(MemoryStore):
-        written = 0
-
-        def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-            self.written += 1
-            time.sleep(0.01)  # so that they meet
-            super().write(name, chunks, about)
-
-    store = Counting()
+    store = Counted()
     clock = Clock(store, "n0")
     clock.notice(5000.0)
     clock.notice(10.0)  # of a thread that had to wait
@@ -77,7 +70,7 @@ def test_threads_that_ask_at_once_or_late_have_one_measurement() -> None:
         assert len(set(pool.map(lambda _: clock.measure(), range(4)))) == 1
     clock.notice(5010.0)
     clock.measure()
-    assert store.written == 1
+    assert store.measured == 1
 
 
 def test_the_id_is_the_host_and_a_hash_of_the_machine(tmp_path: Path) -> None:

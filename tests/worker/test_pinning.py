@@ -31,7 +31,7 @@ from ckptsync.worker.spool_room import (
     held_bytes,
 )
 from tests.support.hook_pins import commit as commit_pin
-from tests.support.worker_in_process import ONE, lay
+from tests.support.worker_in_process import ONE, lay, other
 
 
 def files(told: dict[str, int]) -> tuple[Stat, ...]:
@@ -162,9 +162,10 @@ def test_what_the_store_has_goes_first_and_the_verified_before_the_rest() -> Non
 
 
 def test_the_oldest_goes_but_neither_the_newest_nor_the_one_that_is_on_its_way() -> None:
-    pins = [cost(1, sending=7), cost(2, sending=8), cost(3), cost(4)]
-    assert dropped_numbers(pins, 1) == [2]
-    assert dropped_numbers(pins, 99) == [2, 3]
+    pins = [cost(1, sending=6, stored=True, gone=False), cost(2, sending=7), cost(3, sending=8)]
+    pins += [cost(4), cost(5)]
+    assert dropped_numbers(pins, 1) == [3]
+    assert dropped_numbers(pins, 99) == [3, 4]
 
 
 def test_each_nth_stays_as_long_as_that_is_enough() -> None:
@@ -285,9 +286,13 @@ def test_a_pin_of_the_hook_is_ours_and_stands_for_the_save_alone(tmp_path: Path)
     assert sorted(local_save.files.by_path) == sorted(ONE)
 
 
-def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_whole_save_that_was_spoiled_before_it_was_sent_is_told_of(
+    tmp_path: Path, *, is_committed: bool
+) -> None:
     source = lay(tmp_path, ONE)
-    commit_pin(source)
+    if is_committed:
+        commit_pin(source)
     pinner = Pinner("n0", lambda *_: False)
     assert list_and_pin_saves(RunDir("run", tmp_path), pinner).notes == ()
     names = sorted(ONE)
@@ -295,10 +300,8 @@ def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -
     (source / names[1]).unlink()
     (source / names[1]).write_bytes(b"again, by another file")
     for _ in range(2):
-        assert (
-            "overwritten before it was uploaded"
-            in list_and_pin_saves(RunDir("run", tmp_path), pinner).notes[0]
-        )
+        notes = list_and_pin_saves(RunDir("run", tmp_path), pinner).notes
+        assert ["overwritten before it was uploaded" in n for n in notes] == [True] * is_committed
 
 
 def rotated(out: Path, *steps: int) -> None:
@@ -327,6 +330,17 @@ def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Pa
         assert bool(scan.notes) == (most == 1)
     assert steps == [[1, 2, 3, 99], [1, 3, 99], [3, 99]]
     assert scan.notes[0].startswith("checkpoint-1: dropped before it was uploaded")
+
+
+@pytest.mark.parametrize(("node", "numbers"), [("n0", [1]), ("n1", [0, 1])])
+def test_an_earlier_save_of_a_name_makes_room_if_it_is_ours(
+    tmp_path: Path, node: str, numbers: list[int]
+) -> None:
+    for files in (ONE, other(ONE)):
+        shutil.rmtree(tmp_path / "checkpoint-4", ignore_errors=True)
+        commit_pin(lay(tmp_path, files))
+    looked(tmp_path, node)
+    assert [s.k for s in budgeted(tmp_path, 1).saves] == numbers
 
 
 def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.spool import pins as spool
 from ckptsync.spool.markers import (
     PinNotes,
@@ -23,13 +24,13 @@ from ckptsync.spool.markers import (
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.file_selection import EVERYTHING, Selection
+from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
 from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
+from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
-from tests.support.vector import Vector, vector, vectors
 from tests.support.worker_in_process import (
     ONE,
     TWO,
@@ -41,48 +42,6 @@ from tests.support.worker_in_process import (
     other,
     push_now,
 )
-
-
-def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> None:
-    store = create_store(str(tmp_path / "store"))
-    (result,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
-    assert (result.phase, result.location, result.files) == ("sent", "checkpoint-4", 5)
-    assert result.size == sum(map(len, ONE.values()))
-    assert (tmp_path / "store/run/checkpoint-4/m/__0_0.distcp").read_bytes() == b"shard 0"
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-    assert push_now(tmp_path / "run", store, "n0")[0].files == 0
-    assert len(manifests(store)) == 1
-
-
-def test_real_shards_of_two_nodes_become_one_save(tmp_path: Path) -> None:
-    store = MemoryStore()
-    for n, source in enumerate(vector("hf-fsdp2-2node").sources):
-        run = tmp_path / f"n{n}" / "run"
-        shutil.copytree(source, run / "checkpoint-4", copy_function=shutil.copyfile)
-        for path in run.rglob("*.*"):
-            os.utime(path, ns=(T, T))
-        push_now(run, store, f"n{n}")
-    told = kept(store)["checkpoint-4"]
-    assert set(told) == {"n0", "n1"}
-    demanded = set().union(*(k.manifest.demands.model for k in manifests(store)))
-    assert demanded
-    assert demanded <= told["n0"].keys() | told["n1"].keys()
-
-
-def test_killed_at_any_moment_it_is_finished_by_the_next_push(tmp_path: Path) -> None:
-    source = lay(tmp_path / "run", ONE)
-    for lives in itertools.count():
-        store = MemoryStore()
-        try:
-            push_now(source, Dying(store, lives), "n0")
-        except Crash:
-            kept(store)
-            push_now(source, store, "n0")
-        else:
-            break
-        assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-        assert len(manifests(store)) == 1
-    assert lives > 3 * len(ONE)
 
 
 def test_the_second_node_killed_at_any_moment_leaves_the_first_whole(tmp_path: Path) -> None:
@@ -186,16 +145,6 @@ def test_where_no_name_can_be_claimed_it_says_push_again(
     assert [("push again" in note) for note in told.notes] == [True] * (not is_exclusive)
 
 
-def test_links_are_neither_followed_nor_sent_and_it_says_so(tmp_path: Path) -> None:
-    source = lay(tmp_path / "run", ONE)
-    (source / "link").symlink_to("/etc/passwd")
-    (source / "folder").symlink_to("/etc")
-    store = MemoryStore()
-    (result,) = push_now(source, store, "n0")
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-    assert "2 links" in result.notes[0]
-
-
 def test_what_cannot_be_pushed_is_refused_with_a_reason(tmp_path: Path) -> None:
     store = MemoryStore()
     with pytest.raises(ConfigError, match="no checkpoint in it"):
@@ -220,20 +169,19 @@ def test_one_bad_checkpoint_does_not_keep_the_others_back(tmp_path: Path) -> Non
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
-def test_a_file_of_lightning_s_and_a_final_model_are_pushed_alone(tmp_path: Path) -> None:
-    store, out = MemoryStore(), tmp_path / "run"
-    logs, final = out / "lightning_logs/version_0/checkpoints", vector("hf-sharded").sources[0]
-    logs.mkdir(parents=True)
-    shard = vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt"
-    shutil.copyfile(shard, logs / "epoch=0-step=5.ckpt")
-    for path in final.iterdir():
-        shutil.copyfile(path, out / path.name)
-    (out / "train.log").write_text("on and on")
-    push_now(out, store, "n0")
-    assert {location: files["n0"].keys() for location, files in kept(store).items()} == {
-        "version_0.epoch-0-step-5.ckpt": {"epoch=0-step=5.ckpt"},
-        "final": {path.name for path in final.iterdir()},
-    }
+def test_what_was_given_up_or_has_a_broken_record_is_not_pushed(tmp_path: Path) -> None:
+    store, source = MemoryStore(), lay(tmp_path / "run", ONE)
+    broken = "run/.ckptsync/checkpoint-4/manifest-n0-0-0123456789abcdef.json"
+    store.write(broken, [b"{"])
+    with pytest.raises(Corrupt):
+        push_now(source, store, "n0")
+    store.delete(broken)
+    push_now(source, store, "n0")
+    names = tuple(k.name for k in manifests(store))
+    put(store, Tombstone("run", "checkpoint-4", "checkpoint-4", 0, names, "old"))
+    store.delete("run/checkpoint-4/x")
+    assert [p.phase for p in push_now(source, store, "n0")] == ["retired"]
+    assert "run/checkpoint-4/x" not in [e.name for e in store.names("")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
@@ -402,26 +350,6 @@ def test_in_a_daemon_s_output_directory_names_are_the_daemon_s(tmp_path: Path) -
     assert offered(out, RunDir("deep", trial))[0] == "out"
     final = lay(tmp_path, FINISHED).rename(tmp_path / "model")
     assert offered(final, RunDir("sft", final))[2] == ["final"]
-
-
-@pytest.mark.parametrize(
-    "vector", [v for v in vectors() if v.name != "lightning-file"], ids=lambda v: v.name
-)
-def test_every_layout_is_sent_whole_whatever_its_directory_is_called(
-    vector: Vector, tmp_path: Path
-) -> None:
-    for at, source in enumerate(vector.sources):
-        directory = tmp_path / f"n{at}" / "some-save"
-        shutil.copytree(source, directory)
-        files = sum(path.is_file() for path in directory.rglob("*"))
-        [planned] = plan_push(find_offer(directory, name="mine"), "n0", EVERYTHING)
-        assert (planned.run, planned.checkpoint, planned.left_out) == (f"n{at}", "mine", ())
-        assert planned.files == files
-        unnamed = find_offer(directory)
-        sent = sum(planned.files for planned in plan_push(unnamed, "n0", EVERYTHING))
-        assert sent + len(unnamed.left_out) == files
-        # what DeepSpeed writes beside its tags, and pull makes
-        assert set(unnamed.left_out) <= {"latest", "latest_universal"}
 
 
 UNKNOWN = {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import queue, upload
-from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
+from ckptsync.worker.options import RunDir, Superseded, WorkerOptions
 from ckptsync.worker.queue import (
     PendingSave,
     QueueCapacity,
@@ -31,8 +29,7 @@ from ckptsync.worker.queue import (
 from ckptsync.worker.upload import small_at_once
 from ckptsync.worker.worker import Worker
 from tests.support import waiting
-from tests.support.crashing_store import Crash, Dying
-from tests.support.worker_in_process import is_drained, kept, lay, tick
+from tests.support.worker_in_process import is_drained, kept, lay
 
 SMALL = 5000
 until = partial(waiting.until, seconds=30)
@@ -83,22 +80,14 @@ class Serving:
     def __init__(
         self,
         out: Path,
-        store: MemoryStore | Dying,
+        store: MemoryStore,
         *runs: str,
-        order: Order = "oldest",
         superseded: Superseded = "keep",
     ) -> None:
-        self.queues, self.crashed = UploadQueues(), threading.Event()
+        self.queues = UploadQueues()
         self.workers = {
             run: Worker(
-                WorkerOptions(
-                    "n0",
-                    RunDir(run, out / run),
-                    quiet=0,
-                    unmarked=0,
-                    order=order,
-                    superseded=superseded,
-                ),
+                WorkerOptions("n0", RunDir(run, out / run), 0, 0, superseded=superseded),
                 store,
                 self.queues,
             )
@@ -138,11 +127,7 @@ class Serving:
 
     def _carry(self, one: UploadQueue, wake: threading.Semaphore) -> None:
         while wake.acquire() and not self._is_over:
-            try:
-                one.run_next()
-            except Crash:  # noqa: PERF203
-                self.crashed.set()
-                return
+            one.run_next()
 
 
 def test_a_small_save_of_another_run_is_sent_while_a_large_one_is_held_up(tmp_path: Path) -> None:
@@ -177,12 +162,22 @@ def test_in_one_run_a_large_upload_holds_up_only_those_behind_large_ones(tmp_pat
         assert until(lambda: serving.phases()["run/checkpoint-4"] == "sent")
 
 
+class Silent(Gate):
+    """Holds up what a node says before it sends."""
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if "checkpoint-1/" in name:
+            self.begun.append(name)
+            assert self.open.wait(60)
+        super().write(name, chunks, about)
+
+
 def test_an_upload_is_not_given_up_and_a_newer_one_gives_up_those_between(tmp_path: Path) -> None:
-    store = Gate()
+    store = Silent()
     with Serving(tmp_path, store, "run", superseded="drop") as serving:
         step(tmp_path / "run", 1, LARGE)
         serving.plan(0.0)
-        assert until(lambda: "run/checkpoint-1/x" in store.begun)
+        assert until(lambda: store.begun)
         for n in (2, 3):
             step(tmp_path / "run", n, TINY)
         serving.plan(1.0)
@@ -214,46 +209,22 @@ def test_queues_together_send_no_more_large_files_at_once_than_threads_allow(
     assert store.most == 4
 
 
-class Refusing(MemoryStore):
-    """Raises what may pass for one checkpoint, as long as it is told to."""
+@pytest.mark.parametrize("is_over", [True, False])
+def test_between_chunks_an_upload_waits_a_second_for_a_scan(*, is_over: bool) -> None:
+    class Lock:
+        calls: list[object] = []  # noqa: RUF012
 
-    is_away = True
+        def acquire(self, timeout: float) -> bool:
+            self.calls.append(timeout)
+            return is_over
 
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        if self.is_away and "checkpoint-1/x" in name:
-            raise Transient("away")
-        super().create(name, chunks, about)
+        def release(self) -> None:
+            self.calls.append("release")
 
-
-def test_a_failure_is_told_until_the_next_try_has_ended(tmp_path: Path) -> None:
-    store = Refusing()
-    step(tmp_path / "run", 1, TINY)
-    with Serving(tmp_path, store, "run") as serving:
-        serving.plan(0.0)
-        assert until(lambda: serving.phases()["run/checkpoint-1"] == "failed")
-        (failed,) = serving.workers["run"].result().failures
-        assert (failed.text, failed.may_pass) == ("away", True)
-        store.is_away = False
-        holding = Held(serving.queues)
-        serving.plan(1.0)
-        assert serving.workers["run"].result().failures == (failed,)
-        holding.let_go()
-        assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
-        assert serving.workers["run"].result().failures == ()
-
-
-class Held:
-    """UploadQueues that do not begin until they are let go."""
-
-    def __init__(self, queues: UploadQueues) -> None:
-        self._queues, self._wakes = queues, [one.wake for one in queues.queues]
-        for one in queues.queues:
-            one.wake = lambda: None
-
-    def let_go(self) -> None:
-        for one, wake in zip(self._queues.queues, self._wakes, strict=True):
-            one.wake = wake
-            wake()
+    queues = UploadQueues(1)
+    queues.scan_lock = Lock()  # type: ignore[assignment]
+    queues.give_way(1)
+    assert Lock.calls == [1.0, *(["release"] if is_over else [])]
 
 
 def test_lines_take_turns_and_one_that_is_gone_waits_no_more() -> None:
@@ -301,64 +272,6 @@ def test_a_queue_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
     assert (queues.withdraw("a"), ended) == ((), [1])
 
 
-def test_killed_at_any_moment_with_two_queues_all_is_whole_in_the_end(tmp_path: Path) -> None:
-    lives, is_dead = 0, True
-    while is_dead:
-        lives += 3
-        out, store = tmp_path / str(lives), MemoryStore()
-        for n, (run, weights) in enumerate(SAVES):
-            step(out / run, n, weights)
-        is_dead = crashes(out, Dying(store, lives))
-        for run, _ in SAVES:
-            tick(
-                Worker(WorkerOptions("n0", RunDir(run, out / run), quiet=0, unmarked=0), store),
-                9000.0,
-            )
-        assert {location: held["n0"]["x"] for location, held in kept(store).items()} == {
-            "checkpoint-0": LARGE,
-            "checkpoint-1": TINY,
-        }
-    assert lives > 12
-
-
-SAVES = (("full", LARGE), ("lora", TINY))
-
-
-def crashes(out: Path, store: Dying) -> bool:
-    with Serving(out, store, "full", "lora") as serving:
-        with contextlib.suppress(Crash):
-            serving.plan(0.0)
-            done: Callable[[], object] = lambda: (  # noqa: E731
-                serving.crashed.is_set() or set(serving.phases().values()) == {"sent"}
-            )
-            assert until(done)
-            return serving.crashed.is_set()
-        return True
-
-
-class Silent(Gate):
-    """Holds up what a node says before it sends."""
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        if "checkpoint-1/" in name:
-            self.begun.append(name)
-            assert self.open.wait(60)
-        super().write(name, chunks, about)
-
-
-def test_an_upload_that_is_not_announced_yet_is_not_given_up(tmp_path: Path) -> None:
-    store = Silent()
-    with Serving(tmp_path, store, "run", superseded="drop") as serving:
-        step(tmp_path / "run", 1, LARGE)
-        serving.plan(0.0)
-        assert until(lambda: store.begun)
-        step(tmp_path / "run", 2, TINY)
-        serving.plan(1.0)
-        assert serving.phases()["run/checkpoint-1"] == "sending"
-        store.open.set()
-        assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
-
-
 def turn(
     name: str, at: int, *, run: str = "run", written: int = -1, is_begun: bool = False
 ) -> PendingSave[str]:
@@ -381,10 +294,9 @@ def test_what_a_newer_save_of_its_run_has_overtaken_is_dropped_but_not_what_is_b
 
 
 def test_a_clock_that_was_set_back_makes_nobody_old() -> None:
-    ordered = order_saves(
-        [turn("before", 1, written=9000), turn("after", 2, written=5000)], "oldest", "drop"
-    )
-    assert ordered == (["before", "after"], [])
+    for written in (9000, 5000):
+        saves = [turn("before", 1, written=written), turn("after", 2, written=5000)]
+        assert order_saves(saves, "oldest", "drop") == (["before", "after"], [])
 
 
 SIZES = st.sampled_from([0, 1, SMALL, SMALL + 1, 100 * SMALL])

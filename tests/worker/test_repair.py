@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ import pytest
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.digest import digest
 from ckptsync.errors import StoreError, Transient
-from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records import io
 from ckptsync.records.location_status import LocationRecords
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -25,23 +25,20 @@ from ckptsync.records.progress import Progress
 from ckptsync.records.report import FindingKind, Level, Report, Verdict, VerifyFinding
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import create_store
 from ckptsync.tensors import Demands
-from ckptsync.verifier.verification import VerifyOptions, verify_location
-from ckptsync.verifier.write_reports import write_report
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import QueueCapacity, UploadJob, UploadQueues, split_threads
-from ckptsync.worker.repair import list_requests, send_again
+from ckptsync.worker.repair import find_copies, list_requests, send_again
 from ckptsync.worker.upload_sources import Transfer
 from ckptsync.worker.worker import Worker
 from tests.support.filled_stores import put
-from tests.support.head_in_process import consolidate_due
 from tests.support.hook_pins import commit
 from tests.support.small_store import flip
-from tests.support.vector import ROOT, vector
+from tests.support.vector import ROOT
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
+    T,
     damaged,
     is_drained,
     kept,
@@ -102,6 +99,25 @@ def test_only_files_that_this_node_has_named_and_that_are_damaged_are_requested(
     assert requested(report(0), known=()) == []
 
 
+def test_a_copy_of_anothers_file_is_known_by_its_time_or_by_a_digest_that_was_read(
+    tmp_path: Path,
+) -> None:
+    path = lay(tmp_path, {"x": b"a"}) / "x"
+    records = LocationRecords(reports={"r": report(0)})
+    for mtime, digests, is_known in (
+        (T + 5, {}, True),
+        (T, {}, False),  # a time without a fraction may be chance
+        (T, {("x", 1, T): digest(b"a")}, True),
+        (T, {("x", 1, T): digest(b"b"), ("y", 1, T): digest(b"a")}, False),
+    ):
+        os.utime(path, ns=(mtime, mtime))
+        has_copy = find_copies([seen(tmp_path)], digests)
+        stored = manifest("n0", "a")
+        files = (replace(stored.manifest.files[0], mtime=mtime),)
+        known = [replace(stored, manifest=replace(stored.manifest, files=files))]
+        assert bool(list_requests(records, "n1", "c-1", known, has_copy)) == is_known
+
+
 def test_each_of_two_nodes_is_requested_its_own_copy_and_both_a_shared_one() -> None:
     beside = ".ckptsync/c-1/files/n1/x"
     other = manifest("n1", "b")
@@ -125,6 +141,8 @@ def test_what_was_broken_before_it_was_sent_is_not_sent_again() -> None:
     store = MemoryStore()
     store.write("run/c-1/x", [b"a"])
     assert "damaged before" in send_again(request, [], store, "n0")
+    # it lies there again, or the disk has it right this time
+    assert "no longer" in send_again(replace(request, kind="digest"), [], store, "n0")
     store.write("run/c-1/x", [b"b"])
     assert "no longer" in send_again(request, [], store, "n0")
 
@@ -222,8 +240,15 @@ def test_a_new_save_is_sent_while_a_file_is_sent_again(tmp_path: Path) -> None:
     end(queues, again)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
     assert [r.name for r in w.result().repairs] == ["checkpoint-4/x"]
+    assert w.result().lacks == {}
     plan(w, 2001.0)  # until then it is reported
     assert (is_drained(queues), w.result().repairs) == (True, ())
+    queues.post("another save", [UploadJob(1, ("run", "checkpoint-4"), 1, lambda _: None)])
+    another = begin(queues)
+    plan(w, 2002.0)
+    end(queues, another)
+    plan(w, 2003.0)
+    assert is_drained(queues), "it is not sent twice"
 
 
 def test_a_failed_repair_is_tried_again_and_a_missing_file_reported(tmp_path: Path) -> None:
@@ -257,9 +282,9 @@ def stored(out: Path) -> tuple[MemoryStore, str, bytes, Worker]:
     return store, name, read_all(store, name), w
 
 
-def witnessed(store: MemoryStore, name: str) -> None:
-    """A report that names it, so that it is missed."""
-    put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", (name,), "", 0, ()))
+def witnessed(store: MemoryStore, *names: str) -> None:
+    """A report that names them, so that they are missed."""
+    put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", names, "", 0, ()))
 
 
 @pytest.mark.parametrize("how", ["empty", "short", "other", "gone"])
@@ -323,7 +348,9 @@ def test_a_manifest_with_a_copy_that_the_store_refuses_is_not_called_lost(
 def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: bytes) -> None:
     out = tmp_path / "out"
     store, name, _, w = stored(out)
-    witnessed(store, name)
+    anothers = name.replace("manifest-n0-", "manifest-n1-")
+    witnessed(store, name, anothers)
+    tick(w, 900.0)
     shutil.rmtree(out / "_ckptsync/manifests")
     if spoil:
         store.write(name, [spoil])
@@ -336,7 +363,7 @@ def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: 
     settle(w, 1000.0)  # the first plan sees that it is gone
     (new,) = manifests(store)
     assert new.manifest.supersedes == (name,)
-    assert not read_state(store).faults
+    assert [f.name for f in read_state(store).faults] == [anothers]
     assert [p.phase for p in tick(w, 2000.0).progress] == ["stored"]
 
 
@@ -389,6 +416,7 @@ def test_what_is_to_be_sent_again_says_so_until_it_was_sent(tmp_path: Path) -> N
     [waits] = w.running(0.0)
     assert (waits.kind, waits.state, waits.subject) == ("repair", "queued", "run/checkpoint-4")
     assert (waits.done, waits.total) == (0, size)
+    assert abs(waits.since - time.time()) < 3600
     tick(w, 1002.0)
     assert w.running(0.0) == []
 
@@ -429,6 +457,12 @@ def move_to_another_save(path: Path) -> None:
     for folder in ("checkpoint-4", "_ckptsync/pins/checkpoint-4.0"):
         shutil.rmtree(out / folder)
     add(commit(lay(out / "later", ONE, 50.0).rename(out / "checkpoint-8")))
+    shutil.rmtree(out / "_ckptsync/added")
+
+
+def leave_to_the_training(path: Path) -> None:
+    shutil.copytree(path.parent, path.parents[3] / "added" / "train")
+    shutil.rmtree(path.parents[2])
 
 
 @pytest.mark.parametrize(
@@ -436,6 +470,7 @@ def move_to_another_save(path: Path) -> None:
     [
         (lambda path: None, True),
         (move_to_another_save, True),
+        (leave_to_the_training, True),
         (write_other_bytes, False),
         (replace_by(lambda path: path.symlink_to(ROOT / "base" / path.name)), False),
         (replace_by(os.mkfifo), False),
@@ -455,33 +490,3 @@ def test_a_damaged_file_is_sent_again_from_the_very_same_file(
     assert repaired.name == "checkpoint-4/config.json"
     assert repaired.reason == ("" if is_repaired else "this node no longer has the file")
     assert read_all(store, CONFIG) == (data if is_repaired else b"damaged")
-
-
-def test_a_real_sharded_location_is_repaired_from_the_spool(tmp_path: Path) -> None:
-    store = create_store(str(tmp_path / "store"))
-    outs = [tmp_path / f"n{n}" for n in range(2)]
-    pins = []
-    for out, source in zip(outs, vector("hf-fsdp2-2node").sources, strict=True):
-        shutil.copytree(source, out / "checkpoint-4", copy_function=shutil.copyfile)
-        pins.append(commit(out / "checkpoint-4"))
-    add(pins[0])
-    workers = [worker(out, store, out.name) for out in outs]
-    for w in workers:
-        settle(w)
-
-    def findings() -> list[tuple[str, str]]:
-        (location_records,) = read_state(store).locations
-        results = verify_location(store, location_records, VerifyOptions("digest"))
-        write_report(store, results)
-        return [(f.kind, f.name) for f in results.findings if results.verdict == "damaged"]
-
-    assert [m.location for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
-    assert findings() == []
-    for w in workers:
-        tick(w, 1000.0)
-    shutil.rmtree(outs[0] / "_ckptsync/added")
-    flip(tmp_path / "store" / CONFIG)
-    assert findings() == [("digest", "checkpoint-4/config.json")]
-    assert [r.reason for w in workers for r in tick(w, 1001.0).repairs] == [""]
-    assert findings() == []
-    assert read_state(store).locations[0].status == "VERIFIED"

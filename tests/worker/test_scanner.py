@@ -40,6 +40,24 @@ def test_due_counts_down_from_scan_to_scan_until_it_is_planned(tmp_path: Path) -
     assert its.scan(113.0).due == 60.0  # newer than trainer_state.json
 
 
+def test_a_file_that_is_still_written_begins_the_wait_anew(tmp_path: Path) -> None:
+    lay(tmp_path, ONE | {".tmpAb3xYz": b"half"}, 1.0)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    lay(tmp_path, {".tmpAb3xYz": b"more"}, 2.0)
+    assert its.scan(500.0).due == 600.0
+
+
+def test_files_are_read_once_more_before_a_save_is_called_finished(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    for now in (0.0, 9.5):
+        its.scan(now)
+    with (source / "x").open("ab"):
+        its.scan(10.0)
+        assert its.saves()[0].verdict.reason == "x is open for writing"
+
+
 def test_who_had_to_wait_for_anothers_look_knows_no_earlier_time(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = scanner(tmp_path)
@@ -165,31 +183,6 @@ def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_pat
     its = scanner(tmp_path)
     assert its.scan(0.0).due != 0.0
     assert "before the worker knew that it was complete" in its.saves()[0].verdict.reason
-
-
-def test_pins_that_somebody_removed_are_made_again(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    its = scanner(tmp_path)
-    its.scan(0.0)
-    shutil.rmtree(tmp_path / "_ckptsync")
-    lay(tmp_path, {"y": b"more"})
-    its.scan(1.0)
-    (pin,) = spool.list_pins(tmp_path)
-    assert {file.path for file in pin.files} == {*ONE, "y"}
-
-
-def test_a_pin_that_rotation_or_another_worker_ends_holds_up_nothing(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    its = scanner(tmp_path)
-    its.scan(0.0)
-    shutil.rmtree(tmp_path / "checkpoint-4")
-    assert its.scan(1.0).notes == ()
-    (pin,) = spool.list_pins(tmp_path)
-    spool.drop(pin)
-    assert its.scan(2.0).notes == ()
-    lay(tmp_path, ONE)
-    its.scan(3.0)
-    assert len(spool.list_pins(tmp_path)) == 1
 
 
 def write(out: Path, told: dict[str, bytes], at: float = 0.0) -> None:

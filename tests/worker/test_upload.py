@@ -5,10 +5,8 @@ is at it.
 from __future__ import annotations
 
 import itertools
-import random
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 import ckptsync.worker
 from ckptsync.checkpoint_dirs import find_checkpoint_dirs, list_checkpoint
 from ckptsync.digest import Digester, block_size
-from ckptsync.errors import CkptsyncError, Exists, Incomplete, StoreError, Unsupported
+from ckptsync.errors import Exists, Incomplete, StoreError, Unsupported
 from ckptsync.layouts.file_names import rank
 from ckptsync.records import io
 from ckptsync.records.manifest import FileEntry
@@ -42,7 +40,6 @@ from ckptsync.worker.upload import (
     correct_location,
     upload,
 )
-from tests.support.crashing_store import Crash, Dying
 from tests.support.exhaustive import sampled
 from tests.support.filled_stores import put
 from tests.support.interleaving import raced
@@ -50,13 +47,12 @@ from tests.support.worker_in_process import (
     ONE,
     TWO,
     Interrupted,
+    Overtaken,
     context,
     draft_of,
-    in_memory,
     kept,
     lay,
     manifests,
-    on_disk,
     push_now,
 )
 
@@ -175,6 +171,14 @@ def test_what_another_manifest_vouches_for_is_neither_sent_nor_read_back(tmp_pat
     assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": own}}
 
 
+def test_what_a_manifest_vouches_for_and_was_cut_short_is_sent_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    taken(tmp_path, store, ONE)()
+    store.write("run/checkpoint-4/x", [b""])
+    assert taken(tmp_path, store, ONE, "n1", save="a")().files == 1
+    assert kept(store)["checkpoint-4"]["n0"] == ONE
+
+
 def test_a_copy_of_what_another_node_has_stored_is_not_said_again(tmp_path: Path) -> None:
     store = MemoryStore()
     taken(tmp_path, store, ONE, save="a")()
@@ -214,7 +218,9 @@ def test_small_files_are_many_at_once(tmp_path: Path) -> None:
 
 def test_metadata_is_stored_before_the_first_shard_is_begun(tmp_path: Path) -> None:
     store = Watched()
-    taken(tmp_path, store, ONE | {f"shard{n}": bytes(SMALL_FILE + 1) for n in range(3)})()
+    small = ONE | {"tokenizer.json": bytes(SMALL_FILE)}
+    taken(tmp_path, store, small | {f"shard{n}": bytes(SMALL_FILE + 1) for n in range(3)})()
+    assert small.items() <= kept(store)["checkpoint-4"]["n0"].items()
     shards = [line for line in store.said if "shard" in line]
     assert store.said[-len(shards) :] == shards
 
@@ -280,16 +286,19 @@ def sender_of(store: MemoryStore, node: str, after_chunk: AfterChunk = ignore_ch
 
 
 def test_an_upload_is_announced_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_module, "ANNOUNCE_EVERY", -1.0)
     store, told = MemoryStore(), list[int]()
     sender = sender_of(store, "n0", told.append)
     with sender.announce():
         (first,) = store.names("")
+        sender.pool.end_chunk(6)
+        assert [*store.names("")] == [first], "it is renewed once a minute"
+        monkeypatch.setattr(upload_module, "ANNOUNCE_EVERY", -1.0)
         sender.pool.end_chunk(7)
         (again,) = store.names("")
         assert first.name == again.name == NAME
         assert first.mtime < again.mtime
-    assert (read_all(store, NAME), told) == (b"", [7])
+    sender.pool.end_chunk(8)
+    assert (read_all(store, NAME), told) == (b"", [6, 7, 8])
 
 
 def test_that_it_cannot_be_taken_back_is_no_error() -> None:
@@ -304,8 +313,10 @@ def test_that_it_cannot_be_taken_back_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_a_save_in_a_location_taken_before_it_moves(tmp_path: Path, *, is_held: bool) -> None:
-    store = MemoryStore()
+def test_a_save_in_a_location_taken_before_it_moves_once_nobody_sends(
+    tmp_path: Path, *, is_held: bool
+) -> None:
+    store = Overtaken()
     held, seen, to = on_the_way(tmp_path, store)
     draft = draft_of(seen)
     upload(draft, held, to)
@@ -314,6 +325,11 @@ def test_a_save_in_a_location_taken_before_it_moves(tmp_path: Path, *, is_held: 
         replace(draft, node="m", files=(), started=0, ended=1, location="checkpoint-4", ranks=(7,)),
     )
     local_files = held if is_held else LocalFiles("checkpoint-4", "trainer", {})
+    sending = "run/.ckptsync/checkpoint-4/sending/m"
+    store.write(sending, [b"sending"])
+    # the other node ends between two readings: what it has stored may be of this save
+    store.nth, store.meanwhile = 2, lambda: store.write(sending, [b""])
+    assert correct_location("n0", "checkpoint-4", local_files, to) == "checkpoint-4"
 
     location = correct_location("n0", "checkpoint-4", local_files, to)
 
@@ -357,6 +373,10 @@ def test_of_two_nodes_that_named_one_file_each_ends_with_its_own(tmp_path: Path)
         for node in (*order, *order):
             push_now(sources[node], store, node)
         assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
+        names = [e.name for e in store.names("run/")]
+        for node in order:
+            push_now(sources[node], store, node)
+        assert [e.name for e in store.names("run/")] == names, "nothing is left to say"
 
 
 def test_no_module_of_the_worker_deletes_anything_in_a_store() -> None:
@@ -386,9 +406,9 @@ def test_one_that_failed_is_none_and_one_that_was_killed_is_none_after_a_while()
     killed = sender_of(store, "n1").announce()
     killed.__enter__()
     for _ in range(int(SENDING) - 1):  # each write is a second on this store's clock
-        store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
+        store.write("run/.ckptsync/checkpoint-8/sending/n0", [b"sending"])
     assert records_in(store).is_contended("n0", "run", "checkpoint-4")
-    store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
+    store.write("run/.ckptsync/checkpoint-8/sending/n0", [b"sending"])
     assert not records_in(store).is_contended("n0", "run", "checkpoint-4")
 
 
@@ -462,47 +482,14 @@ def test_who_binds_a_name_while_another_sends_keeps_it(tmp_path: Path) -> None:
         assert kept(store)[LOCATION] == {node: OTHER[node] for node in "ac"}
 
 
-def until_done(source: Path, store: Store, node: str) -> None:
-    """As a daemon does, or somebody who is told to push again."""
-    for _ in range(200):
-        try:
-            push_now(source, store, node)
-        except Incomplete:
-            continue
-        return
-    raise AssertionError(f"{node} was never done")
+def test_a_name_that_another_node_claims_while_it_is_written_is_not_taken(tmp_path: Path) -> None:
+    store, nodes = MemoryStore(), {"a": {"x": b"A?"}, "c": {"x": b"orphan"}}
+    store.write("run/checkpoint-4/x", [b"orphan"])
+    its = sources(tmp_path, nodes)
 
+    def claim(count: int) -> None:
+        if count < 0:  # the bytes are read again, in place of the orphan's
+            push_now(its["c"], store, "c")
 
-@pytest.mark.parametrize("made", [in_memory, on_disk])
-def test_threads_that_race_for_real_end_where_they_belong(
-    tmp_path: Path, made: Callable[[Path], Store]
-) -> None:
-    its = sources(tmp_path, OTHER)
-    store = made(tmp_path)
-    with ThreadPoolExecutor(len(its)) as pool:
-        for future in [
-            pool.submit(until_done, source, store, node) for node, source in its.items()
-        ]:
-            future.result()
-    assert kept(store) == {LOCATION: OTHER}
-
-
-def test_one_that_is_killed_among_others_is_finished_by_its_next_life(tmp_path: Path) -> None:
-    its = sources(tmp_path, OTHER)
-    for seed in sampled(range(30), 4):
-        store, victim = MemoryStore(), "abc"[seed % 3]
-
-        def dying(
-            store: Store, node: str = victim, lives: int = random.Random(seed).randrange(40)
-        ) -> object:
-            return push_now(its[node], Dying(store, lives), node, threads=1)
-
-        work = {n: pushing(s, n) for n, s in its.items()} | {victim: dying}
-        outcomes = raced(seed, store, work, is_exclusive=True)
-        for outcome in outcomes.values():
-            assert isinstance(outcome, (tuple, CkptsyncError, Crash))
-        for _ in range(950):  # each is a second: the dead one's announcement grows old
-            store.write("run/.ckptsync/clock", [b""])
-        for node, source in (*its.items(), *its.items()):
-            until_done(source, store, node)
-        assert kept(store) == {LOCATION: OTHER}, seed
+    push_now(its["a"], store, "a", after_chunk=claim)
+    assert kept(store) == {LOCATION: nodes}

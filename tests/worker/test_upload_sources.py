@@ -99,20 +99,17 @@ def test_an_upload_is_continued_by_the_same_node_and_file_alone(tmp_path: Path) 
         == origin
     )
     assert UploadSource(local_file, "n1").about.origin != origin
-    os.utime(tmp_path / "x", ns=(1, 1))
-    assert (
-        UploadSource(
-            LocalFile(replace(walk(tmp_path).files[0], path="x"), tmp_path, is_pinned=False), "n0"
-        ).about.origin
-        != origin
-    )
+    for other in (replace(local_file.stat, mtime=1), replace(local_file.stat, size=4)):
+        assert UploadSource(replace(local_file, stat=other), "n0").about.origin != origin
 
 
 def test_a_copy_within_the_store_is_checked_on_its_way() -> None:
     store = MemoryStore()
     store.write("x", [b"abc"])
-    copy = StoreSource(store, "x", entry(b"abc"), "n0")
+    told: list[int] = []
+    copy = StoreSource(store, "x", entry(b"abc"), "n0", told.append)
     store.write("y", copy, copy.about)
+    assert (told, copy.position) == ([0], 3), "no bytes of a node's own"
     assert is_stored(store, "y", entry(b"abc"))
     wrong = StoreSource(store, "x", entry(b"abd"), "n0")
     with pytest.raises(Changed):
@@ -233,8 +230,10 @@ def test_what_passes_is_told_by_one_thread_at_a_time() -> None:
         for _ in range(50):
             together.end_chunk(1)
 
+    signs = progress_signs.signs()
     together.each(work, range(40))
     assert total == [2000]
+    assert progress_signs.signs() == signs + 2000, "the watchdog sees each"
 
 
 def test_what_is_told_may_fail_and_that_is_an_error_of_its_own() -> None:
@@ -281,3 +280,8 @@ def test_bytes_that_a_store_has_read_ahead_are_not_done_before_they_are_sent() -
         assert transfer.done == 100
     transfer.end(file)
     assert transfer.done == 100
+    transfer.restart(200, 150)
+    assert transfer.done == 50
+    transfer.restart(50, 50)
+    transfer.end(file)
+    assert transfer.done == 50

@@ -8,16 +8,18 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ckptsync.digest import digest
 from ckptsync.errors import StoreError
 from ckptsync.records.progress import Progress
+from ckptsync.records.report import Report
+from ckptsync.spool.pins import list_pins
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import pinning
@@ -29,6 +31,7 @@ from tests.support.exhaustive import sampled
 from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
 from tests.support.interleaving import raced
+from tests.support.waiting import until
 from tests.support.worker_in_process import (
     EIGHT,
     ONE,
@@ -37,7 +40,6 @@ from tests.support.worker_in_process import (
     kept,
     lay,
     manifests,
-    other,
     pinned,
     progress,
     send_all,
@@ -64,8 +66,13 @@ def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Pat
 
 
 def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_path: Path) -> None:
+    class Telling(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            progress_seen.extend(w.running(0.0))
+            super().create(name, chunks, about)
+
     progress_seen: list[Progress] = []
-    store = Recording(lambda: progress_seen.extend(w.running(0.0)))
+    store = Telling()
     lay(tmp_path, ONE)
     w = worker(tmp_path, store)
     w.scan(0.0)
@@ -75,8 +82,8 @@ def test_a_save_says_why_it_waits_from_the_first_scan_on_and_how_far_it_is(tmp_p
     assert (waits.since, waits.until) == (1000.0, 1010.0)
     assert waits.reason == "trainer_state.json is the newest of its files"
     tick(w, 10.0)
-    [sends] = progress_seen
-    assert (sends.state, sends.total, sends.done) == ("uploading", size, 0)
+    assert {(sends.state, sends.total) for sends in progress_seen} == {("uploading", size)}
+    assert (progress_seen[0].done, progress_seen[-1].done) == (0, size), "then the manifest"
     assert w.running(0.0) == []
 
 
@@ -119,23 +126,6 @@ class Recording(MemoryStore):
         super().create(name, chunks, about)
 
 
-def test_rotation_during_a_long_send_takes_nothing(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-
-    def save_and_rotate() -> None:
-        shutil.rmtree(tmp_path / "checkpoint-4")
-        lay(tmp_path / "next", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
-        w.scan(700.0)
-        w.scan(700.5)
-        shutil.rmtree(tmp_path / "checkpoint-8")
-
-    store = Recording(save_and_rotate)
-    w = worker(tmp_path, store, threads=1)
-    settle(w)
-    assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
-
-
 def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path) -> None:
     store = MemoryStore()
     shards = {name: content for name, content in TWO.items() if name != "x"}
@@ -159,28 +149,48 @@ def test_what_is_written_over_after_the_last_scan_is_not_sent(tmp_path: Path) ->
     w.plan(600.0)
     send_all(w.queues)
     assert manifests(store) == []
-    settle(w, 1000.0)
+    for now in (601.0, 1300.0):
+        w.scan(now)
+    w.plan(1300.0)
+    with (tmp_path / "checkpoint-4" / "x").open("ab"):
+        w.scan(1500.0)
+        send_all(w.queues)
+        assert manifests(store) == [], "somebody has begun to write since"
+    settle(w, 2000.0)
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
 
 
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_a_second_save_of_a_name_leaves_the_first_untouched(
-    tmp_path: Path, *, is_removed: bool
+def test_bytes_that_change_under_their_time_while_they_are_sent_are_sent_anew(
+    tmp_path: Path,
+) -> None:
+    path = lay(tmp_path, ONE) / "x"
+
+    class Overtaken(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            super().create(name, chunks, about)
+            if name.endswith("/x") and path.read_bytes() == ONE["x"]:
+                assert until(overwrite)
+
+    def overwrite() -> bool:
+        before = path.stat()
+        path.write_bytes(b"Z")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return path.stat().st_ctime_ns != before.st_ctime_ns
+
+    store = Overtaken()
+    settle(worker(tmp_path, store))
+    assert kept(store) == {"checkpoint-4": {"n0": ONE | {"x": b"Z"}}}
+
+
+def test_a_pin_waits_for_the_node_that_owns_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    source = lay(tmp_path, ONE)
-    w = worker(tmp_path, store)
-    settle(w)
-    if is_removed:
-        shutil.rmtree(source)
-    lay(tmp_path, other(ONE), 5000.0)
-    settle(w, 1000.0)
-    locations = kept(store)
-    assert locations.pop("checkpoint-4") == {"n0": ONE}
-    assert list(locations.values()) == [{"n0": other(ONE)}]
-    assert pinned(tmp_path) == (
-        ["checkpoint-4.0", "checkpoint-4.1"] if is_removed else ["checkpoint-4.0"]
-    )
+    commit(lay(tmp_path, ONE))
+    monkeypatch.setattr(pinning, "adopt", lambda *_: None)
+    (waits,) = settle(worker(tmp_path, store)).progress
+    assert (waits.phase, waits.detail) == ("waiting", "no node owns its pin yet")
+    assert kept(store) == {}
 
 
 def test_a_stored_save_moves_in_a_queue_and_holds_up_no_plan(tmp_path: Path) -> None:
@@ -236,6 +246,7 @@ def test_a_restarted_worker_reads_no_file_of_what_is_stored(tmp_path: Path) -> N
         path.chmod(0o700 if path.is_dir() else 0)
         os.utime(path, ns=(0, path.stat().st_mtime_ns))
     assert progress(tick(worker(tmp_path, store), 0.0))["checkpoint-4.0"].phase == "stored"
+    assert list_pins(tmp_path)[0].stored
     assert list(store.names("")) == before
     assert all(
         p.stat().st_atime_ns == 0 for p in source.rglob("*") if p.is_file() and p.suffix != ".json"
@@ -245,11 +256,15 @@ def test_a_restarted_worker_reads_no_file_of_what_is_stored(tmp_path: Path) -> N
 def test_of_two_nodes_on_one_directory_one_sends(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    a, b = worker(tmp_path, store, "a"), worker(tmp_path, store, "b")
+    a, b = (worker(tmp_path, store, node, keep=0) for node in "ab")
     for now in (0.0, 10.0, 60.0):
         tick(a, now)
         assert progress(tick(b, now))["checkpoint-4.0"].phase == "elsewhere"
+        assert list_pins(tmp_path)[0].stored == (now > 0)
     assert kept(store) == {"checkpoint-4": {"a": ONE}}
+    verify(store)
+    tick(b, 61.0)
+    assert pinned(tmp_path) == ["checkpoint-4.0"], "a's own"
     shutil.rmtree(tmp_path / "_ckptsync")
     assert progress(settle(b, 100.0))["checkpoint-4.0"].phase == "elsewhere"
     assert kept(store) == {"checkpoint-4": {"a": ONE}}
@@ -301,9 +316,18 @@ def test_pins_stay_until_verified_then_the_newest(
     lay(tmp_path, ONE)
     w = worker(tmp_path, store, keep=keep)
     settle(w)
+    names = tuple(k.name for k in manifests(store))
+    report = Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", names, "", 1, ())
+    put(store, report)  # of the shards alone
     tick(w, 1000.0)
     assert pinned(tmp_path) == ["checkpoint-4.0"]
     verify(store)
+    newer = b'{"format":2}\n'
+    unreadable = f"run/.ckptsync/checkpoint-4/report-9-{digest(newer)[:16]}.json"
+    store.write(unreadable, [newer])
+    tick(w, 1000.5)
+    assert pinned(tmp_path) == ["checkpoint-4.0"]
+    store.delete(unreadable)
     for now in (1001.0, 1002.0):
         assert progress(tick(w, now))["checkpoint-4.0"].phase == "stored"
         assert pinned(tmp_path) == left
@@ -379,16 +403,6 @@ def test_without_the_store_it_still_pins_and_later_sends(tmp_path: Path) -> None
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
-def test_training_sees_nothing_of_it(tmp_path: Path) -> None:
-    source = lay(tmp_path, ONE)
-    before = {p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in (source, *source.rglob("*"))}
-    settle(worker(tmp_path, MemoryStore()))
-    assert {
-        p: (p.stat().st_mtime_ns, p.stat().st_mode) for p in (source, *source.rglob("*"))
-    } == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["_ckptsync", "checkpoint-4"]
-
-
 def step(out: Path, n: int) -> Path:
     """A checkpoint of the ``n``-th step, written at second ``n``."""
     files = {"trainer_state.json": f'{{"global_step": {n}}}'.encode(), "x": f"weights {n}".encode()}
@@ -405,22 +419,26 @@ def ordered_worker(
     )
 
 
-def test_a_newer_save_that_was_finished_meanwhile_goes_before_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_finished", "order"), [(True, "3921"), (False, "3219")])
+def test_a_newer_save_goes_before_the_rest_if_it_was_finished_meanwhile(
+    tmp_path: Path, *, is_finished: bool, order: str
+) -> None:
     def meanwhile() -> None:
         step(tmp_path, 9)
         w.scan(20.0)
-        w.scan(700.0)
+        if is_finished:
+            w.scan(700.0)
 
     store = Recording(meanwhile)
     for n in (1, 2, 3):
         step(tmp_path, n)
     w = ordered_worker(tmp_path, store, order="newest")
     tick(w, 0.0)
-    result = tick(w, 10.0)
-    assert [p.phase for p in result.progress] == ["waiting", "waiting", "sent"]
-    assert w.scan(10.0).due == 0.0
+    phase = "waiting" if is_finished else "sent"
+    assert [p.phase for p in tick(w, 10.0).progress] == [phase, phase, "sent"]
+    assert w.scan(10.0).due == (0.0 if is_finished else 10.0)
     tick(w, 701.0)
-    assert store.created == ["checkpoint-3", "checkpoint-9", "checkpoint-2", "checkpoint-1"]
+    assert store.created == [f"checkpoint-{n}" for n in order]
 
 
 def test_superseded_saves_are_given_up_where_the_operator_says_so(tmp_path: Path) -> None:
@@ -496,85 +514,6 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     notes = w.notes
     assert "missed run/checkpoint-4" in notes[0]
     assert (tick(w, 2.0).progress, w.notes, w.scan(3.0).notes) == ((), notes, notes)
-
-
-def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None:
-    lay(tmp_path, ONE)
-    w = worker(tmp_path, Away())
-    w.scan(0.0)
-    result = tick(w, 10.0)
-    assert [f.text for f in result.failures] == ["the network is away"]
-    assert result.queue == ("run/checkpoint-4",)
-    assert w.scan(10.5).due is None
-
-
-@contextmanager
-def looking(w: Worker) -> Iterator[None]:
-    """Somebody looks all the while, as a daemon's other thread does."""
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            w.scan(0.0)
-
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        looker.join()
-
-
-def test_killed_at_any_moment_beside_a_scan_it_is_finished(tmp_path: Path) -> None:
-    for lives in itertools.count():
-        out, store = tmp_path / str(lives), MemoryStore()
-        lay(out, ONE)
-        commit(out / "checkpoint-4")
-        w = worker(out, Dying(store, lives))
-        try:
-            with looking(w):
-                settle(w)
-        except Crash:
-            if lives % 2:
-                shutil.rmtree(out / "checkpoint-4")
-            settle(worker(out, store))
-        else:
-            break
-        finally:
-            assert kept(store) == {"checkpoint-4": {"n0": ONE}}
-            assert [k.manifest.save for k in manifests(store)] == ["save"]
-    assert lives > 2 * len(ONE)
-
-
-class Blocking(MemoryStore):
-    """A store that does not answer until it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers, self.asked = threading.Event(), threading.Event()
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        self.asked.set()
-        assert self.answers.wait(60)
-        return iter(super().names(prefix))
-
-
-def test_while_the_store_does_not_answer_every_step_is_kept(tmp_path: Path) -> None:
-    store = Blocking()
-    w = worker(tmp_path, store)
-    sender = threading.Thread(target=tick, args=(w, 0.0))
-    sender.start()
-    assert store.asked.wait(60)
-    for n in range(1, 21):  # and the trainer keeps one
-        made = step(tmp_path, n)
-        w.scan(float(n))
-        w.scan(n + 0.5)
-        shutil.rmtree(made)
-    store.answers.set()
-    sender.join(60)
-    tick(w, 100.0)
-    assert set(kept(store)) == {f"checkpoint-{n}" for n in range(1, 21)}
 
 
 class Held(MemoryStore):
