@@ -1,6 +1,6 @@
 """Run pytest, and run what failed once more, alone: `python -m tests.support.run_again ARGUMENTS`.
 
-Thirteen thousand tests start processes and servers on whatever machine they get, so one of them
+Thousands of tests start processes and servers on whatever machine they get, so one of them
 may fail by chance.  A fault that is there each time fails twice; a test that fails only beside
 others is named at the end and in `FAILED_ONCE`, which `.ci/run` prints last: it is to be mended.
 More than `MOST` failures are no chance, and are not run again.
