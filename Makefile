@@ -29,10 +29,11 @@
 # make campaign-in-front      `ckptsync resume` before a training on two nodes, killed again and again, with
 #                             its disks: the losses are those of one that was never interrupted (10 minutes)
 #                             IN_FRONT="--modes zero3 --store s3 --seed 7"
-# make campaign-llamafactory  the same with LLaMA-Factory as it was released (20 minutes, installs 2 GB)
-#                             LLAMAFACTORY="--hooks embedded"
-# make campaign-trl           the same with TRL's SFT, DPO, GRPO, adapters with names, the best model at
-#                             the end, copies for the Hub (installs 2 GB) TRL="--modes named hub --hooks none"
+# make campaign-llamafactory  as campaign-trainers, with LLaMA-Factory as it was released (10 minutes,
+#                             installs 2 GB) LLAMAFACTORY="--hooks embedded"
+# make campaign-trl           as campaign-trainers, with TRL's SFT, DPO, GRPO, adapters with names, the best
+#                             model at the end, copies for the Hub (15 minutes, installs 2 GB)
+#                             TRL="--modes named hub --hooks none"
 # make campaign-names         `merge --names-of` and `--fill-from` against save_pretrained, for about 55
 #                             architectures of transformers (8 minutes) NAMES="--classes MixtralForCausalLM"
 # make campaign-doctor        plant about 45 faults: `ckptsync doctor` must find each, and raise no alarm

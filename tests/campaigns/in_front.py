@@ -58,6 +58,7 @@ from tests.campaigns.two_nodes import (
     finish,
     losses,
     on_two_nodes,
+    parse_arguments,
     training_arguments,
 )
 from tests.support.files_in_memory import file_paths
@@ -66,6 +67,7 @@ from tests.support.waiting import until
 
 WORKER = {"quiet": "2s", "unmarked": "5s", "scan_every": "1s"}
 SCOPES = ("trainings", "training", "resume", "disk", "disks", "node", "all", "name", "worker")
+RESUMED = ("ddp", "fsdp2", "zero2", "zero3", "lora")
 MOST_ATTEMPTS = 30
 DRAIN = "8m"
 PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and `resume` drains
@@ -73,12 +75,12 @@ PATIENCE = START * 4  # torchrun waits 5 minutes for an agent that is gone, and 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every training went on as if nothing had happened, 1 if not."""
-    parser = training_arguments(__doc__, "ddp", "fsdp2")
+    parser = training_arguments(__doc__, RESUMED, "ddp", "fsdp2")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--chains", type=int, default=2, help="trainings of each mode")
     parser.add_argument("--kills", type=int, default=4, help="of each training")
     parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
-    args = parser.parse_args(argv)
+    args = parse_arguments(parser, argv)
     wrong = 0
     for mode in args.modes:
         with (

@@ -38,6 +38,7 @@ from tests.campaigns.campaign import end_by_signal, verdict, working
 from tests.campaigns.judged import is_weights
 from tests.campaigns.two_nodes import (
     HOOKS,
+    MODES,
     NODES,
     START,
     Job,
@@ -45,6 +46,7 @@ from tests.campaigns.two_nodes import (
     all_events,
     finish,
     on_two_nodes,
+    parse_arguments,
     training_arguments,
 )
 from tests.support.vector import ROOT
@@ -57,7 +59,7 @@ WORKER = {"quiet": "2s", "unmarked": "10s"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 if every promise was kept, 1 if not."""
-    parser = training_arguments(__doc__, "ddp", "fsdp2", "zero2", "zero3")
+    parser = training_arguments(__doc__, MODES, "ddp", "fsdp2", "zero2", "zero3")
     parser.add_argument("--hooks", nargs="+", choices=HOOKS, default=("hook", "none"))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6)
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kill = "seconds between two kills, on average"
     parser.add_argument("--kill", type=float, default=0.0, help=kill)
     parser.add_argument("--cut", type=float, default=0.0, help="seconds without the store")
-    args = parser.parse_args(argv)
+    args = parse_arguments(parser, argv)
     with (
         working("trainers", args.home) as home,
         on_two_nodes(home, args.store, args.python, **WORKER) as nodes,

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -276,14 +276,28 @@ def on_two_nodes(home: Path, kind: str, python: str, **worker: object) -> Iterat
         yield stack.enter_context(contextlib.closing(nodes))
 
 
-def training_arguments(description: str | None, *default: str) -> argparse.ArgumentParser:
-    """Return a parser with what campaigns of trainings share."""
+def training_arguments(
+    description: str | None, modes: Collection[str], *default: str
+) -> argparse.ArgumentParser:
+    """Return a parser with what campaigns of trainings share, among these modes."""
     parser = arguments(description, "home", "seed")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=default)
+    parser.add_argument("--modes", nargs="+", choices=modes, default=default)
     parser.add_argument("--store", choices=("posix", "s3"), default="posix")
     needs = "that has transformers, accelerate, and what the modes need"
     parser.add_argument("--python", default=default_python(), help=needs)
     return parser
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> argparse.Namespace:
+    """Return the arguments; end with an error if the Python lacks what a mode needs."""
+    args = parser.parse_args(argv)
+    for mode in args.modes:
+        modules = ("torch", "transformers", "accelerate", *MODES[mode])
+        if not has_modules(args.python, *modules):
+            parser.error(f"{mode}: {args.python} lacks one of {', '.join(modules)}")
+    return args
 
 
 def all_events(truth: Path, *names: str, rank: str = "*") -> list[dict[str, Any]]:
