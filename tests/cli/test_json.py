@@ -107,8 +107,10 @@ def test_every_result_is_a_document_of_the_schema(
     if is_damaged:
         flip(store / "fsdp2" / SHARD)
     given = [word.format(store=store, data=DATA, home=tmp_path) for word in words]
+    before = set(tmp_path.rglob("*"))
     code = main([command, *given, "--json"])
     told = capsys.readouterr()
+    assert "--dry-run" not in given or set(tmp_path.rglob("*")) == before
     (line,) = told.out.splitlines() or told.err.splitlines()
     printed = json.loads(line)
     assert (printed["format"], printed["exit_code"]) == (1, code)

@@ -297,7 +297,7 @@ def test_a_damaged_model_does_not_open() -> None:
         ({"retired": "old"}, ["none", "no"]),
         ({"shards_retired": "old"}, ["opens", "no"]),
     ):
-        [row] = read_rows("/s", [replace(s, resume=True, **changes)], (), {}, 0.0)  # type: ignore[arg-type]
+        [row] = read_rows("/s", [replace(s, resume=True, **changes)], (), {}, 0.0)
         assert list_row(row, 0.0)[model : model + 2] == cells
     lines = weights_lines(replace(s, weights=ModelValues((), uncounted=2)))
     assert "2 tensors have no statistics" in [*lines]

@@ -1,5 +1,6 @@
 """The command line as a whole: help, exit codes, the error boundary."""
 
+import errno
 import json
 import os
 import resource
@@ -56,6 +57,10 @@ def test_an_operators_error_is_two_lines_and_its_exit_code(
 def test_a_full_disk_is_an_error_and_a_bug_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert bounded(raising(OSError(28, "No space left on device", "/mnt/x"))) == 4
     assert capsys.readouterr().err.startswith("ckptsync: error: /mnt/x: No space left on device\n")
+    thread = RuntimeError("can't start new thread")
+    for scarce in (MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), thread):
+        assert bounded(raising(scarce)) == 1
+        assert "ckptsync: hint: " in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         bounded(raising(ZeroDivisionError()))
 

@@ -1,6 +1,7 @@
 """``ckptsync push`` as a transcript."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import ckptsync
+from ckptsync.catalogue.cached import cache_path
 from ckptsync.cli.main import main
 from ckptsync.cli.push import counted, notes
 from tests.support.command_line import Cli
@@ -185,6 +187,21 @@ def test_advice_can_be_followed_to_the_letter(
     said = capsys.readouterr()
     follow = advised(said.out + said.err)
     assert ("all" if "all" in words else "NAME") in cli(*follow).out
+
+
+@pytest.mark.parametrize("proof", ["spool", "cache"])
+def test_a_store_that_was_there_before_is_not_made_anew(
+    proof: str, tmp_path: Path, cli: Cli
+) -> None:
+    out, store = tmp_path / "out", tmp_path / "store"
+    shutil.copytree(FSDP / "node0", out)
+    store.mkdir()  # as a mount point without its file system
+    os.utime(store, (1, 1))
+    marks = {"spool": out / "_ckptsync" / "store", "cache": cache_path(str(store))}
+    marks[proof].parent.mkdir(parents=True, exist_ok=True)
+    marks[proof].write_text(f"{store}\n")
+    assert f"delete {marks[proof]}" in cli("push", out, "--store", store, code=2).err
+    assert list(store.iterdir()) == []
 
 
 def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path, cli: Cli) -> None:

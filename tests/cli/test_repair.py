@@ -266,6 +266,13 @@ def drop_first_shards(store: Path) -> Path:
     return model_record
 
 
+def test_what_retention_has_marked_is_not_repaired(twice: Path, cli: Cli) -> None:
+    cli("gc", "--keep-last", "1")
+    (twice / "run/checkpoint-1/b.bin").unlink()
+    assert "nothing is damaged" in cli("repair").out
+    assert not (twice / "run/checkpoint-1/b.bin").exists()
+
+
 def test_what_the_verification_after_it_finds_is_told_and_judged(twice: Path, cli: Cli) -> None:
     (twice / "run/checkpoint-1/b.bin").unlink()
     flip(twice / "run/checkpoint-1/a.bin")  # nobody knows of it yet

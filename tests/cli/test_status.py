@@ -166,6 +166,17 @@ def test_how_long_silence_may_last_is_configured(store: Path, cli: Cli, tmp_path
     cli("status", "-c", config, "--check")
 
 
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    store: Path, tmp_path: Path, cli: Cli
+) -> None:
+    page = tmp_path / "status.html"
+    assert "written, open it" in cli("status", "--html", page).out
+    before = page.read_bytes()
+    (tmp_path / "status.html.part").mkdir()
+    assert "name a file that you may write" in cli("status", "--html", page, code=1).err
+    assert page.read_bytes() == before
+
+
 def test_a_record_that_cannot_be_read_is_the_exit_code_too(store: Path, cli: Cli) -> None:
     [manifest] = (store / "zero3" / ".ckptsync" / "checkpoint-4").glob("manifest-*")
     flip(manifest)
@@ -382,9 +393,11 @@ def test_a_run_shows_its_newest_what_waits_and_what_is_missing() -> None:
 
 
 def test_nodes_in_trouble_come_first_and_of_very_many_some_are_shown() -> None:
-    many = shown(*(heart(f"n{n:03}") for n in range(100)), heart("z", ago=2 * HOUR), locations=[])
+    well = (heart(f"n{n:03}", errors=("e",) if n == 50 else ()) for n in range(100))
+    many = shown(*well, heart("z", ago=2 * HOUR), locations=[])
     rows = [line for line in overview_lines(many, 80) if line.startswith(("n0", "z"))]
-    assert (rows[0].split()[0], len(rows)) == ("z", MOST)
+    assert [row.split()[0] for row in rows[:3]] == ["z", "n050", "n000"]
+    assert len(rows) == MOST
     assert "and 81 more" in overview_lines(many, 80)
 
 

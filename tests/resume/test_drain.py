@@ -144,6 +144,15 @@ def test_a_save_that_is_damaged_in_the_store_is_refused(node: Node) -> None:
     assert (damaged.status, damaged.location) == ("refused", "checkpoint-1")
 
 
+def test_what_is_perhaps_not_the_final_model_is_refused(node: Node) -> None:
+    for name in ("model.safetensors", "config.json"):
+        shutil.copyfile(trainer.source() / name, node.out / name)
+    node.read(0.0)
+    final = node.read(1000.0)["final"]
+    assert (final.status, final.path) == ("refused", node.out)
+    assert final.reason.startswith("perhaps not the final model")
+
+
 def test_what_was_moved_aside_is_refused_unless_the_store_has_it(node: Node) -> None:
     aside = node.out / ASIDE
     shutil.copytree(node.out / "checkpoint-1", aside / "checkpoint-1")

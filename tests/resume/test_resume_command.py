@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -300,18 +299,6 @@ def test_a_worker_that_serves_the_directory_is_enough(place: Place) -> None:
         assert worker.poll() is None
         worker.terminate()
         assert worker.wait(60) == 0
-
-
-def test_a_model_that_may_be_the_final_one_is_named(place: Place) -> None:
-    save(place.out, 1, 10)
-    for name in ("model.safetensors", "config.json"):
-        shutil.copyfile(source() / name, place.out / name)
-    code, document = place.drain()
-    assert (code, document["may_shut_down"]) == (3, False)
-    assert statuses(document) == {"checkpoint-1": "stored", "final": "refused"}
-    done = run(("drain", place.out, "-c", place.config, "--wait", "0"), CLEAN)
-    assert "not stored: final: perhaps not the final model" in done.stdout
-    assert f"ckptsync push {place.out} --store" in done.stdout
 
 
 def test_the_final_model_of_a_training_of_a_moment_is_stored_with_it(place: Place) -> None:
