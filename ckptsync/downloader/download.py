@@ -366,8 +366,8 @@ def _set_times(root: Path, times: Mapping[str, int]) -> None:
         parts = path.split("/")[:-1]
         for above in ("/".join(parts[:n]) for n in range(len(parts) + 1)):
             newest[above] = max(time, newest.get(above, time))
-    for directory in sorted(newest, key=lambda d: -d.count("/") - bool(d)):
-        os.utime(root / directory, ns=(newest[directory], newest[directory]))
+    for directory, time in newest.items():
+        os.utime(root / directory, ns=(time, time))
         sync_path(root / directory)
 
 

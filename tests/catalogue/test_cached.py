@@ -3,35 +3,25 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import Phase, settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ckptsync.catalogue.cached import (
-    UNLISTED,
     Cache,
-    awaits_files,
     group_by_checkpoint,
     listing_key,
     read_catalogue,
 )
-from ckptsync.catalogue.location_summary import Summary, summarize
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.digest import digest
 from ckptsync.errors import NotFound, StoreError, Transient
-from ckptsync.records.location_status import LocationState
-from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.model_record import ModelFile, ModelRecord
-from ckptsync.records.report import LEVELS, Level, Report, Verdict, VerifyFinding
+from ckptsync.records.model_record import ModelRecord
+from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.save_decisions import Tombstone
-from ckptsync.records.store_paths import checkpoint_of, consolidated_prefix, node_file_name
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.contract import read_all as content
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.tensors import Demands
-from tests.support.filled_stores import FIRST, SECOND, contents, flip, put, report_on, two_nodes
+from tests.support import store_listing
+from tests.support.filled_stores import contents, flip, put, report_on, two_nodes
 
 
 class Counting(MemoryStore):
@@ -281,217 +271,34 @@ def test_no_garbage_is_looked_for_while_names_are_listed_and_after_an_error_it_i
     assert (seen, gc.isenabled()) == ([False], True)
 
 
-# Reading again only what has changed says at every moment what reading all of it says.
+def test_while_files_and_records_come_and_records_go_a_cache_says_what_reading_anew_says() -> None:
+    whole, store, cache = contents(store_listing.store()), MemoryStore(), Cache()
 
-RUN = "run"
-LOCATIONS = ("checkpoint-1", "checkpoint-1~a", "checkpoint-10")
-NODES = ("n0", "n1")
-PATHS = ("__0_0.distcp", "__1_0.distcp", "config.json")
-BODIES = (b"one", b"other")
-picks = strategies.integers(0, 1 << 16)
+    def compare() -> None:
+        cached, anew = read_catalogue(store, cache), read_catalogue(store)
+        assert (cached.summaries, cached.clock) == (anew.summaries, anew.clock)
+        assert [fault.text for fault in cached.faults] == [fault.text for fault in anew.faults]
 
-
-@dataclass(frozen=True)
-class Sending:
-    location: str
-    node: str
-    save: str
-    paths: tuple[str, ...]
-    body: bytes
-    at: int
-    missing: bool
-    taken_back: int
+    for name, data in whole.items():
+        store.write(name, [data])
+        compare()
+    records = [name for name in whole if "/.ckptsync/" in name]
+    for name in records:
+        store.write(name, [b"damaged"])
+        compare()
+    for name in records:
+        store.delete(name)
+        compare()
 
 
-sendings = strategies.builds(
-    Sending,
-    location=strategies.sampled_from(LOCATIONS),
-    node=strategies.sampled_from(NODES),
-    save=strategies.sampled_from(("", "s1", "s2")),
-    paths=strategies.lists(strategies.sampled_from(PATHS), min_size=1, unique=True).map(
-        lambda paths: tuple(sorted(paths))
-    ),
-    body=strategies.sampled_from(BODIES),
-    at=strategies.sampled_from((0, 0, 500)),
-    missing=strategies.booleans(),
-    taken_back=picks,
-)
-
-
-def manifest(sent: Sending, n: int, old: tuple[str, ...]) -> Manifest:
-    whole, began = digest(sent.body), FIRST + sent.at * SECOND
-    files = tuple(
-        FileEntry(path, len(sent.body), whole, 8, (whole[:32],), began) for path in sent.paths
-    )
-    ranks = tuple(rank for rank in (0, 1) if PATHS[rank] in sent.paths)
-    demands = Demands(dict.fromkeys(PATHS[:2]), {PATHS[2]: None}, 2)
-    where = (RUN, checkpoint_of(sent.location), sent.location)
-    times_and_rest = (began, began, demands, (), sent.save)
-    return Manifest(*where, sent.node, n, files, ranks, *times_and_rest, supersedes=old)
-
-
-class Catalogues(RuleBasedStateMachine):
-    """A store in which records and files come and go, in any order, whole or damaged."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.store, self.cache, self.n = MemoryStore(), Cache(), 0
-
-    def names(self, part: str) -> list[str]:
-        return [e.name for e in self.store.names("") if part in e.name]
-
-    @rule(sent=sendings)
-    def a_node_sends(self, sent: Sending) -> None:
-        self.n += 1
-        mine = self.names(f"manifest-{sent.node}-")
-        old = (mine[sent.taken_back % len(mine)],) if mine and sent.taken_back % 3 == 0 else ()
-        put(self.store, manifest(sent, self.n, old))
-        for path in () if sent.missing else sent.paths:
-            name = f"{RUN}/{sent.location}/{path}"
-            is_taken = name in self.names(name) and content(self.store, name) != sent.body
-            self.store.write(
-                node_file_name(RUN, sent.location, sent.node, path) if is_taken else name,
-                [sent.body],
-            )
-
-    @precondition(lambda self: bool(read_state(self.store).readable))
-    @rule(pick=picks, count=strategies.sampled_from((0, 1, 2, 2)))
-    def a_head_model_records(self, pick: int, count: int) -> None:
-        seen = self.pick(pick)
-        files = tuple(
-            ModelFile(path, 3, digest(b"abc")) for path in ("model.safetensors", "config.json")
-        )
-        names = tuple(k.name for k in seen.manifests)
-        self.n += 1
-        where = (RUN, seen.checkpoint, seen.location)
-        put(self.store, ModelRecord(*where, self.n, names, {}, files, ()))
-        for file in files[:count]:
-            self.store.write(consolidated_prefix(RUN, seen.location) + file.path, [b"abc"])
-
-    @precondition(lambda self: bool(read_state(self.store).readable))
-    @rule(
-        pick=picks,
-        level=strategies.sampled_from(LEVELS),
-        verdict=strategies.sampled_from(("ok", "ok", "damaged")),
-    )
-    def a_verifier_reports(self, pick: int, level: Level, verdict: Verdict) -> None:
-        seen = self.pick(pick)
-        self.n += 1
-        findings = (
-            (VerifyFinding("digest", f"{seen.location}/{PATHS[0]}", "x"),)
-            if verdict == "damaged"
-            else ()
-        )
-        put(self.store, report_on(seen, self.n, verdict, findings, level))
-
-    @precondition(lambda self: bool(read_state(self.store).readable))
-    @rule(pick=picks)
-    def it_is_given_up(self, pick: int) -> None:
-        seen = self.pick(pick)
-        self.n += 1
-        names = tuple(k.name for k in seen.manifests)
-        put(self.store, Tombstone(RUN, seen.checkpoint, seen.location, self.n, names, "old"))
-
-    @precondition(lambda self: bool(self.names("")))
-    @rule(pick=picks)
-    def something_goes(self, pick: int) -> None:
-        there = self.names("")
-        self.disturb(there[pick % len(there)])
-        self.store.delete(there[pick % len(there)])
-
-    @precondition(lambda self: bool(self.names("")))
-    @rule(pick=picks, body=strategies.sampled_from((*BODIES, b"longer still")))
-    def a_file_is_written_over(self, pick: int, body: bytes) -> None:
-        there = [name for name in self.names("") if "/.ckptsync/" not in name]
-        if there:
-            self.disturb(there[pick % len(there)])
-            self.store.write(there[pick % len(there)], [body])
-
-    @precondition(lambda self: any(map(awaits_files, read_state(self.store).readable)))
-    @rule(pick=picks)
-    def a_file_that_is_waited_for_comes(self, pick: int) -> None:
-        lacking = [
-            (n, size)
-            for s in read_state(self.store).readable
-            for n, size in s.named_files().items()
-            if s.sizes.get(n) != size
-        ]
-        if lacking:
-            name, size = lacking[pick % len(lacking)]
-            self.store.write(name, [b"x" * size])
-
-    def disturb(self, name: str) -> None:
-        """Files that were there, and go, or have another size, are the verifier's to find: what was
-        read of them before is forgotten here.
-        """
-        if "/.ckptsync/" not in name or "/files/" in name:
-            self.cache = Cache()
-
-    @precondition(lambda self: bool(self.names("")))
-    @rule(pick=picks)
-    def a_record_is_damaged(self, pick: int) -> None:
-        there = self.names(".ckptsync")
-        if there:
-            name = there[pick % len(there)]
-            self.store.write(name, [content(self.store, name)[:-1] + b" "])
-
-    def pick(self, pick: int) -> LocationState:
-        there = read_state(self.store).readable
-        return there[pick % len(there)]
-
-    @invariant()
-    def what_is_remembered_says_what_is_there(self) -> None:
-        found, again, everything = (
-            read_catalogue(self.store, self.cache),
-            read_catalogue(self.store),
-            read_state(self.store),
-        )
-        assert (found.summaries, found.clock) == (
-            again.summaries,
-            again.clock,
-        ), "a cache makes no difference"
-        faults = [
-            [(f.name, str(f.error)) for f in those]
-            for those in (found.faults, again.faults, everything.faults)
-        ]
-        assert faults[0] == faults[1] == faults[2]
-        assert [s.location for s in found.summaries] == [s.location for s in everything.readable]
-        for short, seen in zip(found.summaries, everything.readable, strict=True):
-            told = summarize(seen, everything.mtimes)
-            if short.status == "VERIFIED":
-                assert told.status == "VERIFIED" or any(
-                    seen.sizes.get(name) != size for name, size in seen.named_files().items()
-                )
-            else:
-                assert _said(short) == _said(told)
-
-
-def _said(short: Summary) -> Summary:
-    """Files of what is finished are taken at their records' word.
-
-    What is lost depends on other locations.
-    """
-    short = replace(short, missing_lines=(), awaited_nodes=())
-    if short.status not in UNLISTED:
-        return short
-    proof = replace(short.proof, rewritten_at=0.0)
-    return replace(
-        short,
-        size=0,
-        files=0,
-        lacks=(),
-        model=False,
-        resume=False,
-        consolidated=False,
-        proof=proof,
-        suspects=(),
-    )
-
-
-TestCatalogues = Catalogues.TestCase
-TestCatalogues.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate)
-)
+def test_a_manifest_that_is_gone_is_a_fault_each_time() -> None:
+    store, cache = MemoryStore(), Cache()
+    two_nodes(store)
+    put(store, report_on(read_state(store).locations[0], 1, "ok"))
+    gone = next(name for name in contents(store) if "manifest-node1" in name)
+    store.delete(gone)
+    for _ in range(2):
+        assert [fault.name for fault in read_catalogue(store, cache).faults] == [gone]
 
 
 def test_locations_whose_manifests_decide_together_are_one_unit_and_uploads_are_none() -> None:

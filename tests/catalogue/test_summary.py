@@ -23,7 +23,7 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.event_record import EventRecord
 from ckptsync.records.io import Fault
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.report import VerifyFinding
+from ckptsync.records.report import Level, VerifyFinding
 from ckptsync.records.save_decisions import Stage, Tombstone
 from ckptsync.records.store_paths import parse_record_name
 from ckptsync.stores.contract import read_all
@@ -124,7 +124,9 @@ def test_what_was_proven_when() -> None:
     load = put(store, report_on(seen, 1, "ok", level="load"))
     digest = put(store, report_on(seen, 2, "ok"))
     mtimes = read_state(store).mtimes
-    passed = (("stat", mtimes[stat]), ("digest", mtimes[digest]), ("load", mtimes[load]))
+    times: dict[Level, float] = {"stat": mtimes[stat], "digest": mtimes[digest]}
+    times["load"] = mtimes[load]
+    passed = tuple(times.items())
     proof = Proven(
         digest, "ok", "digest", mtimes[digest], holds=True, passed=passed, first=mtimes[load]
     )
@@ -145,15 +147,15 @@ def test_what_was_proven_when() -> None:
         rewritten_at=mtimes[f"run/{SHARD}"],
     )
     answers = [put(store, report_on(seen, n, "ok", level="parse")) for n in (5, 6)]
-    times = [read_state(store).mtimes[name] for name in answers]
+    answered_at, when = (read_state(store).mtimes[name] for name in answers)
     assert short(store).proof == replace(
         proof,
         report=answers[1],
         level="parse",
-        when=times[1],
-        passed=(*passed[:2], ("parse", times[1]), passed[2]),
+        when=when,
+        passed=(*passed[:2], ("parse", when), passed[2]),
         answered=last,
-        answered_at=times[0],
+        answered_at=answered_at,
     )
     names = tuple(k.name for k in seen.manifests)
     put(store, Tombstone("run", "checkpoint-4", "checkpoint-4", 0, names, "old", "shards"))

@@ -112,6 +112,22 @@ def test_a_file_that_was_damaged_here_since_the_last_try_is_downloaded_again(
     assert files_below(tmp_path / "checkpoint-4") == ALL
 
 
+def test_files_nearby_are_linked_by_size_and_time_and_verified(tmp_path: Path) -> None:
+    near, cut = tmp_path / "near", "trainer_state.json"
+    pull(store_of_two(), near)
+    near /= "checkpoint-4"
+    os.utime(near / "rng_state_0.pth", ns=(7, 7))
+    for path, data in ((SHARD.removeprefix("run/checkpoint-4/"), b"x" * 500_000), (cut, b"{")):
+        (near / path).write_bytes(data)
+        os.utime(near / path, ns=(1000, 1000))
+    Download(tmp_path / "out", plan(store_of_two()), near).run(store_of_two())
+    out = tmp_path / "out/checkpoint-4"
+    assert files_below(out) == ALL
+    linked = {path for path in ALL if (out / path).samefile(near / path)}
+    assert linked == {"fsdp/meta.json", "fsdp/__0_0.distcp", "rng_state_1.pth", "empty"}
+    assert (near / "rng_state_0.pth").stat().st_mtime_ns == 7
+
+
 def test_other_bytes_under_the_checkpoints_name_are_left_alone(tmp_path: Path) -> None:
     pull(store_of_two(), tmp_path)
     path = tmp_path / "checkpoint-4/rng_state_0.pth"

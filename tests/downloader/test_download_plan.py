@@ -86,7 +86,7 @@ def test_times_and_digests_are_the_manifests_and_the_same_files_have_the_same_ke
 
 def test_a_file_that_is_not_in_the_store_is_missing_and_not_planned() -> None:
     store = two_nodes()
-    store.delete(f"{RUN}/{LOCATION}/rng_state_1.pth")
+    store.write(f"{RUN}/{LOCATION}/rng_state_1.pth", [b"r"])
     put(
         store,
         manifest({"args.bin": b"zero"}, "n0", demands=Demands({}, {"rng_state_2.pth": None}), n=1),
@@ -160,7 +160,7 @@ def test_a_missing_model_or_file_of_it_is_named() -> None:
     with pytest.raises(Incomplete, match="no consolidated model yet"):
         plan_model(seen(store))
     whole_ = whole_store()
-    whole_.delete(consolidated_prefix(RUN, LOCATION) + "config.json")
+    whole_.write(consolidated_prefix(RUN, LOCATION) + "config.json", [b"{}"])
     assert plan_model(seen(whole_)).missing == (
         "config.json: missing in the store, or of another size",
     )

@@ -94,6 +94,9 @@ def test_a_model_outlives_its_shards() -> None:
     with pytest.raises(Incomplete, match="shards after 3"):
         find(store, PullRequest("run/checkpoint-4"))
     assert len(find(store, PullRequest("run/latest", is_model=True)).plan.files) == 2
+    store.delete("run/consolidated/checkpoint-4/config.json")
+    with pytest.raises(Incomplete, match="not all of its files are in the store"):
+        find(store, PullRequest("run/checkpoint-4", "any", is_model=True))
 
 
 def test_a_mistyped_run_gets_a_similar_name_as_hint() -> None:

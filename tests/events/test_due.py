@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.catalogue.location_summary import Handled, Proven, Summary
 from ckptsync.events.definitions import Definition
-from ckptsync.events.due import TRIES, DueEvent, due_events, list_occurrences
+from ckptsync.events.due import TRIES, DueEvent, due_events, is_over, list_occurrences
 from ckptsync.records.event_record import EVENTS
 
 EVAL = Definition("eval", ("verified",), ("/bin/eval",))
@@ -108,7 +108,7 @@ def test_the_oldest_checkpoint_is_first_and_runs_do_not_wait_for_each_other() ->
 def test_what_was_done_is_done_for_that_record_alone() -> None:
     s = location(1)
     [e] = due_events([EVAL], [s], OLD).now
-    s = replace(s, handled=(done(e),))
+    s = replace(s, handled=(done(e, failures=1, definition="0" * 16), done(e)))
     assert not due_events([EVAL], [s], OLD).now
     changed = replace(EVAL, command=("/bin/other",))
     assert not due_events([changed], [s], OLD).now
@@ -121,12 +121,15 @@ def test_what_failed_too_often_lets_the_next_go_on_until_its_definition_changes(
     store = [location(1), location(2)]
     [e] = due_events([EVAL], store, OLD).now
     store[0] = replace(store[0], handled=(done(e, failures=TRIES - 1),))
+    assert not is_over(EVAL, store[0], e.happened)
     assert names(due_events([EVAL], store, OLD).now) == ["sft/checkpoint-1 eval verified"]
     store[0] = replace(store[0], handled=(done(e, failures=TRIES),))
     events = due_events([EVAL], store, OLD)
     assert names(events.now) == ["sft/checkpoint-2 eval verified"]
     assert names(events.given_up) == ["sft/checkpoint-1 eval verified"]
     changed = replace(EVAL, command=("/bin/eval", "--fixed"))
+    assert is_over(EVAL, store[0], e.happened)
+    assert not is_over(changed, store[0], e.happened)
     assert names(due_events([changed], store, OLD).now) == ["sft/checkpoint-1 eval verified"]
 
 

@@ -48,11 +48,12 @@ def do(
     definition: Definition,
     where: str = MODEL,
     *,
+    happened: str = "",
     is_due: bool = True,
     node: str = "n",
 ) -> HandledEvent:
     run, _, location = where.partition("/")
-    request = Request(definition, run, location, is_due=is_due, node=node)
+    request = Request(definition, run, location, happened, is_due=is_due, node=node)
     return handle(store, request, lambda s: describe(store, s), lambda: None)
 
 
@@ -76,8 +77,11 @@ def test_it_is_done_once_and_again_by_hand(store: Store, tmp_path: Path) -> None
 def test_a_command_is_told_what_ls_prints(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    do(store, event(f"cat >{tmp_path}/told"))
-    told = json.loads((tmp_path / "told").read_text())
+    definition = replace(event(f"cat >{tmp_path}/told"), on=("consolidated", "verified"))
+    for happened, last in (("consolidated", "consolidated"), ("", "verified")):
+        do(store, definition, happened=happened)
+        told = json.loads((tmp_path / "told").read_text())
+        assert told["event"] == last
     capsys.readouterr()
     assert main(["ls", MODEL, "--store", str(tmp_path / "store"), "--json"]) == 0
     assert told.keys() == json.loads(capsys.readouterr().out).keys() | {"event", "name"}
@@ -111,7 +115,7 @@ def test_a_failure_is_remembered_and_the_next_try_may_succeed(store: Store, tmp_
             failures,
             "ended with status 1: no",
         )
-    (tmp_path / "fixed").touch()
+    (tmp_path / "fixed").write_text("")
     assert not do(store, definition).was_done
     [handled] = here(store).handled
     assert (handled.done, handled.failures) == (True, 2)
@@ -121,6 +125,12 @@ def test_a_program_that_is_not_there_fails(store: Store) -> None:
     definition = Definition("gone", ("verified",), ("/nowhere/program",))
     with pytest.raises(CkptsyncError, match="/nowhere/program: No such file"):
         do(store, definition)
+
+
+def test_why_metrics_were_refused_is_remembered(store: Store) -> None:
+    do(store, event("""echo '{"a": NaN}'"""))
+    [handled] = here(store).handled
+    assert (handled.done, handled.error) == (True, "metrics refused: a is nan")
 
 
 def test_what_did_not_happen_is_not_done(store: Store) -> None:
@@ -137,7 +147,7 @@ def test_a_live_claim_of_another_head_is_left_to_it(
 ) -> None:
     definition = event("exit 0")
     claim = ".ckptsync/events/eval/verified/fsdp2/checkpoint-4"
-    store.write(claim, [b"other\n"])
+    store.write(claim, [b"other 999999999 7\n"])
     with pytest.raises(Elsewhere, match="other does it"):
         do(store, definition)
     assert not here(store).handled
@@ -152,7 +162,8 @@ def test_a_live_claim_of_another_head_is_left_to_it(
     store.write(claim, [f"n {parent} {start_time(parent)}\n".encode()])
     with pytest.raises(Elsewhere, match="n does it"):
         do(store, definition)
-    store.delete(claim)
+    # this very process, which did not hear that its claim was written
+    store.write(claim, [f"n {os.getpid()} {start_time(os.getpid())}\n".encode()])
     assert do(store, definition).was_done
     assert not list(store.names(".ckptsync/events/"))
     assert not (tmp_path / "store" / claim).exists()

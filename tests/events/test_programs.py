@@ -87,15 +87,17 @@ def test_what_a_command_leaves_running_is_killed_when_it_ends(tmp_path: Path) ->
 def test_the_environment_has_no_secret_but_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     monkeypatch.setenv("HF_TOKEN", "token")
-    script = """printf '{"aws": %d, "options": %d, "hf": %d, "own": %d, "path": %d, "python": %d}' \
+    monkeypatch.setenv("NOTIFY_SOCKET", "the head's own")
+    script = """printf '{"aws": %d, "options": %d, "hf": %d, "own": %d, "path": %d, "python": %d,
+        "systemd": %d}' \
         ${AWS_SECRET_ACCESS_KEY:+1}0 ${CKPTSYNC_STORAGE_OPTIONS:+1}0 ${HF_TOKEN:+1}0 ${OWN:+1}0 \
-        ${PATH:+1}0 ${PYTHONPATH:+1}0"""
+        ${PATH:+1}0 ${PYTHONPATH:+1}0 ${NOTIFY_SOCKET:+1}0 | tr -d '\n'"""
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
     def told(**more: object) -> dict[str, float]:
         return {name: value / 10 for name, value in run(script, **more).metrics.items()}  # type: ignore[arg-type]
 
-    none = {"aws": 0, "options": 0, "hf": 0, "own": 0, "path": 1, "python": 0}
+    none = {"aws": 0, "options": 0, "hf": 0, "own": 0, "path": 1, "python": 0, "systemd": 0}
     assert told() == none
     assert told(environment={"HF_TOKEN": None, "OWN": "x"}) == none | {"hf": 1, "own": 1}
     assert told(secrets=True) == none | {"aws": 1, "options": 1, "hf": 1}
@@ -113,6 +115,7 @@ def test_the_environment_has_no_secret_but_where_asked(monkeypatch: pytest.Monke
         (b'{"a": 1e999}', "metrics refused: a is inf"),
         (b'{"a b": 1}', "metrics refused: 'a b' is not a metric's name"),
         (b'{"": 1}', "metrics refused: '' is not a metric's name"),
+        (b'{"' + b"a" * 101 + b'": 1}', "metrics refused: 'aaa"),
         (
             json.dumps({f"m{i}": i for i in range(51)}).encode(),
             "metrics refused: 51, at most 50 are",
@@ -126,6 +129,11 @@ def test_metrics_that_are_refused(line: bytes, note: str) -> None:
     metrics, why = read_metrics(line)
     assert (metrics, bool(why)) == ({}, bool(note))
     assert why.startswith(note)
+
+
+def test_as_many_metrics_with_as_long_names_are_kept() -> None:
+    metrics = {f"{n:0100}": float(n) for n in range(50)}
+    assert read_metrics(json.dumps(metrics).encode()) == (metrics, "")
 
 
 def test_a_post_is_done_by_2xx_alone_and_no_redirection_is_followed() -> None:

@@ -476,12 +476,12 @@ def test_the_newest_checkpoint_with_the_same_tensors_lends_its_configuration(
     tmp_path: Path,
 ) -> None:
     store = MemoryStore()
-    for step in (9, 3, 4):  # a training that began again
+    for step in (2, 3, 4):
         two_nodes(store, location=f"checkpoint-{step}")
         if step != 4:
             put_files(store, noted(tmp_path, str(step)), f"checkpoint-{step}")
-    send(store, TIED, "node0", "checkpoint-5")
-    put_files(store, noted(tmp_path, "another model"), "checkpoint-5")
+    write_base(tmp_path / "another")
+    send(store, tmp_path / "another", "node0", "checkpoint-5")
     consolidate_due(store, HeadOptions())
     consolidate_location(store, "run", "", HeadOptions())
     whole = contents(store)

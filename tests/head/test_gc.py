@@ -17,7 +17,7 @@ import pytest
 from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.location_summary import Summary
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.errors import Corrupt, Incomplete, StoreError
 from ckptsync.head.gc import (
     RetentionRequest,
     RetentionResult,
@@ -132,6 +132,22 @@ def test_damaged_metrics_keep_what_they_would_have_spoken_of() -> None:
     assert (
         outcomes(apply_retention(store, request(Rules(keep_best=Best("eval_loss", 1)), 99.0))) == []
     )
+
+
+def test_a_run_that_cannot_be_judged_stops_no_other() -> None:
+    class Broken(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            if name.startswith("other/") and name.endswith("trainer_state.json"):
+                raise StoreError(f"{name}: no answer")
+            super().read_into(name, start, out)
+
+    store = Broken()
+    for run in ("other", "run"):
+        for n in (1, 2, 3):
+            fill(store, f"checkpoint-{n}", FIRST + n * HOUR, run=run, loss=float(n))
+    result = apply_retention(store, request(Rules(keep_best=Best("eval_loss", 1)), 99.0))
+    assert [failed.run for failed in result.failed] == ["other"]
+    assert [(d.run, d.location) for d in result.done] == [("run", "checkpoint-2")]
 
 
 def test_a_damaged_event_keeps_what_it_may_have_measured_to_be_the_best() -> None:

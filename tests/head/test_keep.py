@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.catalogue.uncached import not_found, read_state
-from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.head.gc import RetentionRequest, apply_retention
 from ckptsync.head.removal import keep, release
 from ckptsync.head.retention_rules import Rules
 from ckptsync.records.save_decisions import Stage
 from ckptsync.stores.memory import MemoryStore
 from tests.support.filled_stores import flip
-from tests.support.retention_stores import FIRST, fill, mark
+from tests.support.retention_stores import FIRST, fill, manifest_name, mark
 
 STAGES: tuple[Stage, ...] = ("begun", "withdrawn", "marked")
 LAST = RetentionRequest(lambda _: Rules(keep_last=1), 99.0)
@@ -106,3 +106,6 @@ def test_what_is_made_anew_keeps_nobody_from_keeping(kind: str) -> None:
     )
     assert keep(store, "run", "checkpoint-1")
     assert release(store, "run", "checkpoint-1")
+    flip(store, manifest_name(store, "checkpoint-1"))
+    with pytest.raises(Corrupt, match="manifest-n0"):
+        keep(store, "run", "checkpoint-1")

@@ -90,10 +90,12 @@ def test_where_others_words_are_seen_late_they_are_waited_for_once() -> None:
     assert waited == [3.0]
 
 
-def test_nothing_is_orphaned_where_a_record_cannot_be_read() -> None:
+def test_nothing_is_orphaned_where_a_record_of_its_name_cannot_be_read() -> None:
     store = MemoryStore()
     name = fill(store, "checkpoint-5")
-    store.write("run/checkpoint-5/stray.bin", [b"x"])
+    fill(store, "checkpoint-5~other")
+    for location in ("checkpoint-5", "checkpoint-5~other"):
+        store.write(f"run/{location}/stray.bin", [b"x"])
     store.write(name, [b"{}"])
     assert names(store) == []
 

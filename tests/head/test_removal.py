@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ckptsync.catalogue.uncached import read_state
-from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.head.gc import read_manifests
 from ckptsync.head.removal import (
     Removal,
@@ -17,6 +17,8 @@ from ckptsync.head.removal import (
     check_alone,
     delete_records,
     files_to_delete,
+    plan_removal,
+    remove_by_hand,
     write_tombstone,
 )
 from ckptsync.head.retention import RetentionDecision
@@ -25,7 +27,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.save_decisions import Keep, Scope, Stage, Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.support.filled_stores import put
+from tests.support.filled_stores import entry, put
 from tests.support.retention_stores import FIRST, fill, manifest_name, mark
 
 DROP = RetentionDecision("run", "checkpoint-1", "drop", "old", "remove")
@@ -35,14 +37,15 @@ SHARDS = replace(DROP, scope="shards")
 class Crossed(MemoryStore):
     """In which somebody else does something right before the next record gets its name.
 
-    ``now``: of a clock that jumps while it is listed who else is there.
+    ``now``: of a clock that jumps while the names below ``slow`` are listed.
     """
 
     other: Callable[[], object] | None = None
+    slow = ""
     now = 0.0
 
     def names(self, prefix: str) -> Iterator[Entry]:
-        if prefix == "run/consolidated/.ckptsync/":
+        if prefix == self.slow:
             self.now += 61.0
         return super().names(prefix)
 
@@ -99,10 +102,12 @@ def test_a_node_that_sends_keeps_it() -> None:
 def test_what_came_since_it_was_marked_is_marked_anew() -> None:
     store = marked()
     name = manifest_name(store, "checkpoint-1")
+    another = Tombstone(*3 * ("run",), 0, (name.replace("-n0-", "-n9-"),), "another save")
+    earlier = put(store, replace(another, checkpoint="checkpoint-1", location="checkpoint-1"))
     put(store, replace(read_manifests(store, [name])[name], n=1))
     assert removed(store).result == "marked again"
     assert removed(store).result == "removed"
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/")]
+    (name,) = {e.name for e in store.names("run/.ckptsync/checkpoint-1/")} - {earlier}
     stone = decode(name, read_all(store, name))
     assert isinstance(stone, Tombstone)
     assert (stone.stage, len(stone.manifests)) == ("marked", 2), "by it a node knows its save"
@@ -129,6 +134,19 @@ def test_of_two_heads_that_begin_at_once_neither_takes_back_what_the_other_remov
 
     store.other = others
     assert removed(store).result == "waits", "the other has looked before anybody kept it"
+    store = marked()
+    store.other = others
+    with pytest.raises(Incomplete, match="not deleted"):
+        remove_by_hand(store, plan_removal(store, "run", "checkpoint-1"), "old")
+
+
+def test_a_conflict_of_its_name_in_another_location_keeps_it() -> None:
+    store = marked()
+    name = manifest_name(store, "checkpoint-1")
+    said = replace(read_manifests(store, [name])[name], location="checkpoint-1~x")
+    for node in ("n1", "n2"):
+        put(store, replace(said, node=node, files=(entry(node, b""),)))
+    assert removed(store).reason == "conflict: two saves have this name"
 
 
 def test_what_loses_a_file_and_is_kept_while_a_removal_begins_is_not_taken_back() -> None:
@@ -173,8 +191,12 @@ def test_a_head_that_was_held_up_after_its_last_look_looks_again_another_time() 
     assert found.reason == "the last check before deletion took too long"
 
 
-def test_a_head_that_was_held_up_by_what_it_lists_before_it_removes_does_not_begin() -> None:
+@pytest.mark.parametrize("slow", ["run/.ckptsync/", "run/consolidated/.ckptsync/"])
+def test_a_head_that_was_held_up_by_what_it_lists_before_it_removes_does_not_begin(
+    slow: str,
+) -> None:
     store = marked()
+    store.slow = slow
     found = Removal(store, clock=lambda: store.now).remove(DROP)
     assert found.reason == "the last check before deletion took too long"
     assert len([*store.names("run/checkpoint-1/")]) == 3
@@ -260,20 +282,22 @@ def manifests(store: MemoryStore) -> dict[str, Manifest]:
 
 
 def delete_files(store: MemoryStore) -> None:
-    for entry in files_to_delete(store, "run", "checkpoint-1", "location"):
-        store.delete(entry.name)
+    for file in files_to_delete(store, "run", "checkpoint-1", "location"):
+        store.delete(file.name)
 
 
 def test_what_opens_it_goes_first_and_the_neighbours_stay() -> None:
     store = MemoryStore()
     for location in ("checkpoint-1", "checkpoint-10", "checkpoint-1~other"):
         fill(store, location)
+    store.write("run/consolidated/checkpoint-1/model.safetensors.index.json", [b"{}"])
     order = [
         e.name.removeprefix("run/")
         for e in files_to_delete(store, "run", "checkpoint-1", "location")
     ]
     assert order == [
         "checkpoint-1/trainer_state.json",
+        "consolidated/checkpoint-1/model.safetensors.index.json",
         "checkpoint-1/a.bin",
         "checkpoint-1/b.bin",
         "consolidated/checkpoint-1/model.safetensors",

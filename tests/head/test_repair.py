@@ -16,7 +16,7 @@ from ckptsync.head.repair import How, NodeState, Repair, RepairPlan, plan_repair
 from ckptsync.head.retention_rules import Rules
 from ckptsync.records.io import Fault
 from ckptsync.records.location_status import LocationState, unanswered_findings
-from ckptsync.records.report import Level, Verdict, VerifyFinding
+from ckptsync.records.report import FindingKind, Level, Verdict, VerifyFinding
 from ckptsync.records.save_decisions import Scope, Stage
 from ckptsync.records.store_paths import RecordName, node_file_name
 from ckptsync.stores.memory import MemoryStore
@@ -59,6 +59,25 @@ def plan_of(
     return plan_repair(
         found, "run", "checkpoint-4", unanswered_findings(seen) if seen else (), nodes
     )
+
+
+@pytest.mark.parametrize(
+    ("node", "is_alive", "lacks", "expected"),
+    [
+        ("node1", True, (), {SHARD: "ask", RNG: "ask"}),
+        ("node1", False, (), {SHARD: "away", RNG: "away"}),
+        ("node0", True, (), {SHARD: "away", RNG: "away"}),
+        ("node1", True, (RNG,), {RNG: "lost", SHARD: "ask"}),
+        ("node1", False, (RNG, SHARD), {SHARD: "lost", RNG: "lost"}),
+    ],
+)
+def test_a_node_that_runs_is_asked_for_what_it_does_not_lack_and_the_worst_comes_first(
+    node: str, *, is_alive: bool, lacks: tuple[str, ...], expected: dict[str, How]
+) -> None:
+    seen = said((1, "damaged", (SHARD, RNG), "digest"))
+    reports = dict.fromkeys(seen.conditions.proof.damage, lacks)
+    plan = plan_of(seen, {node: NodeState(is_alive=is_alive, lacks=reports)})
+    assert [(part.name, part.how) for part in plan.parts] == [*expected.items()]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +142,24 @@ def fault(kind: str, error: Exception) -> Fault:
 def test_records_that_cannot_be_read(kind: str, error: Exception, how: How) -> None:
     found = plan_of(None, {"node1": NodeState(is_alive=True)}, fault(kind, error))
     assert [part.how for part in found.parts] == [how]
+    assert found.exit_code == (3 if how in ("ask", "later") else 0)
+
+
+@pytest.mark.parametrize(
+    ("is_verified", "kind", "how"),
+    [(True, "digest", "copy"), (False, "digest", "away"), (True, "load", "away")],
+)
+def test_other_bytes_are_copied_from_a_verified_checkpoint_alone(
+    *, is_verified: bool, kind: FindingKind, how: How
+) -> None:
+    store = MemoryStore()
+    fill(store, LOCATION)
+    fill(store, "checkpoint-2", FIRST + 3600, is_verified=is_verified)
+    finding = VerifyFinding(kind, f"{LOCATION}/b.bin", "")
+    damaged = next(s for s in read_state(store).locations if s.location == LOCATION)
+    put(store, report_on(damaged, 9, "damaged", [finding], "load"))
+    plan = plan_repair(read_state(store), "run", LOCATION, [finding], {})
+    assert [part.how for part in plan.parts] == [how]
 
 
 # What is done at once.

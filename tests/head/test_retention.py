@@ -154,9 +154,8 @@ def test_what_a_trainer_leaves_at_the_end_stays_and_is_none_of_the_newest() -> N
 def test_what_was_never_verified_stays_until_it_is_overtaken_and_quiet() -> None:
     incomplete = [seen(6, "INCOMPLETE"), seen(4, "DAMAGED"), seen(3, "COMPLETE")]
     assert kept([*incomplete, seen(5), seen(2)], Rules(keep_last=1)) == [5, 6]
-    assert kept([*incomplete, seen(1)], Rules(keep_last=1)) == [1, 3, 4, 6], (
-        "nothing newer is verified"
-    )
+    for rules in (Rules(keep_last=1), Rules(max_size=1)):
+        assert kept([*incomplete, seen(1)], rules) == [1, 3, 4, 6], "nothing newer is verified"
     assert kept([*incomplete, seen(5), seen(2)], Rules(keep_last=2)) == [2, 3, 4, 5, 6], (
         "one of them may be the second yet"
     )
@@ -210,6 +209,16 @@ def test_shards_of_the_newest_that_can_be_resumed_from_stay_unless_none_are_want
         for n in (1, 0)
     }
     assert verdicts == {1: ["keep", "drop-shards", "keep"], 0: ["drop-shards"] * 3}
+    for shards in (0, 1):
+        decisions = decide(locations, Rules(shards=shards), RunEvidence(), NOW)
+        assert {d.any_shards for d in decisions} == {shards == 0}
+
+
+def test_what_is_being_deleted_counts_for_no_rule() -> None:
+    gone = replace(seen(3, "RETIRED"), begun=True)
+    assert kept([seen(1), seen(2), gone], Rules(keep_last=2)) == [1, 2]
+    model = replace(seen(5), size=1000, resume=False, shards_retired="old", shards_deleted=True)
+    assert kept([*FIVE[:4], model], Rules(max_size=45)) == [3, 4, 5], "only its model takes room"
 
 
 def test_reasons_say_what_kept_it_and_what_did_not() -> None:

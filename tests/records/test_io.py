@@ -31,6 +31,7 @@ from ckptsync.records.report import Report, VerifyFinding
 from ckptsync.records.save_decisions import Join, Keep, Tombstone
 from ckptsync.records.store_paths import RecordKind, RecordName, parse_record_name
 from ckptsync.records.weights_record import WeightsRecord
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.tensors import Demands
 
@@ -336,6 +337,15 @@ def test_no_record_speaks_of_what_is_a_stores_own(record: Record, names: dict[st
     with pytest.raises(Corrupt):
         create_record(store, hostile)
     assert [*store.names("")] == []
+
+
+def test_a_record_that_was_damaged_is_written_again_by_whoever_writes_it() -> None:
+    store = MemoryStore()
+    name, data = create_record(store, KEEP)
+    for content in (b"", data[:-1]):
+        store.write(name, [content])
+        assert create_record(store, KEEP) == (name, data)
+        assert read_all(store, name) == data
 
 
 def test_no_file_lies_among_records() -> None:

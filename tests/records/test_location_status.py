@@ -171,6 +171,8 @@ def test_a_model_record_counts_while_all_its_manifests_do() -> None:
         seen(A0, B1, model_records={"s": model_record(manifests=("other",))}, sizes=listed).status
         == "COMPLETE"
     )
+    of_nothing = {"s": model_record(manifests=())}
+    assert seen(A0, B1, model_records=of_nothing, sizes=listed).status == "COMPLETE"
     assert (
         seen(
             A0,

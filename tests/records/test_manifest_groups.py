@@ -324,6 +324,9 @@ def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
     again = replace(moved.manifest, n=1, supersedes=("new",))
     found = collect_manifests({**records, "new": moved.manifest, "again": again})
     assert explain_conflict("checkpoint-5", found) == ""
+    liar = replace(again, node="z")
+    (lie,) = [k for k in collect_manifests({**records, "liar": liar}) if k.name == "liar"]
+    assert not lie.joins, "a node joins nothing by what it says of others"
 
 
 def test_a_join_does_not_outweigh_a_contradiction() -> None:

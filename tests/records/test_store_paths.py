@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.records.store_paths import RecordName, node_file_name, parse_record_name
+from ckptsync.errors import Corrupt
+from ckptsync.records.store_paths import RecordName, checked_own, node_file_name, parse_record_name
 
 LETTERS = string.ascii_letters + string.digits + "_.-"
 NODES = st.text(LETTERS, min_size=1, max_size=20)
@@ -28,3 +30,11 @@ def test_a_nodes_own_copy_is_never_taken_for_a_record() -> None:
     assert (
         parse_record_name(node_file_name("run", "c", "a", "model-0-0123456789abcdef.json")) is None
     )
+
+
+def test_only_files_of_its_own_and_no_records_are_a_locations() -> None:
+    prefixes = ("run/c/", "run/.ckptsync/c/")
+    assert checked_own("run/c/a/b", prefixes) == "run/c/a/b"
+    for name in ("run/c/../x", "run/d/a", "run/c/", "run/c/.CKPTSYNC/x/keep-0.json"):
+        with pytest.raises(Corrupt):
+            checked_own(name, prefixes)

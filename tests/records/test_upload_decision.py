@@ -134,6 +134,7 @@ def test_a_mate_is_of_the_same_time_on_the_stores_clock() -> None:
     mate = manifest("n1", at=100 * S, a="x")
     assert has_other_part(stats(at=100 * S, b="y"), "n0", 0, [mate])
     assert has_other_part(stats(at=130 * S, b="y"), "n0", 30 * S, [mate])
+    assert has_other_part(stats(at=101 * S, b="y"), "n0", 0, [mate])
     assert not has_other_part(stats(at=130 * S, b="y"), "n0", 0, [mate])
     assert not has_other_part(stats(at=70 * S, b="y"), "n0", 0, [mate])
     assert not has_other_part(stats(at=100 * S, b="y"), "n1", 0, [mate])
@@ -315,10 +316,11 @@ def test_the_same_bytes_in_a_torn_save_before_are_not_a_part_of_the_save_that_a_
 
 def test_files_of_ranks_that_another_node_wrote_are_not_this_nodes_part() -> None:
     shards = {"rng_state_0.pth": "zero", "rng_state_1.pth": "one"}
-    files = tuple(entry(path, text, S + 1) for path, text in shards.items())
-    theirs = replace(manifest("n1", at=S + 1), files=files[1:])
-    draft = replace(manifest("n0", at=S + 1), location="", files=files)
-    assert [f.path for f in decide(draft, reading(theirs)).part.files] == ["rng_state_0.pth"]
+    for at, own in ((S + 1, [*shards][:1]), (S, [*shards])):  # whole seconds may be chance
+        files = tuple(entry(path, text, at) for path, text in shards.items())
+        theirs = replace(manifest("n1", at=at), files=files[1:])
+        draft = replace(manifest("n0", at=at), location="", files=files)
+        assert [f.path for f in decide(draft, reading(theirs)).part.files] == own
 
 
 def rank_of(node: str, rank: int) -> Manifest:
@@ -334,6 +336,9 @@ def test_what_only_ranks_and_times_tie_to_a_save_waits_for_proof_and_for_who_sen
     assert until > 0
     assert decide(draft, reading(theirs, at=until - 1)).is_early
     assert not decide(draft, reading(theirs, at=until)).is_early
+    ahead = replace(draft, clock_offset=5 * S)  # its own clock says when it reads
+    assert decide(ahead, reading(theirs, at=until + 5 * S - 1)).is_early
+    assert not decide(ahead, reading(theirs, at=until + 5 * S)).is_early
     assert decide(draft, reading(theirs, at=until, is_contended=True)).is_early
     assert not decide(draft, reading(is_contended=True)).is_early
 

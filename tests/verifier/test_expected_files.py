@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.records.store_paths import file_name
+from ckptsync.records.store_paths import consolidated_prefix, file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verifier.expected_files import (
     check_sizes,
@@ -51,13 +51,15 @@ def test_stat_tells_what_is_not_there_and_what_has_another_size() -> None:
     store = whole_store()
     store.delete(file_name(RUN, LOCATION, "config.json"))
     store.write(file_name(RUN, LOCATION, "model.safetensors"), [b"short"])
+    store.write(consolidated_prefix(RUN, LOCATION) + "config.json", [bytes(99)])
     seen = location(store)
     found = list(check_sizes(expected_files(seen), seen.sizes))
     assert [(f.kind, f.name) for f in found] == [
         ("missing", "checkpoint-4/config.json"),
         ("size", "checkpoint-4/model.safetensors"),
+        ("size", "consolidated/checkpoint-4/config.json"),
     ]
-    assert found[1].ranges == ((5, len(WHOLE["model.safetensors"])),)
+    assert [f.ranges for f in found[1:]] == [((5, len(WHOLE["model.safetensors"])),), ()]
 
 
 def test_what_no_node_has_sent_is_a_note() -> None:
