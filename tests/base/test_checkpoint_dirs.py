@@ -72,7 +72,8 @@ FOUND: dict[str, dict[str, tuple[str, list[str]]]] = {
         "version_1.last.ckpt": ("lightning", ["meta.pt"]),
         "epoch-1-step-10-loss-0.12.ckpt": ("lightning", ["epoch=1-step=10-loss=0.12.ckpt"]),
     },
-    "config.json training_args.bin optimizer.bin model/model.safetensors": {},
+    """config.json training_args.bin optimizer.bin model/model.safetensors
+    checkpoints/global_step7/mp_rank_00_model_states.pt""": {},
     "": {},
 }
 STEPS = {"iter_0000002": 2, "epoch-0-step-5.ckpt": 5, "epoch-1-step-10-loss-0.12.ckpt": 10}
