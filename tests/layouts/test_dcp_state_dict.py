@@ -66,20 +66,6 @@ def test_a_section_is_the_first_of_the_path_and_never_a_prefix_of_a_name(
     assert names(*paths) == wanted
 
 
-def test_tensors_at_the_top_are_the_model_beside_torchtitans_sections() -> None:
-    others = [
-        ("optimizer", "state.w.exp_avg"),
-        ("dataloader", "mixture"),
-        ("train_state", "ntokens_seen"),
-        ("lr_scheduler", "lr"),
-    ]
-    assert names(("w",), ("optimizer_bias",), ("optimizer.inner.weight",), *others) == {
-        "w",
-        "optimizer_bias",
-        "optimizer.inner.weight",
-    }
-
-
 def test_an_optimizer_of_any_name_is_known_by_its_groups() -> None:
     states: tuple[Path, ...] = (
         ("anything", "state", "w", "exp_avg"),
