@@ -30,16 +30,17 @@ from ckptsync.merger.prepare import prepare
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Facts, Heartbeat
+from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verifier.verification import VerifyOptions, resolve_target, verify
-from tests.hostile import headers, names, pickles, records, zips
+from tests.hostile import headers, names, pickles, zips
 from tests.hostile.running import SECONDS
 from tests.support.exhaustive import ALL, sampled
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.small_store import make
-from tests.support.verified_stores import WHOLE, arrive
+from tests.support.verified_stores import LOCATION, RUN, WHOLE, arrive
 
 ROOT = Path(__file__).parent.parent
 
@@ -107,14 +108,17 @@ def test_what_the_attacks_are_wrapped_in_is_read_when_nothing_is_wrong() -> None
         assert [t.name for t in registry.tensors(tree, registry.sources(tree)[0])] == ["w"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "data"),
-    list(records.manifests()),
-    ids=[kind for kind, *_ in records.manifests()],
-)
-def test_a_hostile_manifest_is_damage_and_nothing_else(kind: str, name: str, data: bytes) -> None:
-    store = MemoryStore()
+def hostile_manifest(store: Store, data: bytes) -> str:
+    """Write a record whose name its bytes deserve, and return the name."""
+    name = f"{RUN}/.ckptsync/{LOCATION}/manifest-n0-0-{digest(data)[:16]}.json"
     store.write(name, [data])
+    return name
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"[" * 1_000_000], ids=len)
+def test_a_hostile_manifest_is_damage_and_nothing_else(data: bytes) -> None:
+    store = MemoryStore()
+    name = hostile_manifest(store, data)
     found = read_state(store)
     assert found.locations == ()
     assert [(fault.name, type(fault.error)) for fault in found.faults] == [(name, Corrupt)]
@@ -124,8 +128,7 @@ def test_a_hostile_manifest_does_not_hide_an_honest_one(tmp_path: Path) -> None:
     store = PosixStore(str(tmp_path))
     store.write(STORE_FILE, [b'{"format":1}'])
     arrive(store, WHOLE)
-    for _, name, data in list(records.manifests())[:3]:
-        store.write(name, [data])
+    hostile_manifest(store, b"[]")
     (report,) = (
         one.report for one in verify(resolve_target(str(tmp_path)), VerifyOptions("parse"))
     )

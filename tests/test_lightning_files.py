@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from ckptsync.catalogue.location_summary import summarize
@@ -45,20 +44,6 @@ def location(store: MemoryStore) -> tuple[str, str]:
 
 def worker(out: Path, store: MemoryStore) -> Worker:
     return Worker(WorkerOptions("n0", RunDir("run", out)), store)
-
-
-@pytest.mark.parametrize("size", [0, 2, len(DATA) // 2, len(DATA) - 1])
-def test_only_what_has_its_end_is_sent(size: int, tmp_path: Path) -> None:
-    store = MemoryStore()
-    ours = worker(tmp_path, store)
-    (tmp_path / NAME).write_bytes(DATA[:size])
-    for now in (0.0, 11.0, 100.0, 10_000.0):
-        tick(ours, now)
-    assert location(store) == ("", "")
-    (tmp_path / NAME).write_bytes(DATA)
-    for now in (10_001.0, 10_012.0):
-        tick(ours, now)
-    assert location(store)[0] == "COMPLETE"
 
 
 def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) -> None:

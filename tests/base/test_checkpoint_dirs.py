@@ -72,7 +72,8 @@ FOUND: dict[str, dict[str, tuple[str, list[str]]]] = {
         "version_1.last.ckpt": ("lightning", ["meta.pt"]),
         "epoch-1-step-10-loss-0.12.ckpt": ("lightning", ["epoch=1-step=10-loss=0.12.ckpt"]),
     },
-    "config.json training_args.bin optimizer.bin model/model.safetensors": {},
+    """config.json training_args.bin optimizer.bin model/model.safetensors
+    checkpoints/global_step7/mp_rank_00_model_states.pt""": {},
     "": {},
 }
 STEPS = {"iter_0000002": 2, "epoch-0-step-5.ckpt": 5, "epoch-1-step-10-loss-0.12.ckpt": 10}
@@ -211,21 +212,12 @@ def test_the_directories_of_trainers_with_several_models_and_starts_are_searched
     tmp_path: Path,
 ) -> None:
     state = "mp_rank_00_model_states.pt"
-    lay(
-        tmp_path,
-        "global_step_4/policy/model_world_size_2_rank_0.pt",
-        "checkpoints/step_4/trainer/.metadata",
-        "weights/step_4/STABLE",
-        "v0-20260801-093000/checkpoint-4/a",
-        "v1-20260801-103000/checkpoint-4/a",
-    )
-    lay(
-        tmp_path,
-        f"_actor/global_step4/{state}",
-        f"_actor/actor.global_step2/{state}",
-        f"_critic/best_global_step4/{state}",
-        f"checkpoints_sft/global_step4/{state}",
-    )
+    files = f"""global_step_4/policy/model_world_size_2_rank_0.pt weights/step_4/STABLE
+        checkpoints/step_4/trainer/.metadata v0-20260801-093000/checkpoint-4/a
+        v1-20260801-103000/checkpoint-4/a _actor/global_step4/{state}
+        _actor/actor.global_step2/{state} _critic/best_global_step4/{state}
+        checkpoints_sft/global_step4/{state}"""
+    lay(tmp_path, *files.split())
     # nothing of the trainer yet; another's directory; what only looks like one
     lay(tmp_path, "checkpoints/step_6/orchestrator/progress.pt", "_others/global_step4/" + state)
     lay(tmp_path, "broadcasts/step_6/STABLE", "step_8/log.txt", "v1/checkpoint-4/a")
@@ -302,16 +294,9 @@ def test_a_path_is_found_from_every_directory_whose_scan_finds_it_nearest_first(
 
 
 def test_a_name_is_known_before_there_is_anything_of_the_checkpoint(tmp_path: Path) -> None:
-    lay(
-        tmp_path,
-        "checkpoint-1/x",
-        "run-3/checkpoint-2/x",
-        "checkpoints/checkpoint_4/x",
-        "step-5/.metadata",
-        "a tag/mp_rank_00_model_states.pt",
-        "checkpoints/epoch=1.ckpt",
-        "lightning_logs/version_7/checkpoints/last.ckpt",
-    )
+    files = """checkpoint-1/x run-3/checkpoint-2/x checkpoints/checkpoint_4/x step-5/.metadata
+        checkpoints/epoch=1.ckpt lightning_logs/version_7/checkpoints/last.ckpt"""
+    lay(tmp_path, *files.split(), "a tag/mp_rank_00_model_states.pt")
     found = [(s.path / "".join(s.only or ()), s.name) for s in find_checkpoint_dirs(tmp_path)]
     assert len(found) == 7
     assert [(path, checkpoint_name(tmp_path, path)) for path, _ in found] == found

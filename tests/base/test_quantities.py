@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.quantities import (
-    backoff,
-    clean,
-    parse_duration,
-    parse_size,
-    show_duration,
-    show_size,
-)
+from ckptsync.quantities import backoff, clean, parse_duration, parse_size, show_duration, show_size
 
 
 @given(st.integers(0, 10**9))

@@ -7,7 +7,6 @@ import errno
 import gc
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
 
@@ -193,17 +192,6 @@ def test_a_file_dropped_while_it_is_used_stays_open_for_its_user(tmp_path: Path)
     assert content(used) == b"a"
     del used
     assert open_in(tmp_path) == ["b"]
-
-
-def test_a_reading_thread_keeps_its_file_open_while_others_push_it_out(tmp_path: Path) -> None:
-    files = Opener(tmp_path)
-    with ThreadPoolExecutor(8) as pool:
-        assert all(
-            pool.map(
-                lambda n: content(files.get("abc"[n % 3])) == b"%c" % "abc"[n % 3].encode(),
-                range(3000),
-            )
-        )
 
 
 def test_reopening_and_age_let_go_of_the_old_file(tmp_path: Path) -> None:

@@ -37,16 +37,10 @@ NO_JSON = {
     "a number of 5000 digits": b'{"n":' + b"9" * 5000 + b"}",
 }
 OTHER_KIND = {
-    "true for a number": b'{"n":true}',
-    "a fraction": b'{"n":1.0}',
-    "a number of 4000 digits": b'{"n":' + b"9" * 4000 + b"}",
     "below zero": b'{"n":-1}',
     "2**63": b'{"n":9223372036854775808}',
     "not a number": b'{"told":NaN}',
     "infinite": b'{"told":1e999}',
-    "a time after all calendars": b'{"told":1e300}',
-    "a list": b"[]",
-    "null": b"null",
 }
 
 

@@ -45,7 +45,10 @@ def test_the_root_itself_may_not_be_a_link_nor_need_it_exist(tmp_path: Path) -> 
 
 
 def test_a_tree_without_a_bottom_is_refused(tmp_path: Path) -> None:
-    tmp_path.joinpath(*["d"] * (DEEPEST + 2)).mkdir(parents=True)
+    deepest = tmp_path.joinpath(*["d"] * DEEPEST)
+    deepest.mkdir(parents=True)
+    assert walk(tmp_path).files == ()
+    (deepest / "d").mkdir()
     with pytest.raises(Corrupt, match="directories deep"):
         walk(tmp_path)
 
@@ -71,7 +74,9 @@ def test_a_time_that_was_set_back_is_a_touch_and_a_name_more_or_less_is_none() -
     assert before.was_touched(replace(before, ctime=101))
     assert not before.was_touched(replace(before, ctime=101, links=1))
     assert before.was_touched(replace(before, size=2))
-    assert before.is_file_of(replace(before, ctime=101))
+    assert before.is_file_of(replace(before, ctime=101, mtime=6))
+    assert before.is_file_of(replace(before, inode=8))  # a reflink
+    assert not before.is_file_of(replace(before, device=1, mtime=6))
     assert before == replace(before, ctime=101, links=1)
 
 

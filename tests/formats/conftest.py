@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Never
+from typing import NoReturn
 
 import pytest
 
 SECONDS = 120
 
 
-def _fail(*_: object) -> Never:
+def _fail(*_: object) -> NoReturn:
     """Raise TimeoutError where the test is."""
     raise TimeoutError(f"the test took more than {SECONDS} s")
 

@@ -7,13 +7,7 @@ import torch
 from safetensors.torch import _TYPES
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats.dtypes import (
-    ITEMSIZE,
-    PRECISION,
-    STORAGES,
-    from_torch,
-    is_castable,
-)
+from ckptsync.formats.dtypes import ITEMSIZE, PRECISION, STORAGES, from_torch, is_castable
 
 
 def test_every_name_of_the_library_is_known_by_torchs_name_and_size() -> None:

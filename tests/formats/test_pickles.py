@@ -218,6 +218,7 @@ def test_opcodes_that_no_checkpoint_has_are_refused(opcode: int) -> None:
 THING = b"\x80\x02c" + f"{__name__}\nThing\n".encode()
 REFUSED: dict[bytes, str] = {
     pickle.dumps({(("a",),): 1}): "key",
+    b"\x80\x06N.": "protocol 6",
     b"\x80\x02NN.": "one value",
     b"\x80\x02(N.": "one value",
     b"\x80\x02\x8b\xd0\x07\x00\x00" + b"\x01" * 2000 + b".": "a number of 2000 bytes",

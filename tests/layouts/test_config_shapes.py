@@ -57,11 +57,28 @@ def test_what_is_not_said_exactly_implies_nothing(change: dict[str, Any]) -> Non
     assert shapes({**LLAMA, **change}) == {}
 
 
-def test_experts_without_end_imply_nothing() -> None:
-    of = next(model for model in MODELS if model["config"]["model_type"] == "mixtral")
-    assert shapes(of["config"], of["stored"])
-    endless = {**of["config"], "num_local_experts": MOST_LAYERS + 1}
-    assert shapes(endless, of["stored"]) == {}
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("mixtral", {"num_local_experts": MOST_LAYERS + 1}),
+        ("mixtral", {"num_hidden_layers": MOST_LAYERS, "num_local_experts": 99}),
+        ("deepseek_v3", {"moe_layer_freq": 2}),
+        ("opt", {"word_embed_proj_dim": 10}),  # it projects in and out
+    ],
+)
+def test_what_a_kind_of_model_does_not_say_exactly_implies_nothing(
+    kind: str, change: dict[str, Any]
+) -> None:
+    of = next(model for model in MODELS if model["config"]["model_type"] == kind)
+    names = of.get("stored", of["shapes"])
+    assert shapes(of["config"], names)
+    assert shapes({**of["config"], **change}, names) == {}
+
+
+def test_a_text_model_inside_of_another_implies_what_there_is_and_not_all() -> None:
+    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "text_config": LLAMA}
+    assert expected(config).sizes
+    assert shapes(config) == {}
 
 
 @pytest.mark.parametrize("key", ["num_key_value_heads", "vocab_size", "mlp_bias", "architectures"])

@@ -132,9 +132,10 @@ def test_an_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: str) -> 
 
 
 def test_a_chunk_of_another_rank_is_corrupt() -> None:
-    chunk = Chunk((0, 0), (4, 1), "__0_0.distcp", 0, 9)
-    with pytest.raises(Corrupt, match="has a chunk at"):
-        dcp.tensors(MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))})}), "")
+    for offsets, sizes in [((0, 0), (4, 1)), ((0,), (4, 1)), ((0, 0), (4,))]:
+        told = metadata({"w": ("float32", (4,), (Chunk(offsets, sizes, "__0_0.distcp", 0, 9),))})
+        with pytest.raises(Corrupt, match="has a chunk at"):
+            dcp.tensors(MemoryFiles({".metadata": told}), "")
 
 
 def test_tensors_in_one_block_of_safetensors_are_refused_by_name() -> None:

@@ -66,20 +66,6 @@ def test_a_section_is_the_first_of_the_path_and_never_a_prefix_of_a_name(
     assert names(*paths) == wanted
 
 
-def test_tensors_at_the_top_are_the_model_beside_torchtitans_sections() -> None:
-    others = [
-        ("optimizer", "state.w.exp_avg"),
-        ("dataloader", "mixture"),
-        ("train_state", "ntokens_seen"),
-        ("lr_scheduler", "lr"),
-    ]
-    assert names(("w",), ("optimizer_bias",), ("optimizer.inner.weight",), *others) == {
-        "w",
-        "optimizer_bias",
-        "optimizer.inner.weight",
-    }
-
-
 def test_an_optimizer_of_any_name_is_known_by_its_groups() -> None:
     states: tuple[Path, ...] = (
         ("anything", "state", "w", "exp_avg"),
@@ -97,21 +83,20 @@ def test_an_optimizer_of_any_name_is_known_by_its_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "other"),
+    "tensors",
     [
-        (ChunkedTensor(("model", "w"), "F32", (4,), ()), ChunkedTensor(("loss",), "F32", (), ())),
-        (
-            ChunkedTensor(("net", "w"), "BF16", (4,), ()),
-            ChunkedTensor(("seen", "i"), "I64", (9,), ()),
-        ),
+        [(("model", "w"), "F32", (4,)), (("loss",), "F32", ())],
+        [(("net", "w"), "BF16", (4,)), (("seen", "i"), "I64", (9,))],
+        [(("net", "w"), "BF16", (4,)), (("net", "n"), "I64", (4,)), (("seen", "i"), "I64", (9,))],
     ],
 )
 def test_numbers_and_sections_without_a_floating_tensor_are_no_rivals(
-    weight: ChunkedTensor, other: ChunkedTensor
+    tensors: list[tuple[Path, str, tuple[int, ...]]],
 ) -> None:
-    paths = {".".join(each.path): each.path for each in (weight, other)}
-    found = weights([weight, other], {"planner_data": paths}, None, "x")
-    assert [name for name, _ in found] == ["w"]
+    chunked = [ChunkedTensor(path, dtype, shape, ()) for path, dtype, shape in tensors]
+    paths = {".".join(path): path for path, *_ in tensors}
+    found = weights(chunked, {"planner_data": paths}, None, "x")
+    assert [name for name, _ in found] == [path[1] for path, *_ in tensors[:-1]]
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(
         return {
             "mesh": mesh.mesh,
             "_flatten_mesh_list": tuple(ranks),
-            "_coordinate_on_dim": [ranks.index(mesh.get_rank())],
+            "_coordinate_on_dim": list(mesh.get_coordinate()),
         }
 
     monkeypatch.setattr(DeviceMesh, "__getstate__", older)
@@ -284,8 +284,12 @@ def test_groups_that_are_not_made_of_all_ranks_are_corrupt(
 
     files = slices(1, 1, 2, 2)
 
-    def other(mesh: Any) -> dict[str, Any]:
+    of_both = DeviceMesh.__getstate__
+
+    def other(mesh: Any) -> Any:
         ranks = change["ranks"]
+        if mesh.ndim == 2:
+            return of_both(mesh)
         return {"mesh": torch.tensor(ranks), "_flatten_mesh_list": ranks, "_coordinate_on_dim": [0]}
 
     monkeypatch.setattr(DeviceMesh, "__getstate__", other)

@@ -13,7 +13,8 @@ from safetensors.torch import save as save_safetensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from ckptsync.layouts import registry
-from ckptsync.layouts.state_dict import is_extra_state
+from ckptsync.layouts.state_dict import is_extra_state, without_extra_states
+from ckptsync.tensors import Tensor
 from tests.support.files_in_memory import MemoryFiles, contents
 from tests.support.torch_bytes import saved
 
@@ -86,3 +87,8 @@ def test_megatrons_shards_of_extra_states_are_known_by_their_names() -> None:
     assert is_extra_state("decoder.layers.mlp.linear_fc1._extra_state/shard_0_4")
     assert not is_extra_state("decoder.my_extra_state")
     assert not is_extra_state(3)
+
+
+def test_a_layouts_own_remark_stays() -> None:
+    (tensor,) = without_extra_states((Tensor("w", "F32", (), (), remark="own"),), NAMES[:1])
+    assert tensor.remark.startswith("own; '_extra_state' left out")

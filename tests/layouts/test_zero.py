@@ -226,7 +226,11 @@ FROZEN = {"f": values((6,), 3)}
     ("stage", "change", "said"),
     [
         (3, {"frozen_param_fragments": {}}, "f has no fragment"),
-        (3, {"frozen_param_fragments": {"f": torch.ones(3).half()}}, "different element types"),
+        (
+            3,
+            {"frozen_param_fragments": {"f": torch.ones(3).half()}},
+            "f has fragments of different",
+        ),
         (2, {"frozen_param_shapes": {"f": (7,)}}, r"f has the shape \(6,\), \(7,\) expected"),
         (2, {"frozen_param_shapes": {"g": (6,)}}, "g is missing"),
     ],
