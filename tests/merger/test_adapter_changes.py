@@ -380,21 +380,6 @@ def test_a_model_without_a_head_has_nothing_to_untie() -> None:
     assert (result.added, result.config) == ((), {})
 
 
-# DoRA
-
-
-def test_doras_norms_are_those_of_outputs() -> None:
-    magnitude = {f"{P}{Q}.lora_magnitude_vector": (6,)}
-    words: dict[str, tuple[int, ...]] = {n: s for n, s in WORDS.items() if "embed" in n}
-    words[f"{P}model.embed_tokens.lora_magnitude_vector"] = (4,)
-    for adapter, is_per_column in (({**PAIR, **magnitude}, False), (words, True)):
-        (changes,) = plan(adapter=adapter, use_dora=True).of.values()
-        (change,) = changes
-        assert isinstance(change, LowRank)
-        assert change.magnitude
-        assert change.is_per_column == is_per_column
-
-
 # What is refused
 
 
@@ -535,11 +520,6 @@ def test_tokens_that_are_no_rows_of_the_vocabulary_are_refused(indices: object) 
     adapted = beside({"model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 4)})
     with pytest.raises(Corrupt, match="contradicts trainable_token_indices"):
         plan(**adapted, trainable_token_indices=indices)
-
-
-def test_a_changed_base_is_taken_if_the_user_says_so() -> None:
-    result = plan(init_lora_weights="pissa", is_changed_base=True)
-    assert result.of == plan().of
 
 
 @pytest.mark.parametrize(

@@ -179,20 +179,6 @@ def test_a_source_that_changes_during_the_merge_leaves_nothing_that_opens(size: 
     )
 
 
-def test_a_damaged_source_leaves_nothing_that_opens() -> None:
-    for size in (20_000, 1 << 30):
-        sources = far(TWO_NODES.sources)
-        one = next(iter(sources.values()))
-        name = "pytorch_model_fsdp_0/__0_0.distcp"
-        data = bytearray(read_all(one, name))
-        data[len(data) // 2] ^= 1
-        one.write(name, [bytes(data)])
-        store = MemoryStore("mem://out")
-        with pytest.raises(Corrupt, match="CRC32"):
-            merge_into(store, sources, options=MergeOptions("keep", size))
-        assert "model.safetensors" not in content(store)
-
-
 class Keeping(Counting):
     """A store of whose files none may be deleted."""
 
