@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.merger import read_units
 from ckptsync.merger.cast import cast
 from ckptsync.merger.copy_consistency import ELEMENTS, WINDOWS, ComparedFiles, check_copies
 from ckptsync.merger.plan import MergeOptions, plan
@@ -63,7 +64,8 @@ def test_the_file_that_agrees_with_none_is_named() -> None:
 
 
 @pytest.mark.parametrize("at", [0, COUNT // 3, COUNT - 1])
-def test_each_replica_is_read_in_full(at: int) -> None:
+def test_each_replica_is_read_in_full(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_units, "WINDOW", 4096)
     replicas = tuple(part(file, 2) for file in ("b", "c"))
     copy = Copy("BF16", (COUNT,), (replace(part("a", 2), replicas=replicas),))
     good = MemoryFiles(dict.fromkeys("abc", NARROW.tobytes()))

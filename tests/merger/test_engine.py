@@ -199,6 +199,7 @@ def test_statistics_are_of_the_values_that_were_written_and_types_without_any_ar
         "q": ("F8_E4M3", (2,), b"ab"),
         "c": ("C64", (1,), bytes(8)),
         "n": ("I64", (), b"\x07" + bytes(7)),
+        "z": ("F32", (3,), bytes(12)),
     }
     files = MemoryFiles({"model.safetensors": safetensors_file(content)})
     _, merged = run(files, MergeOptions("fp16"), work=MergeResources(statistics=True))
@@ -206,15 +207,11 @@ def test_statistics_are_of_the_values_that_were_written_and_types_without_any_ar
         "w": Statistics(5, -2.0, 1.5, 6.25, 1, 1, 1),
         "q": Statistics(2, 36.0, 40.0, 2896.0),
         "n": Statistics(1, 7, 7),
+        "z": Statistics(3, 0.0, 0.0, 0.0, zeros=3),
     }
+    assert "z: all 3 values are zero" in merged.notes
     assert (
         "1 tensors of C64 have no statistics: ckptsync does not support this type"
         " there" in merged.notes
     )
     assert run(files)[1].statistics is None
-
-
-def test_a_tensor_of_zeros_is_remarked_on_with_its_statistics() -> None:
-    files = MemoryFiles({"model.safetensors": safetensors_file({"w": ("F32", (3,), bytes(12))})})
-    assert "w: all 3 values are zero" in run(files, work=MergeResources(statistics=True))[1].notes
-    assert not any("zero" in note for note in run(files)[1].notes)

@@ -195,6 +195,8 @@ def test_where_nothing_may_be_deleted_the_record_says_that_the_merge_has_ended(
     assert json.loads(content(store).pop(RECORD))["ended"]
     assert {name: data for name, data in content(store).items() if name != RECORD} == here
     assert open_sources(MergeRequest([OUT], ELSEWHERE, KEEP), reaching({OUT: store})).job.plans
+    store.write(INDEX, [here[INDEX][:-1] + b" "])  # other bytes, as many
+    merge_into(Keeping(store), far(TWO_NODES.sources))
     again = Counting(store)
     merge_into(again, far(TWO_NODES.sources))
     assert set(again.writes) == set()

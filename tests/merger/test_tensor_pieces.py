@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Unsupported
+from ckptsync.merger.joined_files import add_prefix
 from ckptsync.merger.plan import check_tiling
 from ckptsync.merger.read_units import stored_bytes
 from ckptsync.merger.tensor_pieces import Piece, assemble
@@ -63,6 +64,9 @@ def test_replicas_and_checksums_are_cut_alike_and_a_missing_file_stays_missing()
     made = assemble("x", (2, 2), [Piece(tensor, (1, 0), (2, 2), (0, 0), (0, 1))])
     (cut,) = made.copies[0].parts
     assert (cut.extent, cut.replicas[0].extent) == (Extent("a", 12, 8), Extent("b", 104, 8))
+    named = add_prefix(tensor.copies[0], "x/").parts[0]
+    assert (named.extent.file, named.replicas[0].extent.file) == ("x/a", "x/b")
+    assert named.checksum == Checksum(Extent("x/a", 0, 40), 7)
     assert cut.checksum == cut.replicas[0].checksum == part.checksum
     assert made.copies[1] == Copy("F32", (2, 2), (), absent="optimizer")
 
