@@ -98,12 +98,12 @@ def test_an_adapters_configuration_is_never_invented_and_it_is_said_how_to_give_
 
 
 def test_an_adapter_of_another_name_has_its_configuration_in_a_directory_of_that_name() -> None:
-    files = model(
-        {name.replace("default", "mine"): value for name, value in LORA.items()},
-        adapter_config={"r": 2},
-    )
-    files.content["mine/adapter_config.json"] = b'{"r": 1}'
-    assert run(files)[0]["adapter_config.json"] == b'{"r": 1}'
+    tensors = {name.replace("default", "mine"): value for name, value in BOTH.items()}
+    files, own = model(tensors, adapter_config={"r": 2}), b'{"r": 1, "bias": "all"}'
+    files.content["mine/adapter_config.json"] = own
+    written, _ = run(files)
+    assert written["adapter_config.json"] == own
+    assert P + "base_layer.bias" in names_of(written, "adapter_model.safetensors")
 
 
 def test_an_adapters_configuration_says_what_is_saved_with_it() -> None:
