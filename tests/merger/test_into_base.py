@@ -1,6 +1,4 @@
-"""Adapters summed into their base: the values that numpy gives, however they are cut, wherever they
-are written, and what is wrong is said.
-"""
+"""Adapters summed into their base: numpy's values, however they are cut and written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Files of weights made each for itself, as tasks of a cluster make them: the same bytes, the same
-notes, and damage that no single task sees is seen.
-"""
+"""Files of weights made by tasks: the same bytes, notes and errors as in one process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Merging into a store: the same bytes as on a disk, whatever dies on the way, and nothing made
-twice.
-"""
+"""Merging into a store: the same bytes as on a disk, whatever dies on the way."""
 
 from __future__ import annotations
 
