@@ -1,6 +1,4 @@
-"""Adapters out of a PEFT model's state dict, under the names that peft itself saves: those here
-were read off peft 0.21.2.
-"""
+"""Adapters out of a PEFT model's state dict, under the names that peft 0.21.2 saves."""
 
 from __future__ import annotations
 

@@ -102,6 +102,10 @@ def test_what_is_written_in_config_json() -> None:
         "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
         "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2},
     }
+    own_class = {"architectures": ["OfMyOwn"]}
+    classified = {**PAIR, f"{P}score.weight": (3, 4)}
+    result = plan(adapter=classified, config=own_class, task_type="SEQ_CLS")
+    assert (result.config, result.removed, len(result.added)) == ({}, frozenset(), 1)
     nested = {"text_config": {"vocab_size": 12}, "vision_config": {"vocab_size": 5}}
     saved = {f"{P}{word}.weight": (15, 4) for word in ("model.embed_tokens", "lm_head")}
     result = plan(adapter={**PAIR, **saved}, config=nested)
@@ -128,6 +132,7 @@ def test_what_is_written_in_config_json() -> None:
         ({"alpha_pattern": {"self_attn|x": 6}}, 2.0),
         ({"alpha_pattern": {".*_proj": 6}}, 3.0),
         ({"alpha_pattern": {f"^{Q}": 6, "q_proj": 8}}, 3.0),
+        ({"r": 1, "rank_pattern": {"q_proj": 2}}, 2.0),
         ({"r": 8, "rank_pattern": {r"layers\.0\.self_attn\.q_proj": 2}}, 2.0),
         ({"r": 8, "rank_pattern": {"q_proj": 3, f"{LAYER}.*": 2}}, 2.0),  # the factors tell
     ],
@@ -239,6 +244,13 @@ def test_a_parameter_that_nothing_names_is_known_by_its_shape_or_refused() -> No
         plan(like, factors, QWEN)
     result = plan(like, factors, QWEN, target_parameters=["experts.up_proj"])
     assert list(result.of) == [f"{LAYER}mlp.experts.up_proj"]
+    # of both, the inner pair adapts what the module registers first
+    inner = pair(f"{LAYER}mlp.experts.base_layer", (4, 4), (3, 4))
+    changes = plan(like, factors | inner, QWEN).of
+    assert changes.keys() == like.keys()
+    for name, (change, *_) in changes.items():
+        assert isinstance(change, LowRank)
+        assert ("base_layer" in change.a.tensor.name) == name.endswith("gate_proj")
 
 
 def test_rows_of_a_tensor_are_taken_only_where_its_bytes_lie_in_their_order() -> None:
@@ -351,6 +363,7 @@ def test_what_was_trained_apart_is_untied() -> None:
     }
     assert result.config == {"tie_word_embeddings": False}
     assert "were trained apart" in "".join(result.notes)
+    assert plan(TIED_SHAPES, WORDS, {}, is_equal=False).added == result.added
 
 
 def test_saved_copies_of_a_tie_stay_tied_if_they_are_equal() -> None:
@@ -378,21 +391,8 @@ def test_a_model_without_a_head_has_nothing_to_untie() -> None:
     saved = {f"{P}model.embed_tokens.weight": (12, 4), **PAIR}
     result = plan(TIED_SHAPES, saved, {**TIED, "architectures": ["LlamaModel"]})
     assert (result.added, result.config) == ((), {})
-
-
-# DoRA
-
-
-def test_doras_norms_are_those_of_outputs() -> None:
-    magnitude = {f"{P}{Q}.lora_magnitude_vector": (6,)}
-    words: dict[str, tuple[int, ...]] = {n: s for n, s in WORDS.items() if "embed" in n}
-    words[f"{P}model.embed_tokens.lora_magnitude_vector"] = (4,)
-    for adapter, is_per_column in (({**PAIR, **magnitude}, False), (words, True)):
-        (changes,) = plan(adapter=adapter, use_dora=True).of.values()
-        (change,) = changes
-        assert isinstance(change, LowRank)
-        assert change.magnitude
-        assert change.is_per_column == is_per_column
+    stored = plan(SHAPES, saved, {**TIED, "architectures": ["LlamaModel"]})
+    assert stored.config == {"tie_word_embeddings": False}
 
 
 # What is refused
@@ -535,11 +535,6 @@ def test_tokens_that_are_no_rows_of_the_vocabulary_are_refused(indices: object) 
     adapted = beside({"model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 4)})
     with pytest.raises(Corrupt, match="contradicts trainable_token_indices"):
         plan(**adapted, trainable_token_indices=indices)
-
-
-def test_a_changed_base_is_taken_if_the_user_says_so() -> None:
-    result = plan(init_lora_weights="pissa", is_changed_base=True)
-    assert result.of == plan().of
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Casts against torch, bit for bit.
-
-A NaN is only promised to stay a NaN of its sign, as torch's own depend on the CPU.
-"""
+"""Casts are torch's, bit for bit; a NaN stays a NaN of its sign."""
 
 from __future__ import annotations
 

@@ -138,7 +138,9 @@ def test_transposed_experts_are_written_as_the_base_has_them() -> None:
     name = f"{L}.mlp.experts.gate_up_proj"
     base = {name: EXPERTS[name].swapaxes(1, 2)}
     found, _ = merged(sharded({name: EXPERTS[name]}, config), names_of=whole(base, config))
-    assert found == bits({n: np.ascontiguousarray(a) for n, a in base.items()})
+    assert found == bits(base)
+    both = whole({n: a.swapaxes(1, 2) for n, a in EXPERTS.items()}, config)
+    assert merged(sharded({name: EXPERTS[name]}, config), fill_from=both)[0] == bits(EXPERTS)
 
 
 VISUAL = {
@@ -208,6 +210,13 @@ def without(arrays: Arrays, part: str) -> Arrays:
 LOST = whole(without(BASE, "experts.2.w3"), MIXTRAL)
 OTHER = whole({**BASE, "lm_head.weight": values(0, 5, H + 1)}, MIXTRAL)
 UNKNOWN = {"model_type": "mixtral of tomorrow"}
+
+
+@pytest.mark.parametrize("option", ["names_of", "fill_from"])
+def test_a_head_that_the_given_files_do_not_have_is_tied(option: str) -> None:
+    own = {**LIVE, "lm_head.weight": LIVE["model.embed_tokens.weight"]}
+    found, _ = merged(sharded(own, MIXTRAL), **{option: whole(without(BASE, "head"), MIXTRAL)})
+    assert "lm_head.weight" not in found
 
 
 QUANTISED = MIXTRAL | {"quantization_config": {"quant_method": "fp8"}}

@@ -1,7 +1,4 @@
-"""Which file holds what, which copy is taken, in which element type.
-
-And whether its parts tile it, whatever the boxes look like.
-"""
+"""Which file holds what, which copy is read, and whether its parts tile it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.merger.plan import FilePlan, MergeOptions, PlannedTensor
+from ckptsync.merger.plan import DType, FilePlan, MergeOptions, PlannedTensor
 from ckptsync.merger.prepare import _check_bounds, prepare
 from ckptsync.tensors import Copy, Extent, Part
 from tests.support.dcp_writer import checkpoint
@@ -98,12 +98,12 @@ def test_an_adapters_configuration_is_never_invented_and_it_is_said_how_to_give_
 
 
 def test_an_adapter_of_another_name_has_its_configuration_in_a_directory_of_that_name() -> None:
-    files = model(
-        {name.replace("default", "mine"): value for name, value in LORA.items()},
-        adapter_config={"r": 2},
-    )
-    files.content["mine/adapter_config.json"] = b'{"r": 1}'
-    assert run(files)[0]["adapter_config.json"] == b'{"r": 1}'
+    tensors = {name.replace("default", "mine"): value for name, value in BOTH.items()}
+    files, own = model(tensors, adapter_config={"r": 2}), b'{"r": 1, "bias": "all"}'
+    files.content["mine/adapter_config.json"] = own
+    written, _ = run(files)
+    assert written["adapter_config.json"] == own
+    assert P + "base_layer.bias" in names_of(written, "adapter_model.safetensors")
 
 
 def test_an_adapters_configuration_says_what_is_saved_with_it() -> None:
@@ -129,25 +129,12 @@ def base_of(**tensors: tuple[str, tuple[int, ...], bytes]) -> MemoryFiles:
 
 
 def test_auto_writes_each_tensor_as_the_base_has_it_and_keep_as_it_is_stored() -> None:
-    stored = {
-        "w": ("F32", (1,), bytes(4)),
-        "A_log": ("F32", (1,), bytes(4)),
-        "n": ("I64", (), bytes(8)),
-    }
-    base = base_of(
-        w=("BF16", (1,), bytes(2)), A_log=("F32", (1,), bytes(4)), n=("BF16", (), bytes(2))
-    )
-    found = {
-        asked: {
-            t.name: t.dtype
-            for p in prepare(model(stored), MergeOptions(asked), base=base).plans
-            for t in p.tensors
-        }
-        for asked in ("auto", "keep", "fp16")
-    }
-    assert found["auto"] == {"w": "BF16", "A_log": "F32", "n": "I64"}
-    assert found["keep"] == {"w": "F32", "A_log": "F32", "n": "I64"}
-    assert found["fp16"] == {"w": "F16", "A_log": "F16", "n": "I64"}
+    stored = {"w": ("F32", (1,), bytes(4)), "n": ("I64", (), bytes(8))}
+    base = base_of(w=("BF16", (1,), bytes(2)), n=("BF16", (), bytes(2)))
+    dtypes: dict[DType, str] = {"auto": "BF16", "keep": "F32", "fp16": "F16"}
+    for option, dtype in dtypes.items():
+        (plan,) = prepare(model(stored), MergeOptions(option), base=base).plans
+        assert {t.name: t.dtype for t in plan.tensors} == {"w": dtype, "n": "I64"}
 
 
 def test_a_tied_head_is_neither_missing_nor_unexpected_whichever_of_the_two_has_it() -> None:

@@ -1,6 +1,4 @@
-"""Files of weights made each for itself, as tasks of a cluster make them: the same bytes, the same
-notes, and damage that no single task sees is seen.
-"""
+"""Files of weights made by tasks: the same bytes, notes and errors as in one process."""
 
 from __future__ import annotations
 
@@ -15,15 +13,15 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.install_commands import install_extra
 from ckptsync.merger import ray_engine
 from ckptsync.merger.engine import Destination, MergeResult, WrittenFile, write_model
-from ckptsync.merger.inputs import MergeRequest, PreparedMerge, open_sources
+from ckptsync.merger.inputs import MergeRequest, open_sources
+from ckptsync.merger.joined_files import FILL
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.merger.prepare import MergeJob, prepare
 from ckptsync.merger.ray_engine import TaskAccess, collect, run_task, task_access
 from ckptsync.stores.limits import Limits, TokenBucket, parse_schedule
 from ckptsync.stores.opening import Access
-from ckptsync.stores.urls import located
 from ckptsync.tensors import Files
-from tests.support.files_in_memory import MemoryFiles, tree
+from tests.support.files_in_memory import MemoryFiles, tree, write_files
 from tests.support.merge_in_memory import FILES, Written
 from tests.support.vector import vector
 
@@ -112,43 +110,35 @@ def test_without_a_cluster_it_is_said_what_to_do() -> None:
     assert install_extra("ray") in e.value.hint or "ray start" in e.value.hint
 
 
-def prepared(tmp_path: Path, destination: str = "", access: Access | None = None) -> PreparedMerge:
-    source = tmp_path / "source"
-    source.mkdir(exist_ok=True)
-    for name, data in FILES.items():
-        (source / name).write_bytes(data)
-    return open_sources(
-        MergeRequest([source], located(destination or str(tmp_path / "out")), MergeOptions()),
-        access or Access(),
-    )
+def handed(tmp_path: Path, target: Path, access: Access, **models: Path) -> TaskAccess:
+    """Return what a task gets in another process."""
+    source = write_files(tmp_path / "source", FILES)
+    request = MergeRequest([source], tmp_path / "out", MergeOptions(), **models)
+    made = task_access(open_sources(request, access), access, target)
+    return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]
 
 
 def test_a_task_opens_what_was_planned_from_and_writes_where_it_was_told(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    handed = pickle.loads(
-        pickle.dumps(task_access(prepared(tmp_path), Access(), tmp_path / "work"))
-    )
-    assert set(handed.files().sizes()) == set(FILES)
-    handed.write()("a", [b"12", b"3"])
-    assert (tmp_path / "work/a").read_bytes() == b"123"
+    model = write_files(tmp_path / "model", {"model.safetensors": FILES["model.safetensors"]})
+    reach = handed(tmp_path, tmp_path, Access(), fill_from=model)
+    assert set(reach.files().sizes()) == {*FILES, f"{FILL}model.safetensors"}
+    reach.write()("a", [b"12", b"3"])
+    assert (tmp_path / "a").read_bytes() == b"123"
 
 
 def test_other_files_under_the_same_path_are_refused(tmp_path: Path) -> None:
-    made = task_access(prepared(tmp_path), Access(), tmp_path)
+    reach = handed(tmp_path, tmp_path, Access())
     (tmp_path / "source/model.safetensors").write_bytes(FILES["model.safetensors"] + b" ")
     with pytest.raises(Incomplete, match="not the files that the merge was planned for"):
-        made.files()
+        reach.files()
 
 
 def test_a_directory_of_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not on this node"):
-        task_access(prepared(tmp_path), Access(), tmp_path / "elsewhere").write()
+        handed(tmp_path, tmp_path / "elsewhere", Access()).write()
 
 
 def test_of_files_of_weights_the_size_is_known_before(tmp_path: Path) -> None:
     access = Access(limits=Limits(TokenBucket(parse_schedule("100MB/s"))))  # a pace cannot be sent
-    handed = pickle.loads(
-        pickle.dumps(task_access(prepared(tmp_path, access=access), access, tmp_path))
-    )
     with pytest.raises(Incomplete, match="or more, expected"):
-        handed.write()("model.safetensors", [b"123"])
+        handed(tmp_path, tmp_path, access).write()("model.safetensors", [b"123"])

@@ -1,7 +1,4 @@
-"""Names without wrappers, one to one.
-
-And one name for tied weights, where the configuration ties them and bytes agree.
-"""
+"""Names without wrappers, and one name for tied weights."""
 
 from __future__ import annotations
 

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Unsupported
+from ckptsync.merger.joined_files import add_prefix
 from ckptsync.merger.plan import check_tiling
 from ckptsync.merger.read_units import stored_bytes
 from ckptsync.merger.tensor_pieces import Piece, assemble
-from ckptsync.tensors import Copy, Extent, Part, Tensor
+from ckptsync.tensors import Checksum, Copy, Extent, Part, Tensor
 from tests.support.files_in_memory import MemoryFiles
 from tests.support.random_boxes import FULL, stored
 
@@ -55,44 +56,18 @@ def test_a_box_with_its_axes_in_any_order_is_numpys(
     assert content(files, made) == box.transpose(axes).tobytes()
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.lists(st.integers(0, 99)))
-def test_experts_are_fused_and_split_again(
-    experts: int, rows: int, columns: int, cuts: list[int]
-) -> None:
-    values = np.arange(experts * 2 * rows * columns, dtype="<u2")
-    fused = values.reshape(experts, 2 * rows, columns)
-    copy, files = flat(fused, cuts)
-    whole = Tensor("fused", "BF16", fused.shape, (copy,))
-    split = {
-        (e, n): assemble(
-            f"{e}.{n}",
-            (rows, columns),
-            [Piece(whole, (e, n * rows, 0), (1, rows, columns), (0, 0), (1, 2))],
-        )
-        for e in range(experts)
-        for n in range(2)
-    }
-    for (e, n), tensor in split.items():
-        assert content(files, tensor) == fused[e, n * rows : (n + 1) * rows].tobytes()
-    again = assemble(
-        "again",
-        fused.shape,
-        [
-            Piece(t, (0, 0), (rows, columns), (e, n * rows, 0), (None, 0, 1))
-            for (e, n), t in split.items()
-        ],
-    )
-    assert content(files, again) == fused.tobytes()
-
-
 def test_replicas_and_checksums_are_cut_alike_and_a_missing_file_stays_missing() -> None:
-    part = Part((0, 0), (4, 2), Extent("a", 8, 16))
+    part = Part((0, 0), (4, 2), Extent("a", 8, 16), None, Checksum(Extent("a", 0, 40), 7))
     part = replace(part, replicas=(replace(part, extent=Extent("b", 100, 16)),))
     absent = Copy("F32", (8,), (), absent="optimizer")
     tensor = Tensor("w", "BF16", (4, 2), (Copy("BF16", (4, 2), (part,)), absent))
     made = assemble("x", (2, 2), [Piece(tensor, (1, 0), (2, 2), (0, 0), (0, 1))])
     (cut,) = made.copies[0].parts
     assert (cut.extent, cut.replicas[0].extent) == (Extent("a", 12, 8), Extent("b", 104, 8))
+    named = add_prefix(tensor.copies[0], "x/").parts[0]
+    assert (named.extent.file, named.replicas[0].extent.file) == ("x/a", "x/b")
+    assert named.checksum == Checksum(Extent("x/a", 0, 40), 7)
+    assert cut.checksum == cut.replicas[0].checksum == part.checksum
     assert made.copies[1] == Copy("F32", (2, 2), (), absent="optimizer")
 
 

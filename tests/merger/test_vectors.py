@@ -1,6 +1,4 @@
-"""Every real checkpoint, merged in every way that it can be given, against what its framework
-gathered itself.
-"""
+"""Every real checkpoint against what its framework gathered itself."""
 
 from __future__ import annotations
 
