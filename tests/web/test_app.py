@@ -372,6 +372,8 @@ def test_a_change_is_an_event_and_what_stays_is_none(
                 assert stream.headers["Content-Type"].startswith("text/event-stream")
                 changes = events(stream)
                 first = next(changes)
+                path = "/runs/fsdp2/checkpoint-4"
+                files = document(server, path)["files_total"]
                 count = reader.count
                 while reader.count < count + 3:  # refreshes that find nothing new
                     assert stream.readline()
@@ -383,3 +385,4 @@ def test_a_change_is_an_event_and_what_stays_is_none(
                     if row["nodes"] == ["node0", "node1"]:
                         break
                 assert cell["status"] == "COMPLETE"
+                assert document(server, path)["files_total"] > files
