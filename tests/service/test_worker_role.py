@@ -531,7 +531,7 @@ def test_logs_of_one_run_that_cannot_be_sent_keep_no_others_back(
         (out / run).mkdir()
     with watching(out) as (found, _):
         found.scanning()
-        [task] = found.carrying
+        task = next(iter(found.carrying))
         task()
         assert (task.outcome.errors, task.outcome.notes) == (("logs of a: away",), ("large",))
 
