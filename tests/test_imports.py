@@ -23,37 +23,6 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-HEAVY = {
-    "torch",
-    "numpy",
-    "transformers",
-    "safetensors",
-    "ray",
-    "fsspec",
-    "s3fs",
-    "botocore",
-    "apscheduler",
-    "watchdog",
-    "rich",
-}
-
-
-def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys\n"
-        "from ckptsync.cli.main import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit as e: assert not e.code\n"
-        "print(*{m.partition('.')[0] for m in sys.modules}, file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout.lower()
-    assert HEAVY & set(done.stderr.split()) == set()
-
-
 def test_worker_head_merge_and_verify_import_no_torch() -> None:
     """As many of their modules as there are, but for the verifier's child, which is another
     process.

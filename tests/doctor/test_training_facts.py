@@ -114,7 +114,8 @@ def write(path: Path, text: str) -> Path:
 
 def test_of_llama_factorys_file_only_known_keys_are_taken_and_no_secret(tmp_path: Path) -> None:
     known = "output_dir: saves/x\nsave_on_each_node: true\nfinetuning_type: full\n"
-    told = read_training(write(tmp_path / "x.yaml", f"{known}hub_token: hf_1\n"))
+    secret = "hub_token: hf_1\nmodel_name_or_path: https://me:s3cret@host/x\n"
+    told = read_training(write(tmp_path / "x.yaml", f"{known}{secret}"))
     assert told.pop("save_on_each_node") == "true"
     assert told == {"output_dir": "saves/x", "finetuning_type": "full"}
 

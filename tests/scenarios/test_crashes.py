@@ -8,17 +8,13 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.scenarios.conftest import Prepared
 from tests.scenarios.stores import Store
 from tests.scenarios.world import (
-    Command,
     World,
     files_below,
-    flipped,
     reference,
 )
 from tests.support.exhaustive import in_exhaustive
@@ -37,13 +33,6 @@ def moment() -> float:
     return chosen
 
 
-def killed(world: World, command: Command, has_begun: Callable[[], bool], moment: float) -> None:
-    """Kill a command that has begun its work; where it is quick it may have ended."""
-    world.until(lambda: has_begun() or not command.is_running(), "a command to begin its work")
-    time.sleep(moment)
-    command.kill()
-
-
 def identities(store: Store, run: str) -> dict[str, str]:
     """What is stored of a run's own files, and since which write."""
     return {
@@ -56,20 +45,6 @@ def identities(store: Store, run: str) -> dict[str, str]:
 def is_kept(before: dict[str, str], after: dict[str, str]) -> bool:
     """Whether nothing that was stored was written again, or is gone."""
     return all(after.get(name) == identity for name, identity in before.items())
-
-
-@pytest.mark.each_store
-def test_push_that_was_killed_goes_on(world: World, moment: float) -> None:
-    saved = world.save("sft", ballast=BALLAST)
-    command = world.start(
-        "push", saved, "--store", world.store.url, "--bandwidth", SLOW, "--node", "node0"
-    )
-    killed(world, command, lambda: bool(identities(world.store, "sft")), moment)
-    before = identities(world.store, "sft")
-    world.push(saved)
-    assert is_kept(before, identities(world.store, "sft"))
-    assert world.stored("sft", "checkpoint-4") == files_below(saved)
-    assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
 
 
 @pytest.mark.each_store
@@ -102,27 +77,6 @@ def test_a_head_that_was_killed_goes_on(world: World, moment: float) -> None:
     world.wait("sft/checkpoint-4", "VERIFIED")
     assert is_kept(before, identities(world.store, "sft"))
     assert world.model("sft/checkpoint-4") == reference("hf-fsdp2-2node")
-
-
-@pytest.mark.stores("path", "s3")
-def test_a_verifier_that_was_killed_goes_on(
-    world: World, prepared: Prepared, moment: float
-) -> None:
-    world.fill(prepared("hf-ddp", 4))
-    world.store.write(name := "sft/checkpoint-4/model.safetensors", flipped(world.store.read(name)))
-    verifier = world.service(
-        "verifier",
-        ["verifier"],
-        {"verify": {"tick": "1s", "period": "1s"}, "limits": {"bandwidth": "50KB/s"}},
-    )
-    verifier.wait(phase="started")
-    time.sleep(moment)
-    verifier.kill()
-    verifier.configure(
-        {key: value for key, value in verifier.configuration.items() if key != "limits"}
-    )
-    verifier.start()
-    world.wait("sft/checkpoint-4", "DAMAGED")
 
 
 @pytest.mark.stores("path")

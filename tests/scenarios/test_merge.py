@@ -10,8 +10,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -83,27 +81,6 @@ def test_a_nested_state_dict_is_one_model(folder: str, tmp_path: Path) -> None:
     assert merged(tmp_path / "out") == reference("dcp-dress", "keep")
 
 
-SAVED_WITH_TORCH = """
-import torch
-import torch.distributed.checkpoint as dcp
-w, v = torch.ones(4, 3), torch.zeros(2)
-dcp.save({"w": w, "v": v, "nested": {"w": w}, "optimizer": {"state": {"w": {"exp_avg": w}}}}, \
-checkpoint_id="optimizer")
-dcp.save({"w": w, "v": v, "slow": {"w": w, "v": v}}, checkpoint_id="copy")
-"""
-
-
-def test_a_section_beside_an_optimizer_or_with_all_names_of_the_top_needs_a_choice(
-    tmp_path: Path,
-) -> None:
-    subprocess.run([sys.executable, "-c", SAVED_WITH_TORCH], cwd=tmp_path, check=True)
-    for folder, section in [("optimizer", "nested"), ("copy", "slow")]:
-        done = run("merge", tmp_path / folder, tmp_path / "out", code=5)
-        assert f"--source 'dcp:.#' or --source 'dcp:.#{section}'" in done.err
-        run("merge", tmp_path / folder, tmp_path / f"top of {folder}", "--source", "dcp:.#")
-        assert merged(tmp_path / f"top of {folder}").keys() == {"w", "v"}
-
-
 def test_inspect_and_a_dry_run_change_nothing(tmp_path: Path) -> None:
     shutil.copytree(VECTORS / "hf-zero2/out", tmp_path / "in")
     before = files_below(tmp_path)
@@ -165,63 +142,6 @@ def test_a_replica_with_other_values_is_refused_and_a_damaged_one_named(
     assert (
         shard.name in run("merge", tmp_path / "in", tmp_path / "out", "--ignore-times", code=10).err
     )
-    assert not (tmp_path / "out").exists()
-
-
-SLICES = """
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
-def save(rank, value, name=""):
-    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))["fsdp"]
-    DeviceMesh.__getstate__ = lambda self: {**vars(self), "_pg_registry": None}
-    tensor = DTensor.from_local(value, mesh, [Shard(0)], run_check=False)
-    torch.save({"w": tensor}, name or f"model_world_size_4_rank_{rank}.pt")
-    dist.destroy_process_group()
-
-value = torch.arange(200_000.0).reshape(-1, 8)
-for rank in range(4):
-    save(rank, value)
-value[600, 1] += 1
-save(3, value, "changed")
-"""
-
-
-@pytest.fixture(scope="module")
-def sliced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tensor of two axes of ranks, saved on one of them: ranks 0 and 1 have the same half of it,
-    ranks 2 and 3 the other.
-
-    `changed` is rank 3 with one other value.
-    """
-    path = tmp_path_factory.mktemp("slices")
-    subprocess.run([sys.executable, "-c", SLICES], cwd=path, check=True)
-    return path
-
-
-@pytest.fixture
-def slices(sliced: Path, tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    for rank in range(4):
-        shutil.copy(sliced / f"model_world_size_4_rank_{rank}.pt", tmp_path / "in")
-    return tmp_path / "in"
-
-
-def test_equal_replicas_are_proof_and_one_other_value_in_a_large_one_is_found(
-    slices: Path, sliced: Path, tmp_path: Path
-) -> None:
-    run("merge", slices, tmp_path / "out")
-    (found,) = merged(tmp_path / "out").values()
-    assert found[1] == (50_000, 8)
-    shutil.rmtree(tmp_path / "out")
-    shutil.copy(sliced / "changed", slices / "model_world_size_4_rank_3.pt")
-    said = run("merge", slices, tmp_path / "out", code=5).err
-    assert "w lies on 2 of 4 ranks" in said
-    assert all(f"model_world_size_4_rank_{rank}.pt" in said for rank in (2, 3))
     assert not (tmp_path / "out").exists()
 
 

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from tests.scenarios.conftest import Prepared
 from tests.scenarios.world import BASE, World, dated
 
 
@@ -17,31 +16,6 @@ def locations(world: World) -> dict[str, str]:
     return {
         name.removeprefix("sft/checkpoint-"): status for name, status in world.statuses().items()
     }
-
-
-@pytest.mark.stores("path")
-def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    world.at_store("keep", "sft/checkpoint-1", "--reason", "the paper")
-    for _ in range(2):
-        world.at_store("gc", "--keep-last", "1", "--grace", "0s")
-    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
-    world.at_store("keep", "sft/checkpoint-1", "--release")
-    for _ in range(2):
-        world.at_store("gc", "--keep-last", "1", "--grace", "0s")
-    assert locations(world).get("2") == "VERIFIED"
-    assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
-
-
-@pytest.mark.stores("path")
-def test_what_is_retired_comes_back_when_a_person_keeps_it(
-    world: World, prepared: Prepared
-) -> None:
-    world.fill(prepared("hf-ddp", 1, 2))
-    world.at_store("gc", "--keep-last", "1", "--grace", "1h")
-    assert locations(world)["1"] == "RETIRED"
-    world.at_store("keep", "sft/checkpoint-1")
-    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
 
 
 @pytest.mark.stores("path")

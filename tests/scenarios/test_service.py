@@ -144,14 +144,6 @@ def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> N
 
 
 @pytest.mark.stores("path")
-def test_errors_are_json_where_json_is_asked_for(world: World, tmp_path: Path) -> None:
-    done = world.run("ls", "--store", tmp_path / "nowhere", "--json", code=2)
-    assert set(done.error) == {"format", "error", "hint", "exit_code"}
-    assert done.error["exit_code"] == 2
-    assert done.out == ""
-
-
-@pytest.mark.stores("path")
 def test_status_names_nodes_runs_and_alarms(world: World) -> None:
     world.worker()
     world.head()

@@ -111,21 +111,3 @@ def test_weights_that_look_wrong_are_in_ls_status_and_json_and_healthy_ones_are_
         k: "nonfinite" if k == "nonfinite" else "weights" for k in kinds if k != "none"
     }
     assert world.run("status", "zero", *store, "--check", code=10).out
-
-
-@pytest.mark.stores("path")
-def test_an_adapter_that_changes_nothing_after_its_first_step_is_said(world: World) -> None:
-    for step in (1, 2):
-        factors = {f"base_model.model.l.{n}.lora_A.weight": [0.1 * n] * 4 for n in range(1, 3)}
-        zero = {f"base_model.model.l.{n}.lora_B.weight": [0.0] * 4 for n in range(1, 3)}
-        factors["base_model.model.l.1.lora_A.weight"][0] = float(step)
-        write(world.output("sft") / f"checkpoint-{step}", {**factors, **zero}, "adapter_model")
-        (world.output("sft") / f"checkpoint-{step}/adapter_config.json").write_text(
-            '{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["l"]}'
-        )
-    world.push(world.output("sft"))
-    world.at_store("consolidate")
-    rows = world.ls()
-    findings = {name: row["weights_findings"] for name, row in rows.items()}
-    assert findings["sft/checkpoint-1"] == []
-    assert [f["kind"] for f in findings["sft/checkpoint-2"]] == ["lora"]

@@ -28,6 +28,8 @@ from ckptsync.service.alert_channels import (
     open_channels,
 )
 from ckptsync.status.alarms import HOLD, KINDS, Alarm, Terms
+from tests.service.test_jobs import is_alive
+from tests.support import waiting
 from tests.support.webhook_server import Hook, hook
 
 HURT = Alarm("damaged", "run/checkpoint-1", "critical", 5.0, "bytes differ", "repair it")
@@ -312,7 +314,7 @@ def test_each_url_is_a_channel_with_a_memory_of_its_own(web: Hook, cache: Path) 
     with hook(500) as other:
         urls = f"['{web.json_url('secret')}', '{other.json_url('secret')}']"
         first, second = open_channels(
-            read(f"{ALERTS}{{urls: {urls}}}\n", "c", {}), "boss", faults.append
+            read(f"{ALERTS}{{urls: {urls}, repeat: 2h}}\n", "c", {}), "boss", faults.append
         )
         for sender in (first, second):
             sender.offer([HURT], 1000.0)
@@ -323,6 +325,9 @@ def test_each_url_is_a_channel_with_a_memory_of_its_own(web: Hook, cache: Path) 
         assert (len(first.active()), len(second.active())) == (1, 0)
         assert len([*cache.iterdir()]) == 1
         assert "secret" not in "".join(path.read_text() for path in cache.iterdir())
+        for now, count in ((1000.0 + 7199, 1), (1000.0 + 7200, 2)):
+            first.offer([HURT], now)
+            until(lambda count=count: first.channel.delivered == count)  # type: ignore[misc]
 
 
 def test_alert_test_says_of_each_channel_whether_it_arrived(
@@ -371,8 +376,7 @@ def test_a_command_that_fails_is_not_there_or_takes_too_long_says_so_and_one_may
     for seconds in (1.0, 10.0, 60.0):  # a busy machine may need some to start it
         monkeypatch.setattr(alert_channels, "RUNS_WITHIN", seconds)
         with pytest.raises(StoreError, match="was killed"):
-            Command(("/bin/sh", "-c", f"echo $$ > '{pid}'; exec sleep 600")).deliver(DOCUMENT)
+            Command(("/bin/sh", "-c", f"sleep 600 & echo $! > '{pid}'; wait")).deliver(DOCUMENT)
         if pid.exists() and pid.read_text():
             break
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+    assert waiting.until(lambda: not is_alive(int(pid.read_text()))), "with all that it started"

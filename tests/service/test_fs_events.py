@@ -16,6 +16,7 @@ from watchdog.observers.api import BaseObserver, EventEmitter
 
 from ckptsync.mounts import find_mount, is_blind
 from ckptsync.service import fs_events as module
+from ckptsync.service.directory_changes import directory_states
 from ckptsync.service.fs_events import MOST, Watch
 from tests.support.waiting import until
 
@@ -128,7 +129,7 @@ def test_a_path_deleted_and_made_again_is_watched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if inode == "the same":
-        states = module.directory_states
+        states = directory_states
         monkeypatch.setattr(
             module,
             "directory_states",

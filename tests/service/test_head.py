@@ -15,7 +15,9 @@ from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.config.loading import load
 from ckptsync.config.schema import Config
+from ckptsync.events.due import TRIES, DueEvent, DueEvents, Occurrence
 from ckptsync.head.due_jobs import Job
+from ckptsync.service import head_roles
 from ckptsync.service.head_roles import Catalogues, HeadRoles, catalogue_lines, repeated
 from ckptsync.service.tasks import Task
 from ckptsync.stores.contract import Store
@@ -148,13 +150,36 @@ def test_a_model_is_completed_again_when_a_file_of_config_from_has_changed(tmp_p
     arrive(store, "fsdp2")
     consolidate_due(store)
     heads, keys = HeadRoles(config, "head", store, fail), list[str]()
-    heads.jobs.begin = lambda _, jobs: keys.extend(job.key for job in jobs) or ()  # type: ignore[func-returns-value,method-assign]
+    heads.jobs.begin = lambda _, jobs: keys.extend(job.key for job in jobs) or ()  # type: ignore[assignment,func-returns-value,method-assign]
     file = directory / "config.json"
     for text, mtime in (("{}", 1), ("{}", 1), ("{}", 2), ("{ }", 2)):
         file.write_text(text)
         os.utime(file, (mtime, mtime))
         heads.consolidate()
     assert [keys.index(key) for key in keys] == [0, 0, 2, 3]
+
+
+def test_an_event_that_is_given_up_is_an_error_and_says_how_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = "events: [{name: eval, on: [verified], command: [/bin/false]}]\n"
+    config, store = configured(tmp_path / "store", more)
+    happened = Occurrence("verified", "report-1", 1.0)
+    event = DueEvent(config.events[0], "a b", "checkpoint-4", happened, TRIES, "no GPU")
+    monkeypatch.setattr(head_roles, "due_events", lambda *_: DueEvents(given_up=(event,)))
+    heads = HeadRoles(config, "head", store, fail)
+    outcome, [entry] = heads.consolidate(), heads.running()
+    command = "`ckptsync events run 'a b/checkpoint-4' eval -c FILE` runs it by hand"
+    assert (entry.state, entry.hint) == ("failed", command)
+    assert entry.reason == f"given up after {TRIES} tries: no GPU"
+    [line] = outcome.lines
+    assert (line.level, "phase=given-up" in line.text, command in line.text) == (
+        "error",
+        True,
+        True,
+    )
+    [error] = outcome.errors
+    assert error.endswith(": given up: no GPU")
 
 
 def test_what_one_task_has_read_another_need_not_read_again(tmp_path: Path) -> None:

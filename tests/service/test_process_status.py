@@ -108,12 +108,15 @@ def test_each_beat_tells_what_is_on_the_way_now_and_a_name_that_is_no_text_silen
     store: ServiceStore, stop: Stopping
 ) -> None:
     working = busy(*(f"a/checkpoint-{n}" for n in range(MOST + 1)))
+    assert isinstance(working.worker, Serving)
+    working.worker.progress += waiting("b/last", state="uploading", since=time.time())
     heart = Heart(store, MINE, working, stop)
     heart.beat()
     working.tasks[0].error = os.fsdecode(b"/data/out/r\xe9: away")
     heart.beat()
     told = seen(store)
-    assert (told.beat, len(told.queue)) == (2, MOST)
+    assert (told.beat, len(told.running)) == (2, MOST)
+    assert told.running[0].run == "b", "what moves comes first"
     assert told.errors == ("worker: /data/out/r\ufffd: away",)
     assert told.written > 0
 
@@ -209,6 +212,17 @@ def test_the_facts_say_how_far_the_node_s_clock_is_from_the_store_s_where_it_can
     offset = facts(store).clock_offset
     assert offset == (None if expected is None else pytest.approx(expected, abs=20e9))
     assert facts(store).kernel
+
+
+def test_a_clock_that_was_set_is_measured_again(
+    tmp_path: Path, stop: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = PosixStore(str(tmp_path)), time.time
+    heart = Heart(store, MINE, Roles(), stop)
+    heart.beat()
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    heart.beat()
+    assert facts(store).clock_offset == pytest.approx(3600e9, abs=60e9)
 
 
 def begin(out: Path, process: str, train: str, rank: int, at: float) -> None:

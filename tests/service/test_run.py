@@ -44,6 +44,11 @@ def scan():
 def roles(config, node, store, fatal):
     found = Roles([Task("scan", 0.2, scan, fatal)], [Task("worker", 0.2, look, fatal)])
     found.watchdog.limit = float(os.environ.get("HUNG", "600"))
+    if "JUMPS" in os.environ:  # after the first run of a task that APScheduler repeats
+        head = Task("head", 3600.0, lambda: print("head", flush=True), fatal)
+        found.periodic.append(head)
+        real = service.wall_minus_monotonic
+        service.wall_minus_monotonic = lambda: real() + (100.0 if head.finished else 0.0)
     yield found
     print("left", flush=True)
 
@@ -145,6 +150,14 @@ def notified(
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
         with service(tmp_path / "s", look, **told) as child:
             yield child, lambda: s.recv(999)
+
+
+def test_after_a_jump_of_the_clock_tasks_that_are_due_by_the_wall_clock_run(tmp_path: Path) -> None:
+    with service(tmp_path / "s", JUMPS="1") as child:
+        assert "by=+100s" in until_said(child, "phase=clock-jumped")
+        for _ in range(2):
+            while line(child) != "head":
+                assert child.poll() is None
 
 
 def test_systemd_hears_of_start_progress_and_stop(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from ckptsync.service.worker_role import (
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker import queue
+from ckptsync.worker.logs import RunLogs
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.results import (
     Failure,
@@ -516,6 +517,23 @@ def test_a_save_whose_output_directory_is_removed_while_it_is_uploaded_is_report
         lost = "lost job/checkpoint-1: its files were removed before all of them were stored"
         assert note.startswith(lost)
         assert found._removed == {}
+
+
+def test_logs_of_one_run_that_cannot_be_sent_keep_no_others_back(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carry(logs: RunLogs) -> tuple[str, ...]:
+        monkeypatch.setattr(RunLogs, "carry", lambda _: ("large",))
+        raise StoreError("away")
+
+    monkeypatch.setattr(RunLogs, "carry", carry)
+    for run in "ab":
+        (out / run).mkdir()
+    with watching(out) as (found, _):
+        found.scanning()
+        task = next(iter(found.carrying))
+        task()
+        assert (task.outcome.errors, task.outcome.notes) == (("logs of a: away",), ("large",))
 
 
 def test_after_a_scan_that_failed_a_plan_scans_again(out: Path) -> None:
