@@ -116,20 +116,6 @@ def test_a_training_in_a_forked_process_has_its_final_model(tmp_path: Path) -> N
     assert set(commits(tmp_path)) == {*CHECKPOINTS, "final.0"}
 
 
-def test_where_the_hook_saves_configurations_is_not_in_the_training_s_log() -> None:
-    script = (
-        "import logging, tests.hooks.trainer_events\n"
-        "from ckptsync.hooks import hf\n"
-        "logging.basicConfig(format='%(message)s')\n"
-        "logging.getLogger('transformers').setLevel(logging.INFO)\n"
-        "its = logging.getLogger('transformers.configuration_utils')\n"
-        "with hf._quiet_transformers():\n"
-        "    its.info('saved'), its.warning('wrong')\n"
-        "its.info('its own')"
-    )
-    assert program("-c", script).stderr.split("\n") == ["wrong", "its own", ""]
-
-
 def test_a_search_is_left_to_the_files_of_its_trials(tmp_path: Path) -> None:
     done = program("-m", "tests.hooks.trainer_events", "search", str(tmp_path))
     assert done.returncode == 0

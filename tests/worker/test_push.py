@@ -262,6 +262,18 @@ def test_a_save_that_was_written_over_is_sent_from_its_pin(tmp_path: Path) -> No
     assert sorted(told(store)) == [("", "trainer"), ("s1", "hf")]
 
 
+def test_a_pin_that_was_overwritten_in_place_since_the_hook_made_it_is_not_sent(
+    tmp_path: Path,
+) -> None:
+    source = lay(tmp_path, FINISHED)
+    commit(source)
+    (source / "optimizer.pt").write_bytes(b"half")
+    shutil.rmtree(source)
+    lay(tmp_path, ONE).rename(tmp_path / "checkpoint-5")
+    results = push_now(tmp_path, MemoryStore(), "n0", "run")
+    assert [r.checkpoint for r in results] == ["checkpoint-5"]
+
+
 def test_what_the_trainer_took_back_from_an_unfinished_save_is_not_sent(tmp_path: Path) -> None:
     store = MemoryStore()
     pin = spool.create_pin(tmp_path, "checkpoint-4", 1, "n0")
