@@ -338,9 +338,9 @@ def test_a_later_checkpoint_and_a_mate_s_manifest_prove_it(tmp_path: Path) -> No
 
 def test_only_what_was_chosen_is_sent_and_what_is_demanded_says_so(tmp_path: Path) -> None:
     store, chosen = MemoryStore(), Selection("no-optimizer", exclude=("rng*",))
-    lay(tmp_path, {**FINISHED, "rng_state.pth": b"random"})
+    lay(tmp_path, {**FINISHED, "rng_state.pth": b"random", ".tmpAb3xYz": b"half"})
     [planned] = plan_push(find_offer(tmp_path), "n0", chosen)
-    assert (planned.files, planned.left_out) == (2, ("optimizer.pt", "rng_state.pth"))
+    assert (planned.files, planned.left_out) == (2, (".tmpAb3xYz", "optimizer.pt", "rng_state.pth"))
     push_now(tmp_path, store, "n0", "run", selection=chosen)
     assert set(kept(store)["checkpoint-4"]["n0"]) == {"model.safetensors", "trainer_state.json"}
     (again,) = push_now(tmp_path, store, "n0", "run", selection=chosen)
