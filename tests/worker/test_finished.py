@@ -151,6 +151,15 @@ TORN_STATE = TrainerState(None, 200 * S)
             (Observation(family, 4, files({".metadata": 100.0, "__0_0.distcp": 100.0})), seconds)
             for family, seconds in FAMILIES.items()
         ),
+        *(
+            (
+                Observation(
+                    "dcp", 4, files({".metadata": 99.0, "__0_0.distcp": 99.0}), marker=told
+                ),
+                s,
+            )
+            for told, s in ((TrainerState(4, 100 * S), 10), (TrainerState(3, 100 * S), 60))
+        ),
         # metadata older than its shards: a copy may have such times
         (trainer(STEP | {"step/.metadata": 90.0}), None),
         (trainer(STEP), 60),

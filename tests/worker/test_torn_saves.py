@@ -230,6 +230,7 @@ def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other
     assert is_ever_finished(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
     late = {"pytorch_model_fsdp_0/__1_0.distcp": 100.2, "rng_state_1.pth": 108.5}
     assert is_ever_finished(trainer(A | late))
+    assert not is_ever_finished(trainer(A | late | {"model.safetensors": 108.6}))
     assert is_ever_finished(trainer(A | {"rng_state_1.pth": 105.0}))
 
 
@@ -255,6 +256,12 @@ def test_shards_of_two_saves_are_told_by_the_time_between_them_on_any_node() -> 
     told = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 700.0, "step-4/__1_0.distcp": 700.1}
     why = "step-4/__0_0.distcp was overwritten, and step-4/.metadata was not"
     assert two_saves(of(told), None, 60.0) == why
+    one_by_one = {
+        f"{kind}/{name}": at
+        for kind, at in (("model", 100.0), ("optimizer", 130.0))
+        for name in ("__0_0.distcp", ".metadata")
+    }
+    assert two_saves(of(one_by_one), None, 60.0) == ""
 
 
 def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save() -> None:
@@ -323,6 +330,8 @@ def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_argumen
     told = {name: 1.0 + n / 10 for n, name in enumerate(names)}
     model = Observation("final", None, of(told), hook="killed")
     assert judge(model, 1.0, RULE).finished  # nobody is left who could write to it
+    at_once = told | {"model.safetensors": told["training_args.bin"]}
+    assert is_ever_finished(replace(model, files=of(at_once)))
     assert not is_ever_finished(replace(model, files=of(told | {"model.safetensors": 1.5})))
     # LLaMA-Factory's reward models
     rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}
