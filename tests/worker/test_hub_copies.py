@@ -108,19 +108,6 @@ def test_a_lone_save_that_is_not_the_last_makes_no_final_model_for_a_day(tmp_pat
     assert stored(store) == ["checkpoint-1", "final"]
 
 
-def test_a_checkpoint_that_is_written_again_tells_anew_when_its_training_ends(
-    tmp_path: Path,
-) -> None:
-    store = MemoryStore()
-    w = worker(tmp_path, store)
-    save(tmp_path, 1, 100)
-    watch(w, APART, 600)
-    ended = json.dumps({"global_step": 1, "max_steps": 1}).encode()
-    write(tmp_path / "checkpoint-1/trainer_state.json", ended, APART + 1.5)
-    watch(w, APART + 600, 600)
-    assert "final" in stored(store)
-
-
 @pytest.mark.parametrize(
     ("trainings", "is_final"),
     [

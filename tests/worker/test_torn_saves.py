@@ -447,5 +447,6 @@ def test_adapters_in_directories_of_their_names_await_the_trainers_last_file() -
     ranks = {"rng_state_0.pth": 100.2, "rng_state_1.pth": 100.2}
     second = {"rng_state_1.pth": 100.2, **own}
     assert awaits_trainer_state(of(second), has_trainer=True)
+    assert awaits_trainer_state(of({"config.json": 1.0, "__0_0.distcp": 1.0}), has_trainer=True)
     torn = of(dict.fromkeys(own, 700.0) | ranks)
     assert two_saves(torn, int(100.3 * S), 60.0).startswith("policy/adapter_model.safetensors")
