@@ -27,7 +27,6 @@ from ckptsync.stores.opening import create_store
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
-from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
 from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
@@ -385,16 +384,6 @@ def test_what_no_layout_reads_is_sent_under_the_users_name(layout: str, tmp_path
     assert kept(store) == {"mine": {"n0": {name: name.encode() for name in UNKNOWN[layout]}}}
 
 
-def test_a_copy_of_a_checkpoint_needs_a_name_that_a_store_can_keep(tmp_path: Path) -> None:
-    lay(tmp_path, FINISHED).rename(tmp_path / "checkpoint-4 (copy)")
-    with pytest.raises(ConfigError, match="cannot keep a checkpoint under the name") as raised:
-        find_offer(tmp_path / "checkpoint-4 (copy)")
-    assert "--as checkpoint-4" in raised.value.hint
-    store = MemoryStore()
-    push_now(tmp_path / "checkpoint-4 (copy)", store, "n0", name="checkpoint-4")
-    assert kept(store) == {"checkpoint-4": {"n0": FINISHED}}
-
-
 def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: Path) -> None:
     model = {"model.safetensors": FINISHED["model.safetensors"]}
     lay(tmp_path, FINISHED).rename(tmp_path / "best")
@@ -408,25 +397,6 @@ def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: P
         "checkpoint-4.bak": (False, ["checkpoint-4.bak"], ()),
         "sft": (True, ["final"], ("runs/", "train.log")),
     }
-
-
-def test_a_link_is_followed_where_it_is_named_and_shown_where_it_is_found(tmp_path: Path) -> None:
-    shutil.copytree(FSDP / "node0/checkpoint-4/pytorch_model_fsdp_0", tmp_path / "dcp")
-    lay(tmp_path / "out", FINISHED)
-    links = tmp_path / "links"
-    links.mkdir()
-    (links / "last").symlink_to(tmp_path / "out" / "checkpoint-4")
-    with pytest.raises(ConfigError, match="only a link to one: last") as raised:
-        find_offer(links)
-    assert f"ckptsync push {links}/last" in raised.value.hint
-    (links / "checkpoint-9").symlink_to(tmp_path / "dcp")
-    told = [find_offer(links / name) for name in ("last", "checkpoint-9")]
-    assert [(o.run, o.found_dirs[0].name, o.left_out) for o in told] == [
-        ("out", "checkpoint-4", ()),
-        ("links", "checkpoint-9", ()),
-    ]
-    offer = find_offer(links / "checkpoint-9", (RunDir("mine", links),))
-    assert (offer.run, offer.found_dirs[0].name) == ("mine", "checkpoint-9")
 
 
 @pytest.mark.parametrize("name", ["two", "..", "a/b", "consolidated"])
