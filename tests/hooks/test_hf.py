@@ -301,14 +301,6 @@ def test_the_last_line_says_what_to_install_and_what_sends_the_rest(tmp_path: Pa
     assert len(list((tmp_path / "store" / "my out").glob("*/model.safetensors"))) == len(PINS)
 
 
-def test_where_nothing_can_be_kept_nobody_says_that_it_is(tmp_path: Path) -> None:
-    (tmp_path / "_ckptsync").write_text("a file where the spool would be")
-    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
-    why = f"UnsafeSpool: {tmp_path}/_ckptsync: expected a directory"
-    assert f"ckptsync: could not begin: {why}" in done.stderr
-    assert ON not in done.stderr
-
-
 def test_the_environment_can_ask_for_a_worker_and_for_time_to_send(tmp_path: Path) -> None:
     told = {"CKPTSYNC_STORE": " ../store ", "CKPTSYNC_WAIT": "600s", "CKPTSYNC_RUN": "qwen"}
     out, inside = tmp_path / "out", "import os; out.mkdir(); os.chdir(out)"

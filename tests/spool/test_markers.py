@@ -69,12 +69,6 @@ def test_what_is_written_is_read_again(spool: Path) -> None:
     assert notes == PinNotes(1, 2, 3, "s")
 
 
-def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
-    assert markers.list_training_processes(spool) == ()
-    assert markers.list_rank_marks(spool, "checkpoint-1") == ()
-    assert markers.read_log(spool) == ()
-
-
 def test_a_mark_that_cannot_be_written_leaves_nothing_behind(spool: Path) -> None:
     (spool / "commit.json").mkdir()
     with pytest.raises(OSError, match="directory"):

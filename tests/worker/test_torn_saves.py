@@ -16,7 +16,6 @@ from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.observation import Observation, is_trainer_at_work
 from ckptsync.worker.torn_saves import (
     TRAINER_STATE,
-    are_all_ranks_done,
     awaits_trainer_state,
     half_written,
     is_of_a_rank,
@@ -433,13 +432,6 @@ def test_each_rank_s_last_file_is_missed(names: tuple[str, ...]) -> None:
     last = [n for n in names if is_random_state(n)] or [n for n in names if rank_of(n) is not None]
     for gone in last:
         assert lacking_file(n for n in names if n != gone)
-
-
-def test_every_random_state_is_there_or_it_is_not() -> None:
-    assert are_all_ranks_done(FSDP + RANDOM)
-    assert are_all_ranks_done(("model.safetensors", "random_states_0.pkl"))
-    assert not are_all_ranks_done((*FSDP, "rng_state_1.pth"))
-    assert not are_all_ranks_done(("model.safetensors",))
 
 
 def test_adapters_in_directories_of_their_names_await_the_trainers_last_file() -> None:
