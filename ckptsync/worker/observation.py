@@ -321,7 +321,6 @@ def was_at_rest(local_save: LocalSave) -> bool:
     """
     return (
         local_save.pin is not None
-        and local_save.pin.notes.stable > 0
         and fingerprint(local_save.files.stats) == local_save.pin.notes.stable
     )
 

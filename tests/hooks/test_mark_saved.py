@@ -109,34 +109,6 @@ def test_no_argument_raises_into_the_training(wrong: object) -> None:
     assert ckptsync.mark_saved(wrong) is False  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("checkpoint-5", "checkpoint-5"),
-        ("run-0/checkpoint-5", "run-0.checkpoint-5"),
-        ("checkpoints/checkpoint_3", "checkpoint_3"),
-        ("checkpoint/step-4", "step-4"),
-        ("step-4", "step-4"),
-        ("global_step7", "global_step7"),
-        ("global_step_9", "global_step_9"),
-        ("epoch=0-step=4.ckpt", "epoch-0-step-4.ckpt"),
-        ("lightning_logs/version_2/checkpoints/last.ckpt", "version_2.last.ckpt"),
-        (".", "final"),
-    ],
-)
-def test_a_checkpoint_is_found_as_a_worker_finds_it(path: str, name: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    checkpoint = out / path
-    shards = (".metadata", "mp_rank_00_model_states.pt", "data.pt")
-    files = ("model.safetensors",) if path == "." else shards
-    for file in (".",) if path.endswith(".ckpt") else files:
-        (checkpoint / file).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoint / file).write_text("x")
-    home_and_dir = find_home(checkpoint)
-    assert home_and_dir is not None
-    assert (home_and_dir[0], home_and_dir[1].name) == (out, name)
-
-
 def test_where_a_worker_has_its_spool_its_run_begins(tmp_path: Path) -> None:
     path = saved(tmp_path / "checkpoints", "checkpoint_3")
     assert find_home(path) is not None

@@ -57,7 +57,8 @@ def make_process(**changes: object) -> TrainingProcess:
 
 def test_what_is_written_is_read_again(spool: Path) -> None:
     markers.write_mark(markers.process_path(spool, "p1"), BEGUN)
-    markers.write_mark(markers.save_folder(spool, "checkpoint-1", "s") / "rank-0.json", MARK)
+    for name in ("checkpoint-1", "checkpoint-10"):
+        markers.write_mark(markers.save_folder(spool, name, "s") / "rank-0.json", MARK)
     markers.write_mark(spool / "pins" / "checkpoint-1.0" / "commit.json", COMMIT)
     markers.write_mark(spool / "pins" / "checkpoint-1.0" / "notes.json", PinNotes(1, 2, 3, "s"))
     assert markers.list_training_processes(spool) == (BEGUN,)
@@ -66,12 +67,6 @@ def test_what_is_written_is_read_again(spool: Path) -> None:
     assert markers.read_marker(pin / markers.COMMIT, Commit) == COMMIT
     notes = markers.read_marker(pin / markers.NOTES, PinNotes)
     assert notes == PinNotes(1, 2, 3, "s")
-
-
-def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
-    assert markers.list_training_processes(spool) == ()
-    assert markers.list_rank_marks(spool, "checkpoint-1") == ()
-    assert markers.read_log(spool) == ()
 
 
 def test_a_mark_that_cannot_be_written_leaves_nothing_behind(spool: Path) -> None:
@@ -111,6 +106,7 @@ def test_a_dead_process_that_its_parent_has_not_noticed_has_ended() -> None:
 
 def test_another_process_with_the_same_number_is_another_process() -> None:
     assert markers.is_training(make_process(began="1")) is False
+    assert markers.is_training(make_process(left=2.0)) is False, "nor is one that has left"
 
 
 def test_a_process_of_which_nothing_is_known_does_not_train_for_ever() -> None:

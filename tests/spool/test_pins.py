@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Incomplete, StoreError
 from ckptsync.spool.markers import PinNotes
 from ckptsync.spool.pins import (
     Pin,
@@ -56,6 +56,7 @@ def test_a_file_that_changes_while_it_is_cloned_stays_a_link(
     replace_links(pin)
     assert (pin.root / "a").samefile(source / "a")
     assert not (pin.root / "sub/b").samefile(source / "sub/b")
+    assert (pin.root / "sub/b").stat().st_mtime_ns == (source / "sub/b").stat().st_mtime_ns
 
 
 def test_links_are_not_pinned(source: Path) -> None:
@@ -74,11 +75,22 @@ def test_a_pin_appears_with_its_owner_and_only_one_gets_it(source: Path) -> None
     assert create_pin(source.parent, source.name, 1, "n1") is not None
 
 
-def test_the_pin_of_a_dead_node_is_claimed_once_with_its_files(source: Path) -> None:
+def test_the_pin_of_a_dead_node_is_claimed_once_with_its_files(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pin = pinned(source)
     mine = claim(pin, "n1")
     assert mine is not None
     assert (mine.node, mine.files) == ("n1", pin.files)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ckptsync.spool.pins.write_json", full)
+        with pytest.raises(StoreError):
+            claim(mine, "n2")
+    assert list_pins(source.parent) == (mine,), "it is not out of sight"
     shutil.rmtree(pin.path)
     assert claim(pin, "n2") is None
 
@@ -152,6 +164,8 @@ def test_without_links_a_pin_is_adopted_by_a_rename(
     assert mine is not None
     assert (mine.node, mine.files, mine.is_committed) == ("n0", pin.files, True)
     assert sorted(p.name for p in pin.path.iterdir()) == ["commit.json", "files", "owner.json"]
+    (source / "late").touch()
+    assert link_files(mine, source, ["late"]) == ("late",), "it is to be copied"
 
 
 def test_a_commit_is_void_once_a_file_is_overwritten_in_location(source: Path) -> None:
@@ -184,7 +198,8 @@ def test_the_hooks_pin_takes_the_next_number_whatever_stands_there(source: Path)
 def test_what_was_said_once_of_a_pin_stays(source: Path) -> None:
     pin = pinned(source)
     write_pin_notes(pin, PinNotes(finished=5, save="a"))
-    write_pin_notes(pin, PinNotes(stable=1, finished=9, sending=7, save="b"))
+    write_pin_notes(pin, PinNotes(stable=2, finished=9, sending=7, save="b"))
+    write_pin_notes(pin, PinNotes(stable=1))
     mark_stored(pin)
     (after,) = list_pins(source.parent)
     assert (after.notes, after.stored) == (PinNotes(1, 5, 7, "a"), True)
@@ -315,9 +330,11 @@ def test_what_somebody_still_copies_into_is_let_be(tmp_path: Path) -> None:
 
 def test_a_claim_that_was_cut_short_is_finished_for_its_files_may_be_the_last(source: Path) -> None:
     pin = pinned(source)
+    (pin.path / ".fresh-0123").touch()  # a copy that was cut short
     pin.path.rename(pin.path.with_name(".claim-n1@checkpoint-4.0"))
     shutil.rmtree(source)
     clean_own(source.parent, "n1")
+    assert not (pin.path / ".fresh-0123").exists()
     assert [(p.node, p.files) for p in list_pins(source.parent)] == [("n1", pin.files)]
 
 

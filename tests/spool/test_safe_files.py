@@ -241,8 +241,11 @@ def test_a_link_that_is_removed_goes_alone(spool: Path, thesis: Path) -> None:
     (spool / "pins" / "inner").mkdir()
     (spool / "pins" / "inner" / "link").symlink_to(thesis)
     remove(spool / "pins")
-    assert whole(thesis) == before
     assert list(spool.iterdir()) == []
+    os.link(thesis / "text", spool / "hook.log")
+    with pytest.raises(FileNotFoundError, match="no regular file of this user's alone"):
+        markers.write_log(spool, "saved")
+    assert whole(thesis) == before
 
 
 def open_descriptors() -> int:

@@ -405,6 +405,7 @@ def test_copies_of_a_checkpoint_that_cannot_be_scanned_now_stay(tmp_path: Path) 
     tick(w, 1000.0)
     copies = tmp_path / "_ckptsync/manifests"
     assert [path.name for path in copies.iterdir()] == ["checkpoint-4"]
+    (copies / "checkpoint-4~aaaaaaaa").mkdir(mode=0o700)  # of another save of the name
     deep = source.joinpath(*["d"] * 40)
     deep.mkdir(parents=True)  # an error of this one checkpoint
     assert [f.checkpoint for f in tick(w, 1001.0).failures] == ["checkpoint-4"]
@@ -413,7 +414,8 @@ def test_copies_of_a_checkpoint_that_cannot_be_scanned_now_stay(tmp_path: Path) 
     strange.joinpath("files", *["d"] * 40).mkdir(parents=True)  # and one of the whole run
     assert {f.checkpoint for f in tick(w, 1002.0).failures} == {""}
     shutil.rmtree(strange)
-    assert [path.name for path in copies.iterdir()] == ["checkpoint-4"]
+    names = ["checkpoint-4", "checkpoint-4~aaaaaaaa"]
+    assert sorted(path.name for path in copies.iterdir()) == names
     shutil.rmtree(source)
     tick(w, 1003.0)
     assert list(copies.iterdir()) == []

@@ -151,6 +151,15 @@ TORN_STATE = TrainerState(None, 200 * S)
             (Observation(family, 4, files({".metadata": 100.0, "__0_0.distcp": 100.0})), seconds)
             for family, seconds in FAMILIES.items()
         ),
+        *(
+            (
+                Observation(
+                    "dcp", 4, files({".metadata": 99.0, "__0_0.distcp": 99.0}), marker=told
+                ),
+                s,
+            )
+            for told, s in ((TrainerState(4, 100 * S), 10), (TrainerState(3, 100 * S), 60))
+        ),
         # metadata older than its shards: a copy may have such times
         (trainer(STEP | {"step/.metadata": 90.0}), None),
         (trainer(STEP), 60),
@@ -219,7 +228,7 @@ def test_verl_s_driver_says_which_step_is_written() -> None:
     names = [f"actor/{kind}_world_size_2_rank_{r}.pt" for kind in kinds for r in (0, 1)]
     observation = Observation("verl", 4, files(dict.fromkeys(names, 100.0)))
     assert wait(observation) == 60
-    assert wait(replace(observation, marker=TrainerState(4, 101 * S))) == 10
+    assert wait(replace(observation, marker=TrainerState(4, 100 * S))) == 10
     assert wait(replace(observation, marker=TrainerState(6, 101 * S))) == 10
     assert wait(replace(observation, later=True)) == 10
     for stale in (TrainerState(3, 101 * S), TrainerState(None, 101 * S), TrainerState(4, 99 * S)):

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ckptsync.spool.markers import TrainingProcess, process_path, write_mark
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import Stat
 from ckptsync.worker.finished import Rule, judge
@@ -34,9 +36,9 @@ def write(file: Path, content: bytes, at: float) -> None:
     os.utime(file, ns=(T + int(at * 1e9),) * 2)
 
 
-def save(out: Path, step: int, last: int, *, copied: bool = True, after: float = 0.0) -> None:
+def save(out: Path, step: int, last: int, *, copied: bool = True) -> None:
     """A save as the Trainer makes it, a second after which the copy is there."""
-    at = step * APART + after
+    at = float(step * APART)
     state = json.dumps({"global_step": step, "max_steps": last}).encode()
     write(out / f"checkpoint-{step}/model.safetensors", weights(step), at)
     write(out / f"checkpoint-{step}/trainer_state.json", state, at + 1)
@@ -106,14 +108,27 @@ def test_a_lone_save_that_is_not_the_last_makes_no_final_model_for_a_day(tmp_pat
     assert stored(store) == ["checkpoint-1", "final"]
 
 
-def test_a_save_that_is_made_again_tells_anew_when_its_training_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainings", "is_final"),
+    [
+        ([(-10.0, 5.0)], True),
+        ([(-10.0, 0.0)], False),
+        ([(-20.0, 0.0), (-10.0, 5.0)], True),  # the first was killed
+        ([(600.0, 605.0)], False),  # it did not write the model
+    ],
+)
+def test_the_hook_of_the_training_that_wrote_it_says_that_it_has_ended(
+    tmp_path: Path, trainings: list[tuple[float, float]], *, is_final: bool
+) -> None:
     store = MemoryStore()
-    w = worker(tmp_path, store)
     save(tmp_path, 1, 100)
-    watch(w, APART, 600)
-    save(tmp_path, 1, 1, after=300.0)
-    watch(w, APART + 600, 600)
-    assert "final" in stored(store)
+    for n, (began, ended) in enumerate(trainings):
+        at = T / 1e9 + APART
+        process = TrainingProcess(f"t{n}", 0, 1, 1, "h", 1, "1", "b", at + began)
+        process = replace(process, ended=ended and at + ended)
+        write_mark(process_path(tmp_path / "_ckptsync", f"p{n}"), process)
+    watch(worker(tmp_path, store), APART, 900)
+    assert ("final" in stored(store)) == is_final
 
 
 @pytest.mark.parametrize("saves", [(500,), (500, 1000)])

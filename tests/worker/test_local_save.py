@@ -12,7 +12,6 @@ from blake3 import blake3
 
 from ckptsync.checkpoint_dirs import CheckpointDir, find_checkpoint_dirs, list_checkpoint
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.layouts import registry
 from ckptsync.records.manifest import Manifest
 from ckptsync.spool.markers import PinNotes, TrainingProcess, process_path, write_mark
 from ckptsync.spool.pins import create_pin, link_files, list_pins
@@ -105,13 +104,6 @@ def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -
         min(f.mtime for f in taken.files),
         max(f.mtime for f in taken.files),
     )
-
-
-def test_metadata_is_read_once_for_all_tries(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = ReadFiles()
-    first = drafted(out, read)
-    monkeypatch.setattr(registry, "demands", lambda _: pytest.fail("read again"))
-    assert drafted(out, read) == first
 
 
 def written_in_location(path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ckptsync.catalogue.cached import read_catalogue
 from ckptsync.checkpoint_dirs import is_plain_name
+from ckptsync.errors import StoreError
 from ckptsync.head.orphans import find_orphans
 from ckptsync.stores.contract import Entry, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
@@ -148,6 +149,24 @@ def test_another_process_sends_nothing_again_that_is_in_the_store(out: Path) -> 
     assert [*inner.names("sft/logs/")] == [before]
     again.carry()
     assert stored(inner) == {"trainer_log.jsonl": b"{}\n{}\n"}
+
+
+def test_what_the_store_refuses_is_sent_the_next_time(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    carried = logs(out, store)
+    (out / "trainer_log.jsonl").write_text("{}\n")
+
+    def refuse(*_: object) -> None:
+        raise StoreError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", refuse)
+        with pytest.raises(StoreError):
+            carried.carry()
+    carried.carry()
+    assert stored(store) == {"trainer_log.jsonl": b"{}\n"}
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["seen", "while no worker ran"])

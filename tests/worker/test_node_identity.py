@@ -80,6 +80,8 @@ def test_the_id_is_the_host_and_a_hash_of_the_machine(tmp_path: Path) -> None:
     assert one.startswith("gpu-7-")
     assert len(one) == len("gpu-7-") + 8
     assert one == node_id("gpu-7", tmp_path / "id") != other
+    (tmp_path / "other").write_text("uninitialized\n")  # as systemd leaves it in an image
+    assert node_id("gpu-7", tmp_path / "other") == node_id("gpu-7", tmp_path / "none")
 
 
 @pytest.mark.parametrize("host", ["", "..", "a b/c", "ünï", "x" * 300, "-"])

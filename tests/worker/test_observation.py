@@ -248,6 +248,7 @@ def test_marks_of_all_ranks_that_write_here_are_needed() -> None:
     assert said(*BOTH, alive=False) == "marked"
     assert said(MARK, replace(MARK, at=131.0)) == "training"  # one rank twice
     assert said(replace(MARK, local_world=0)) == "training"  # nobody knew how many there are
+    assert said(replace(MARK, local_world=0), BOTH[1]) == "marked"
 
 
 def test_marks_of_an_older_save_say_nothing_of_one_that_is_being_written() -> None:

@@ -63,6 +63,7 @@ def test_what_is_on_its_way_and_what_failed_are_told_in_a_line_each() -> None:
         (2, 1, "waiting"),
         (3, 0, "failed"),
         (4, 0, "elsewhere"),
+        (5, 0, "sending"),
     ]
     progress = tuple(UploadProgress("run", f"checkpoint-{n}", k, phase, "") for n, k, phase in told)
     failures = (
@@ -70,6 +71,6 @@ def test_what_is_on_its_way_and_what_failed_are_told_in_a_line_each() -> None:
         describe_failure("run", "", Corrupt("y")),
     )
     result = WorkerResult("n0", progress, (), failures)
-    assert result.queue == ("run/checkpoint-2", "run/checkpoint-3")
+    assert result.queue == tuple(f"run/checkpoint-{n}" for n in (5, 2, 3))
     assert result.errors == ("run/checkpoint-3: x: torn", "run: y")
     assert (failures[0].error, failures[0].hint, failures[0].exit_code) == ("Corrupt", "look", 10)

@@ -27,7 +27,6 @@ from ckptsync.stores.opening import create_store
 from ckptsync.worker.file_selection import Selection
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, find_offer, plan_push
-from tests.cli.test_push import FSDP
 from tests.support.crashing_store import Crash, Dying
 from tests.support.filled_stores import put
 from tests.support.hook_pins import commit
@@ -262,6 +261,18 @@ def test_a_save_that_was_written_over_is_sent_from_its_pin(tmp_path: Path) -> No
     assert sorted(told(store)) == [("", "trainer"), ("s1", "hf")]
 
 
+def test_a_pin_that_was_overwritten_in_place_since_the_hook_made_it_is_not_sent(
+    tmp_path: Path,
+) -> None:
+    source = lay(tmp_path, FINISHED)
+    commit(source)
+    (source / "optimizer.pt").write_bytes(b"half")
+    shutil.rmtree(source)
+    lay(tmp_path, ONE).rename(tmp_path / "checkpoint-5")
+    results = push_now(tmp_path, MemoryStore(), "n0", "run")
+    assert [r.checkpoint for r in results] == ["checkpoint-5"]
+
+
 def test_what_the_trainer_took_back_from_an_unfinished_save_is_not_sent(tmp_path: Path) -> None:
     store = MemoryStore()
     pin = spool.create_pin(tmp_path, "checkpoint-4", 1, "n0")
@@ -326,9 +337,9 @@ def test_a_later_checkpoint_and_a_mate_s_manifest_prove_it(tmp_path: Path) -> No
 
 def test_only_what_was_chosen_is_sent_and_what_is_demanded_says_so(tmp_path: Path) -> None:
     store, chosen = MemoryStore(), Selection("no-optimizer", exclude=("rng*",))
-    lay(tmp_path, {**FINISHED, "rng_state.pth": b"random"})
+    lay(tmp_path, {**FINISHED, "rng_state.pth": b"random", ".tmpAb3xYz": b"half"})
     [planned] = plan_push(find_offer(tmp_path), "n0", chosen)
-    assert (planned.files, planned.left_out) == (2, ("optimizer.pt", "rng_state.pth"))
+    assert (planned.files, planned.left_out) == (2, (".tmpAb3xYz", "optimizer.pt", "rng_state.pth"))
     push_now(tmp_path, store, "n0", "run", selection=chosen)
     assert set(kept(store)["checkpoint-4"]["n0"]) == {"model.safetensors", "trainer_state.json"}
     (again,) = push_now(tmp_path, store, "n0", "run", selection=chosen)
@@ -373,16 +384,6 @@ def test_what_no_layout_reads_is_sent_under_the_users_name(layout: str, tmp_path
     assert kept(store) == {"mine": {"n0": {name: name.encode() for name in UNKNOWN[layout]}}}
 
 
-def test_a_copy_of_a_checkpoint_needs_a_name_that_a_store_can_keep(tmp_path: Path) -> None:
-    lay(tmp_path, FINISHED).rename(tmp_path / "checkpoint-4 (copy)")
-    with pytest.raises(ConfigError, match="cannot keep a checkpoint under the name") as raised:
-        find_offer(tmp_path / "checkpoint-4 (copy)")
-    assert "--as checkpoint-4" in raised.value.hint
-    store = MemoryStore()
-    push_now(tmp_path / "checkpoint-4 (copy)", store, "n0", name="checkpoint-4")
-    assert kept(store) == {"checkpoint-4": {"n0": FINISHED}}
-
-
 def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: Path) -> None:
     model = {"model.safetensors": FINISHED["model.safetensors"]}
     lay(tmp_path, FINISHED).rename(tmp_path / "best")
@@ -396,25 +397,6 @@ def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: P
         "checkpoint-4.bak": (False, ["checkpoint-4.bak"], ()),
         "sft": (True, ["final"], ("runs/", "train.log")),
     }
-
-
-def test_a_link_is_followed_where_it_is_named_and_shown_where_it_is_found(tmp_path: Path) -> None:
-    shutil.copytree(FSDP / "node0/checkpoint-4/pytorch_model_fsdp_0", tmp_path / "dcp")
-    lay(tmp_path / "out", FINISHED)
-    links = tmp_path / "links"
-    links.mkdir()
-    (links / "last").symlink_to(tmp_path / "out" / "checkpoint-4")
-    with pytest.raises(ConfigError, match="only a link to one: last") as raised:
-        find_offer(links)
-    assert f"ckptsync push {links}/last" in raised.value.hint
-    (links / "checkpoint-9").symlink_to(tmp_path / "dcp")
-    told = [find_offer(links / name) for name in ("last", "checkpoint-9")]
-    assert [(o.run, o.found_dirs[0].name, o.left_out) for o in told] == [
-        ("out", "checkpoint-4", ()),
-        ("links", "checkpoint-9", ()),
-    ]
-    offer = find_offer(links / "checkpoint-9", (RunDir("mine", links),))
-    assert (offer.run, offer.found_dirs[0].name) == ("mine", "checkpoint-9")
 
 
 @pytest.mark.parametrize("name", ["two", "..", "a/b", "consolidated"])

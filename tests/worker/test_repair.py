@@ -351,7 +351,11 @@ def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: 
     anothers = name.replace("manifest-n0-", "manifest-n1-")
     witnessed(store, name, anothers)
     tick(w, 900.0)
-    shutil.rmtree(out / "_ckptsync/manifests")
+    (copy,) = (out / "_ckptsync/manifests/checkpoint-4").iterdir()
+    if spoil == b"damaged":
+        copy.write_bytes(b"torn")
+    else:
+        copy.unlink()
     if spoil:
         store.write(name, [spoil])
         result = tick(w, 1000.0)

@@ -4,13 +4,12 @@ committed is lost, and none is seen torn.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptsync.spool.pins import clean_own, compare, drop, list_pins, mark_stored
@@ -161,32 +160,10 @@ ACTIONS: tuple[Callable[[World], None], ...] = (
 )
 
 
+@example([World.look, World.commit, World.rotate, World.look, World.send])
 @given(st.lists(st.sampled_from(ACTIONS), max_size=40))
 def test_no_committed_save_is_lost_or_torn(actions: list[Callable[[World], None]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         for action in (World.begin, World.write_the_rest, *actions, World.look):
             action(world)
-
-
-def test_there_is_always_something_to_see(tmp_path: Path) -> None:
-    """The story that the above tells in every order, in its own."""
-    world = World(tmp_path)
-    for action in (
-        World.begin,
-        World.write,
-        World.look,
-        World.write_the_rest,
-        World.look,
-        World.commit,
-        World.rotate,
-        World.look,
-    ):
-        action(world)
-    assert [s.k for s in world.local_save] == [1]
-    world.send()
-    world.look()
-    assert (world.owed, os.listdir(tmp_path / "_ckptsync" / "pins")) == (  # noqa: PTH208
-        {},
-        ["checkpoint-4.0"],
-    )

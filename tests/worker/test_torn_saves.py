@@ -16,7 +16,6 @@ from ckptsync.worker.local_save import LocalFile, LocalFiles, LocalSave
 from ckptsync.worker.observation import Observation, is_trainer_at_work
 from ckptsync.worker.torn_saves import (
     TRAINER_STATE,
-    are_all_ranks_done,
     awaits_trainer_state,
     half_written,
     is_of_a_rank,
@@ -230,6 +229,7 @@ def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other
     assert is_ever_finished(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
     late = {"pytorch_model_fsdp_0/__1_0.distcp": 100.2, "rng_state_1.pth": 108.5}
     assert is_ever_finished(trainer(A | late))
+    assert not is_ever_finished(trainer(A | late | {"model.safetensors": 108.6}))
     assert is_ever_finished(trainer(A | {"rng_state_1.pth": 105.0}))
 
 
@@ -255,6 +255,12 @@ def test_shards_of_two_saves_are_told_by_the_time_between_them_on_any_node() -> 
     told = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 700.0, "step-4/__1_0.distcp": 700.1}
     why = "step-4/__0_0.distcp was overwritten, and step-4/.metadata was not"
     assert two_saves(of(told), None, 60.0) == why
+    one_by_one = {
+        f"{kind}/{name}": at
+        for kind, at in (("model", 100.0), ("optimizer", 130.0))
+        for name in ("__0_0.distcp", ".metadata")
+    }
+    assert two_saves(of(one_by_one), None, 60.0) == ""
 
 
 def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save() -> None:
@@ -323,6 +329,8 @@ def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_argumen
     told = {name: 1.0 + n / 10 for n, name in enumerate(names)}
     model = Observation("final", None, of(told), hook="killed")
     assert judge(model, 1.0, RULE).finished  # nobody is left who could write to it
+    at_once = told | {"model.safetensors": told["training_args.bin"]}
+    assert is_ever_finished(replace(model, files=of(at_once)))
     assert not is_ever_finished(replace(model, files=of(told | {"model.safetensors": 1.5})))
     # LLaMA-Factory's reward models
     rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}
@@ -426,17 +434,11 @@ def test_each_rank_s_last_file_is_missed(names: tuple[str, ...]) -> None:
         assert lacking_file(n for n in names if n != gone)
 
 
-def test_every_random_state_is_there_or_it_is_not() -> None:
-    assert are_all_ranks_done(FSDP + RANDOM)
-    assert are_all_ranks_done(("model.safetensors", "random_states_0.pkl"))
-    assert not are_all_ranks_done((*FSDP, "rng_state_1.pth"))
-    assert not are_all_ranks_done(("model.safetensors",))
-
-
 def test_adapters_in_directories_of_their_names_await_the_trainers_last_file() -> None:
     own = {"policy/adapter_config.json": 100.0, "policy/adapter_model.safetensors": 100.1}
     ranks = {"rng_state_0.pth": 100.2, "rng_state_1.pth": 100.2}
     second = {"rng_state_1.pth": 100.2, **own}
     assert awaits_trainer_state(of(second), has_trainer=True)
+    assert awaits_trainer_state(of({"config.json": 1.0, "__0_0.distcp": 1.0}), has_trainer=True)
     torn = of(dict.fromkeys(own, 700.0) | ranks)
     assert two_saves(torn, int(100.3 * S), 60.0).startswith("policy/adapter_model.safetensors")

@@ -179,17 +179,6 @@ def test_what_a_manifest_vouches_for_and_was_cut_short_is_sent_again(tmp_path: P
     assert kept(store)["checkpoint-4"]["n0"] == ONE
 
 
-def test_a_copy_of_what_another_node_has_stored_is_not_said_again(tmp_path: Path) -> None:
-    store = MemoryStore()
-    taken(tmp_path, store, ONE, save="a")()
-    names = [e.name for e in store.names("")]
-    sent = taken(tmp_path, store, ONE, "n1")()
-    assert (sent.files, sent.stored_before is not None and sent.stored_before.node) == (0, "n0")
-    assert [e.name for e in store.names("") if "sending" not in e.name] == [
-        n for n in names if "sending" not in n
-    ]
-
-
 class Watched(MemoryStore):
     """Says what was begun and ended, in order.
 
@@ -239,19 +228,6 @@ def test_a_write_says_how_much_and_from_where(tmp_path: Path) -> None:
     assert sizes == {f"run/checkpoint-4/{path}": len(content) for path, content in ONE.items()}
     taken(tmp_path, Telling(), ONE)()
     assert abouts == first
-
-
-def test_an_error_of_one_file_is_the_error_and_commits_nothing(tmp_path: Path) -> None:
-    class Full(MemoryStore):
-        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-            if name.endswith("/x"):
-                raise StoreError(f"{name}: no space left")
-            super().create(name, chunks, about)
-
-    store = Full()
-    with pytest.raises(StoreError, match="no space left"):
-        taken(tmp_path, store, ONE)()
-    assert manifests(store) == []
 
 
 def test_more_files_than_a_manifest_can_name_are_refused_before_one_is_sent(
