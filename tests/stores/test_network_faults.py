@@ -208,7 +208,7 @@ def test_a_connection_cut_anywhere_in_a_create_is_made_again(
     with closing(TcpProxy(("127.0.0.1", sshd().port))) as proxy:
         check_created("run/first")
         total = proxy.bytes[side] // proxy.requests["connection"]
-        for n in sampled(range(12), 3, 0 if side == UP else 2):
+        for n in sampled(range(12), 4, 0 if side == UP else 2):
             fault = Break(side, CUT, total * n // 12 + 300)
             proxy.plan = once("connection", fault, 1 if size == 3 else 1 + n % 2)
             check_created(f"run/{n}")
