@@ -202,11 +202,6 @@ def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_pat
     assert (tmp_path / "store/run/a").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_directory_that_may_not_be_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="n: permission denied"):
-        served(tmp_path, "unmakeable").create("n/a", [b"x"], About(size=1))
-
-
 def test_directories_in_directories_have_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ the connection ends; the file MARKER tells that it was). changes=FILE has what i
 packets: a list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether
 the packet's length is right]. log=FILE tells what changes something, or makes it durable. Lying:
 huge, vast, more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty,
-old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so).
+old, answer=KIND=TYPE=HEX (requests of that kind are answered so).
 """
 
 # ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
@@ -222,8 +222,6 @@ def answer(kind: int, body: bytes) -> tuple[int, bytes]:
     lie = VALUES.get("answer", "0=").split("=")
     if kind == int(lie[0]):
         return int(lie[1]), bytes.fromhex(lie[2])
-    if kind == 14 and "unmakeable" in FAULTS:
-        return status(3)
     try:
         return ACTS[kind](body)
     except (FileNotFoundError, NotADirectoryError):
