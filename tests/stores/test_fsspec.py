@@ -230,12 +230,8 @@ class HTTPError(Exception):
         self.status_code = status
 
 
-class TransportError(Exception):
-    pass
-
-
-class ResourceNotFoundError(Exception):
-    pass
+TransportError = type("TransportError", (Exception,), {})
+ResourceNotFoundError = type("ResourceNotFoundError", (Exception,), {})
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_what_a_killed_writer_has_written_to_a_directory_is_not_paced_again(tmp_
     assert (tmp_path / "a").read_bytes() == content
 
 
-MON, SAT, SUN = 0, 5, 6
+SUN = 6
 MIB = 1 << 20
 
 
