@@ -335,6 +335,9 @@ def test_an_object_appears_when_its_file_is_closed(monkeypatch: pytest.MonkeyPat
     store = store_on(Shelf, "gs", monkeypatch)
     store.write("a", [b"0123", b"456", b""])
     assert list(store._fs.files.values()) == [b"0123456"]
+    monkeypatch.setattr(Upload, "_upload_chunk", lambda *_, **__: True)
+    with pytest.raises(Transient, match="not found after it was written"):
+        store.write("b", [b"swallowed"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -260,12 +260,14 @@ def bucket(*names: str) -> Store:
     return store
 
 
-def test_around_a_place_only_what_is_asked_for_is_looked_at() -> None:
+def test_around_a_place_only_what_is_asked_for_is_looked_at_and_no_link(tmp_path: Path) -> None:
     names = ("runs/a/config.json", "runs/a/checkpoint-5/tokenizer.json", "runs/a/other")
     access = reaching({BUCKET: bucket(*names)})
     found = path_or_url.nearby_files(RUN, access, ["config.json", "tokenizer.json"])
     assert found.sizes() == {"config.json": 18}
     assert read_whole(found, "config.json") == b"runs/a/config.json"
+    (tmp_path / "config.json").symlink_to(__file__)
+    assert path_or_url.nearby_files(tmp_path, access, ["config.json"]).sizes() == {}
 
 
 def test_who_may_not_look_around_finds_nothing_there_and_a_network_that_fails_is_said() -> None:

@@ -167,13 +167,6 @@ def test_an_answer_is_an_error_of_one_class_with_a_remedy_after_no_further_reque
     assert words in f"{caught.value}; {caught.value.hint}"
 
 
-def test_a_region_that_sends_to_another_and_that_one_back_is_an_error() -> None:
-    regions = [f"eu-west-{n % 2 + 1}" for n in range(200)]
-    answers = [error(301, "PermanentRedirect", x_amz_bucket_region=region) for region in regions]
-    with scripted(*answers) as script, pytest.raises(ConfigError, match="PermanentRedirect"):
-        script.store(patience=0.5).write("a", [b"x"])
-
-
 def test_a_range_with_status_200_is_a_range_if_it_says_so() -> None:
     with scripted(
         Say(200, b"3456", {"Content-Range": "bytes 3-6/10"}), Say(200, b"0123")
