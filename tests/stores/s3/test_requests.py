@@ -76,9 +76,9 @@ class Credentials:
         more = "aws_secret_access_key = s\naws_session_token = t\n"
         self._path.write_text(f"[default]\naws_access_key_id = {key}\n{more}")
 
-    def replaced(self, answer: Say) -> Callable[[Asked], Say]:
+    def replaced(self, answer: Say, key: str = "NEW") -> Callable[[Asked], Say]:
         def say(_: Asked) -> Say:
-            self._write("NEW")
+            self._write(key)
             return answer
 
         return say
@@ -92,7 +92,9 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_credentials_that_ended_are_read_again(credentials: Credentials, status: int) -> None:
     expired = error(status, "ExpiredToken")
-    with scripted(credentials.replaced(expired), STORED, expired) as script:
+    # those that are there soon after are not looked for
+    again = credentials.replaced(expired, "NEWER")
+    with scripted(credentials.replaced(expired), STORED, again) as script:
         store = script.store(key=None, secret=None)
         store.write("a", [b"x"])
         assert ["NEW" in a.headers["authorization"] for a in script.asked] == [False, True]
