@@ -90,9 +90,11 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
-def test_credentials_that_ended_are_read_again(credentials: Credentials, status: int) -> None:
+def test_credentials_that_ended_are_read_again_and_not_at_each_refusal(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("ckptsync.stores.s3.client.SEARCH_EVERY", 3600.0)
     expired = error(status, "ExpiredToken")
-    # those that are there soon after are not looked for
     again = credentials.replaced(expired, "NEWER")
     with scripted(credentials.replaced(expired), STORED, again) as script:
         store = script.store(key=None, secret=None)
