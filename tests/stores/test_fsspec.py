@@ -253,14 +253,12 @@ ResourceNotFoundError = type("ResourceNotFoundError", (Exception,), {})
         (OSError(errno.EIO, "Input/output error"), Transient, "input/output"),
         (OSError(errno.ENOSPC, "No space left on device"), StoreError, "no space left"),
         (OSError(errno.ECONNRESET, "Connection reset by peer"), Transient, "reset by peer"),
-        (ConnectionRefusedError(111, "Connection refused"), Transient, "refused"),
         (TimeoutError(), Transient, "TimeoutError"),
         (TransportError("hunter2"), Transient, "TransportError"),
         (ResourceNotFoundError("hunter2"), NotFound, "not found"),
         (NotImplementedError(), StoreError, "cannot do that"),
         (FileExistsError("x"), StoreError, "stands where"),
         (RuntimeError("hunter2"), StoreError, "RuntimeError"),
-        (KeyError("hunter2"), StoreError, "KeyError"),
     ],
 )
 def test_each_is_permanent_or_passing_and_repeats_no_message(
