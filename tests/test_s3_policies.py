@@ -348,13 +348,6 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
     assert done == [[("checkpoint-1", "marked")], [("checkpoint-1", "removed")]]
 
 
-def test_every_file_has_a_location_in_the_documents() -> None:
-    told = (CONFIGS.parent / "docs" / "s3.md").read_text()
-    for path in CONFIGS.glob("s3-*.json"):
-        json.loads(path.read_text())
-        assert path.name in told
-
-
 def test_what_is_not_there_is_told_from_what_may_not_be_read(story: Story) -> None:
     """S3 says 403 of a missing key to who may list a prefix only.
 

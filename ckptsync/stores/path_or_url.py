@@ -77,7 +77,7 @@ def nearby_files(directory: PathOrUrl, access: Access, names: Collection[str]) -
 
 
 def store_above(directory: Remote, access: Access) -> Remote | None:
-    """Return the nearest directory, at or candidates this one, that is a store; None without one.
+    """Return the nearest directory, at or above this one, that is a store; None without one.
 
     Raise ConfigError, Transient.
     """

@@ -118,7 +118,7 @@ class Persistence:
         Args:
             error: of the last try.
             tries: how many have failed.
-            first_failure: when the first_failure one failed, on the clock.
+            first_failure: when the first of them failed, on the clock.
 
         """
         progress_signs.sign()

@@ -103,7 +103,7 @@ def read_ahead(
 def stream(
     source: RangeSource, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]
 ) -> None:
-    """Call ``sink`` with the bytes of ``extent``, front to back, a ``buffer`` start a time.
+    """Call ``sink`` with the bytes of ``extent``, front to back, a ``buffer`` at a time.
 
     The buffer is small, so that it stays in the processor's cache between receiving, digesting and
     writing. A store with a method ``stream`` answers a large range in pieces as they arrive; others

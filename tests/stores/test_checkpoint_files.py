@@ -4,7 +4,6 @@ directory.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -60,7 +59,10 @@ def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: P
     assert files.changed() == ("dir/a",)
 
 
-@pytest.mark.parametrize("listed", [DirectoryFiles, lambda root: ListedFiles(PosixStore(root))])
+LISTED = (DirectoryFiles, lambda root: ListedFiles(PosixStore(root)))
+
+
+@pytest.mark.parametrize("listed", LISTED)
 def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(
     tmp_path: Path, listed: Callable[[str], FileTree]
 ) -> None:
@@ -280,13 +282,15 @@ def test_times_are_told_only_where_they_are_those_of_who_wrote(tmp_path: Path) -
     assert DirectoryFiles(str(tmp_path / "run")).written() == {}
 
 
-def test_where_a_merge_has_not_ended_there_is_nothing_to_read() -> None:
-    store = holding(model=b"1")
-    store.write(MERGING, [json.dumps({"plan": "x"}).encode()])
+@pytest.mark.parametrize("listed", LISTED)
+def test_where_a_merge_has_not_ended_there_is_nothing_to_read(
+    tmp_path: Path, listed: Callable[[str], FileTree]
+) -> None:
+    write_files(tmp_path, {"model": b"1", MERGING: b'{"plan":"x"}'})
     with pytest.raises(Incomplete, match="contains an unfinished merge"):
-        ListedFiles(store)
-    store.write(MERGING, [json.dumps({"plan": "x", "ended": True}).encode()])
-    assert ListedFiles(store).sizes() == {"model": 1}
+        listed(str(tmp_path))
+    write_files(tmp_path, {MERGING: b'{"plan":"x","ended":true}'})
+    assert listed(str(tmp_path)).sizes() == {"model": 1}
 
 
 @pytest.fixture

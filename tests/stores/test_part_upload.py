@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ckptsync.errors import Exists, Incomplete, StoreError, Transient
+from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About
 from ckptsync.stores.part_upload import MIB, FilePart, UploadPool, part_size
@@ -25,7 +25,6 @@ class Shelf:
         self.file: bytes | None = None
         self.failing = failing or set()
         self.abandoned = self.begun = 0
-        self.is_taken = False
         self.lock = threading.Lock()
 
     def put_whole(self, data: memoryview) -> None:
@@ -47,8 +46,6 @@ class Shelf:
             self.parts[part.number] = bytes(part.data)
 
     def commit(self, size: int) -> None:
-        if self.is_taken:
-            raise Exists("taken")
         self.file = b"".join(self.parts[n] for n in sorted(self.parts))
         assert len(self.file) == size
 

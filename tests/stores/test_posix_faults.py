@@ -28,10 +28,6 @@ def store(tmp_path: Path) -> PosixStore:
     return PosixStore(str(tmp_path / "store"))
 
 
-def target_of(fd: int) -> str:
-    return str(Path(f"/proc/self/fd/{fd}").readlink())
-
-
 def leftovers(root: str) -> list[str]:
     return [name for _, _, files in os.walk(root) for name in files if is_unfinished(name)]
 
@@ -53,7 +49,8 @@ def test_bytes_are_synced_before_the_name_and_directories_after(
 
     def log(name: str, call: Callable[..., None]) -> None:
         def logged(*args: Any, **kwargs: Any) -> None:
-            path = target_of(args[0]).removeprefix(store.root) if name == "fsync" else name
+            target = str(Path(f"/proc/self/fd/{args[0]}").readlink()) if name == "fsync" else name
+            path = target.removeprefix(store.root)
             done.append("part" if path.endswith(".part") else path or "/")
             call(*args, **kwargs)
 

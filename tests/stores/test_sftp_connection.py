@@ -198,8 +198,6 @@ RESOLVE = "ssh: Could not resolve hostname head: "
     ("said", "error"),
     [
         (f"{CONNECT}Connection refused", Transient),
-        (f"{CONNECT}Connection timed out", Transient),
-        (f"{CONNECT}No route to host", Transient),
         ("kex_exchange_identification: Connection closed by remote host", Transient),  # MaxStartups
         (f"{RESOLVE}Temporary failure in name resolution", Transient),
         ("mux_client_request_session: session request failed: Session open refused", Transient),

@@ -346,9 +346,12 @@ def test_a_name_that_is_free_is_given(
 def test_a_name_that_is_taken_is_never_claimed(tmp_path: Path, fault: str) -> None:
     (tmp_path / "part").write_bytes(b"xyz")
     (tmp_path / "a").write_bytes(b"old")
+    log = tmp_path / "log"
     with pytest.raises(Exists, match="a: already there"):
-        target(files_of(tmp_path, fault), name="a").publish("part", 3)
+        target(files_of(tmp_path, fault, f"log={log}"), name="a").publish("part", 3)
     assert (tmp_path / "a").read_bytes() == b"old"
+    if fault == "replaces":
+        assert log.read_text().splitlines()[-1] == f"fsync {tmp_path.name}", "its name is durable"
 
 
 def test_replacing_is_atomic_or_refused(tmp_path: Path) -> None:

@@ -36,9 +36,12 @@ def test_openssh_brings_names_to_the_disk_and_a_directory_that_is_gone_is_an_err
 
 
 def test_the_root_is_made_with_all_above_it_and_may_be_a_link(tmp_path: Path) -> None:
-    files = files_of(tmp_path / "a" / "b" / "c")
+    log = tmp_path / "log"
+    files = files_of(tmp_path / "a" / "b" / "c", f"log={log}")
     assert not files.has_root()
     files.make_root()
+    steps = log.read_text().splitlines()
+    assert steps[-4:] == ["mkdir b", "fsync a", "mkdir c", "fsync b"]
     files.make_root()
     assert files.has_root()
     (tmp_path / "link").symlink_to(tmp_path / "a")

@@ -109,9 +109,7 @@ def test_a_store_whose_disk_is_unmounted_is_no_empty_store(tmp_path: Path) -> No
     store.write("run/a", [b"x"])
     assert names(store) == [STORE_FILE, "run/a"]
     root.rename(tmp_path / "elsewhere")
-    # nothing, then the directory that it was mounted on
-    for mount, text in (lambda: None, "no such directory"), (root.mkdir, "not the store that was"):
-        mount()
+    for text in ("no such directory", "not the store that was opened"):
         for use in (
             lambda: names(store),
             lambda: store.size("run/a"),
@@ -122,6 +120,7 @@ def test_a_store_whose_disk_is_unmounted_is_no_empty_store(tmp_path: Path) -> No
                 use()
             assert "mount" in caught.value.hint
             assert type(caught.value) is StoreError
+        root.mkdir(exist_ok=True)  # the directory that it was mounted on
     assert inside(root) == []
 
 
@@ -200,11 +199,6 @@ def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_pat
         )
     assert b"uid" not in shell.stdout
     assert (tmp_path / "store/run/a").stat().st_mode & 0o777 == 0o640
-
-
-def test_a_directory_that_may_not_be_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="n: permission denied"):
-        served(tmp_path, "unmakeable").create("n/a", [b"x"], About(size=1))
 
 
 def test_directories_in_directories_have_an_end(

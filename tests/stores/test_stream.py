@@ -77,14 +77,6 @@ def test_the_next_pieces_are_being_read_while_one_is_used_and_no_more_than_that(
     pieces.close()
 
 
-def test_a_piece_is_not_overwritten_while_it_is_used() -> None:
-    source = Source()
-    pieces = read_ahead(source, "a", 5000, 100, 4)
-    for n, piece in enumerate(pieces):
-        source.wait_for(min(50, n + 5))
-        assert bytes(piece) == CONTENT[n * 100 : n * 100 + 100]
-
-
 def test_memory_is_so_many_buffers_whatever_the_file() -> None:
     buffers: list[object] = []  # kept, so that no id is used twice
 

@@ -95,6 +95,13 @@ class TcpProxy:
         with self._changed:
             return self._changed.wait_for(lambda: self.bytes[UP] >= count, timeout)
 
+    def forget(self) -> None:
+        """Count from nothing again."""
+        with self._changed:
+            self.requests.clear()
+            self.bytes.clear()
+            self.faults.clear()
+
     def _accept(self) -> None:
         while True:
             try:

@@ -8,8 +8,7 @@ full (no WRITE succeeds), denied (no file is opened to be written), unreadable (
 first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and
 the connection ends; the file MARKER tells that it was). log=FILE tells what changes something, or
 makes it durable. Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless,
-branching, noisy, chatty, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered
-so).
+branching, noisy, chatty, old, answer=KIND=TYPE=HEX (requests of that kind are answered so).
 """
 
 # ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
@@ -218,8 +217,6 @@ def answer(kind: int, body: bytes) -> tuple[int, bytes]:
     lie = VALUES.get("answer", "0=").split("=")
     if kind == int(lie[0]):
         return int(lie[1]), bytes.fromhex(lie[2])
-    if kind == 14 and "unmakeable" in FAULTS:
-        return status(3)
     try:
         return ACTS[kind](body)
     except (FileNotFoundError, NotADirectoryError):

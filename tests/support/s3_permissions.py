@@ -125,6 +125,16 @@ def refused(asked: Iterable[Asked], statements: list[Statement]) -> list[Asked]:
     return [one for one in asked if not is_allowed(one, statements)]
 
 
+def without(action: str, statements: Iterable[Statement]) -> list[Statement]:
+    """The statements, with one action taken out of those that allow."""
+    return [
+        {**s, "Action": [a for a in _list(s["Action"]) if a != action]}
+        if s["Effect"] == "Allow"
+        else s
+        for s in statements
+    ]
+
+
 def actions(statements: Iterable[Statement]) -> set[str]:
     """All that is allowed to somebody, somewhere."""
     return {action for s in statements if s["Effect"] == "Allow" for action in _list(s["Action"])}

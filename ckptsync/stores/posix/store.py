@@ -231,7 +231,7 @@ class PosixStore:
             raise
 
     def _begin(self, name: str, origin: str, give_name: GiveName) -> Draft:
-        """Return a draft in the file's directory, which is descriptors, durably, if it is missing.
+        """Return a draft in the file's directory, which is made, durably, if it is missing.
 
         Raise Transient if other processes delete the directory each time while it is empty;
         StoreError.

@@ -363,6 +363,13 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
         assert script.asked[3].query["part-number-marker"] == "1"
 
 
+def test_an_upload_with_other_checksums_is_not_continued() -> None:
+    other = "<Key>pre/k</Key><UploadId>u</UploadId><ChecksumAlgorithm>SHA256</ChecksumAlgorithm>"
+    with scripted(listing("ListMultipartUploads", f"<Upload>{other}</Upload>", "")) as script:
+        assert list_unfinished(script.store().bucket, "pre/k") == []
+        assert len(script.asked) == 1
+
+
 def test_uploads_that_cannot_be_listed_are_not_continued_and_the_write_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -214,11 +214,13 @@ def test_tls_is_spoken_with_whom_the_bundle_names(
         store.write("a", [b"x" * 1000])
     assert server.connections == 1
     assert b"UNSIGNED-PAYLOAD" in heard[0], "TLS and a checksum protect it"
-    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+    for variable in ("", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
         with monkeypatch.context() as patch:
             patch.delenv("AWS_CA_BUNDLE", raising=False)
-            patch.setenv(variable, "/no/such/bundle")
-            with pytest.raises(ConfigError, match="certificates cannot be read"):
+            patch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+            patch.setenv(variable or "OTHER", "/no/such/bundle")
+            text = "certificates cannot be read" if variable else "is not trusted"
+            with pytest.raises(ConfigError, match=text):
                 store_at(host, scheme="https").write("a", [b"x"])
 
 
