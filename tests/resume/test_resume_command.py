@@ -171,6 +171,8 @@ def test_the_exit_code_is_the_trainings_and_the_worker_has_its_keys(place: Place
     done = ran(place.resume(1, "exit:3"))
     assert done.returncode == 3, done.stderr
     assert done.stdout == "trained to step 1\n"
+    [mark] = markers.list_training_processes(place.out / "_ckptsync")
+    assert mark.ended == 0  # so that its files are no final model
     assert "all that was saved here is stored; this machine may be shut down" in done.stderr
     (written,) = (place.out / "_ckptsync").glob("embedded-*.yaml")
     given = json.loads(written.read_text())
