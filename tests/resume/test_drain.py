@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import cast
 import pytest
 
 from ckptsync.checkpoint_dirs import ASIDE
-from ckptsync.cli.drain import Upload
+from ckptsync.cli.drain import Upload, upload_of
 from ckptsync.errors import StoreError
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.hooks import embedded_worker
@@ -31,6 +32,7 @@ from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.finished import Rule
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.store_view import StoreView
+from ckptsync.worker.worker import DOUBTFUL
 from tests.resume import trainer
 from tests.support.head_in_process import verify_next
 from tests.support.worker_in_process import push_now
@@ -180,6 +182,50 @@ def test_a_directory_that_nobody_serves_is_given_up_after_a_while(
     for later, is_lost in ((0.0, False), (patience - 1.0, False), (1.0, True)):
         now[0] += later
         assert upload.notice_lost_worker() == is_lost
+
+
+def test_a_configuration_says_how_an_output_directory_is_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_NODE", raising=False)
+    config, out = tmp_path / "c.yaml", tmp_path / "a" / "out"
+    out.mkdir(parents=True)
+    config.write_text(
+        f"{{node: n7, store: {{url: {tmp_path}/s}}, worker: {{runs: ['{tmp_path}/*/out'],"
+        " quiet: 7s, unmarked: 9s, logs: false}}"
+    )
+    args = Namespace(output_dir=str(out), config=str(config), url=None, run=None)
+    upload = upload_of(args)
+    assert (upload.run, upload.node, upload.has_logs) == (RunDir("a", out), "n7", False)
+    assert upload.saves.rule == Rule(7.0, 9.0, DOUBTFUL * 9.0)
+    monkeypatch.setenv("CKPTSYNC_NODE", "n8")
+    args.run = "b"
+    assert (upload_of(args).run.name, upload_of(args).node) == ("b", "n8")
+
+
+@pytest.mark.parametrize(
+    ("saves", "error", "is_stopped"),
+    [
+        ((save("stored"), save("refused")), "", True),
+        ((save("stored"),), "no route", False),
+        ((save("unsent"),), "", False),
+        ((save("waiting"),), "", False),
+    ],
+)
+def test_our_worker_is_stopped_when_it_has_nothing_left_to_send(
+    saves: tuple[DrainedSave, ...],
+    error: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_stopped: bool,
+) -> None:
+    stopped = list[Path]()
+    monkeypatch.setattr(embedded_worker, "stop", stopped.append)
+    unread = cast("OutputDirSaves", None)
+    upload = Upload(RunDir("run", tmp_path), "n0", "/s", MemoryStore(), unread, None)
+    upload.finish(DrainResult(saves, error))
+    assert stopped == [tmp_path] * is_stopped
 
 
 class Script:

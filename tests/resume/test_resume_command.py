@@ -19,12 +19,14 @@ from ckptsync.cli.main import main
 from ckptsync.hooks import embedded_worker
 from ckptsync.spool import markers
 from ckptsync.spool.markers import read_log
+from ckptsync.stores.opening import create_store
 from tests.resume.trainer import save, source
 from tests.support.exhaustive import sampled
 from tests.support.refused_commands import run
 from tests.support.stand_in_programs import CLEAN, ROOT
 from tests.support.terminal import on_terminal, read_until
 from tests.support.waiting import until
+from tests.support.worker_in_process import push_now
 
 FRONT = (
     "import sys; from ckptsync.cli import resume; resume.FIRST = 0.1;"
@@ -155,8 +157,10 @@ def test_the_worker_notes_why_each_attempt_ended(place: Place) -> None:
     assert log[1] in (place.out / "_ckptsync" / "embedded.log").read_text()  # a note of its worker
 
 
-def test_a_failure_before_any_new_save_counts_twice(place: Place) -> None:
-    done = ran(place.resume(0, "exit:4,exit:4,exit:5", "--restarts", "3", store=False))
+def test_a_failure_before_any_new_save_counts_twice(place: Place, tmp_path: Path) -> None:
+    save(tmp_path / "before" / "out", 1, 9)
+    push_now(tmp_path / "before" / "out", create_store(str(place.store)), "n0", "out")
+    done = ran(place.resume(0, "exit:4,exit:4,exit:5", "--restarts", "3"))
     assert (done.returncode, len(place.starts())) == (4, 2), done.stderr
     assert "not started again" in done.stderr
 
@@ -167,6 +171,8 @@ def test_the_exit_code_is_the_trainings_and_the_worker_has_its_keys(place: Place
     done = ran(place.resume(1, "exit:3"))
     assert done.returncode == 3, done.stderr
     assert done.stdout == "trained to step 1\n"
+    [mark] = markers.list_training_processes(place.out / "_ckptsync")
+    assert mark.ended == 0  # so that its files are no final model
     assert "all that was saved here is stored; this machine may be shut down" in done.stderr
     (written,) = (place.out / "_ckptsync").glob("embedded-*.yaml")
     given = json.loads(written.read_text())
