@@ -325,7 +325,8 @@ def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
     found = collect_manifests({**records, "new": moved.manifest, "again": again})
     assert explain_conflict("checkpoint-5", found) == ""
     liar = replace(again, node="z")
-    (lie,) = [k for k in collect_manifests({**records, "liar": liar}) if k.name == "liar"]
+    found = collect_manifests({**records, "new": moved.manifest, "liar": liar})
+    (lie,) = [k for k in found if k.name == "liar"]
     assert not lie.joins, "a node joins nothing by what it says of others"
 
 
