@@ -336,13 +336,14 @@ def _plan_record(
         own_prefixes(fault.run, fault.location)
     except Corrupt as e:  # nobody ever writes it right
         return Repair(name, "later", f"{e.hint}, and delete it", damage)
+    if state and kind in ("model", "report"):
+        records = state.records.model_records if kind == "model" else state.records.reports
+        if any(record.n > fault.record.n for record in records.values()):
+            words = f"it is damaged, and a later {kind} record replaces it: deleted"
+            return Repair(name, "delete", words, damage)
     if kind == "model":
         return _plan_model_record(name, damage, state)
     if kind == "report":
-        reports = state.records.reports.values() if state else ()
-        if any(report.n > fault.record.n for report in reports):
-            words = "it is damaged, and a later report replaces it: deleted"
-            return Repair(name, "delete", words, damage)
         return Repair(name, "ignore", "it is damaged: the next verification replaces it", damage)
     if kind != "manifest":
         return Repair(name, "delete", _DELETED[kind], damage)

@@ -226,6 +226,7 @@ def test_what_has_come_since_it_was_consolidated_and_what_its_model_lacks_is_tol
         ("manifest-n0-0", Corrupt("x"), "digest"),
         ("model-0", Corrupt("x"), "digest"),
         ("report-1", Corrupt("x"), "note"),
+        ("event-0", Corrupt("x"), "note"),
         ("manifest-n0-0", Unsupported("x"), "note"),
     ],
 )

@@ -36,9 +36,8 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verifier.verification import VerifyOptions, verify_location
 from tests.support.crashing_store import Crash, Dying
-from tests.support.exhaustive import EVERY_OTHER, sampled
+from tests.support.exhaustive import EVERY_OTHER
 from tests.support.filled_stores import entry, put
-from tests.support.interleaving import raced
 from tests.support.retention_stores import FIRST, fill, mark
 
 HOUR = 3600
@@ -386,22 +385,6 @@ def test_two_heads_with_other_rules_and_no_grace_never_remove_the_last_or_half_o
         wait(store, LEASE)
         apply_retention(store, request(mine))
         assert "VERIFIED" in words(store).values(), n
-
-
-@pytest.mark.parametrize("seed", sampled(range(12), every=2))
-def test_three_heads_at_once_in_any_order_keep_one_whole(seed: int) -> None:
-    store = filled(3)
-    for location in ("checkpoint-1", "checkpoint-2"):
-        mark(store, location)
-    rules = {"a": Rules(keep_last=1), "b": OLDEST, "c": Rules(keep_every=2)}
-    work = {
-        node: lambda one, its=its: [apply_retention(one, request(its)) for _ in range(2)]
-        for node, its in rules.items()
-    }
-    ended = raced(seed, store, work, is_exclusive=True)
-    assert not any(isinstance(e, BaseException) for e in ended.values()), ended
-    assert "VERIFIED" in words(store).values()
-    assert set(words(store).values()) <= {"VERIFIED", "RETIRED"}
 
 
 def test_a_person_who_keeps_it_at_any_moment_keeps_it_or_is_told_that_it_is_too_late() -> None:

@@ -244,6 +244,17 @@ def test_a_damaged_report_goes_when_a_later_one_says_what_is() -> None:
     assert repaired(store) == (), "the next verification says what is"
 
 
+def test_a_damaged_model_record_goes_when_a_later_one_says_what_is() -> None:
+    store, _ = filled()
+    record = next(s for s in read_state(store).locations if s.location == LOCATION).model_record
+    assert record
+    (bad,) = names(store, "model")
+    good = put(store, replace(record, n=1))
+    flip(store, bad)
+    assert repaired(store) == (bad.removeprefix("run/"),)
+    assert names(store, "model") == [good]
+
+
 @pytest.mark.parametrize(
     ("run", "location", "path"),
     [

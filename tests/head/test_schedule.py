@@ -33,6 +33,7 @@ def test_what_is_complete_is_a_job_until_it_is_consolidated_and_what_arrives_is_
     [job] = due(store)
     assert (job.run, job.location, job.once_per_key) == ("run", "checkpoint-4", False)
     assert job.size > 10_000
+    assert job.key, "what failed is tried again when a record more is there"
     consolidate_location(store, "run", "checkpoint-4", BASE)
     assert due(store) == []
 

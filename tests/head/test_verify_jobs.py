@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -129,6 +128,9 @@ def test_damage_is_looked_at_again_when_the_file_was_written_since() -> None:
     name = reported(store, 1, "damaged", "load")
     assert levels(store, 101, {name: 100.0, CONFIG: 100.0}) == []
     assert levels(store, 101, {name: 100.0, CONFIG: 100.5}) == ["load"]
+    listed = whole_store()
+    name = reported(listed, 1, "damaged", "stat")
+    assert levels(listed, 101, {name: 100.0, CONFIG: 100.5}) == ["digest"]
     store.delete(CONFIG)
     assert levels(store, 101, {name: 100.0}) == []
 
@@ -199,52 +201,15 @@ def made(number: int, size: int, last: float) -> Summary:
     )
 
 
-def simulated(
-    locations: Sequence[Summary], days: int, step: float, arrivals: int, seed: int
-) -> tuple[list[int], list[float], int]:
-    """Bytes of old locations read in each step, the longest time without being read at its end, and
-    the bytes there are in the end.
-    """
-    chance = random.Random(seed)
-    here = {seen.location: seen for seen in locations}
-    read, longest = [], []
-    for i in range(int(days * DAY / step)):
-        now = i * step
-        # as many are let go of as arrive
-        for seen in chance.sample(sorted(here), arrivals if i else 0):
-            del here[seen]
-        fresh_ones = [
-            made(10**6 + i * arrivals + j, chance.randrange(1, 200), now)
-            for j in range(arrivals if i else 0)
-        ]
-        here |= {seen.location: seen for seen in fresh_ones}
-        todo = verify_jobs(here.values(), WEEKLY, now)
-        here |= {job.location: made(int(job.location[11:]), job.size, now) for job in todo}
-        read.append(sum(job.size for job in todo))
-        longest.append(max(now - seen.proof.passed[0][1] for seen in here.values()))
-    return read, longest, sum(seen.size for seen in here.values())
-
-
 @pytest.mark.parametrize(
-    ("count", "days", "step", "arrivals"),
-    [(2_000, 16, DAY / 2, 30), (40, 120, DAY / 24, 0), (300, 60, DAY / 12, 1)],
+    ("share", "count"), [(0.05, 0), (0.15, 1), (0.35, 3), (0.95, 9), (1.05, 10)]
 )
-def test_every_byte_is_read_within_the_period_and_never_in_a_burst(
-    count: int, days: int, step: float, arrivals: int
+def test_what_was_read_at_one_moment_is_read_again_evenly_over_the_period(
+    share: float, count: int
 ) -> None:
-    """All were verified at the same moment, which is the worst that can be."""
-    chance = random.Random(count)
-    locations = [made(i, chance.randrange(1, 200), 0.0) for i in range(count)]
-    read, longest, total = simulated(locations, days, step, arrivals, count)
-    assert max(longest) <= WEEK
-    even = total * step / (WEEK * (1 - SPARE))
-    assert max(read) <= 1.5 * even + 400
-    weeks = [
-        sum(read[at : at + int(WEEK / step)])
-        for at in range(0, len(read) - int(WEEK / step), int(WEEK / step))
-    ]
-    assert min(weeks[1:]) >= 0.6 * total or arrivals  # what has just arrived need not be read again
-    assert max(weeks) <= 1.3 * total
+    locations = [made(number, 10, 0.0) for number in range(10)]
+    found = verify_jobs(locations, WEEKLY, share * WEEK * (1 - SPARE))
+    assert [job.location for job in found] == [f"checkpoint-{n}" for n in range(count)]
 
 
 def test_a_single_large_location_is_not_read_more_often_than_it_must() -> None:

@@ -325,7 +325,8 @@ def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
     found = collect_manifests({**records, "new": moved.manifest, "again": again})
     assert explain_conflict("checkpoint-5", found) == ""
     liar = replace(again, node="z")
-    (lie,) = [k for k in collect_manifests({**records, "liar": liar}) if k.name == "liar"]
+    found = collect_manifests({**records, "new": moved.manifest, "liar": liar})
+    (lie,) = [k for k in found if k.name == "liar"]
     assert not lie.joins, "a node joins nothing by what it says of others"
 
 
@@ -412,10 +413,12 @@ def test_spans_touch_if_they_have_a_moment_in_common_or_nearly(
 
 
 def test_an_edited_files_time_does_not_reach_back_to_the_first_save() -> None:
-    edited = manifest("a", *A0.files, entry("config.json", "new", LATER))
+    new = (entry("config.json", "new", LATER), entry("late", at=LATER + S))
+    edited = replace(manifest("a", *A0.files, *new), clock_offset=7)
     first = manifest("a", *A0.files, entry("config.json", "old", FIRST + SLACK))
     before, mine, mate = parts([first, edited, B1])
     assert (before.start, before.end) == (FIRST, FIRST + SLACK)
+    assert (mine.start, mine.end) == (LATER - 7, LATER + S - 7)
     assert compare(mine, mate).relation == "unproven"
     # without the first, nothing says that the shard is older
     assert same_save(edited, B1).relation == "one"

@@ -80,6 +80,18 @@ def test_a_directory_of_a_store_finds_its_location(
     ] == [(LOCATION, "ok")]
 
 
+def test_how_much_will_be_read_is_told_beforehand(store: PosixStore) -> None:
+    size = sum(location(store).sizes.values())
+    told: list[int] = []
+    for options in (
+        VerifyOptions("stat", expect=told.append),
+        VerifyOptions("digest", expect=told.append),
+        VerifyOptions("digest", sample=Sample(0.5), expect=told.append),
+    ):
+        assert [*verify(InStore(store), options)]
+    assert told == [0, size, size // 2]
+
+
 def test_a_consolidated_model_alone_is_verified_against_its_model_record(store: PosixStore) -> None:
     flip(store, f"{RUN}/consolidated/{LOCATION}/config.json", 3)
     (report,) = asked(f"{store.root}/run/consolidated/checkpoint-4")
