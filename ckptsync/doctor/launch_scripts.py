@@ -90,7 +90,10 @@ def _words(text: str, variables: dict[str, str]) -> Iterator[str]:
 
 
 def _words_of(line: str, variables: dict[str, str], depth: int) -> Iterator[str]:
-    """Yield the words of one line; at depth 0 also those in a word such as ``bash -c '…'``."""
+    """Yield the words of one line, with variables replaced; assignments change ``variables``.
+
+    At depth 0 a word that holds a command, such as that of ``bash -c '…'``, is split, too.
+    """
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()<>")
     lexer.whitespace_split = True
     try:

@@ -173,7 +173,7 @@ class Download:
         return sum(file.size for file in (*walked.files, *walked.partial))
 
     def _list_downloaded(self) -> list[StoredFile]:
-        """Return the files that an earlier try has downloaded, by names and sizes."""
+        """Return the files of the plan that the hidden directory has with their full sizes."""
         if not self._hidden.is_dir() or self._hidden.is_symlink():
             return []
         sizes = _sizes(self._hidden)

@@ -195,7 +195,7 @@ def is_being_deleted(summary: Summary) -> bool:
 
 
 def is_verified(summary: Summary) -> bool:
-    """Return whether it is VERIFIED, or was when it was marked."""
+    """Return whether a location is VERIFIED, or is RETIRED and was VERIFIED when it was marked."""
     return summary.status == "VERIFIED" or (
         summary.status == "RETIRED"
         and summary.model
@@ -323,7 +323,12 @@ class _RunRules:
             yield is_small, f"the newest {show_size(size)}", against
 
     def rule_against_shards(self, summary: Summary) -> str:
-        """Return why its shards are deleted while the model stays; empty if they stay."""
+        """Return why a location's shards are deleted while its model stays; empty if they stay.
+
+        They are deleted only of a verified location with a model, without a keep or a conflict,
+        that at least ``shards`` newer ones follow.  They stay of the run's last models, and of the
+        newest resumable locations unless ``shards`` is 0.
+        """
         shards = self._rules.shards
         is_proven = is_verified(summary) and summary.consolidated
         if shards is None or summary.kept or summary.status == "CONFLICT" or not is_proven:

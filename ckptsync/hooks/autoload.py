@@ -57,9 +57,9 @@ class _Awaiting:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         """Return the spec of ``transformers.trainer`` from the other finders.
 
-        None for other modules, and while it asks the others itself.  The spec's loader calls
-        ``then`` after the module has run.  Warns if a module is imported of a trainer that takes
-        no callback (`_SILENT`).
+        Return None for every other module, and for a call that this search itself makes.  The
+        spec's loader calls ``then`` after the module has run.  Warn if the module is of a trainer
+        that takes no callback (`_SILENT`).
         """
         if name in _SILENT:
             _warn(_SILENT[name])

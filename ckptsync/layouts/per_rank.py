@@ -115,7 +115,7 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Return every rank's file.
+    """Return every rank's file, and the metadata if there is any; their sizes are not known.
 
     The metadata, verl's names or the model's sharded tensors say how many ranks there are. Raise
     Incomplete if none does, Corrupt if files are of different saves.

@@ -213,7 +213,8 @@ class WeightsSource:
 def sources(files: Files) -> tuple[WeightsSource, ...]:
     """Return every set of weights, the preferred one first; none of an unknown checkpoint.
 
-    If there are several, headers are read to find empty placeholders.
+    If there are several, their headers are read: sets of empty placeholders come last, and so do
+    DeepSpeed's tags other than the one that ``latest`` names.
     """
     weights_sources = [source for source in _roots(files.sizes()) if holds_weights(source.root)]
     if len(weights_sources) == 1:

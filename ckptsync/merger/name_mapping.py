@@ -49,7 +49,7 @@ class _Region:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Return for each axis in the file that in memory."""
+        """Return, for each axis of the file's tensor, the axis of the tensor in memory."""
         axes = list(range(len(self.sizes)))[1 if self.has_expert else 0 :]
         if self.is_transposed:
             axes[-2:] = axes[:-3:-1]

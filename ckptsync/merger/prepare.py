@@ -424,7 +424,10 @@ def _source_name(source: WeightsSource, path: str | None, part: str) -> str:
 
 
 def _config_directories(files: Files, source: WeightsSource) -> list[Files]:
-    """Return where a checkpoint has configuration; an adapter's own lies beside it."""
+    """Return the directories that may have the configuration, in the order of preference.
+
+    An adapter's own directory is the first, then the checkpoint, then those of `registry.around`.
+    """
     adapter_directory = (
         [Within(files, source.root)] if source.layout == "peft" and source.root else []
     )
@@ -733,7 +736,7 @@ def _fill(
 
 
 def _prefix_fill(tensor: Tensor) -> Tensor:
-    """Return a tensor of the model's files as `JoinedFiles` names them."""
+    """Return a tensor of the filling model, its files under `FILL` and untied."""
     return replace(tensor, copies=tuple(add_prefix(c, FILL) for c in tensor.copies), tied=None)
 
 

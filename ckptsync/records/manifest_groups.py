@@ -103,7 +103,7 @@ class Sibling:
     against: tuple[str, ...] = ()
 
     def command(self, url: str, run: str, location: str) -> str:
-        """Return the command by which a person joins it with ``location``."""
+        """Return the command by which a person joins this location with ``location``."""
         first, second = sorted((location, self.location))
         return shlex.join(["ckptsync", "join", f"{run}/{first}", f"{run}/{second}", "--store", url])
 

@@ -437,7 +437,11 @@ class _Preparation:
         return copy
 
     def _get_local(self, choice: Candidate) -> _LocalCopy:
-        """Return the chosen checkpoint in the output directory; raise Incomplete if it changed."""
+        """Return the chosen checkpoint in the output directory; raise Incomplete if it changed.
+
+        Judges the directory again, and keeps the result in ``_checkpoints``.  If the best
+        checkpoint that it refers to is absent, downloads that one.
+        """
         self._checkpoints = judge_output_dir(self._output_dir, self._attempt.node)
         local = next((c for c in self._checkpoints if c.save.id == choice.id), None)
         if local is None or not local.is_whole:

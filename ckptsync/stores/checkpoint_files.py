@@ -245,7 +245,10 @@ class SnapshotFiles(DirectoryFiles):
         super().__init__(root)
 
     def _list_files(self) -> Mapping[str, Stamp]:
-        """Return stamps of regular files and linked blobs; raise ConfigError or StoreError."""
+        """Return stamps of regular files and linked blobs; raise ConfigError or StoreError.
+
+        Also sets the blobs that `base_and_name` knows.
+        """
         stamps = dict(super()._list_files())
         for name in self._ignored.pop("link", ()):
             try:

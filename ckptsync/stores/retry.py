@@ -156,7 +156,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _add_tries(error: Transient, tries: int, seconds: float) -> Transient:
-    """Return the error with a hint that says how often, and for how long, the call was tried."""
+    """Add to the error's hint how often, and for how long, the call was tried; return the error."""
     if tries > 1:
         error.hint = "; ".join(
             filter(None, [error.hint, f"given up after {tries} tries in {seconds:.0f} s"])

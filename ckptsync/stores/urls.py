@@ -106,9 +106,10 @@ def path_of(url: str) -> str:
 
 
 def _parse_remote(url: str, scheme: str, location: str) -> Remote:
-    """Return the remote URL of a scheme in lower case, and the text after it.
+    """Return the URL with its scheme in lower case, without slashes at the end.
 
-    Raise ConfigError if there is a password in it, or no bucket, host or path.
+    ``location`` is the text after ``://``. Raise ConfigError if it has a password or a control
+    character, or if a scheme of `SCHEMES` has no bucket, host or path.
     """
     kind = SCHEMES.get(scheme, Scheme(scheme))
     if _has_password(location, is_bucket=kind.has_buckets):

@@ -300,7 +300,10 @@ class StoreView:
         return None if manifest is None else self.done_by(manifest)
 
     def done_by(self, manifest: Manifest) -> Done:
-        """Return that the store has a save's files, by a manifest of it, this node's if any."""
+        """Return why nothing is left to do for a save that ``manifest`` describes.
+
+        Its phase is ``stored`` if this node wrote the manifest, else ``elsewhere``.
+        """
         if manifest.node == self.node:
             return Done("stored", "stored", manifest)
         return Done(

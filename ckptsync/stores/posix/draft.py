@@ -215,7 +215,7 @@ class Draft:
                 safe_open.close_quietly(fd)  # what counts was closed before
 
     def _begin_with(self, size: int) -> None:
-        """Set how many bytes are in the file before the first one is written."""
+        """Note that the file has ``size`` bytes of an earlier writer, and prepare their comparison."""
         self.initial_size = size
         # so that what follows begins where the disk expects it
         self._compared_end = size - size % BLOCK
@@ -247,7 +247,10 @@ class Draft:
             self._cached = 0
 
     def _direct_descriptor(self) -> int:
-        """Return a descriptor that writes past the page cache, or -1 where there can be none."""
+        """Return a descriptor that writes past the page cache, or -1 if the file cannot have one.
+
+        The first call opens it.
+        """
         with self._lock:
             if self._direct is None:
                 self._direct = -1

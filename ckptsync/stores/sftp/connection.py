@@ -278,7 +278,7 @@ class Connection:
         return bool(data)
 
     def _end_error(self) -> ConfigError | StoreError:
-        """Return the error of an ssh that has ended, from its last messages."""
+        """Mark the connection as broken; return the error that ssh's last messages tell."""
         self._is_broken = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_S)  # later messages may follow

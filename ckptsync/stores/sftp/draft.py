@@ -248,9 +248,10 @@ class SftpUpload:
         self._is_syncing = self._has_failed = False
 
     def reuse_part(self, part: FilePart) -> bool:
-        """Count a part as sent if the file has these bytes already; return whether.
+        """Return True, and count a part as sent, if the file has these bytes already.
 
-        They are read back; of a part before the tail only the first ones.
+        They are read back and compared; of a part that was on the server's disk before, only the
+        first `_FIRST` bytes.
         """
         end = part.start + len(part.data)
         if end > self.initial_size:
