@@ -73,7 +73,7 @@ def _check(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def check_clock(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a node's clock is at most `SKEW_WARN` from the store's."""
+    """Yield a finding if a node's clock is more than `SKEW_WARN` seconds from the store's."""
     if node.clock is not None and abs(node.clock) > SKEW_WARN:
         direction = "ahead of" if node.clock > 0 else "behind"
         what = f"{show_duration(abs(node.clock))} {direction} the store's"
@@ -81,7 +81,7 @@ def check_clock(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that the two clocks farthest from each other are at most `SKEW_WARN` apart."""
+    """Yield a finding if two nodes' clocks are more than `SKEW_WARN` seconds apart."""
     clocks = sorted((node.clock, node.name) for node in nodes if node.clock is not None)
     if clocks and (apart := clocks[-1][0] - clocks[0][0]) > SKEW_WARN:
         behind, ahead = clocks[0][1], clocks[-1][1]
@@ -90,7 +90,7 @@ def compare_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _skew(seconds: float, what: str, nodes: tuple[str, ...] = ()) -> Finding:
-    """Return the finding of a wrong clock: a failure above `SKEW_FAIL`."""
+    """Return the finding of a wrong clock: a failure above `SKEW_FAIL` seconds, else a warning."""
     why = (
         "times of one save are compared between nodes, and S3 refuses requests that are signed a"
         " quarter of an hour off"
@@ -101,7 +101,7 @@ def _skew(seconds: float, what: str, nodes: tuple[str, ...] = ()) -> Finding:
 
 
 def check_open_files(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a process may open `_NOFILE` files; a limit below 0 is none."""
+    """Yield a warning if a process may open fewer than `_NOFILE` files; below 0 means no limit."""
     limit = node.limits.get("nofile", _NOFILE)
     if 0 <= limit < _NOFILE:
         why = "ranks, data loaders and NCCL need more: a save fails with `Too many open files`"
@@ -111,7 +111,7 @@ def check_open_files(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_shared_memory(node: NodeFacts) -> Iterator[Finding]:
-    """Check that /dev/shm has `_SHM` bytes free."""
+    """Yield a warning if /dev/shm has fewer than `_SHM` bytes free."""
     free = node.limits.get("shm", _SHM)
     if free < _SHM:
         why = "data loaders and NCCL share memory there: `Bus error`, or a hang"
@@ -121,7 +121,7 @@ def check_shared_memory(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_locked_memory(node: NodeFacts) -> Iterator[Finding]:
-    """Check that NCCL may lock the memory that adapters for RDMA need."""
+    """Yield a warning if NCCL uses adapters for RDMA, and may lock fewer than `_MEMLOCK` bytes."""
     limit, adapters = node.limits.get("memlock", -1), node.limits.get("hcas", 0)
     if adapters and 0 <= limit < _MEMLOCK and node.variable("NCCL_IB_DISABLE") != "1":
         what = f"{limit >> 10} KiB, with {adapters} adapters for RDMA"
@@ -162,7 +162,7 @@ def _names_devices(node: NodeFacts, name: str) -> bool:
 
 
 def check_gpu_count(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a node sees at least as many GPUs as NPROC_PER_NODE."""
+    """Yield a failure if a node sees fewer GPUs than NPROC_PER_NODE; nothing once it trains."""
     visible, processes = count_visible(node), node.variable("NPROC_PER_NODE")
     if visible is None or node.within or not _NUMBER.fullmatch(processes):
         return
@@ -174,7 +174,10 @@ def check_gpu_count(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
-    """Check that every GPU in CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES exists, once."""
+    """Yield a failure for each variable that names a missing GPU, or one twice.
+
+    The variables are CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; nothing once the node trains.
+    """
     gpu_count = len(node.gpus or ())
     for name in _VISIBLE[:2] if node.gpus is not None and not node.within else ():
         entries = [part for part in node.variable(name).split(",") if part.strip()]
@@ -190,7 +193,7 @@ def check_gpu_names(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_driver(node: NodeFacts) -> Iterator[Finding]:
-    """Check that the driver supports the major version of CUDA that torch is built for."""
+    """Yield a failure if the driver does not support the major version of CUDA of torch's build."""
     build, driver_cuda = node.builds.get("cuda", ""), node.driver_cuda
     if build and driver_cuda and parse_version(driver_cuda)[:1] < parse_version(build)[:1]:
         what = f"knows CUDA {driver_cuda}, torch is built for {build}"
@@ -200,7 +203,7 @@ def check_driver(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_torch_build(node: NodeFacts) -> Iterator[Finding]:
-    """Check that torch is not a build for CPUs where the node has GPUs."""
+    """Yield a warning if torch is a build for CPUs, and the node has GPUs."""
     torch = node.versions.get("torch", "")
     if node.gpus and torch.endswith("+cpu"):
         what = f"{torch}; the node has {len(node.gpus)} GPUs"
@@ -210,7 +213,7 @@ def check_torch_build(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that all nodes see GPUs, or none does."""
+    """Yield a failure if some nodes see GPUs and others see none."""
 
     def show_visible(node: NodeFacts) -> str:
         """Return the number of visible GPUs; "" for none."""
@@ -227,7 +230,7 @@ def compare_gpus(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_gpu_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that all GPUs are of one kind."""
+    """Yield a warning if not all GPUs are of one kind."""
     kinds = group_by((n for n in nodes if n.gpus), lambda n: ", ".join(sorted(set(n.gpus or ()))))
     if len(kinds) > 1 or any(len(set(node.gpus or ())) > 1 for node in nodes):
         what, names = show_groups(kinds), names_of(kinds)
@@ -237,10 +240,10 @@ def compare_gpu_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that all nodes would start the same number of ranks.
+    """Yield a finding if not all nodes would start the same number of ranks.
 
-    A difference is a warning, since torchrun trains with different numbers; it is a failure if
-    LLaMA-Factory would train alone on a node, since it calls torchrun only where a node sees
+    It is a warning, since torchrun trains with different numbers; it is a failure if LLaMA-Factory
+    would train alone on a node, since it calls torchrun only where a node sees
     several GPUs or FORCE_TORCHRUN is set.
     """
     judged = [n for n in nodes if n.gpus is not None and not n.within and not n.is_on("USE_RAY")]
@@ -310,7 +313,7 @@ _IDENTITIES: tuple[tuple[str, Callable[[NodeFacts], str], str, str], ...] = (
 
 
 def compare_identities(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that no two machines share a name, an id or an address; one machine's nodes may."""
+    """Yield a warning if two machines share a host name, a machine id or an address."""
     for subject, value, why, hint in _IDENTITIES:
         for shared, names in group_by((n for n in nodes if value(n)), value).items():
             if len({node.boot for node in nodes if node.name in names and node.boot}) > 1:
@@ -319,7 +322,7 @@ def compare_identities(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_output_dirs(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that output directories have the same paths on all machines."""
+    """Yield a warning if output directories have different paths on two machines."""
     if not share_a_network(nodes):
         yield from find_difference(
             warn,
@@ -333,7 +336,7 @@ def compare_output_dirs(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_disks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that each output path is one disk for all nodes, or a disk of its own for each."""
+    """Yield the findings of `_compare_disk` for each output path of the nodes."""
     for path in sorted({path for node in nodes for path in node.output_dirs}):
         having = [n for n in nodes if path in n.output_dirs and n.output_dirs[path].nonce]
         yield from _compare_disk(path, sorted(having, key=lambda n: n.name))
@@ -377,7 +380,7 @@ def _compare_disk(path: str, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_models(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that all nodes train the same model, by its configuration and sizes of files."""
+    """Yield a warning if base models differ between nodes, in configuration or sizes of files."""
     yield from find_difference(
         warn,
         "model-differs",
@@ -430,7 +433,10 @@ _BUILDS: tuple[tuple[str, Callable[[NodeFacts], str], str], ...] = (
 
 
 def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that libraries are the same on all nodes whose training's Python was probed."""
+    """Yield a finding for each library, and the driver, whose version differs between nodes.
+
+    The level is that of the tables `_BUILDS`, `_FAILING` and `_WARNING`.  Nodes count whose
+    training's Python was probed."""
 
     def of(name: str) -> Callable[[NodeFacts], str]:
         """Return a function from a node to its version of a library."""
@@ -452,7 +458,7 @@ def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def check_transformers(node: NodeFacts) -> Iterator[Finding]:
-    """Check for versions of transformers that leave files out of checkpoints on other nodes."""
+    """Yield a warning for versions of transformers that leave out files on nodes but the first."""
     text = node.versions.get("transformers", "")
     if parse_version(text) >= (5, 15) and is_true(node.training.get("save_on_each_node", "")):
         what = f"true, with transformers {text}"
@@ -467,7 +473,7 @@ def check_transformers(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_llamafactory_ray(node: NodeFacts) -> Iterator[Finding]:
-    """Check for versions of LLaMA-Factory that do not end, or do not start, under Ray."""
+    """Yield a warning for versions of LLaMA-Factory that do not end, or do not start, under Ray."""
     factory, ray = (parse_version(node.versions.get(name, "")) for name in ("llamafactory", "ray"))
     if () < factory <= (0, 9, 2) and () < ray < (2, 55):
         what = f"LLaMA-Factory {node.versions['llamafactory']} with Ray {node.versions['ray']}"
@@ -490,7 +496,7 @@ def check_llamafactory_ray(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_final_model(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a training with ZeRO-3 gathers the weights for its final model."""
+    """Yield a warning if a training with ZeRO-3 does not gather the weights for its final model."""
     gathers = node.training.get("gather_16bit")
     if node.training.get("zero_stage") == "3" and gathers and not is_true(gathers):
         subject = "stage3_gather_16bit_weights_on_model_save"
@@ -500,7 +506,7 @@ def check_final_model(node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_relative_output(node: NodeFacts) -> Iterator[Finding]:
-    """Check that a training under Ray has an absolute output_dir."""
+    """Yield a warning if a training under Ray has a relative output_dir."""
     output = node.training.get("output_dir", "")
     uses_ray = node.is_on("USE_RAY") or any(key.startswith("ray_") for key in node.training)
     if output and not output.startswith(("/", "~", "$", "`")) and uses_ray:

@@ -121,7 +121,9 @@ def examine(
 
 
 def check_runs(config: Config, output_dirs: Sequence[Path] = ()) -> Iterator[Finding]:
-    """Check that the worker can serve what `worker.runs` matches, and all of ``output_dirs``.
+    """Yield a finding for each directory that the worker cannot serve.
+
+    The directories are those that `worker.runs` matches, and ``output_dirs``.
 
     ``output_dirs``: directories that exist, or that trainings will make.
     """

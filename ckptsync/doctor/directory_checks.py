@@ -91,7 +91,7 @@ def is_directory(path: Path) -> bool:
 
 
 def check_root(path: Path) -> Iterator[Finding]:
-    """Warn if this is root and a directory is another user's; then it must not be tried.
+    """Yield a warning if this is root and a directory is another user's; then it must not be tried.
 
     If the directory does not exist, the nearest one above it counts.
     """
@@ -118,7 +118,7 @@ def reason(e: OSError) -> str:
 
 
 def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Finding]:
-    """Check output directories, whether they exist yet or not.
+    """Yield the findings on output directories, whether they exist yet or not.
 
     ``expected``: bytes of a checkpoint, used while none is saved; 0 if unknown.
     """
@@ -135,7 +135,7 @@ def check_output_dirs(paths: Sequence[Path], expected: int = 0) -> Iterator[Find
 
 
 def check_output_dir(path: Path, expected: int = 0) -> Iterator[Finding]:
-    """Check an output directory that exists; if root may not try it, say only that."""
+    """Yield the findings on an output directory that exists; if `check_root` warns, only that."""
     try:
         path.stat()
     except OSError as e:
@@ -217,7 +217,10 @@ def _opened_spool(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _check_pins(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
-    """Check that a new file of the output directory can be linked into its spool, as a pin is."""
+    """Yield a failure if a new file of the output directory cannot be linked into its spool.
+
+    Tries it with a file that is removed again; then checks the owner.
+    """
     trial, made_by = f"{_TRIAL}{secrets.token_hex(8)}", None
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -261,7 +264,7 @@ def _pin_refused(path: Path, e: OSError, *, is_linked: bool) -> Finding:
 def _check_owner(
     path: Path, newest: ListedCheckpoint | None, made_by: int | None
 ) -> Iterator[Finding]:
-    """Check, before the first save, that this user owns the output directory.
+    """Yield a failure if the output directory is another user's; nothing after the first save.
 
     ``made_by``: the owner of the trial file, which a server or a mount may decide; None if none
     could be made.
@@ -276,9 +279,9 @@ def _check_owner(
 
 
 def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Finding]:
-    """Check that the newest checkpoint's files can be opened; without one, that the path is listed.
+    """Yield a failure if a file of the newest checkpoint cannot be opened.
 
-    Ends at the first file that cannot be opened.
+    Without a checkpoint, yield one if the path cannot be listed.  Ends at the first failure.
     """
     if newest is None and not os.access(path, os.R_OK):
         yield fail("output-unreadable", path, "cannot be listed", why=_UNSEEN, hint=_AS_TRAINER)
@@ -297,7 +300,7 @@ def _check_readable(path: Path, newest: ListedCheckpoint | None) -> Iterator[Fin
 
 
 def _check_linkable(path: Path, newest: ListedCheckpoint) -> Iterator[Finding]:
-    """Check that a file of the newest checkpoint can be linked into the spool."""
+    """Yield a failure if a file of the newest checkpoint cannot be linked into the spool."""
     file, trial = newest.files[0].path, f"{_TRIAL}{secrets.token_hex(8)}"
     try:
         with _opened_spool(path) as (_, spool), opened_parent(newest.path, file) as (above, name):
@@ -311,7 +314,10 @@ def _check_linkable(path: Path, newest: ListedCheckpoint) -> Iterator[Finding]:
 
 
 def check_mount(path: Path) -> Iterator[Finding]:
-    """Check that a directory's file system is mounted, hard, and with short attribute caching."""
+    """Yield a warning if a directory's file system is mounted soft, or caches attributes for long.
+
+    Also yields what `_check_mounted` yields.
+    """
     yield from _check_mounted(path)
     mount = mount_of(str(path))
     for option in {"soft", "softerr"} & set(mount.options):
@@ -326,7 +332,10 @@ def check_mount(path: Path) -> Iterator[Finding]:
 
 
 def _check_mounted(path: Path) -> Iterator[Finding]:
-    """Check that every mount point of fstab(5) or a unit on the way to a path is mounted."""
+    """Yield a failure if a mount point of fstab(5) or a unit on the way to a path is not mounted.
+
+    It is only a warning if the mount has the option noauto.
+    """
     for mount in unmounted_on_way(path):
         why = "files go to this machine's own disk, and the mount will hide them"
         level = warn if "noauto" in mount.options else fail
@@ -337,7 +346,10 @@ def _check_mounted(path: Path) -> Iterator[Finding]:
 def check_space(
     path: Path, newest: ListedCheckpoint | None, expected: int = 0
 ) -> Iterator[Finding]:
-    """Check that there is room for two checkpoints as large as the newest, or as ``expected``."""
+    """Yield a finding if two checkpoints as large as the newest, or as ``expected``, do not fit.
+
+    Bytes and inodes are compared.  Yields nothing if the file system does not say its size.
+    """
     try:
         room = os.statvfs(path)
     except OSError:

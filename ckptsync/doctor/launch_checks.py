@@ -72,7 +72,7 @@ _RANK_HINT = "number the nodes from 0 on, each once"
 
 
 def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that facts of as many nodes were published as NNODES says.
+    """Yield a failure if facts of more or fewer nodes were published than NNODES says.
 
     Yields nothing under Ray or in a training that has begun.
     """
@@ -91,7 +91,7 @@ def compare_counts(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that launch variables are the same on all nodes, and that each has its own rank.
+    """Yield a failure if a launch variable differs between nodes, or two nodes have one NODE_RANK.
 
     Yields nothing under Ray or in a training that has begun.
     """
@@ -112,7 +112,9 @@ def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that WORLD_SIZE is the sum of NPROC_PER_NODE, if all nodes published both."""
+    """Yield a failure if WORLD_SIZE is neither the sum of NPROC_PER_NODE nor the number of nodes.
+
+    Yields nothing unless all nodes published both."""
     worlds = {world for n in nodes if (world := n.variable("WORLD_SIZE")).isdecimal()}
     each = [n.variable("NPROC_PER_NODE") for n in nodes]
     if len(worlds) != 1 or not all(e.isdecimal() for e in each) or len(nodes) != _count(nodes[0]):
@@ -134,7 +136,9 @@ def _mean_the_same(name: str, nodes: Sequence[NodeFacts]) -> bool:
 
 
 def check_launch(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check the launch variables of one node, unless it trains alone or under Ray.
+    """Yield the findings on the launch variables of one node.
+
+    Yields nothing if it trains alone or under Ray, or if the training has begun.
 
     ``nodes``: all nodes with facts, this one among them.
     """
@@ -154,10 +158,10 @@ def check_launch(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Findin
 
 
 def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that a node has the variables of a launch.
+    """Yield a failure if a node lacks a variable of the launch.
 
-    A variable that no node has is only a warning, since it may be on torchrun's command line;
-    LLaMA-Factory reads variables alone.
+    It is only a warning if no node has it, since it may be on torchrun's command line.
+    LLaMA-Factory reads variables alone, so there it is a failure.
     """
     for name, why in _NEEDED.items():
         if not node.variable(name):
@@ -168,7 +172,7 @@ def _check_missing(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Find
 
 
 def _check_master(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that MASTER_ADDR is node 0's own address, and that its port can be used."""
+    """Yield a failure if MASTER_ADDR is not node 0's own address, or its port cannot be used."""
     address, port = node.variable("MASTER_ADDR"), node.variable("MASTER_PORT")
     addresses, is_one_machine = ", ".join(node.master), len(nodes) > 1 and share_a_network(nodes)
     is_loop = node.master and all(map(is_loopback, node.master))
@@ -235,7 +239,7 @@ def _names(nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 
 def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
-    """Check that the interfaces in variables exist, are up and have an address."""
+    """Yield a failure if an interface in a variable does not exist, is down or has no address."""
     show = "name the interface that `ip -br addr` shows with this node's address"
     for name in _INTERFACES if node.interfaces else ():
         if not (text := node.variable(name)):
@@ -264,7 +268,7 @@ def check_interfaces(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_reachable(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that no node gives the others an address that only it can reach.
+    """Yield a finding for each node that gives the others an address that only it can reach.
 
     Yields nothing if all nodes are one machine.
     """
@@ -273,7 +277,9 @@ def compare_reachable(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
-    """Check that neither the chosen interfaces nor the host's name are loopback."""
+    """Yield a failure if the only chosen interface is loopback.
+
+    Yield a warning if NCCL may choose it, or if the host's name has a loopback address."""
     for name in _INTERFACES:
         text = node.variable(name)
         chosen = _chosen(name, node) if text else []
@@ -295,7 +301,9 @@ def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
 
 
 def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that the variables of NCCL, Gloo and OpenMP are the same on all nodes."""
+    """Yield a finding for each variable of NCCL, Gloo or OpenMP that differs between nodes.
+
+    It is a failure for the variables of `_MUST_EQUAL`, else a warning."""
     variables = {name for node in nodes for name in node.variables if name.startswith(_COMPARED)}
     for name in sorted(variables):
         is_set = all(node.variable(name) for node in nodes)
@@ -309,7 +317,7 @@ def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def compare_links(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Check that the chosen interfaces have one MTU and one speed."""
+    """Yield a warning if the chosen interfaces differ in MTU or speed."""
     hint = "use like interfaces, with one MTU"
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for link_property, why in _LINKS.items():

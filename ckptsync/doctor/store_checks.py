@@ -194,7 +194,7 @@ def _check_absent(url: str, output_dirs: Iterable[Path]) -> Iterator[Finding]:
 def _check_directory(
     url: str, output_dirs: Iterable[Path], *, is_usable: bool
 ) -> Iterator[Finding]:
-    """Check a store that is a directory: rights, mount, room for the newest checkpoints, umask.
+    """Yield the findings on a store that is a directory: rights, mount, room, umask.
 
     Yields nothing for a URL.  ``is_usable``: every operation of a file succeeded.
     """

@@ -100,7 +100,7 @@ class FileTree:
         raise NotImplementedError
 
     def written(self) -> Mapping[str, float]:
-        """Return when each file was last written to by who made it, in seconds since 1970.
+        """Return when each file was last written where it was made, in seconds since 1970.
 
         Empty where no such times are known: object stores tell when a copy was made, and in a store
         of ours times are those of the upload.

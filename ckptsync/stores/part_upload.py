@@ -49,7 +49,7 @@ class PartUpload(Protocol):
     """
 
     def reuse_part(self, part: FilePart) -> bool:
-        """Count a part as sent if an earlier try has left exactly these bytes; return whether.
+        """Return True, and count a part as sent, if an earlier try has left exactly these bytes.
 
         Nothing of the part is sent. Called before `put`; the first call also chooses an unfinished
         upload to continue, or begins one.

@@ -106,7 +106,7 @@ def path_of(url: str) -> str:
 
 
 def _parse_remote(url: str, scheme: str, location: str) -> Remote:
-    """Return the URL with its scheme in lower case, without slashes at the end.
+    """Return the URL, with the scheme ``s3`` for ``s3a``, and without slashes at its end.
 
     ``location`` is the text after ``://``. Raise ConfigError if it has a password or a control
     character, or if a scheme of `SCHEMES` has no bucket, host or path.

@@ -195,7 +195,7 @@ class Multipart:
         self._sums: dict[int, PartSum] = {}
 
     def reuse_part(self, part: FilePart) -> bool:
-        """Count a part as sent if the upload has it, by its checksum; return whether.
+        """Return True, and count a part as sent, if the upload has a part with its checksum.
 
         The first call chooses an unfinished upload to continue, or begins one.
         """
