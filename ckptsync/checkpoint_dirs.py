@@ -363,14 +363,14 @@ def output_dirs_of(path: Path) -> Iterator[tuple[Path, CheckpointDir]]:
     for home in (*above, path):
         for checkpoint_dir in find_checkpoint_dirs(home):
             if checkpoint_dir.only is None:
-                is_at = checkpoint_dir.path == path
+                is_at_path = checkpoint_dir.path == path
             else:
-                is_at = (
+                is_at_path = (
                     home == path
                     if checkpoint_dir.family == FINAL
                     else checkpoint_dir.path / checkpoint_dir.only[0] == path
                 )
-            if is_at:
+            if is_at_path:
                 yield home, checkpoint_dir
 
 

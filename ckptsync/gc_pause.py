@@ -16,10 +16,10 @@ def paused() -> Iterator[None]:
 
     Threads may overlap: each restores the state that it met, so it runs again after the last block.
     """
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

@@ -771,7 +771,7 @@ def _lacks_to_open(model_record: ModelRecord) -> tuple[str, ...]:
     has_config = all(join(folder, config) in names for folder in model_record.adapters or ("",))
     has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
     lacking = ((config, has_config), (TOKENIZER, has_tokenizer))
-    return tuple(name for name, is_there in lacking if not is_there)
+    return tuple(name for name, has_kind in lacking if not has_kind)
 
 
 def explain_missing(summaries: Sequence[Summary]) -> tuple[Summary, ...]:

@@ -114,8 +114,8 @@ def _install(python: str, path: Path, why: str, *, is_dry: bool) -> str:
     old_line = None
     with contextlib.suppress(OSError):  # absent, or no file
         old_line = safe_open.read_named(path, len(line))
-    is_there = os.path.lexists(path)
-    state = "unchanged" if old_line == line else "replaced" if is_there else "installed"
+    has_file = os.path.lexists(path)
+    state = "unchanged" if old_line == line else "replaced" if has_file else "installed"
     if is_dry:
         return state
     if old_line != line or path.is_symlink():

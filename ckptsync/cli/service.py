@@ -414,7 +414,7 @@ def _uninstall(args: argparse.Namespace) -> int:
         path for path in (folder / f"{unit}.service.d").glob("*") if path not in files
     )
     kept_lines += [f"{path}: your own" for path in operator_files]
-    links = (wants / f"{unit}.service" for wants in folder.glob("*.wants"))
+    links = (wants_dir / f"{unit}.service" for wants_dir in folder.glob("*.wants"))
     enabled = sorted(link for link in links if link.is_symlink())
     systemctl = "systemctl --user" if args.user else "systemctl"
     disable = f"{systemctl} disable --now {unit}"

@@ -197,14 +197,14 @@ def _matches(runs: Iterable[RunConfig], coming: Iterable[Path] = ()) -> list[_Ma
     absent = {Path(os.path.realpath(path)) for path in coming if not _is_directory(path)}
     for run in runs:
         wild = _wildcards(Path(run.path).parts)
-        to_come = [path for path in absent if _fits(run, path.parts)]
-        for path in (*map(Path, _glob(Path(run.path).parts)), *sorted(to_come)):
+        coming_paths = [path for path in absent if _fits(run, path.parts)]
+        for path in (*map(Path, _glob(Path(run.path).parts)), *sorted(coming_paths)):
             own_parts = path.parts
             wild_depth = len(own_parts) - wild[0] if wild else 0
             names = own_parts[-wild_depth:] if wild_depth else ()
             if SPOOL in names or any(p.is_symlink() for p in [path, *path.parents][:wild_depth]):
                 continue
-            if not path.is_dir() and path not in to_come:
+            if not path.is_dir() and path not in coming_paths:
                 continue
             real = path.resolve()
             is_last = wild_depth < 2

@@ -83,10 +83,10 @@ def check_clock(node: NodeFacts) -> Iterator[Finding]:
 def compare_clocks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a finding if two nodes' clocks are more than `SKEW_WARN` seconds apart."""
     clocks = sorted((node.clock, node.name) for node in nodes if node.clock is not None)
-    if clocks and (apart := clocks[-1][0] - clocks[0][0]) > SKEW_WARN:
-        behind, ahead = clocks[0][1], clocks[-1][1]
-        what = f"{show_duration(apart)} apart, {behind} behind {ahead}"
-        yield _skew(apart, what, tuple(sorted((behind, ahead))))
+    if clocks and (difference := clocks[-1][0] - clocks[0][0]) > SKEW_WARN:
+        late_node, early_node = clocks[0][1], clocks[-1][1]
+        what = f"{show_duration(difference)} apart, {late_node} behind {early_node}"
+        yield _skew(difference, what, tuple(sorted((late_node, early_node))))
 
 
 def _skew(seconds: float, what: str, nodes: tuple[str, ...] = ()) -> Finding:
@@ -249,7 +249,7 @@ def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     judged = [n for n in nodes if n.gpus is not None and not n.within and not n.is_on("USE_RAY")]
     if len({_processes(node) for node in judged}) < 2:
         return
-    alone = [
+    alone_nodes = [
         node.name
         for node in judged
         if "llamafactory" in node.versions
@@ -258,9 +258,9 @@ def compare_ranks(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     ]
     level, why = warn, "tensor parallelism, HSDP and `accelerate launch` need as many on each node"
     hint = "if this is not meant, set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES alike on all nodes"
-    if alone:
+    if alone_nodes:
         level = fail
-        why = f"LLaMA-Factory trains alone on {', '.join(alone)}, and the other nodes wait"
+        why = f"LLaMA-Factory trains alone on {', '.join(alone_nodes)}, and the other nodes wait"
         hint = "export FORCE_TORCHRUN=1 on all nodes, or set NPROC_PER_NODE alike on them"
     yield from find_difference(
         level,
@@ -436,7 +436,8 @@ def compare_versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a finding for each library, and the driver, whose version differs between nodes.
 
     The level is that of the tables `_BUILDS`, `_FAILING` and `_WARNING`.  Nodes count whose
-    training's Python was probed."""
+    training's Python was probed.
+    """
 
     def of(name: str) -> Callable[[NodeFacts], str]:
         """Return a function from a node to its version of a library."""

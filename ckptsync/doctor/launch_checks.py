@@ -114,7 +114,8 @@ def compare_variables(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def _compare_world(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a failure if WORLD_SIZE is neither the sum of NPROC_PER_NODE nor the number of nodes.
 
-    Yields nothing unless all nodes published both."""
+    Yields nothing unless all nodes published both.
+    """
     worlds = {world for n in nodes if (world := n.variable("WORLD_SIZE")).isdecimal()}
     each = [n.variable("NPROC_PER_NODE") for n in nodes]
     if len(worlds) != 1 or not all(e.isdecimal() for e in each) or len(nodes) != _count(nodes[0]):
@@ -142,8 +143,8 @@ def check_launch(node: NodeFacts, nodes: Sequence[NodeFacts]) -> Iterator[Findin
 
     ``nodes``: all nodes with facts, this one among them.
     """
-    is_one = len(nodes) < 2 and _count(node) < 2
-    if is_one or any(each.within for each in nodes):
+    is_alone = len(nodes) < 2 and _count(node) < 2
+    if is_alone or any(each.within for each in nodes):
         return
     # Ray gives its workers a NODE_RANK, too, but with their WORLD_SIZE
     rank = node.variable("NODE_RANK")
@@ -279,7 +280,8 @@ def compare_reachable(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
 def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
     """Yield a failure if the only chosen interface is loopback.
 
-    Yield a warning if NCCL may choose it, or if the host's name has a loopback address."""
+    Yield a warning if NCCL may choose it, or if the host's name has a loopback address.
+    """
     for name in _INTERFACES:
         text = node.variable(name)
         chosen = _chosen(name, node) if text else []
@@ -303,7 +305,8 @@ def _check_reachable(node: NodeFacts) -> Iterator[Finding]:
 def compare_network(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield a finding for each variable of NCCL, Gloo or OpenMP that differs between nodes.
 
-    It is a failure for the variables of `_MUST_EQUAL`, else a warning."""
+    It is a failure for the variables of `_MUST_EQUAL`, else a warning.
+    """
     variables = {name for node in nodes for name in node.variables if name.startswith(_COMPARED)}
     for name in sorted(variables):
         is_set = all(node.variable(name) for node in nodes)

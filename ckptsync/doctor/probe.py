@@ -301,8 +301,8 @@ def _address(name: str) -> str:
         fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
         return "yes"
     of = [line.split() for line in _text("/proc/net/if_inet6").splitlines()]
-    has_one = any(words[5] == name and words[3] != "20" for words in of if len(words) == 6)
-    return "yes" if has_one else "no"
+    has_ipv6 = any(words[5] == name and words[3] != "20" for words in of if len(words) == 6)
+    return "yes" if has_ipv6 else "no"
 
 
 def _addresses(host: str) -> list[str]:
@@ -335,15 +335,19 @@ def _master(address: str, port: str, *, is_first: bool) -> dict[str, Any]:
     binds the port: of two nodes on one machine that bind it at once, one would see it taken.
     """
     addresses = _addresses(address) if address else []
-    ours = [candidate for candidate in addresses if _port_state(candidate, 0) == "free"]
+    own_addresses = [candidate for candidate in addresses if _port_state(candidate, 0) == "free"]
     state = ""
     if addresses and port.isdecimal() and 0 < int(port) < 65536:
         number = int(port)
-        state = _port_state(ours[0], number) if ours and is_first else ""
+        state = _port_state(own_addresses[0], number) if own_addresses and is_first else ""
         state = state or min(
             (_answers(candidate, number) for candidate in addresses), key=_BEST.index
         )
-    return {"master": addresses, "is_master": bool(ours) if address else None, "port": state}
+    return {
+        "master": addresses,
+        "is_master": bool(own_addresses) if address else None,
+        "port": state,
+    }
 
 
 def _port_state(address: str, port: int) -> str:

@@ -215,11 +215,11 @@ def _check_own(store: Store, own: Mapping[str, Any], records: Sequence[Mapping[s
 
 def _arrived(own: Mapping[str, Any], other_nodes: Sequence[Mapping[str, Any]]) -> Arrived:
     """Return the nodes that have read this node's id, and whose ids this node has read."""
-    mine = _call(own)
+    own_call = _call(own)
     met = [
         node
         for node in other_nodes
-        if _call(node).id in mine.read_ids and mine.id in _call(node).read_ids
+        if _call(node).id in own_call.read_ids and own_call.id in _call(node).read_ids
     ]
     nodes = sorted([own, *met], key=lambda node: str(node["node"]))
     expected = max(_call(node).nnodes for node in nodes)

@@ -132,11 +132,11 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
     head = archive.ahead.read(files, archive.where, record.header, size)
     magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack_from(head)
     start = record.header + _LOCAL.size + name_size + extra_size
-    is_its = name_size == len(name_bytes) and head[_LOCAL.size :] == name_bytes
+    has_name = name_size == len(name_bytes) and head[_LOCAL.size :] == name_bytes
     if (
         magic != b"PK\x03\x04"
         or method != 0
-        or not is_its
+        or not has_name
         or start + record.size > archive.where.size
     ):
         raise Corrupt(f"{_at(archive.where)}: record {name} is not where the directory says")

@@ -167,9 +167,9 @@ def create_file(
 
     Raise InTheWay if it has others, StoreError.
     """
-    full = checked_own(prefix + name, [prefix])
-    if not create_same(store, full, chunks, abouts.get(name, UNKNOWN)):
-        raise InTheWay(full)
+    full_name = checked_own(prefix + name, [prefix])
+    if not create_same(store, full_name, chunks, abouts.get(name, UNKNOWN)):
+        raise InTheWay(full_name)
 
 
 def consolidate_location(

@@ -456,12 +456,12 @@ class Removal:
     def _delete_tombstones(self, stones: Mapping[str, Tombstone]) -> None:
         """Delete a removed location's tombstones whose manifests one mark covers, but that mark."""
         marks = [t for t in stones.values() if t.stage == "marked" and t.scope == "location"]
-        broadest = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
+        broadest_mark = max(marks, key=lambda t: (len(t.manifests), t.n), default=None)
         for name, stone in stones.items():
             if (
-                broadest
-                and stone is not broadest
-                and set(stone.manifests).issubset(broadest.manifests)
+                broadest_mark
+                and stone is not broadest_mark
+                and set(stone.manifests).issubset(broadest_mark.manifests)
             ):
                 self._store.delete(checked_own(name, own_prefixes(stone.run, stone.location)))
 

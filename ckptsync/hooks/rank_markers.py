@@ -175,15 +175,15 @@ def forget_ended(spool: Path) -> None:
     """
     # listed before the introductions: a process introduces itself before it adds files
     added_folders = list_paths(spool / "added")
-    living = set()
+    running_ids = set()
     for process in markers.list_training_processes(spool):
         is_running = markers.is_training(process)
         if is_running is False or (is_running is None and time.time() - process.at > _FORGET_AFTER):
             safe_files.unlink(markers.process_path(spool, process.process))
         else:
-            living |= {process.train, process.process}  # rank 0's process names the training
+            running_ids |= {process.train, process.process}  # rank 0's process names the training
     for folder in added_folders:
-        if folder.name not in living:
+        if folder.name not in running_ids:
             discard(folder)  # pins have links of their own to what they need
     forget_saves(spool)
 

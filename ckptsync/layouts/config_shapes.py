@@ -521,11 +521,11 @@ class _Reader:
         """
         name = condition[1:]
         is_set = self._flag(name)
-        is_told = name in self._config and (
+        is_known = name in self._config and (
             name in _SIZES_OR_NONE or isinstance(self._config[name], bool)
         )
-        self._is_exact &= is_told
-        return is_told and is_set == condition.startswith("?")
+        self._is_exact &= is_known
+        return is_known and is_set == condition.startswith("?")
 
     def _size(self, axis: str) -> int | None:
         """Return the size of an axis, a sum of products; None if a number is unknown."""

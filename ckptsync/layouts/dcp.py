@@ -549,14 +549,14 @@ def _parse(files: Files, item: StorageItem) -> tuple[_ItemKind, int]:
     name = f"data/{stored.storage.key}"
     record = torch_zip.extent(files, archive, name)
     head, ends = b"", list[tuple[int, bytes]]()
-    looked_at = [
+    earlier_records = [
         torch_zip.extent(files, archive, record_name)
         for record_name in ("data.pkl", torch_zip.witness(archive))
         if record_name
     ]
     before, behind = record.start - item.start, item.start + item.size - archive.directory.start
     is_usual = archive.directory.start >= record.start + record.size and all(
-        e.start + e.size <= record.start for e in looked_at
+        e.start + e.size <= record.start for e in earlier_records
     )
     if is_usual and max(before, behind) <= _LARGEST:
         head = read(files, Extent(item.file, item.start, before))

@@ -667,8 +667,8 @@ def is_silent_on_missing(files: Files, source: WeightsSource) -> bool:
     names = files.sizes()
     if source.layout == "dcp":
         root = source.root.partition("#")[0]
-        is_told = "#world=" in source.root
-        return not is_told and join(root, METADATA) not in names
+        has_world = "#world=" in source.root
+        return not has_world and join(root, METADATA) not in names
     # a pipeline's layer without trained weights is named by its own file alone
     return source.layout == "zero" and any(
         base.startswith("layer_") and "_expert_" not in base for base in inside(names, source.root)

@@ -457,13 +457,13 @@ def _tied(rank: MpRank, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """
     is_subset = rank.first.content.get("frozen_param_shapes") is None
     for name, stored in rank.first.get("shared_params", dict).items():
-        is_there = isinstance(stored, str) and stored in tensors
-        if not isinstance(name, str) or not (is_there or (is_subset and isinstance(stored, str))):
+        has_tensor = isinstance(stored, str) and stored in tensors
+        if not isinstance(name, str) or not (has_tensor or (is_subset and isinstance(stored, str))):
             raise Corrupt(
                 f"{rank.first.name}: {brief(name)} shares its values with {brief(stored)}, which is"
                 " missing"
             )
-        if is_there:
+        if has_tensor:
             yield replace(tensors[stored], name=name, tied=stored)
 
 

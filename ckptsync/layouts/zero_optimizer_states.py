@@ -193,8 +193,8 @@ def _index(base: Mapping[str, Any], group: int) -> Any:
     groups = base.get("param_groups")
     group_content = groups[group] if isinstance(groups, list) and group < len(groups) else None
     indices = group_content.get("params") if isinstance(group_content, dict) else None
-    is_one = isinstance(indices, list) and len(indices) == 1 and type(indices[0]) is int
-    return indices[0] if is_one and indices else group
+    is_single = isinstance(indices, list) and len(indices) == 1 and type(indices[0]) is int
+    return indices[0] if is_single and indices else group
 
 
 def _flat(file: StateFile, master: StoredTensor, states_of_torch: Mapping[Any, Any]) -> _Flat:

@@ -270,18 +270,18 @@ def _are_before_dealing(
 ) -> bool:
     """Return whether the recorded slices are those before ``_round_robin_reorder``."""
     # dealing takes the first rank's parameters, then the next rank's
-    dealt = (n for rank in range(len(ranks)) for n in range(rank, len(copies), len(ranks)))
-    order = sorted(zip(dealt, copies, strict=True))
+    dealt_numbers = (n for rank in range(len(ranks)) for n in range(rank, len(copies), len(ranks)))
+    order = sorted(zip(dealt_numbers, copies, strict=True))
     each = 2 * -(-sum(prod(copy.grid) for copy in copies.values()) // (2 * len(ranks)))
-    undealt: dict[str, Slices] = {file: {} for file in ranks}
+    original_slices: dict[str, Slices] = {file: {} for file in ranks}
     start = 0
     for _, name in order:
         end = start + prod(copies[name].grid)
         for rank in range(start // each, -(-end // each)) if each else ():
             begin, behind = max(start, rank * each), min(end, (rank + 1) * each)
-            undealt[ranks[rank]][name] = (begin - rank * each, behind - begin)
+            original_slices[ranks[rank]][name] = (begin - rank * each, behind - begin)
         start = end
-    return all(own_slices == undealt[file] for file, own_slices in recorded.items())
+    return all(own_slices == original_slices[file] for file, own_slices in recorded.items())
 
 
 # Experts

@@ -96,7 +96,7 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
     filled = {rank: shard for rank, shard in enumerate(shards) if 0 not in shard.shape}
     if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
         raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
-    some = next(iter(filled.values()), first)
+    sample_shard = next(iter(filled.values()), first)
 
     def copy(number: int, pieces: Iterable[ShardBlock]) -> Copy:
         """Return copy ``number`` of the parameter, made of that copy of the shards."""
@@ -108,7 +108,7 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
             if piece.rank in of and not absent
             for part in cut_box(of[piece.rank], filled[piece.rank].shape, piece.box, piece.into)
         )
-        return Copy(some.copies[number].dtype, shape, tuple(parts), absent)
+        return Copy(sample_shard.copies[number].dtype, shape, tuple(parts), absent)
 
     # the pieces that make the parameter, and those of each further set of replicas
     sets = [
@@ -116,12 +116,15 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
         for nth in range(max((b.nth for b in blocks), default=0) + 1)
     ]
     first_copies, *replicas = (
-        [copy(n, [of.get(box, b) for box, b in sets[0].items()]) for n in range(len(some.copies))]
+        [
+            copy(n, [of.get(box, b) for box, b in sets[0].items()])
+            for n in range(len(sample_shard.copies))
+        ]
         for of in sets
     )
     # replicas lie between the first and the last copy, which are those that a merge chooses from
     copies = (*first_copies[:1], *(copy for each in replicas for copy in each), *first_copies[1:])
-    return Tensor(first.name, some.dtype, shape, copies, first.tied)
+    return Tensor(first.name, sample_shard.dtype, shape, copies, first.tied)
 
 
 def equal_buffer(shards: Sequence[Tensor]) -> Tensor:

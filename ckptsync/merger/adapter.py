@@ -161,10 +161,10 @@ def check_rank(selected: Selected, config: Mapping[str, Any]) -> None:
     Nothing is checked for other kinds than LoRA, or where ranks vary between modules.
     """
     rank = config.get("r")
-    varies = any(
+    has_varying_ranks = any(
         config.get(key) for key in ("rank_pattern", "target_parameters", "layer_replication")
     )
-    if config.get("peft_type") != "LORA" or varies or type(rank) is not int:
+    if config.get("peft_type") != "LORA" or has_varying_ranks or type(rank) is not int:
         return
     for tensor in selected.tensors:
         axis = next((axis for end, axis in _RANK_AXES.items() if tensor.name.endswith(end)), None)

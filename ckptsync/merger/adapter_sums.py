@@ -500,8 +500,8 @@ def _is_contained(totals: Iterable[ChangeTotals]) -> bool:
         for t in totals
         if t.plain > 0 and t.count and math.sqrt(t.plain_base / t.plain / t.count) < SURE
     ]
-    near_one = sum(CONTAINED[0] < rho < CONTAINED[1] for rho in projections)
-    return bool(projections) and near_one >= MOST * len(projections)
+    contained_count = sum(CONTAINED[0] < rho < CONTAINED[1] for rho in projections)
+    return bool(projections) and contained_count >= MOST * len(projections)
 
 
 CONTAINED, SURE, MOST = (0.7, 1.3), 0.1, 0.75

@@ -107,8 +107,8 @@ class CheckedFiles(FilesWrapper):
             min([start, *(b.start for b in unchecked)]),
             max([end, *(b.end for b in unchecked)]),
         )
-        is_little = end - start < _LARGE and high - low <= end - start + self._around
-        return (unchecked, low, high) if is_little else (unchecked, start, end)
+        is_cheap = end - start < _LARGE and high - low <= end - start + self._around
+        return (unchecked, low, high) if is_cheap else (unchecked, start, end)
 
     def _read_checked(self, entry: FileEntry, start: int, out: memoryview) -> None:
         """Read bytes into ``out``, and check their blocks; raise Corrupt if a digest differs."""

@@ -143,13 +143,13 @@ def run_task(
             reported = done
             report(done)
 
-    handed_back: tuple[type[Exception], ...] = (CkptsyncError, *reach.raises)
+    returned_errors: tuple[type[Exception], ...] = (CkptsyncError, *reach.raises)
     try:
         reader, crcs = planned_reader(reach.files(), [plan], plan.checksums)
         file = WeightsFile(plan, reader, progress, work)
         with contextlib.closing(file.chunks()) as chunks:
             reach.write()(plan.name, chunks)
-    except handed_back as e:
+    except returned_errors as e:
         return e
     return file.result(), crcs.stretches()
 

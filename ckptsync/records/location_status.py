@@ -394,13 +394,13 @@ def newest_model_record(
     tie the first by name.
     """
     names = {k.name for k in manifests}
-    made_of_these = {
+    current_records = {
         name: record
         for name, record in model_records.items()
         if record.manifests and names.issuperset(record.manifests)
     }
-    name = min(made_of_these, key=lambda name: (-made_of_these[name].n, name), default="")
-    return name, made_of_these.get(name)
+    name = min(current_records, key=lambda name: (-current_records[name].n, name), default="")
+    return name, current_records.get(name)
 
 
 def proof(reports: Mapping[str, Report], manifests: set[str], model_record: str) -> Proof:

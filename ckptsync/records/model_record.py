@@ -66,17 +66,17 @@ class ModelRecord:
         )
 
 
-def is_same_model(one: ModelRecord, other: ModelRecord) -> bool:
-    """Return whether ``one`` has all tensors of ``other``, with the same names and shapes.
+def is_same_model(larger: ModelRecord, other: ModelRecord) -> bool:
+    """Return whether ``larger`` has all tensors of ``other``, with the same names and shapes.
 
-    Further tensors of ``one`` must be copies of those by digest, as tied weights are. False if
+    Further tensors of ``larger`` must be copies of those by digest, as tied weights are. False if
     ``other`` has no tensor.
     """
     shapes = {t.name: t.shape for t in other.tensors}
-    in_both = [t for t in one.tensors if shapes.get(t.name) == t.shape]
+    in_both = [t for t in larger.tensors if shapes.get(t.name) == t.shape]
     digests = {t.digest for t in in_both}
     return (
         bool(shapes)
         and len(in_both) == len(shapes)
-        and all(t.name in shapes or t.digest in digests for t in one.tensors)
+        and all(t.name in shapes or t.digest in digests for t in larger.tensors)
     )

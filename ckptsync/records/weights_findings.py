@@ -159,10 +159,10 @@ def _find_nonfinite(
         yield nonfinite_finding(nonfinite)
 
 
-def _is_constant(tensor: CountedTensor, at_first: CountedTensor | None) -> bool:
+def _is_constant(tensor: CountedTensor, first_tensor: CountedTensor | None) -> bool:
     """Return whether a tensor has no NaN, and the digest that it had in the run's first model."""
     has_nan = tensor.values is not None and tensor.values[0] > 0
-    return not has_nan and at_first is not None and at_first.digest == tensor.digest
+    return not has_nan and first_tensor is not None and first_tensor.digest == tensor.digest
 
 
 def _find_idle_adapter(own: CountedModel) -> Iterator[WeightsFinding]:

@@ -70,12 +70,12 @@ class Watch:
         Call it before a scan.
         """
         states = {path: directory_states([path])[0] for path in self._modes}
-        lively = heapq.nlargest(MOST, filter(states.get, states), key=states.__getitem__)
+        newest_dirs = heapq.nlargest(MOST, filter(states.get, states), key=states.__getitem__)
         for path, state in states.items():
             inode, observer = self._observers.get(path, (0, None))
             # watchdog's threads end where a directory vanishes
             threads = (observer, *observer.emitters) if observer else ()
-            if path not in lively:
+            if path not in newest_dirs:
                 self._stop(path, "scanned" if state else "waiting")
             elif inode != state[-1] or not all(thread.is_alive() for thread in threads):
                 self._stop(path, "none")

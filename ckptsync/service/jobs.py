@@ -88,8 +88,10 @@ class CommandResult(msgspec.Struct, frozen=True):
     @property
     def is_change(self) -> bool:
         """Return whether the command wrote to the store."""
-        ran = any(not e["was_done"] for e in self.events)
-        return ran or bool(self.models or self.done or any(r.get("recorded") for r in self.reports))
+        has_run = any(not e["was_done"] for e in self.events)
+        return has_run or bool(
+            self.models or self.done or any(r.get("recorded") for r in self.reports)
+        )
 
     def lines(self) -> Iterator[Line]:
         """Yield the log lines of what the command did: models, reports, events, deletions."""

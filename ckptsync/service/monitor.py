@@ -140,12 +140,12 @@ class Monitor:
         try:
             current = self._reader.read()
         except StoreError as e:
-            away = time.monotonic() - self._well
-            if away >= AWAY:
-                text = f"the store could not be read for {show_duration(round(away))}: {e}"
+            seconds_away = time.monotonic() - self._well
+            if seconds_away >= AWAY:
+                text = f"the store could not be read for {show_duration(round(seconds_away))}: {e}"
                 keep = "workers keep their pinned checkpoints until then"
                 todo = f"check that the head can reach the store; {keep}"
-                alarm = Alarm("store-away", "store", "critical", now - away, text, todo)
+                alarm = Alarm("store-away", "store", "critical", now - seconds_away, text, todo)
                 for sender in self.senders:  # what was sent holds still, as far as anybody knows
                     sender.offer([*sender.active(), alarm], now)
             raise

@@ -94,8 +94,8 @@ class Stopping:
 
     def take_reload(self) -> bool:
         """Return whether a reload is requested, and clear that request."""
-        was, self.must_reload = self.must_reload, False
-        return was
+        is_requested, self.must_reload = self.must_reload, False
+        return is_requested
 
     def on_signal(self, number: int, _frame: object) -> None:
         """Handle a signal: the first requests a stop, a second one ends the process at once.

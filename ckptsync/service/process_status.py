@@ -271,8 +271,8 @@ class Rate:
         self._readings.append((now, count))
         while len(self._readings) > 2 and now - self._readings[1][0] >= RATE_OVER:
             self._readings.popleft()
-        then, before = self._readings[0]
-        return (count - before) / (now - then) if now > then else 0.0
+        first_time, first_count = self._readings[0]
+        return (count - first_count) / (now - first_time) if now > first_time else 0.0
 
 
 def disks(pinned_bytes: Iterable[tuple[Path, int]], budget: int) -> Iterator[Disk]:

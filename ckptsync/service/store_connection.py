@@ -72,17 +72,17 @@ def check_not_gone(url: str, served: Iterable[str]) -> None:
     """
     from ckptsync.catalogue.cached import cache_path  # noqa: PLC0415 - a worker alone does without
 
-    why = remains = ""
+    why = evidence = ""
     if directory := next(iter(served), ""):
         why = f"the worker of {directory} uploaded to it before"
-        remains = f"{directory}/{SPOOL}/{MARK}"
+        evidence = f"{directory}/{SPOOL}/{MARK}"
     elif point := _empty_directory(url):
         with contextlib.suppress(OSError, RuntimeError):
             cache = cache_path(url)
             if point.stat().st_mtime < cache.stat().st_mtime:
-                why, remains = "this user has read it before", str(cache)
+                why, evidence = "this user has read it before", str(cache)
     if why:
-        hint = f"{_question(url)}  If that store was given up, delete {remains}"
+        hint = f"{_question(url)}  If that store was given up, delete {evidence}"
         raise Absent(f"{url}: no store found, although {why}", hint=hint)
 
 
@@ -95,8 +95,8 @@ def _empty_directory(url: str) -> Path | None:
     if isinstance(location, Remote):
         return None
     nearest = location if location.is_dir() else location.parent
-    is_one = nearest.is_dir() and not is_mounted(str(nearest)) and not any(nearest.iterdir())
-    return nearest if is_one else None
+    is_empty = nearest.is_dir() and not is_mounted(str(nearest)) and not any(nearest.iterdir())
+    return nearest if is_empty else None
 
 
 def _question(url: str) -> str:

@@ -160,9 +160,9 @@ class WorkerRole:
                 self._locks.hold(Path(run.path) / SPOOL)
         self._renew()
         # else other users could end a service
-        ours = [problem for problem in self._problems if problem not in self._unsafe]
-        if ours and not self._directories:
-            raise ConfigError("; ".join(ours), hint="see worker.runs in the configuration")
+        own_problems = [problem for problem in self._problems if problem not in self._unsafe]
+        if own_problems and not self._directories:
+            raise ConfigError("; ".join(own_problems), hint="see worker.runs in the configuration")
 
     def close(self) -> None:
         """Release watches and locks."""

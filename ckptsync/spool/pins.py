@@ -136,13 +136,13 @@ class PinDifference:
 
 def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> PinDifference:
     """Return how a pin differs from its source; every name is in exactly one of the four."""
-    ours, theirs = {s.path: s for s in pinned}, {s.path: s for s in source}
-    both = sorted(ours.keys() & theirs.keys())
+    pinned_stats, source_stats = {s.path: s for s in pinned}, {s.path: s for s in source}
+    both = sorted(pinned_stats.keys() & source_stats.keys())
     return PinDifference(
-        tuple(p for p in both if ours[p].is_file_of(theirs[p])),
-        tuple(p for p in both if not ours[p].is_file_of(theirs[p])),
-        tuple(sorted(theirs.keys() - ours.keys())),
-        tuple(sorted(ours.keys() - theirs.keys())),
+        tuple(p for p in both if pinned_stats[p].is_file_of(source_stats[p])),
+        tuple(p for p in both if not pinned_stats[p].is_file_of(source_stats[p])),
+        tuple(sorted(source_stats.keys() - pinned_stats.keys())),
+        tuple(sorted(pinned_stats.keys() - source_stats.keys())),
     )
 
 
@@ -326,14 +326,14 @@ def link_files(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     disk refuses.
     """
     refused = []
-    is_another = False
+    has_linked = False
     with translate_errors(pin.path), Tree(pin.root) as tree:
         for name in names:
             if not link_file(tree, source, name):
                 refused.append(name)
-            elif not is_another:
+            elif not has_linked:
                 _remove_notes(pin)
-                is_another = True
+                has_linked = True
     return tuple(refused)
 
 

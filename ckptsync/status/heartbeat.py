@@ -249,8 +249,8 @@ def claim(
         if lives is None:
             pause(min(rival.period, 10 * PERIOD) * 2.5)
             now = read(store, rival.node, rival.roles)
-            was = (rival.instance, rival.beat)
-            lives = now is not None and not now.stopped and (now.instance, now.beat) != was
+            last_beat = (rival.instance, rival.beat)
+            lives = now is not None and not now.stopped and (now.instance, now.beat) != last_beat
         if lives:
             raise _rival_error(rival)
     return _write_next(store, mine)

@@ -213,13 +213,13 @@ def describe(entry: NodeProgress, now: float) -> str:
 
     If it was observed more than `DATED` seconds ago, it says when, and shows no rate.
     """
-    does = _STATES.get(entry.state, entry.state)
+    activity = _STATES.get(entry.state, entry.state)
     if job := _JOBS.get(entry.kind):
-        does, name = job
+        activity, name = job
         if entry.state != "running":
-            does = f"{'could not' if entry.state == 'failed' else 'will'} {name}"
-        does += f" {entry.name}" if entry.name else ""
-    text, age = f"{entry.node} {does}", now - entry.at
+            activity = f"{'could not' if entry.state == 'failed' else 'will'} {name}"
+        activity += f" {entry.name}" if entry.name else ""
+    text, age = f"{entry.node} {activity}", now - entry.at
     if entry.state in ("refused", "failed") and entry.since and now - entry.since >= 1:
         text += f" for {show_duration(round(now - entry.since))}"
     text += f" (seen {show_duration(round(age))} ago)" if age > DATED else ""

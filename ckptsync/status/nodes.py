@@ -68,8 +68,12 @@ class NodeFiles:
         """
         files = [(k.content, k.entry.mtime) for k in self.hearts]
         heartbeats = [(heart, mtime) for heart, mtime in files if isinstance(heart, Heartbeat)]
-        mine = [(h.written, mtime) for h, mtime in heartbeats if machine and h.machine == machine]
-        offset = min((written - mtime for written, mtime in mine if written), key=abs, default=0.0)
+        own_times = [
+            (h.written, mtime) for h, mtime in heartbeats if machine and h.machine == machine
+        ]
+        offset = min(
+            (written - mtime for written, mtime in own_times if written), key=abs, default=0.0
+        )
         return max(clock - offset, *(mtime for _, mtime in heartbeats), 0.0)
 
 

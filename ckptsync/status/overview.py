@@ -104,12 +104,12 @@ def overview(
         running=live.running,
     )
     # what a node does for another run is no alarm of this one
-    ours = tuple(
+    nodes_of_run = tuple(
         replace(n, running=tuple(p for p in n.running if not run or p.run in ("", run)))
         for n in nodes
     )
     alarms = sorted(
-        _find_alarms(replace(result, nodes=ours), patience),
+        _find_alarms(replace(result, nodes=nodes_of_run), patience),
         key=lambda a: (SEVERITIES.index(a.severity), a.since or now, a.key),
     )
     return replace(result, alarms=tuple(alarms))
@@ -246,8 +246,8 @@ def _find_silent_nodes(overview: Overview, patience: Patience) -> Iterator[Alarm
             if node.node in p.awaited
         ]
         work = tuple(dict.fromkeys((*node.queue, *awaited)))
-        had = f"; still to upload: {_first(work)}" if work else ""
-        text = f"{node.name}: no heartbeat for {show_duration(node.age)}{had}"
+        pending_text = f"; still to upload: {_first(work)}" if work else ""
+        text = f"{node.name}: no heartbeat for {show_duration(node.age)}{pending_text}"
         todo = (
             "restart its service: it uploads what is pinned there; if the machine no longer"
             " exists, delete its file in .ckptsync/nodes"

@@ -200,17 +200,18 @@ class OpenLocalFile:
 
         Raises Corrupt for a file that is too short, StoreError where the disk refuses.
         """
-        name_for_errors, got = f"{self.files.name}/{name}", 0
-        while got < len(out):
+        name_for_errors, bytes_read = f"{self.files.name}/{name}", 0
+        while bytes_read < len(out):
             try:
-                count = os.preadv(self.descriptor, [out[got:]], start + got)
+                count = os.preadv(self.descriptor, [out[bytes_read:]], start + bytes_read)
             except OSError as e:
                 raise StoreError(f"{name_for_errors}: {e.strerror}", hint=_DISK) from e
             if count == 0:
                 raise Corrupt(
-                    f"{name_for_errors}: ends at byte {start + got}, {start + len(out)} expected"
+                    f"{name_for_errors}: ends at byte {start + bytes_read},"
+                    f" {start + len(out)} expected"
                 )
-            got += count
+            bytes_read += count
 
 
 def open_each(files: Iterable[LocalFile]) -> Iterator[tuple[LocalFile, int]]:

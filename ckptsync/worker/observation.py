@@ -359,9 +359,9 @@ def hook_status(
     newest = max(f.mtime for f in files) / 1e9
     # a training that began later did not write it
     writers = [b for b in around.processes if b.at <= newest]
-    living = [b for b in writers if is_running(b) is not False]
+    running_writers = [b for b in writers if is_running(b) is not False]
     if checkpoint == FINAL:
-        if living:
+        if running_writers:
             return "training"
         # of the last training only: one that was killed and began again says nothing
         last = [b for b in writers if b.train == writers[-1].train]
@@ -370,7 +370,7 @@ def hook_status(
         return "killed" if last and last[0].trainer.startswith("transformers") else ""
     if newest <= _last_mark_time(around.marks.get(checkpoint, ())):
         return "marked"
-    return "training" if any(not b.ended and b.marks == "all" for b in living) else ""
+    return "training" if any(not b.ended and b.marks == "all" for b in running_writers) else ""
 
 
 def _last_mark_time(marks: Iterable[RankMark]) -> float:

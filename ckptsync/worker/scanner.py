@@ -409,8 +409,8 @@ class Scanner:
             now.get(f.path, (f.size, f.mtime)) != (f.size, f.mtime)
             for f in before.observation.files
         )
-        had_end = is_rewritten and bool(last_file(before.observation))
-        return not (before.verdict.finished or has_rested or had_end)
+        has_last_file = is_rewritten and bool(last_file(before.observation))
+        return not (before.verdict.finished or has_rested or has_last_file)
 
 
 def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
@@ -419,14 +419,14 @@ def list_and_pin_saves(run: RunDir, pinner: Pinner) -> Scan:
     Saves come oldest first.  Drops pins if the spool is full.  Raises ConfigError or StoreError if
     the directory cannot be read at all.
     """
-    found_dirs = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
+    dirs_by_name = {s.name: s for s in checkpoint_dirs.find_checkpoint_dirs(run.path)}
     pins = list_pins(run.path)
     failures: list[Failure] = []
-    relief = pinner.make_room(run, found_dirs, pins, failures)
+    relief = pinner.make_room(run, dirs_by_name, pins, failures)
     is_full = bool(relief.full) and pinner.rule.full == "wait"
     local_saves: list[LocalSave] = []
-    for name in sorted({*found_dirs, *(p.checkpoint for p in pins)}, key=step_key):
-        checkpoint_dir = found_dirs.get(name) or CheckpointDir(
+    for name in sorted({*dirs_by_name, *(p.checkpoint for p in pins)}, key=step_key):
+        checkpoint_dir = dirs_by_name.get(name) or CheckpointDir(
             name, checkpoint_dirs.family_of(name), run.path / name
         )
         remaining_pins = [p for p in pins if p.checkpoint == name and p not in relief.drop]

@@ -144,9 +144,9 @@ def choose_to_give_up(pins: Sequence[PinCost], room: SpoolRoom, rule: SpoolRule)
         steps_apart = math.gcd(*(p.step for p in pins)) or 1  # steps between two saves
         unsent.sort(key=lambda p: p.step // steps_apart % rule.every == 0)
     # the disk is full of something else
-    is_vain = room.next_save - room.free > sum(p.alone for p in (*drop, *unsent))
+    is_too_little = room.next_save - room.free > sum(p.alone for p in (*drop, *unsent))
     over_budget = room.held - rule.budget - sum(p.alone for p in drop) if rule.budget else 0
-    unstored = _take_enough(unsent, over_budget if is_vain else bytes_lacking)
+    unstored = _take_enough(unsent, over_budget if is_too_little else bytes_lacking)
     bytes_lacking -= sum(p.alone for p in unstored)
     why = (
         f"disk full: {_size(room.free)} free, the next save may need {_size(room.next_save)},"

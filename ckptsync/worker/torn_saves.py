@@ -211,8 +211,8 @@ def awaits_trainer_state(files: Sequence[Stat], *, has_trainer: bool) -> bool:
         has_trainer and not any(is_of_a_rank(f.path) for f in files)
     ):
         return True
-    is_its = has_trainer or any(is_random_state(f.path) for f in files)
-    return is_its and any(_is_of_first(f.path) for f in files)
+    is_trainers = has_trainer or any(is_random_state(f.path) for f in files)
+    return is_trainers and any(_is_of_first(f.path) for f in files)
 
 
 def possibly_lacking(files: Sequence[Stat], family: Family) -> str:
@@ -349,11 +349,11 @@ def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest_time: fl
 
     A file that only a trainer writes shows it, or a long time without a write.
     """
-    surely = (
+    trainer_files = (
         _find_trainer_file(newer, files)
         for newer in _written_after(files, last_file_mtime, SAME_MOMENT)
     )
-    over = next(filter(None, surely), "")
+    over = next(filter(None, trainer_files), "")
     for newer in _written_after(files, last_file_mtime, rest_time) if not over else ():
         # anybody may write weights, but hardly with their configuration
         is_configured = any(_CONFIGS.fullmatch(f.path) for f in newer)

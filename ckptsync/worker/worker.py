@@ -297,7 +297,7 @@ class Worker:
         a training that goes on.
         """
         save, verdict = self.saves.get(scanned.key), scanned.verdict
-        is_seen = save is None or (save.state in ("seen", "waiting") and not save.is_due)
+        is_unplanned = save is None or (save.state in ("seen", "waiting") and not save.is_due)
         if verdict.reason == STORED:
             return None
         progress = Progress(
@@ -308,7 +308,7 @@ class Worker:
             since=max(0.0, scanned.first + offset),
             total=sum(stat.size for stat in scanned.local_save.files.stats),
         )
-        if is_seen and not verdict.finished:
+        if is_unplanned and not verdict.finished:
             if scanned.observation is not None and scanned.observation.unended is not None:
                 return None  # perhaps the final model: nothing is due as long as the training runs
             remaining = verdict.remaining
@@ -514,10 +514,10 @@ class Worker:
         names_here = {scanned.key[:2] for scanned in scanned_saves}
         why = "its files were removed before all of them were stored"
         for save in removed:
-            is_here = save.key[:2] in names_here
-            if not is_here and (save.key in in_hand or not is_ready):
+            is_scanned = save.key[:2] in names_here
+            if not is_scanned and (save.key in in_hand or not is_ready):
                 continue
-            if is_here or self._view.is_done(save.scanned.local_save):
+            if is_scanned or self._view.is_done(save.scanned.local_save):
                 self.saves.forget(save.key)
             else:
                 self.saves.change(save.key, partial(mark_lost, reason=why))

@@ -215,7 +215,7 @@ class Draft:
                 safe_open.close_quietly(fd)  # what counts was closed before
 
     def _begin_with(self, size: int) -> None:
-        """Note that the file has ``size`` bytes of an earlier writer, and prepare their comparison."""
+        """Note that an earlier writer left ``size`` bytes, and prepare their comparison."""
         self.initial_size = size
         # so that what follows begins where the disk expects it
         self._compared_end = size - size % BLOCK

@@ -269,8 +269,8 @@ class ServerFiles:
     def missing_parent(self) -> str:
         """Return the directory above the store's, with the host, if it is missing; else ""."""
         parent = self._root.rpartition(b"/")[0] or b"/"
-        is_there = self._is_directory(parent)
-        return "" if is_there else f"{os.fsdecode(parent)} on {self.address.host}"
+        has_parent = self._is_directory(parent)
+        return "" if has_parent else f"{os.fsdecode(parent)} on {self.address.host}"
 
     def _is_directory(self, path: bytes) -> bool:
         """Return whether a path is a directory, or a link to one: the operator named it."""
