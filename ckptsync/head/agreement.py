@@ -57,7 +57,7 @@ class Agreement:
 
     @property
     def name(self) -> str:
-        """Return its name in the store: without a digest, so that each number exists once."""
+        """Return the agreement's name in the store, without a digest: each number exists once."""
         return f"{records_prefix(self.run, self.location)}agreement-{self.n}.json"
 
 

@@ -362,7 +362,7 @@ def _plan_record(
 
 
 def _plan_model_record(name: str, damage: str, state: LocationState | None) -> Repair:
-    """Return that a model record is rebuilt from the shards, or lost if they were deleted."""
+    """Return a model record's repair: a rebuild, or a loss if the shards were deleted."""
     why = state.conditions.shards if state else ""
     if state is None or not why or state.demands.model.keys() <= state.present().keys():
         return Repair(name, "rebuild", "ckptsync writes it again together with the model", damage)

@@ -205,7 +205,7 @@ def is_verified(summary: Summary) -> bool:
 
 
 def is_resumable(summary: Summary) -> bool:
-    """Return whether it is verified, and a training can be resumed from it."""
+    """Return whether a location is verified, and a training can be resumed from it."""
     return is_verified(summary) and summary.resume
 
 

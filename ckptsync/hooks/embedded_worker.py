@@ -89,7 +89,7 @@ class EmbeddedWorker:
     since: float
 
     def is_running(self) -> bool:
-        """Return whether it still runs."""
+        """Return whether the worker still runs: its PID has the start time that was recorded."""
         return markers.start_time(self.pid) == self.began
 
 

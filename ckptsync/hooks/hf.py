@@ -274,7 +274,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
 
 
 def _claim_line(output_dir: Path | None) -> bool:
-    """Return whether this process has not logged this yet, and remember that it does now."""
+    """Return True at this process's first call for an output directory, and note it; else False."""
     key = os.getpid(), output_dir
     if key in _announced:
         return False

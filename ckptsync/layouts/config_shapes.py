@@ -158,7 +158,7 @@ def _linear(up: str, down: str, bias: str = "") -> str:
 
 
 def _norms(*names: str, bias: str = "") -> str:
-    """Return the rows of norms."""
+    """Return a row for each name of a norm, whose size is the hidden size ``H``."""
     return "".join(f"\n{name} H {bias}" for name in names)
 
 

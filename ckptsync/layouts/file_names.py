@@ -166,7 +166,10 @@ def _end(name: str) -> str:
 
 @lru_cache(maxsize=1 << 14)  # the files of all checkpoints of a run have the same names
 def _kind_and_rank(end: str) -> tuple[FileKind | None, int | None]:
-    """Return the first row that matches, and the rank in the name; None for what there is not."""
+    """Return the first of `KINDS` that a path matches, and the rank in the path.
+
+    Either is None if there is none; a rank of `MOST_RANKS` or more is none.
+    """
     base = end.rpartition("/")[2]
     for kind in KINDS:
         if match := re.fullmatch(kind.pattern, end if "/" in kind.pattern else base):

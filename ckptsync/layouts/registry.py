@@ -356,7 +356,9 @@ def inner_checkpoints(names: Iterable[str]) -> list[str]:
 
 
 def _numbered_alike(names: Collection[str], source: WeightsSource) -> list[str]:
-    """Return the directories with weights of another layout whose names differ by a number.
+    """Return the directories whose names differ from the source's by a number alone, sorted.
+
+    They have weights, but none of the source's layout.
 
     For example ``checkpoint-2`` beside ``checkpoint-4``: an output directory, in which none is
     preferred.

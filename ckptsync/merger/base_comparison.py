@@ -78,7 +78,7 @@ class BaseModel:
         return {t.name: t.dtype for t in tensors if len(t.shape) > 1 and _is_packed(t)}
 
     def under_names_of(self, names: Collection[str]) -> Model:
-        """Return its tensors under the names that another model has for them.
+        """Return this model's tensors under the names that another model has for them.
 
         transformers renames some when it saves and loads: GPT-2's ``wte.weight`` is
         ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
@@ -107,7 +107,7 @@ class BaseModel:
         return max(candidates, key=lambda tensors: sum(n in names for n in tensors))
 
     def beside(self, own: Model) -> Model:
-        """Return its tensors as ``own`` has them: by name, and experts as one tensor.
+        """Return this model's tensors as ``own`` has them: by name, and experts as one tensor.
 
         transformers 5 keeps all experts of a layer in one tensor in memory, and its files hold one
         for each expert: they are the same if they have as many elements.

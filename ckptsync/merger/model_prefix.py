@@ -308,7 +308,10 @@ def _find_by_names(names: Sequence[str], expected: Collection[str]) -> set[str]:
 
 
 def _find_behind(names: Sequence[str], expected: set[str]) -> set[str]:
-    """Return the paths behind which most of these expected names are, see `_find_by_names`."""
+    """Return the paths in front of most of the ``expected`` names: {""} if they have none.
+
+    Empty if fewer than half of the names match at any path. See `_find_by_names`.
+    """
     if not expected:
         return set()
     least = min(len(expected), len(names)) / 2

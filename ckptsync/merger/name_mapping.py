@@ -56,12 +56,12 @@ class _Region:
         return tuple(axes)
 
     def from_memory(self, live: Tensor) -> Piece:
-        """Return it as a piece of the file's tensor."""
+        """Return the region of the tensor in memory as a piece of the file's tensor."""
         axes = self.axes
         return Piece(live, self.offsets, self.sizes, _row_offsets(self.rows, len(axes)), axes)
 
     def from_file(self, tensor: Tensor) -> Piece:
-        """Return it as a piece of the tensor in memory."""
+        """Return the region of the file's tensor as a piece of the tensor in memory."""
         axes = self.axes
         back = tuple(axes.index(a) if a in axes else None for a in range(len(self.sizes)))
         sizes = tuple(self.sizes[a] for a in axes)

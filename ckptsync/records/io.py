@@ -210,12 +210,12 @@ class Fault:
 
     @property
     def run(self) -> str:
-        """Return the run of its location."""
+        """Return the run that the record's name says."""
         return self.record.run
 
     @property
     def location(self) -> str:
-        """Return its location, as its name says."""
+        """Return the location that the record's name says."""
         return self.record.location
 
     @property

@@ -153,7 +153,7 @@ class LocationState:
 
     @property
     def status(self) -> Status:
-        """Return its status, see `status`."""
+        """Return the location's status, as `status` computes it from the conditions."""
         return status(self.conditions)
 
     @property

@@ -219,7 +219,10 @@ def _document(
     entries: Iterable[str],
     alarms: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return a document; ``about``: its store, head and time."""
+    """Return a message for a channel as JSON values.
+
+    ``about``: its store, head and time. ``entries``: the lines of its text.
+    """
     title = f"ckptsync: {heading} ({about['store']})"
     text = "\n".join([title, *entries])
     texts = {"severity": severity, "title": title, "text": text}

@@ -263,8 +263,8 @@ class GenericStore:
     def _close_to_publish(self, fs: Any, name: str, pieces: _Pieces, *, replaces: bool) -> None:
         """Write under the final name; the object appears when the file is closed.
 
-        After an error the file is discarded, and the error is raised. Raise Exists as `_check_free`
-        does.
+        After an error the file is discarded, and the error is raised. Unless ``replaces``, raise
+        Exists if the name is taken just before the file is closed.
         """
         file = fs.open(self._path(name), "wb", block_size=_BLOCK)
         try:

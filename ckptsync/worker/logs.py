@@ -153,7 +153,7 @@ class RunLogs:
             try:
                 files = walk(self._run.path, (name,)).files
                 yield from (file for file in files if log_kind(file.path))
-            except CkptsyncError as e:  # noqa: PERF203 - one directory's keeps no other back
+            except CkptsyncError as e:  # noqa: PERF203 - the others are still listed
                 notes.append(f"logs: {e}")
 
     def _list_stored(self) -> bool:

@@ -158,9 +158,9 @@ class PinCopies:
         """
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[_Name, HeldFile] = {}
-        self._ready: list[_Name] = []
-        self._wrong: dict[_Name, str] = {}
+        self._open_files: dict[_Name, HeldFile] = {}
+        self._ready_names: list[_Name] = []
+        self._failures: dict[_Name, str] = {}
         self._names: dict[Path, frozenset[str]] = {}
         self._thread: threading.Thread | None = None
 
@@ -174,16 +174,16 @@ class PinCopies:
         """
         files_now = {f.path: f for f in files}
         with self._lock:
-            kept_names = {key[1] for key in self._kept if key[0] == pin.path}
+            open_names = {key[1] for key in self._open_files if key[0] == pin.path}
             is_writing = bool(files_now.keys() - self._names.get(pin.path, files_now.keys()))
             self._names[pin.path] = frozenset(files_now)
-            for name in kept_names:
+            for name in open_names:
                 self._notice((pin.path, name), files_now.get(name), is_writing=is_writing)
             for key in [(pin.path, name) for name in sorted(set(refused) & files_now.keys())]:
-                if key not in self._kept and len(self._kept) < _MOST:
+                if key not in self._open_files and len(self._open_files) < _MOST:
                     with contextlib.suppress(Incomplete):  # rotation was quicker
                         fd = open_checkpoint_file(source, key[1])
-                        self._kept[key] = HeldFile(fd, stat_open(fd, key[1]), self._clock())
+                        self._open_files[key] = HeldFile(fd, stat_open(fd, key[1]), self._clock())
 
     def pending(self, pin: Pin) -> tuple[Stat, ...]:
         """Return the files that rotation has removed and that no copy holds yet.
@@ -192,7 +192,9 @@ class PinCopies:
         """
         with self._lock:
             return tuple(
-                sorted(k.file for key, k in self._kept.items() if key[0] == pin.path and k.lost)
+                sorted(
+                    k.file for key, k in self._open_files.items() if key[0] == pin.path and k.lost
+                )
             )
 
     def begin(self) -> None:
@@ -202,28 +204,28 @@ class PinCopies:
         """
         now = self._clock()
         with self._lock:
-            self._ready = sorted(
+            self._ready_names = sorted(
                 (
                     key
-                    for key, held_file in self._kept.items()
-                    if held_file.lost or now - held_file.since >= STILL
+                    for key, open_copy in self._open_files.items()
+                    if open_copy.lost or now - open_copy.since >= STILL
                 ),
-                key=lambda key: (not self._kept[key].lost, self._kept[key].file.size),
+                key=lambda key: (not self._open_files[key].lost, self._open_files[key].file.size),
             )
-            if self._ready and self._thread is None:
+            if self._ready_names and self._thread is None:
                 self._thread = start_thread(self._run, "copies")
 
     def close_dropped(self) -> None:
         """Close the files of pins that do not exist any more."""
         with self._lock:
-            for key in [k for k in self._kept if not is_folder(k[0])]:
+            for key in [k for k in self._open_files if not is_folder(k[0])]:
                 self._close(key)
             self._names = {path: names for path, names in self._names.items() if is_folder(path)}
 
     def problems(self) -> tuple[str, ...]:
         """Return why files could not be copied, each reason once; empty when they are."""
         with self._lock:
-            return tuple(dict.fromkeys(self._wrong.values()))
+            return tuple(dict.fromkeys(self._failures.values()))
 
     def wait(self) -> None:
         """Wait until the thread has ended."""
@@ -237,47 +239,47 @@ class PinCopies:
 
         ``is_writing``: new names have come since the last scan.
         """
-        held_file = self._kept[key]
+        open_copy = self._open_files[key]
         if file_now is None and is_writing:
             self._close(key)
         elif file_now is None:
-            self._kept[key] = replace(
-                held_file, file=stat_open(held_file.descriptor, key[1]), lost=True
+            self._open_files[key] = replace(
+                open_copy, file=stat_open(open_copy.descriptor, key[1]), lost=True
             )
-        elif (file_now.device, file_now.inode) != (held_file.file.device, held_file.file.inode):
+        elif (file_now.device, file_now.inode) != (open_copy.file.device, open_copy.file.inode):
             self._close(key)  # another file under its name, which is opened next
-        elif file_now != held_file.file:
-            self._kept[key] = replace(held_file, file=file_now, since=self._clock())
+        elif file_now != open_copy.file:
+            self._open_files[key] = replace(open_copy, file=file_now, since=self._clock())
 
     def _close(self, key: _Name) -> None:
         """Close an open file and forget it."""
-        os.close(self._kept.pop(key).descriptor)
-        self._wrong.pop(key, None)
+        os.close(self._open_files.pop(key).descriptor)
+        self._failures.pop(key, None)
 
     def _run(self) -> None:
         """Copy the files that are ready, until none is left."""
         while True:
             with self._lock:
-                if not self._ready:
+                if not self._ready_names:
                     self._thread = None
                     return
-                key = self._ready.pop(0)
-                held_file = self._kept.get(key)
-                # so that it may be let go of meanwhile
-                descriptor = os.dup(held_file.descriptor) if held_file else -1
-            if held_file:
+                key = self._ready_names.pop(0)
+                open_copy = self._open_files.get(key)
+                # `_close` may close the file's own descriptor while this thread copies
+                descriptor = os.dup(open_copy.descriptor) if open_copy else -1
+            if open_copy:
                 try:
-                    self._finish(key, held_file, descriptor)
+                    self._finish(key, open_copy, descriptor)
                 finally:
                     os.close(descriptor)
 
-    def _finish(self, key: _Name, held_file: HeldFile, descriptor: int) -> None:
+    def _finish(self, key: _Name, open_copy: HeldFile, descriptor: int) -> None:
         """Copy one file into its pin and close it.
 
         It stays open if it changes meanwhile, if its pin was dropped, or if the disk refuses; the
         last is a problem (`problems`).  ``descriptor``: a duplicate for this call.
         """
-        (pin, name), file = key, held_file.file
+        (pin, name), file = key, open_copy.file
         try:
             with (
                 translate_errors(pin),
@@ -295,10 +297,10 @@ class PinCopies:
         except CkptsyncError as e:
             # a full spool: it is reported, and tried again with the next scan
             with self._lock:
-                self._wrong[key] = f"not copied, rotation may delete it: {e}"
+                self._failures[key] = f"not copied, rotation may delete it: {e}"
             return
         with self._lock:
-            if is_whole and key in self._kept:
+            if is_whole and key in self._open_files:
                 self._close(key)
 
 

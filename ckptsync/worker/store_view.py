@@ -293,7 +293,7 @@ class StoreView:
         """
         if local_save.pin is not None and local_save.pin.node not in ("", self.node):
             return Done("elsewhere", f"{local_save.pin.node} uploads it")
-        # before the tombstones are asked: a refresh meanwhile may bring one and take the manifests
+        # before the tombstones are read: a refresh meanwhile may add one and remove the manifests
         manifest = self.find_save(local_save.files.stats, local_save.checkpoint, self.selection)
         if self.is_given_up(local_save, self.selection):
             return Done("retired", "retired in the store")

@@ -345,7 +345,7 @@ def _folder(path: str) -> str:
 
 
 def _find_overwritten(files: Sequence[Stat], last_file_mtime: int, rest_time: float) -> str:
-    """Return that a new save has begun after the trainer's last file; empty if none has.
+    """Return, as text, which file of a new save follows the trainer's last file; empty if none.
 
     A file that only a trainer writes shows it, or a long time without a write.
     """
@@ -394,7 +394,9 @@ def _find_trainer_file(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
 
 
 def _find_old_parts(files: Sequence[Stat]) -> str:
-    """Return that only some of a model's parts are newer than the trainer's arguments; else empty.
+    """Return, as text, which part of a model is newer than the trainer's arguments and other parts.
+
+    Empty if none is.
 
     Those arguments end a save of the final model.
     """
@@ -424,7 +426,7 @@ def _find_newer_part(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
 
 
 def _find_uneven_shards(files: Iterable[Stat], rest_time: float) -> str:
-    """Return that some shards of a kind are much older than the others; empty if none is.
+    """Return, as text, which shard is much older than others of its kind; empty if none is.
 
     Ranks write them at the same time.
     """
@@ -440,7 +442,9 @@ def _find_uneven_shards(files: Iterable[Stat], rest_time: float) -> str:
 
 
 def _find_old_random_state(files: Iterable[Stat], rest_time: float) -> str:
-    """Return that a random state is much older than all other states and weights; empty if none is.
+    """Return, as text, which random state is much older than all states and weights.
+
+    Empty if none is.
 
     Its rank has not ended the new save.
     """
@@ -488,7 +492,9 @@ def _is_of_states(path: str) -> bool:
 
 
 def _find_old_metadata(files: Sequence[Stat]) -> str:
-    """Return that shards were written long after the ``.metadata`` beside them; empty if none was.
+    """Return, as text, which shard was written long after the ``.metadata`` beside it.
+
+    Empty if none was.
 
     torch replaces it when all shards are there.
     """

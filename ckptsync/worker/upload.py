@@ -338,7 +338,7 @@ class FileSender:
             yield
         finally:
             self.pool.after_chunk = before
-            # other nodes wait in vain for a while, and that is all
+            # if it fails, other nodes only wait longer than they need
             with contextlib.suppress(StoreError):
                 write(b"")
 

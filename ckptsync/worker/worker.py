@@ -394,7 +394,7 @@ class Worker:
         self.queues.post(self, [self._upload_job(scanned) for scanned in ordered])
 
     def _pending_save(self, scanned: ScannedSave, *, is_in_hand: bool) -> PendingSave[ScannedSave]:
-        """Return what decides when a save is uploaded."""
+        """Return a save with its age and time, by which `queue.order_saves` orders it."""
         local_save = scanned.local_save
         written = max((s.mtime for s in local_save.files.stats), default=0)
         age = (scanned.first, local_save.checkpoint_dir.step or 0, local_save.k)
@@ -444,9 +444,9 @@ class Worker:
     def _complete_stored(
         self, scanned: ScannedSave, own_manifest: Manifest
     ) -> UploadProgress | None:
-        """Return that a save is stored, after sending its configuration if the store has none.
+        """Send a stored save's configuration if the store has none; return the save's progress.
 
-        None if the save, or some of its files, must move within the store.
+        Return None if the save, or some of its files, must move within the store.
         """
         local_save, node, location = scanned.local_save, self._options.node, own_manifest.location
         stored = _done_progress(local_save, self._view.done_by(own_manifest))

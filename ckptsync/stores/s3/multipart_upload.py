@@ -362,7 +362,7 @@ class Unfinished:
         return min([self.age, *(part.age for part in self.parts)])
 
     def agrees(self, part: FilePart, most: int) -> bool | None:
-        """Return whether it has this part with these bytes.
+        """Return whether the unfinished upload has this part with these bytes.
 
         None if it has no part of this number, and nothing else contradicts. ``most``: parts that
         the file has; an upload with parts beyond them is another file's.
