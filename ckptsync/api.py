@@ -252,16 +252,16 @@ def verify(
 
     Raises ConfigError, Unsupported, StoreError.
     """
-    where = resolve_target(os.fspath(place), Access(options or {}))
-    is_store = isinstance(where, InStore)
+    target = resolve_target(os.fspath(place), Access(options or {}))
+    is_store = isinstance(target, InStore)
     checked = checked_level(level) if level else "digest" if is_store else "parse"
     counter = ReadCounter(progress or (lambda _done, _total: None))
     verify_options = VerifyOptions(checked, time.time(), progress=counter, expect=counter.expect)
     reports = []
-    for verified in read_and_verify(where, verify_options):
+    for verified in read_and_verify(target, verify_options):
         reports.append(verified.report)
-        if verified.news and isinstance(where, InStore):
-            write_report(where.store, verified.news)
+        if verified.news and isinstance(target, InStore):
+            write_report(target.store, verified.news)
     return tuple(reports)
 
 

@@ -693,7 +693,7 @@ _REPAIRED_BY = {
 def who_repairs(names: Iterable[str]) -> str:
     """Return who repairs damaged files unasked, as text; ``names`` are relative to the run."""
     parts = {damaged_part(name) for name in names}
-    return "; ".join(does for of, does in _REPAIRED_BY.items() if of in parts)
+    return "; ".join(action for part, action in _REPAIRED_BY.items() if part in parts)
 
 
 def _find_arrivals(state: LocationState, mtimes: Mapping[str, float]) -> dict[str, float]:

@@ -342,14 +342,14 @@ def named_store(
     from ckptsync.stores.urls import Remote, located
 
     url, access = store_url(args), access_of(args)
-    where = located(url)
+    path_or_url = located(url)
     try:
-        (where.url if isinstance(where, Remote) else str(where)).encode()
+        (path_or_url.url if isinstance(path_or_url, Remote) else str(path_or_url)).encode()
     except UnicodeEncodeError as e:
         hint = "rename its directories: configurations and records are UTF-8, and name the store"
         raise ConfigError(f"{url}: the path of a store must be UTF-8", hint=hint) from e
-    if isinstance(where, Remote):
-        options = access.options_of(where)
+    if isinstance(path_or_url, Remote):
+        options = access.options_of(path_or_url)
     else:  # options are for remote stores; a path refuses those of its own configuration
         options = access.options if configuration(args) and not args.url else {}
     return (open_function or open_store)(url, options, access.limits)

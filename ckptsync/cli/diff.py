@@ -196,9 +196,9 @@ def _open(
         if not (is_path(first) or (not is_named and Path(first).exists())) and len(words) == 1:
             return _open_stored(*store_run_location(args, first), target, source)
         if len(words) == 1:
-            where = resolve_target(first, access)
-            if isinstance(where, InStore):
-                return _open_stored(where.store, where.run, where.location, target, source)
+            resolved = resolve_target(first, access)
+            if isinstance(resolved, InStore):
+                return _open_stored(resolved.store, resolved.run, resolved.location, target, source)
         check_exists(words)
         options = MergeOptions(source=source or None)
         request = MergeRequest([located(word) for word in words], _NOWHERE, options)
@@ -257,8 +257,8 @@ def _recorded(store: Store, state: LocationState, record: ModelRecord) -> Side:
         for t in record.tensors
     )  # fmt: skip
     digests = dict(zip(tensors, (t.digest for t in record.tensors), strict=True))
-    where = {path: (prefix + path, size) for path, size in sizes.items()}
-    return Side(tensors, open_reader(StoreFiles(store, where), [store]), digests)
+    positions = {path: (prefix + path, size) for path, size in sizes.items()}
+    return Side(tensors, open_reader(StoreFiles(store, positions), [store]), digests)
 
 
 def describe(

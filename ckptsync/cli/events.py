@@ -217,10 +217,10 @@ def _rows_of_location(s: Summary) -> Iterator[Mapping[str, Any]]:
     """Yield what happened to a location, then each event that was handled for it."""
     from ckptsync.events.due import list_occurrences
 
-    where = {"run": s.run, "checkpoint": s.checkpoint, "location": s.location, "step": s.step}
+    names = {"run": s.run, "checkpoint": s.checkpoint, "location": s.location, "step": s.step}
     for event in list_occurrences(s):
         yield {
-            **where,
+            **names,
             "event": event.event,
             "at": event.at,
             "name": None,
@@ -230,7 +230,7 @@ def _rows_of_location(s: Summary) -> Iterator[Mapping[str, Any]]:
         }
     for h in s.handled:
         yield {
-            **where,
+            **names,
             "event": h.event,
             "at": h.at,
             "name": h.name,

@@ -143,8 +143,8 @@ def _absolute(place: str) -> str:
     """
     from ckptsync.stores.urls import Remote, located
 
-    where = located(place.strip())
-    absolute = place.strip() if isinstance(where, Remote) else str(where)
+    path_or_url = located(place.strip())
+    absolute = place.strip() if isinstance(path_or_url, Remote) else str(path_or_url)
     try:
         absolute.encode()
     except UnicodeEncodeError as e:

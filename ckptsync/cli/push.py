@@ -253,8 +253,8 @@ def counted(progress: Progress, total: int) -> Callable[[int], None]:
 
 def notes(url: str) -> list[str]:
     """Return what a user should know of stores of this kind, as sentences."""
-    where = located(url)
-    if not isinstance(where, Remote) or where.scheme in SCHEMES:
+    path_or_url = located(url)
+    if not isinstance(path_or_url, Remote) or path_or_url.scheme in SCHEMES:
         return []
     from ckptsync.stores.fsspec import NOTE
 

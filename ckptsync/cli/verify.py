@@ -236,10 +236,10 @@ def _resolve(args: argparse.Namespace, target: str, access: Access) -> InStore |
     is_named = bool(args.url or args.config)
     if not (is_path(target) or (not is_named and Path(target).exists())):
         return InStore(*store_run_location(args, target))
-    where = resolve_target(target, access)
-    if isinstance(where, InStore) and not where.run:
+    resolved = resolve_target(target, access)
+    if isinstance(resolved, InStore) and not resolved.run:
         raise ConfigError(f"{target}: is a store; --store names it", hint=with_store(args, target))
-    return where
+    return resolved
 
 
 def _parse_sample(text: str | None) -> Sample | None:
@@ -269,10 +269,10 @@ def _read_baseline(path: Path) -> tuple[ExpectedFile, ...]:
     return decode_baseline(data, str(path))
 
 
-def _record(where: InStore | PlainDirectory, path: Path) -> None:
+def _record(target: InStore | PlainDirectory, path: Path) -> None:
     """Write the checksums of a directory's files to a new file.  Raises ConfigError, StoreError."""
-    assert isinstance(where, PlainDirectory)
-    data = encode_baseline(record_directory(path_or_url.list_tree(where.source, where.access)))
+    assert isinstance(target, PlainDirectory)
+    data = encode_baseline(record_directory(path_or_url.list_tree(target.source, target.access)))
     try:
         with path.open("xb") as file:
             file.write(data)

@@ -85,11 +85,14 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
         raise ConfigError(_join_problems(name, problems), hint=hint)
     overridden = []
     for key in (key for key in in_file if key in overrides):
-        (where, old), (variable, new) = in_file[key], overrides[key]
+        (position, old), (variable, new) = in_file[key], overrides[key]
         if _value(key, in_file, {}) != values[key]:
-            by = f"{variable}={_shown_value(key, new)}"
-            overridden.append(f"{where}: {_shown_value(key, old)} is overridden by {by}")
-    sections = {section: of(**_section(section, values)) for section, of in SECTIONS.items()}
+            setting = f"{variable}={_shown_value(key, new)}"
+            overridden.append(f"{position}: {_shown_value(key, old)} is overridden by {setting}")
+    sections = {
+        section: section_type(**_section(section, values))
+        for section, section_type in SECTIONS.items()
+    }
     top = {key: values[key] for key in ("node", "roles", "events")}
     return Config(**top, **sections, overridden=tuple(overridden))
 
@@ -157,8 +160,8 @@ def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]
     Options may be grouped by scheme (``{"s3": {…}}``); those of the URL's scheme are returned.  For
     a path all are returned, and opening it refuses any.
     """
-    where = located(url)
-    return Access(options).options_of(where) if isinstance(where, Remote) else options
+    path_or_url = located(url)
+    return Access(options).options_of(path_or_url) if isinstance(path_or_url, Remote) else options
 
 
 def limits_of(config: LimitsConfig) -> Limits:
@@ -200,17 +203,17 @@ def _file_values(document: Document, name: str, problems: list[str]) -> _Written
         if top in SECTIONS:
             items = {f"{top}.{key}": item for key, item in value.items()}
         for key, item in items.items():
-            where = _position(name, document, key)
+            position = _position(name, document, key)
             if key in KEYS:
-                written[key] = where, item
+                written[key] = position, item
             elif key in _REMOVED:
-                problems.append(f"{where} {_REMOVED[key]}")
+                problems.append(f"{position} {_REMOVED[key]}")
             else:
                 # comparing with every key takes long: only for problems that are shown
                 suggestion = (
                     _suggestion(key, [*KEYS, *SECTIONS]) if len(problems) < _MOST_SHOWN else ""
                 )
-                problems.append(f"{where}: unknown key{suggestion}")
+                problems.append(f"{position}: unknown key{suggestion}")
     return written
 
 

@@ -511,8 +511,8 @@ def variable_of(key: str) -> str:
 
 def _all_keys() -> Iterator[tuple[str, Key]]:
     """Yield the full name (``worker.quiet``) and the `Key` of each key, in documented order."""
-    for section, of in {"": Config, **SECTIONS}.items():
-        for each in fields(of):  # type: ignore[arg-type]
+    for section, section_type in {"": Config, **SECTIONS}.items():
+        for each in fields(section_type):  # type: ignore[arg-type]
             if key := each.metadata.get("key"):
                 name = f"{section}.{each.name}" if section else each.name
                 has_own_name = key.variable is not None

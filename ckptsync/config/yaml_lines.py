@@ -60,8 +60,8 @@ def parse(text: str, name: str) -> Document:
     except _NotPlainError as e:
         raise ConfigError(f"{name}:{e.line}: not plain YAML: {e}") from e
     except yaml.MarkedYAMLError as e:
-        where = f"{name}:{e.problem_mark.line + 1}" if e.problem_mark else name
-        raise ConfigError(f"{where}: not YAML: {e.problem or e.context}") from e
+        position = f"{name}:{e.problem_mark.line + 1}" if e.problem_mark else name
+        raise ConfigError(f"{position}: not YAML: {e.problem or e.context}") from e
     except (yaml.YAMLError, ValueError, OverflowError) as e:  # also for an invalid character
         raise ConfigError(f"{name}: not YAML: {' '.join(str(e).split())}") from e
 

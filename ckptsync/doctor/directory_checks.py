@@ -360,8 +360,10 @@ def check_space(
     if not size and free < _LEAST:
         yield _full(path, f"{show_size(free)} free", is_certain=free < _NOTHING)
     elif free < 2 * size:
-        of = f"as {newest.name}" if newest else "7 times the model's weights, if all are trained"
-        what = f"{show_size(free)} free, less than two checkpoints of {show_size(size)} ({of})"
+        origin = (
+            f"as {newest.name}" if newest else "7 times the model's weights, if all are trained"
+        )
+        what = f"{show_size(free)} free, less than two checkpoints of {show_size(size)} ({origin})"
         yield _full(path, what, is_certain=newest is not None)
     needed = 2 * len(newest.files if newest else ()) + 100
     if room.f_files and room.f_favail < needed:

@@ -300,8 +300,8 @@ def _address(name: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
         return "yes"
-    of = [line.split() for line in _text("/proc/net/if_inet6").splitlines()]
-    has_ipv6 = any(words[5] == name and words[3] != "20" for words in of if len(words) == 6)
+    rows = [line.split() for line in _text("/proc/net/if_inet6").splitlines()]
+    has_ipv6 = any(words[5] == name and words[3] != "20" for words in rows if len(words) == 6)
     return "yes" if has_ipv6 else "no"
 
 

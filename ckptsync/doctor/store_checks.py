@@ -91,8 +91,10 @@ def check_store(
 
     """
     try:
-        where = located(target.url)
-        if isinstance(where, Path) and (refused := list(directory_checks.check_root(where))):
+        path_or_url = located(target.url)
+        if isinstance(path_or_url, Path) and (
+            refused := list(directory_checks.check_root(path_or_url))
+        ):
             return Checked(tuple(replace(finding, level="fail") for finding in refused))
         store = open_unchecked(target)
         if store is None and creates and not _served(target.url, output_dirs):
@@ -116,12 +118,14 @@ def open_unchecked(target: StoreTarget) -> Store | None:
 
     Raises CkptsyncError.
     """
-    where = located(target.url)
+    path_or_url = located(target.url)
     try:
-        if isinstance(where, Path) and not where.is_dir():
+        if isinstance(path_or_url, Path) and not path_or_url.is_dir():
             return None
     except OSError as e:
-        raise StoreError(f"{where}: {reason(e)}", hint="check the directories above it") from e
+        raise StoreError(
+            f"{path_or_url}: {reason(e)}", hint="check the directories above it"
+        ) from e
     store = open_any(*_access(target))
     return store if has_root(store) else None
 
@@ -162,8 +166,8 @@ def _served(url: str, output_dirs: Iterable[Path]) -> list[Path]:
 
     Raises ConfigError if the URL is refused.
     """
-    where = located(url)
-    expected, served = where.url if isinstance(where, Remote) else str(where), []
+    path_or_url = located(url)
+    expected, served = path_or_url.url if isinstance(path_or_url, Remote) else str(path_or_url), []
     for path in output_dirs:
         with contextlib.suppress(OSError):
             last = safe_files.read(path / SPOOL / "store", _LONGEST_URL) or b""
@@ -176,18 +180,18 @@ def _check_absent(url: str, output_dirs: Iterable[Path]) -> Iterator[Finding]:
 
     It is a failure if a worker here used it before, and else a warning.
     """
-    where, what, hint, level = located(url), "not found", _MOUNT, warn
+    path_or_url, what, hint, level = located(url), "not found", _MOUNT, warn
     if served := _served(url, output_dirs):
         level, why = fail, "the worker waits for it to come back"
         what = f"not found; the worker of {served[0]} used it before"
-    elif isinstance(where, Remote):
-        above = where.rest.rpartition("/")[0]
+    elif isinstance(path_or_url, Remote):
+        above = path_or_url.rest.rpartition("/")[0]
         why = f"the first worker or `ckptsync push` makes it, if {above} exists"
-    elif is_directory(where.parent):
+    elif is_directory(path_or_url.parent):
         return
     else:
-        why = f"no store is made, since the directory above it does not exist: {where.parent}"
-        hint = f"{_MOUNT}, or mkdir -p {where.parent}"
+        why = f"no store is made, since the directory above it does not exist: {path_or_url.parent}"
+        hint = f"{_MOUNT}, or mkdir -p {path_or_url.parent}"
     yield level("store-absent", url, what, why=why, hint=hint, code=STORAGE)
 
 
@@ -198,19 +202,19 @@ def _check_directory(
 
     Yields nothing for a URL.  ``is_usable``: every operation of a file succeeded.
     """
-    where = located(url)
-    if isinstance(where, Remote):
+    path_or_url = located(url)
+    if isinstance(path_or_url, Remote):
         return
-    if is_usable and not os.access(where, os.W_OK | os.X_OK):
-        what, why = f"{where}: no directory of a run can be made there", OPERATIONS["create"]
+    if is_usable and not os.access(path_or_url, os.W_OK | os.X_OK):
+        what, why = f"{path_or_url}: no directory of a run can be made there", OPERATIONS["create"]
         hint = "let this user, or a group that it is in, write there"
         yield fail("store-create", url, what, why=why, hint=hint, code=STORAGE)
-    yield from directory_checks.check_mount(where)
+    yield from directory_checks.check_mount(path_or_url)
     newest_checkpoints = [newest_checkpoint(path) for path in output_dirs if is_directory(path)]
     newest = max(filter(None, newest_checkpoints), key=size_of, default=None)
-    yield from directory_checks.check_space(where, newest)
+    yield from directory_checks.check_space(path_or_url, newest)
     mask = int(umask() or "0", 8)
-    if where.stat().st_mode & stat.S_ISGID and mask & 0o040:
+    if path_or_url.stat().st_mode & stat.S_ISGID and mask & 0o040:
         what, hint = f"umask {mask:04o}", "umask 0002 (UMask= of a unit)"
         why = "the store is a group's: the head and other users could not read uploaded files"
         yield warn("umask", url, what, why=why, hint=hint)

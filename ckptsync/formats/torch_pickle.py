@@ -338,7 +338,9 @@ def _unwrapped(kind: Any, args: Any, state: Any) -> Any:
     size = args[2]
     dtype, shape = dtype_of(args[1]), shape_of(tuple(size) if type(size) is list else size)
     if kind.name in _WRAPPERS and kind.module.startswith("torchao."):
-        inner = next((of.get(_WRAPPERS[kind.name]) for of in _attributes(state)), None)
+        inner = next(
+            (attributes.get(_WRAPPERS[kind.name]) for attributes in _attributes(state)), None
+        )
         if isinstance(inner, StoredTensor) and (inner.dtype, inner.shape) == (dtype, shape):
             return inner
     return Wrapped(kind, dtype, shape, state)

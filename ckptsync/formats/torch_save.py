@@ -46,16 +46,16 @@ Container = torch_zip.Archive | Mapping[str, Extent]
 
 
 def load(
-    files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED
+    files: Files, span: Extent, allowed: Mapping[Name, Build] = ALLOWED
 ) -> tuple[Any, Container]:
     """Return the value of one ``torch.save``, and its container.
 
     The value is cached: do not change it. Raise Corrupt if it is damaged, Unsupported for a name
     that is not ``allowed``, or for another version or byte order.
     """
-    if is_legacy(files, where):
-        return _load_legacy(files, where, allowed)
-    archive = torch_zip.open_archive(files, where)
+    if is_legacy(files, span):
+        return _load_legacy(files, span, allowed)
+    archive = torch_zip.open_archive(files, span)
     torch_zip.check_version(files, archive)
     return _value(torch_zip.pickle_of(files, archive), _Table(allowed)), archive
 
@@ -81,14 +81,14 @@ def _value(data: bytes, allowed: _Table) -> Any:
     return parsed(data, allowed.names)[0]
 
 
-def load_tensor(files: Files, where: Extent) -> tuple[StoredTensor, torch_zip.Archive]:
+def load_tensor(files: Files, span: Extent) -> tuple[StoredTensor, torch_zip.Archive]:
     """Return the tensor of an archive of one tensor, an item of a DCP, and the archive.
 
     Raise Corrupt for anything else, Unsupported for a tensor that is not plain.
     """
-    archive = torch_zip.open_archive(files, where)
+    archive = torch_zip.open_archive(files, span)
     data = torch_zip.pickle_of(files, archive)
-    with name_in_errors(f"{where.file}: the archive at {where.start}"):
+    with name_in_errors(f"{span.file}: the archive at {span.start}"):
         return _tensor(data), archive
 
 
@@ -135,23 +135,23 @@ def _record(files: Files, container: Container, key: str) -> tuple[Extent, Check
     return record, torch_zip.checksum(container, name, record)
 
 
-def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
+def has_end(files: Files, span: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
     """Return whether the file ends as its container ends; a file that is being written does not.
 
     A legacy file is loaded to find out; that raises Unsupported for names that are not ``allowed``.
     """
-    if not is_legacy(files, where):
-        return torch_zip.has_end(files, where)
+    if not is_legacy(files, span):
+        return torch_zip.has_end(files, span)
     try:
-        load(files, where, allowed)
+        load(files, span, allowed)
     except Corrupt:
         return False
     return True
 
 
-def is_legacy(files: Files, where: Extent) -> bool:
+def is_legacy(files: Files, span: Extent) -> bool:
     """Return whether the bytes begin as the legacy container does; a shorter start is enough."""
-    start = read(files, Extent(where.file, where.start, min(2 + len(_STARTS[-1]), where.size)))
+    start = read(files, Extent(span.file, span.start, min(2 + len(_STARTS[-1]), span.size)))
     return (
         len(start) > 1
         and start[:1] == b"\x80"
@@ -160,58 +160,58 @@ def is_legacy(files: Files, where: Extent) -> bool:
 
 
 def _load_legacy(
-    files: Files, where: Extent, allowed: Mapping[Name, Build]
+    files: Files, span: Extent, allowed: Mapping[Name, Build]
 ) -> tuple[Any, Mapping[str, Extent]]:
     """Return the value of a legacy file, and where its storages and views lie.
 
-    Raise Corrupt unless the storages have their recorded sizes and end where ``where`` does, or if
+    Raise Corrupt unless the storages have their recorded sizes and end where the container does,
+    or if
     a view reaches out of its storage; else as `_LegacyPickles`.
     """
-    pickles = _legacy_pickles(files, where, allowed)
+    pickles = _legacy_pickles(files, span, allowed)
     storages, position = {}, pickles.end
     for key in pickles.keys:
         numel = pickles.storages[key].numel
         size = pickles.storages[key].size
-        if position + 8 + size > where.size:
+        if position + 8 + size > span.size:
             raise Corrupt(
-                f"{where.file}: {where.size} bytes, storage {key} ends at byte"
-                f" {position + 8 + size}",
+                f"{span.file}: {span.size} bytes, storage {key} ends at byte {position + 8 + size}",
                 hint=_DAMAGED,
             )
-        count = int.from_bytes(read(files, Extent(where.file, where.start + position, 8)), "little")
+        count = int.from_bytes(read(files, Extent(span.file, span.start + position, 8)), "little")
         if count != numel:
             raise Corrupt(
-                f"{where.file}: storage {key} has {count} elements, {numel} expected", hint=_DAMAGED
+                f"{span.file}: storage {key} has {count} elements, {numel} expected", hint=_DAMAGED
             )
-        storages[key] = Extent(where.file, where.start + position + 8, size)
+        storages[key] = Extent(span.file, span.start + position + 8, size)
         position += 8 + size
-    if position != where.size:
+    if position != span.size:
         raise Corrupt(
-            f"{where.file}: {where.size} bytes, its storages end at byte {position}", hint=_DAMAGED
+            f"{span.file}: {span.size} bytes, its storages end at byte {position}", hint=_DAMAGED
         )
     for view, (root, offset) in pickles.views.items():
         item, whole = view.item, storages[root]
         if (offset + view.numel) * item > whole.size:
             raise Corrupt(
-                f"{where.file}: a view of {view.numel} elements reaches out of storage {root}"
+                f"{span.file}: a view of {view.numel} elements reaches out of storage {root}"
             )
-        storages[view.key] = Extent(where.file, whole.start + offset * item, view.numel * item)
+        storages[view.key] = Extent(span.file, whole.start + offset * item, view.numel * item)
     return pickles.value, storages
 
 
-def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
+def _legacy_pickles(files: Files, span: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
     """Return the pickles of a legacy file; raise Corrupt if they are damaged.
 
     Their length is known only when they end, so a small part of the file is read first, then more.
     """
-    most = min(where.size, MAX_BYTES)
+    most = min(span.size, MAX_BYTES)
     size = min(_FIRST_LOOK, most)
     while True:
         try:
-            return _LegacyPickles(read(files, Extent(where.file, where.start, size)), allowed)
+            return _LegacyPickles(read(files, Extent(span.file, span.start, size)), allowed)
         except Corrupt as e:
             if size == most:
-                raise Corrupt(f"{where.file}: {e}", hint=_DAMAGED) from e
+                raise Corrupt(f"{span.file}: {e}", hint=_DAMAGED) from e
         size = min(8 * size, most)
 
 

@@ -93,27 +93,27 @@ class Archive:
     ahead: _ReadAhead = field(default_factory=_ReadAhead, compare=False)
 
 
-def has_end(files: Files, where: Extent) -> bool:
+def has_end(files: Files, span: Extent) -> bool:
     """Return whether the archive is finished: a zip's end record is its last bytes."""
-    return where.size >= _END.size and read(files, _last(where, _END.size))[:4] == b"PK\x05\x06"
+    return span.size >= _END.size and read(files, _last(span, _END.size))[:4] == b"PK\x05\x06"
 
 
-def open_archive(files: Files, where: Extent) -> Archive:
-    """Return the archive in ``where``.
+def open_archive(files: Files, span: Extent) -> Archive:
+    """Return the archive in ``span``.
 
     Raise Corrupt if it is damaged, Unsupported if something is compressed or the byte order is
     big-endian.
     """
-    directory = _directory(files, where)
-    entries = _entries(read(files, directory), where)
+    directory = _directory(files, span)
+    entries = _entries(read(files, directory), span)
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
     if len(prefixes) != 1:
-        raise Corrupt(f"{_at(where)}: {len(prefixes)} data.pkl in the archive, 1 expected")
+        raise Corrupt(f"{_at(span)}: {len(prefixes)} data.pkl in the archive, 1 expected")
     prefix = prefixes.pop()
     records = {name.removeprefix(prefix): record for name, record in entries}
     if len(records) != len(entries):
-        raise Corrupt(f"{_at(where)}: two records of one name")
-    archive = Archive(where, directory, records)
+        raise Corrupt(f"{_at(span)}: two records of one name")
+    archive = Archive(span, directory, records)
     return replace(archive, summed=_check_byteorder(files, archive))
 
 
@@ -145,12 +145,13 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
 
 def pickle_of(files: Files, archive: Archive) -> bytes:
     """Return the bytes of ``data.pkl``; raise Corrupt if they do not have their CRC32."""
-    where = extent(files, archive, "data.pkl")
-    if where.size > _MAX_PICKLE:
+    record_extent = extent(files, archive, "data.pkl")
+    if record_extent.size > _MAX_PICKLE:
         raise Corrupt(
-            f"{_at(archive.where)}: data.pkl of {where.size} bytes, at most {_MAX_PICKLE} expected"
+            f"{_at(archive.where)}: data.pkl of {record_extent.size} bytes,"
+            f" at most {_MAX_PICKLE} expected"
         )
-    data = read(files, where)
+    data = read(files, record_extent)
     if archive.summed and zlib.crc32(data) != archive.records["data.pkl"].crc:
         raise Corrupt(
             f"{_at(archive.where)}: data.pkl does not have its CRC32",
@@ -159,9 +160,9 @@ def pickle_of(files: Files, archive: Archive) -> bytes:
     return data
 
 
-def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
-    """Return the CRC32 of a record whose bytes lie at ``where``, None if CRC32s are not real."""
-    return Checksum(where, archive.records[name].crc) if archive.summed else None
+def checksum(archive: Archive, name: str, record_extent: Extent) -> Checksum | None:
+    """Return the CRC32 of the record at ``record_extent``; None if the CRC32s are not real."""
+    return Checksum(record_extent, archive.records[name].crc) if archive.summed else None
 
 
 def witness(archive: Archive) -> str | None:
@@ -172,56 +173,54 @@ def witness(archive: Archive) -> str | None:
     return next((name for name in ("byteorder", "version") if name in archive.records), None)
 
 
-def _last(where: Extent, size: int) -> Extent:
+def _last(span: Extent, size: int) -> Extent:
     """Return the last ``size`` bytes of an extent."""
-    return Extent(where.file, where.start + where.size - size, size)
+    return Extent(span.file, span.start + span.size - size, size)
 
 
-def _at(where: Extent) -> str:
+def _at(span: Extent) -> str:
     """Return the place of an archive for an error."""
-    return f"{where.file} at {where.start}" if where.start else where.file
+    return f"{span.file} at {span.start}" if span.start else span.file
 
 
-def _directory(files: Files, where: Extent) -> Extent:
+def _directory(files: Files, span: Extent) -> Extent:
     """Return where the central directory lies, by the end record: the last 22 bytes.
 
     Raise Corrupt if the archive does not end so.
     """
-    if where.size < _END.size:
-        raise Corrupt(f"{_at(where)}: {where.size} bytes are too few for an archive")
-    magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
+    if span.size < _END.size:
+        raise Corrupt(f"{_at(span)}: {span.size} bytes are too few for an archive")
+    magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(span, _END.size)))
     if magic != b"PK\x05\x06" or comment:
-        raise Corrupt(f"{_at(where)}: no end record where the archive should end")
+        raise Corrupt(f"{_at(span)}: no end record where the archive should end")
     if _ONES in (start, size):
-        size, start = _directory64(files, where)
-    if start + size > where.size or size > _MAX_DIRECTORY:
-        raise Corrupt(
-            f"{_at(where)}: directory of {size} bytes at {start}, archive of {where.size}"
-        )
-    return Extent(where.file, where.start + start, size)
+        size, start = _directory64(files, span)
+    if start + size > span.size or size > _MAX_DIRECTORY:
+        raise Corrupt(f"{_at(span)}: directory of {size} bytes at {start}, archive of {span.size}")
+    return Extent(span.file, span.start + start, size)
 
 
-def _directory64(files: Files, where: Extent) -> tuple[int, int]:
+def _directory64(files: Files, span: Extent) -> tuple[int, int]:
     """Return size and start of the central directory, by the zip64 records.
 
     Raise Corrupt without.
     """
-    locator_start = where.size - _END.size - _LOCATOR.size
+    locator_start = span.size - _END.size - _LOCATOR.size
     if locator_start < _END64.size:
-        raise Corrupt(f"{_at(where)}: no room for a zip64 end record")
+        raise Corrupt(f"{_at(span)}: no room for a zip64 end record")
     magic, _, start, _ = _LOCATOR.unpack(
-        read(files, Extent(where.file, where.start + locator_start, _LOCATOR.size))
+        read(files, Extent(span.file, span.start + locator_start, _LOCATOR.size))
     )
     if magic != b"PK\x06\x07" or start + _END64.size > locator_start:
-        raise Corrupt(f"{_at(where)}: no zip64 end record")
-    fields = _END64.unpack(read(files, Extent(where.file, where.start + start, _END64.size)))
+        raise Corrupt(f"{_at(span)}: no zip64 end record")
+    fields = _END64.unpack(read(files, Extent(span.file, span.start + start, _END64.size)))
     if fields[0] != b"PK\x06\x06":
-        raise Corrupt(f"{_at(where)}: no zip64 end record")
+        raise Corrupt(f"{_at(span)}: no zip64 end record")
     return fields[8], fields[9]
 
 
 @lru_cache(maxsize=1)  # a file is read for its demands, and again for its tensors
-def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, ZipRecord]]:
+def _entries(data: bytes, span: Extent) -> Sequence[tuple[str, ZipRecord]]:
     """Return name and record of each entry of the directory ``data``.
 
     Raise Corrupt if it is damaged, Unsupported if a record is compressed or encrypted.
@@ -230,37 +229,34 @@ def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, ZipRecord]]:
     position = 0
     while position < len(data):
         if position + _ENTRY.size > len(data):
-            raise Corrupt(f"{_at(where)}: directory ends in the middle of an entry")
+            raise Corrupt(f"{_at(span)}: directory ends in the middle of an entry")
         entry = position
         magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, *_, header = (
             _ENTRY.unpack_from(data, position)
         )
         position += _ENTRY.size + names + extras + comments
         if magic != b"PK\x01\x02" or position > len(data):
-            raise Corrupt(f"{_at(where)}: directory entry is damaged")
+            raise Corrupt(f"{_at(span)}: directory entry is damaged")
         text = data[position - names - extras - comments : position - extras - comments]
         extra = data[position - extras - comments : position - comments]
         if _ONES in (size, packed, header):
-            size, packed, header = _zip64(extra, size, packed, header, where)
+            size, packed, header = _zip64(extra, size, packed, header, span)
         name = text.decode("utf-8", "replace")
         is_packed = bool(method or flags & 1)
         if is_packed and packed != size:
             raise Unsupported(
-                f"{_at(where)}: record {name} is compressed or encrypted; torch.save never does"
-                " that"
+                f"{_at(span)}: record {name} is compressed or encrypted; torch.save never does that"
             )
         if is_packed or packed != size:  # compression and encryption change the length
             raise Corrupt(
-                f"{_at(where)}: record {name} is called compressed or encrypted, and is not",
+                f"{_at(span)}: record {name} is called compressed or encrypted, and is not",
                 hint="the file is damaged: fetch it again",
             )
         entries.append((name, ZipRecord(name, header, size, crc, entry)))
     return entries
 
 
-def _zip64(
-    extra: bytes, size: int, packed: int, header: int, where: Extent
-) -> tuple[int, int, int]:
+def _zip64(extra: bytes, size: int, packed: int, header: int, span: Extent) -> tuple[int, int, int]:
     """Return sizes and offset, with those from the zip64 field that are all ones in the entry.
 
     Raise Corrupt if the field lacks one.
@@ -275,7 +271,7 @@ def _zip64(
             except RuntimeError:
                 break
         position += 4 + length
-    raise Corrupt(f"{_at(where)}: zip64 sizes are missing")
+    raise Corrupt(f"{_at(span)}: zip64 sizes are missing")
 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
@@ -286,10 +282,12 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
     name = witness(archive)
     if name is None:
         return False
-    where = extent(files, archive, name)
-    if where.size > _MAX_SMALL:
-        raise Corrupt(f"{_at(archive.where)}: {name} of {where.size} bytes, a word expected")
-    content = read(files, where)
+    record_extent = extent(files, archive, name)
+    if record_extent.size > _MAX_SMALL:
+        raise Corrupt(
+            f"{_at(archive.where)}: {name} of {record_extent.size} bytes, a word expected"
+        )
+    content = read(files, record_extent)
     if name == "byteorder" and content != b"little":
         raise Unsupported(
             f"{_at(archive.where)}: byte order {content[:20]!r}, only little-endian files are read"
@@ -303,8 +301,8 @@ def check_version(files: Files, archive: Archive) -> None:
     Unsupported for a later version, Corrupt for none.
     """
     name = ".data/version" if ".data/version" in archive.records else "version"
-    where = extent(files, archive, name)
-    content = read(files, where) if where.size <= _MAX_SMALL else b""
+    record_extent = extent(files, archive, name)
+    content = read(files, record_extent) if record_extent.size <= _MAX_SMALL else b""
     match = _VERSION.match(content)
     is_damaged = archive.summed and zlib.crc32(content) != archive.records[name].crc
     if match is None or is_damaged or not int(match[1]):

@@ -146,8 +146,8 @@ def _check_unfinished(store: Store, state: LocationState, names: Iterable[str]) 
     _, faults = read_records(store, new_models.values())
     damaged = {fault.name for fault in faults if isinstance(fault.error, Corrupt)}
     if new_models.keys() - damaged:
-        where = f"{state.run}/{state.location}"
-        raise Incomplete(f"{where}: consolidated by another head meanwhile", hint=_AGAIN)
+        title = f"{state.run}/{state.location}"
+        raise Incomplete(f"{title}: consolidated by another head meanwhile", hint=_AGAIN)
 
 
 def _overtaken_error(own: Agreement) -> Incomplete:

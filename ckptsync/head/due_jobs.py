@@ -79,7 +79,7 @@ class Job:
         if self.kind == "retain":
             return ("ckptsync", "gc", "-c", config, "--stop-after", STOP_AFTER)
         if self.kind == "event":
-            where = ("run", f"{self.run}/{self.location}", self.name)
+            event_words = ("run", f"{self.run}/{self.location}", self.name)
             return (
                 "ckptsync",
                 "events",
@@ -89,7 +89,7 @@ class Job:
                 self.event,
                 "--if-due",
                 "--",
-                *where,
+                *event_words,
             )
         more: tuple[str, ...] = ("--level", self.level or "digest", "--always-report")
         if self.kind == "consolidate":

@@ -94,19 +94,19 @@ class TrainerSaves(RankSaves):
         Raises Incomplete if the checkpoint is not in this output directory.
         """
         if not self._writers and not self._meet():
-            if any(step not in (None, of) for of, _ in self._pending):
+            if any(step not in (None, saved_step) for saved_step, _ in self._pending):
                 self._pending.clear()
                 self.withdraw()
                 self._log(f"{self.spool}: not all ranks have a hook; the worker judges the files")
             return
         while self._pending:
-            of, n = self._pending[0]
-            name = f"checkpoint-{of}"
+            saved_step, n = self._pending[0]
+            name = f"checkpoint-{saved_step}"
             save = self.save_id(name, n)
-            self.mark(name, save, of)
+            self.mark(name, save, saved_step)
             del self._pending[0]  # a mark that could not be written is tried again
             self.saved.append(name)
-            if step not in (None, of):
+            if step not in (None, saved_step):
                 self._log(f"{name}: could not be pinned in time; the worker judges its files")
             elif self.claim_pinning(name, save, self._writers):
                 path = self.output_dir / name
@@ -115,7 +115,7 @@ class TrainerSaves(RankSaves):
                         f"{name}: not found in {self.output_dir}: this training saves to another"
                         " directory, or has deleted it"
                     )
-                self.pin(path, name, save, of, self._writers, added=self.added)
+                self.pin(path, name, save, saved_step, self._writers, added=self.added)
 
     def end(self, step: int) -> None:
         """End the training (``on_train_end``); the final model may still be written."""

@@ -170,13 +170,13 @@ def _refuse_packed(name: str, tensor: ChunkedTensor) -> None:
     """
     for item in filter(None, (chunk.item for chunk in tensor.chunks)):
         if item.transforms:
-            by = (
+            method = (
                 "packed by torch's ZStandard extension"
                 if all(transform.startswith("stream.zstd/") for transform in item.transforms)
                 else f"written through {brief(tuple(item.transforms))}"
             )
             raise Unsupported(
-                f"{item.file}: item {name} was {by}", hint="save it again without the extension"
+                f"{item.file}: item {name} was {method}", hint="save it again without the extension"
             )
 
 
@@ -249,24 +249,24 @@ PathsAndTensors = tuple[tuple[Path, ChunkedTensor], ...]
 
 
 def weights(
-    tensors: Iterable[ChunkedTensor], fields: Mapping[str, Any], section: str | None, where: str
+    tensors: Iterable[ChunkedTensor], fields: Mapping[str, Any], section: str | None, title: str
 ) -> list[tuple[str, ChunkedTensor]]:
     """Return the model's tensors under its own names; none if there are only other states.
 
-    ``fields`` are the metadata's. ``section`` chooses one, `TOP` the tensors in none; ``where``
+    ``fields`` are the metadata's. ``section`` chooses one, `TOP` the tensors in none; ``title``
     names the checkpoint in errors. Raise Unsupported if there is no such section, or if several
     could be meant; the hint lists them.
     """
     paths_and_tensors: PathsAndTensors = tuple((tensor.path, tensor) for tensor in tensors)
     # a planner that does not flatten keeps no paths: Megatron-Core's
     if not fields.get("planner_data"):
-        paths_and_tensors = _without_megatrons_optimizer(paths_and_tensors, fields, where)
+        paths_and_tensors = _without_megatrons_optimizer(paths_and_tensors, fields, title)
     sections = _sections(paths_and_tensors)
     if section is not None:
         if section not in sections:
             listed = ", ".join(repr(s) for s in sorted(sections))
             raise Unsupported(
-                f"{where}: no section {brief(section)} in the state dict",
+                f"{title}: no section {brief(section)} in the state dict",
                 hint=f"there are: {listed}",
             )
         return _joined(_inner(section, sections[section]))
@@ -280,14 +280,14 @@ def weights(
             repr(s) if s != TOP else "the names at the top" for s in sorted(candidates)
         )
         raise Unsupported(
-            f"{where}: {len(candidates)} sets of weights in one checkpoint ({names}): choose one",
-            hint=" or ".join(f"--source 'dcp:{where}#{s}'" for s in sorted(candidates)),
+            f"{title}: {len(candidates)} sets of weights in one checkpoint ({names}): choose one",
+            hint=" or ".join(f"--source 'dcp:{title}#{s}'" for s in sorted(candidates)),
         )
     return _joined(_inner(candidates[0], sections[candidates[0]])) if candidates else []
 
 
 def _remark(
-    tensors: Iterable[ChunkedTensor], chosen: Iterable[tuple[str, ChunkedTensor]], where: str
+    tensors: Iterable[ChunkedTensor], chosen: Iterable[tuple[str, ChunkedTensor]], title: str
 ) -> str:
     """Return a remark on an average that is left out, and on sections merged with the top.
 
@@ -303,7 +303,7 @@ def _remark(
         and id(tensor) not in chosen_ids
     }
     remarks = [
-        f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it"
+        f"{brief(s)} beside the weights is left out: --source 'dcp:{title}#{s}' takes it"
         for s in sorted(left_out)
     ]
     sections = _sections(tuple((tensor.path, tensor) for _, tensor in chosen))
@@ -311,7 +311,7 @@ def _remark(
         names = ", ".join(brief(s) for s in sorted(sections) if s != TOP)
         remarks.append(
             f"{names} and the top-level tensors are merged as one model; for the top level only:"
-            f" --source 'dcp:{where}#'"
+            f" --source 'dcp:{title}#'"
         )
     return "; ".join(remarks)
 
@@ -420,7 +420,7 @@ def _joined(tensors: PathsAndTensors) -> list[tuple[str, ChunkedTensor]]:
 
 
 def _without_megatrons_optimizer(
-    tensors: PathsAndTensors, fields: Mapping[str, Any], where: str
+    tensors: PathsAndTensors, fields: Mapping[str, Any], title: str
 ) -> PathsAndTensors:
     """Return the tensors without the optimizer's.
 
@@ -433,7 +433,7 @@ def _without_megatrons_optimizer(
     is_megatrons = "all_local_plans" in fields or "mcore_data" in fields
     if len(model_tensors) < len(tensors) and not is_megatrons:
         raise Unsupported(
-            f"{where}: tensors named 'optimizer.…' beside others, without a path that would say"
+            f"{title}: tensors named 'optimizer.…' beside others, without a path that would say"
             " whether they are the model's",
             hint=(
                 "Megatron-Core's torch_dist is known by its plans in .metadata, which were not"
@@ -445,7 +445,7 @@ def _without_megatrons_optimizer(
         data = reshaped.get(path[0]) if isinstance(reshaped, dict) else None
         if isinstance(data, dict) and data.get("nd_reformulated_orig_global_shape") is not None:
             raise Unsupported(
-                f"{where}: {brief(path[0])} is stored flattened (flattened_range), not in its own"
+                f"{title}: {brief(path[0])} is stored flattened (flattened_range), not in its own"
                 " shape",
                 hint="load it with Megatron-Core and save it again as torch_dist",
             )

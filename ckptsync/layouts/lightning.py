@@ -42,9 +42,9 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     Raise Incomplete if it has not: it is being written, or torch did not write it, and beside
     shards it is the script's own.
     """
-    where = _where(files, root)
+    extent = _where(files, root)
     try:
-        is_whole = torch_save.has_end(files, where, _ALLOWED)
+        is_whole = torch_save.has_end(files, extent, _ALLOWED)
     except Unsupported:
         is_whole = False
     if not is_whole:
@@ -52,7 +52,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
             f"{root}: has no end as torch.save writes it",
             hint="it is being written, is truncated, or is none of torch's",
         )
-    return {root: where.size}
+    return {root: extent.size}
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
@@ -98,23 +98,23 @@ def _where(files: Files, root: str) -> Extent:
     return Extent(root, 0, files.sizes()[root])
 
 
-def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
+def _load(files: Files, extent: Extent) -> tuple[Any, torch_save.Container]:
     """Return the value and the container; raise Corrupt if the file is damaged.
 
     A pickle that cannot be read but matches its CRC32 is not damaged: raise Unsupported.
     """
     try:
-        return torch_save.load(files, where, _ALLOWED)
+        return torch_save.load(files, extent, _ALLOWED)
     except Corrupt as e:
-        if torch_save.is_legacy(files, where):
+        if torch_save.is_legacy(files, extent):
             raise
-        archive = torch_zip.open_archive(files, where)
+        archive = torch_zip.open_archive(files, extent)
         # raises Corrupt where the pickle is not the one that was written
         torch_zip.pickle_of(files, archive)
         if not archive.summed:
             raise
         raise Unsupported(
-            f"{where.file}: {e}",
+            f"{extent.file}: {e}",
             hint="the pickle is intact (its CRC32 matches), but ckptsync does not support its"
             " content: save a plain state dict",
         ) from e

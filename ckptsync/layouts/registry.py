@@ -596,15 +596,15 @@ def closed(name: str, files: Files) -> bool:
             from ckptsync.formats import torch_save
             from ckptsync.layouts import sharded_tensors
 
-            where = Extent(name, 0, size)
-            if torch_save.has_end(files, where, sharded_tensors.ALLOWED):
+            whole_file = Extent(name, 0, size)
+            if torch_save.has_end(files, whole_file, sharded_tensors.ALLOWED):
                 return True
             # a file that begins as neither container has no known end; one of less than 2 bytes
             # could become an archive
             return (
                 size >= 2
                 and read(files, Extent(name, 0, 2)) != b"PK"
-                and not torch_save.is_legacy(files, where)
+                and not torch_save.is_legacy(files, whole_file)
             )
         if name.rpartition("/")[2] == PICKLED_METADATA:
             return size > 0 and read(files, Extent(name, size - 1, 1)) == b"."  # a pickle's STOP

@@ -401,22 +401,23 @@ def _frozen(rank: MpRank) -> Iterator[Tensor]:
     At stage 3 each rank has a padded fragment. Else they are whole in the model file, in ``module``
     and as the one fragment. Raise Corrupt if a fragment is missing or has another shape or dtype.
     """
-    where = rank.first.name
+    title = rank.first.name
     fragments = [file.get("frozen_param_fragments", dict) for file in rank.models]
-    shapes = shapes_by_name(rank.first.get("frozen_param_shapes", dict), where)
+    shapes = shapes_by_name(rank.first.get("frozen_param_shapes", dict), title)
     for name, shape in shapes.items():
         file_fragments = [
-            (file, of.get(name)) for file, of in zip(rank.models, fragments, strict=True)
+            (file, fragments_of_file.get(name))
+            for file, fragments_of_file in zip(rank.models, fragments, strict=True)
         ]
         stored = [
             (file, value) for file, value in file_fragments if isinstance(value, StoredTensor)
         ]
         if rank.stage == 3:
             if len(stored) < len(file_fragments):
-                raise Corrupt(f"{where}: frozen {name} has no fragment in some rank's file")
+                raise Corrupt(f"{title}: frozen {name} has no fragment in some rank's file")
             dtype, *more = {value.dtype for _, value in stored}
             if more:
-                raise Corrupt(f"{where}: frozen {name} has fragments of different element types")
+                raise Corrupt(f"{title}: frozen {name} has fragments of different element types")
             parts = [file.part(value) for file, value in stored]
             copies = [zero_partitions.from_fragments(name, shape, dtype, parts)]
         else:
@@ -425,7 +426,7 @@ def _frozen(rank: MpRank) -> Iterator[Tensor]:
             if odd is not None or not stored:
                 problem = f"has the shape {odd.shape}, {shape} expected" if odd else "is missing"
                 raise Corrupt(
-                    f"{where}: frozen {name} {problem}", hint="the file is damaged: fetch it again"
+                    f"{title}: frozen {name} {problem}", hint="the file is damaged: fetch it again"
                 )
             copies = [_stored(file, value) for file, value in stored]
         yield Tensor(name, copies[0].dtype, shape, tuple(copies))

@@ -124,20 +124,20 @@ def load(files: Files, name: str) -> StateFile:
     return StateFile(files, name, archive, value)
 
 
-def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
+def _read(files: Files, extent: Extent) -> tuple[Any, torch_save.Container]:
     """Return the unpickled content, and its container; raises as `load`.
 
     A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such
     entries are left out.
     """
     try:
-        return torch_save.load(files, where, _ALLOWED)
+        return torch_save.load(files, extent, _ALLOWED)
     except Unsupported as refused:
-        base = where.file.rpartition("/")[2]
+        base = extent.file.rpartition("/")[2]
         if not (MODEL.fullmatch(base) or MODEL_OF_RANK.fullmatch(base)):
             raise
         try:
-            value, archive = torch_save.load(files, where, _ANY_CLASS)
+            value, archive = torch_save.load(files, extent, _ANY_CLASS)
         except Corrupt:  # the first error says more
             raise refused from None
         foreign_keys = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED

@@ -100,13 +100,17 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
 
     def copy(number: int, pieces: Iterable[ShardBlock]) -> Copy:
         """Return copy ``number`` of the parameter, made of that copy of the shards."""
-        of = {rank: shard.copies[number] for rank, shard in filled.items()}
-        absent = next((shard_copy.absent for shard_copy in of.values() if shard_copy.absent), "")
+        shard_copies = {rank: shard.copies[number] for rank, shard in filled.items()}
+        absent = next(
+            (shard_copy.absent for shard_copy in shard_copies.values() if shard_copy.absent), ""
+        )
         parts = (
             part
             for piece in pieces
-            if piece.rank in of and not absent
-            for part in cut_box(of[piece.rank], filled[piece.rank].shape, piece.box, piece.into)
+            if piece.rank in shard_copies and not absent
+            for part in cut_box(
+                shard_copies[piece.rank], filled[piece.rank].shape, piece.box, piece.into
+            )
         )
         return Copy(sample_shard.copies[number].dtype, shape, tuple(parts), absent)
 
@@ -117,10 +121,10 @@ def _joined(shards: Sequence[Tensor], rules: JoinRules) -> Tensor:
     ]
     first_copies, *replicas = (
         [
-            copy(n, [of.get(box, b) for box, b in sets[0].items()])
+            copy(n, [replica_blocks.get(box, b) for box, b in sets[0].items()])
             for n in range(len(sample_shard.copies))
         ]
-        for of in sets
+        for replica_blocks in sets
     )
     # replicas lie between the first and the last copy, which are those that a merge chooses from
     copies = (*first_copies[:1], *(copy for each in replicas for copy in each), *first_copies[1:])
@@ -355,7 +359,7 @@ class NamePatterns:
     raises Unsupported.
     """
 
-    def __init__(self, values: Mapping[Any, Any], where: str) -> None:
+    def __init__(self, values: Mapping[Any, Any], title: str) -> None:
         self._exact: dict[str, Any] = {}
         self._open: list[tuple[re.Pattern[str], Any]] = []
         for pattern, value in values.items():
@@ -365,7 +369,7 @@ class NamePatterns:
                 or not _PATTERN.fullmatch(pattern)
                 or len(re.findall(_REPEAT, pattern)) > _MOST_REPEATS
             ):
-                raise Unsupported(f"{where}: unknown kind of name pattern: {brief(pattern)}")
+                raise Unsupported(f"{title}: unknown kind of name pattern: {brief(pattern)}")
             if exact := _ONE_NAME.fullmatch(pattern):
                 self._exact[re.sub(r"(?s)\\(.)", r"\1", exact[1])] = value
             else:

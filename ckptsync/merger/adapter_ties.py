@@ -141,7 +141,7 @@ class Tie:
         name = self.head.name if self.head else self._head_name or HEADS[0]
         head_changes = self.head_side.all
         new_tensors: tuple[Tensor, ...] = ()
-        of = {self.tensor.name: self.embedding_side.all} if self.embedding_side.all else {}
+        changes = {self.tensor.name: self.embedding_side.all} if self.embedding_side.all else {}
         if not self.head:
             last = head_changes[-1] if head_changes else None
             if isinstance(last, Replacement):  # all of it is the adapter's
@@ -150,7 +150,7 @@ class Tie:
                 whole = self.tensor
             new_tensors = (replace(whole, name=name, tied=None),)
         if head_changes:
-            of[name] = head_changes
+            changes[name] = head_changes
         settings: dict[str, Any] = {"tie_word_embeddings": False}
         for key, section in config.items():
             if isinstance(section, dict) and "tie_word_embeddings" in section:
@@ -158,7 +158,7 @@ class Tie:
         note = (
             f"{self.tensor.name} and {name} were tied, and were trained apart: config.json says so"
         )
-        return Outcome(of, new_tensors, settings, note)
+        return Outcome(changes, new_tensors, settings, note)
 
 
 def _is_same(first: Change, second: Change, equal: IsEqual) -> bool:

@@ -309,10 +309,16 @@ def _choose_beside(
             if name not in models_own and not is_code(name)
         }
         if _VOCABULARIES & of_adapter.keys():
-            beside = {n: of for n, of in beside.items() if not n.startswith(_OF_TOKENIZER)}
+            beside = {
+                n: holder_and_job
+                for n, holder_and_job in beside.items()
+                if not n.startswith(_OF_TOKENIZER)
+            }
         tokenizer = _read_config(job, "tokenizer_config.json") or {}
         if "chat_template" in tokenizer or of_adapter.keys() & set(_TEMPLATES):
-            beside = {n: of for n, of in beside.items() if n not in _TEMPLATES}
+            beside = {
+                n: holder_and_job for n, holder_and_job in beside.items() if n not in _TEMPLATES
+            }
         beside |= of_adapter
     return {name: beside[name] for name in sorted(beside, key=lambda name: (name == CONFIG, name))}
 

@@ -202,8 +202,8 @@ def _event_job(e: DueEvent) -> Job:
 
 def _repeat(e: DueEvent) -> str:
     """Return a hint with the command that runs an event by hand."""
-    where = shlex.join([f"{e.run}/{e.location}", e.definition.name])
-    return f"`ckptsync events run {where} -c FILE` runs it by hand"
+    words = shlex.join([f"{e.run}/{e.location}", e.definition.name])
+    return f"`ckptsync events run {words} -c FILE` runs it by hand"
 
 
 def _given_up_line(e: DueEvent) -> Line:

@@ -95,14 +95,14 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     def lines(self) -> Iterator[Line]:
         """Yield the log lines of what the command did: models, reports, events, deletions."""
-        where = ("run", "location")
+        name_keys = ("run", "location")
         for m in self.models:
             counts = {"files": len(m["files"]), "bytes": m["bytes"], "notes": "; ".join(m["notes"])}
-            yield Line("", pairs(phase="consolidated", **_some(m, *where), **counts))
+            yield Line("", pairs(phase="consolidated", **_some(m, *name_keys), **counts))
         for r in (r for r in self.reports if r["recorded"]):
             level: Literal["error", "info"] = "error" if r["verdict"] == "damaged" else "info"
             # `level` is the line's own
-            verdict = {**_some(r, *where), "check": r["level"], **_some(r, "verdict", "read")}
+            verdict = {**_some(r, *name_keys), "check": r["level"], **_some(r, "verdict", "read")}
             yield Line("", pairs(phase="verified", **verdict), level)
             for f in r["findings"] if level == "error" else ():
                 values = {
@@ -120,7 +120,7 @@ class CommandResult(msgspec.Struct, frozen=True):
             yield Line("", pairs(phase="event", **_some(e, *keys), **measured))
         for d in self.done:
             phase = d["outcome"].replace(" ", "-")
-            done = _some(d, *where, "scope", "files", "bytes", "reason")
+            done = _some(d, *name_keys, "scope", "files", "bytes", "reason")
             yield Line("", pairs(phase=phase, **done))
 
 
@@ -374,8 +374,8 @@ class Jobs:
             if isinstance(end, CommandResult):
                 self._jobs.pop(name, None)
             if isinstance(end, CommandResult) and end.failed:
-                where = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
-                errors = zip(where, end.failed, strict=True)
+                names = [f"{f['run']}/{f['location']}".rstrip("/") for f in end.failed]
+                errors = zip(names, end.failed, strict=True)
                 self._errors[name] = tuple(f"{location}: {f['error']}" for location, f in errors)
             self._wait(child, end)
         if isinstance(end, CommandResult):  # what failed is logged by `lines`, where it is new

@@ -32,9 +32,9 @@ class Listeners:
         self._config, self._node, self._store, self._roles = config, node, store, roles
         self._servers: dict[str, HttpServer] = {}
 
-    def port(self, where: str) -> int:
+    def port(self, address: str) -> int:
         """Return the port of a configured address, which matters where that says port 0."""
-        return self._servers[where].port
+        return self._servers[address].port
 
     def listen(self) -> None:
         """Start the servers that are configured and do not run yet.
@@ -44,16 +44,16 @@ class Listeners:
         error: ConfigError | None = None
         metrics, web = self._config.metrics.listen, self._config.web.listen
         addresses = {metrics: "metrics.listen", web: "web.listen"}
-        for where, key in addresses.items():
-            if where and where not in self._servers:
+        for address, key in addresses.items():
+            if address and address not in self._servers:
                 try:
-                    self._servers[where] = self._begin(where, key)
+                    self._servers[address] = self._begin(address, key)
                 except ConfigError as e:
                     error = e
         if error:
             raise error
 
-    def _begin(self, where: str, key: str) -> HttpServer:
+    def _begin(self, address: str, key: str) -> HttpServer:
         """Start the server of an address; ``key`` is the option that names it, for errors.
 
         Raises ConfigError if the port is taken, or a package that the server needs is missing.
@@ -65,10 +65,10 @@ class Listeners:
         except ModuleNotFoundError as e:
             why = f"{key}: the package {e.name} is missing"
             raise ConfigError(why, hint="install ckptsync again, with its dependencies") from e
-        is_metrics = where == self._config.metrics.listen
+        is_metrics = address == self._config.metrics.listen
         texts = {"/metrics": self.metrics, "/healthz": self.health} if is_metrics else {}
-        page = self._page() if where == self._config.web.listen else None
-        return HttpServer(where, make_app(texts, page), key)
+        page = self._page() if address == self._config.web.listen else None
+        return HttpServer(address, make_app(texts, page), key)
 
     def _page(self) -> Page | None:
         """Return the page of the store; None without the role head or verifier, which reads it."""

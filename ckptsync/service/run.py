@@ -256,8 +256,8 @@ class _Service:
         After a jump of the wall clock, all tasks that APScheduler repeats are started.
         """
         before, self._clock = self._clock, wall_minus_monotonic()
-        if by := clock_jump(before, self._clock):
-            log.warning("%s", pairs(phase="clock-jumped", by=f"{by:+.0f}s"))
+        if jump := clock_jump(before, self._clock):
+            log.warning("%s", pairs(phase="clock-jumped", by=f"{jump:+.0f}s"))
             for task in self._roles.periodic:
                 task.at(0.0)  # APScheduler counts wall time
         if hung := self._roles.watchdog.check(self._tasks):

@@ -172,8 +172,8 @@ class Task:
         self.failures += 1
         if str(e) != self.error:
             details = {"exit_code": e.exit_code, "error": e, "hint": e.hint}
-            where = {"task": self.name, "failures": self.failures}
-            log.error("%s", pairs(phase="failed", **where, **details))
+            fields = {"task": self.name, "failures": self.failures}
+            log.error("%s", pairs(phase="failed", **fields, **details))
         self.error = str(e)
 
 

@@ -131,16 +131,16 @@ def _reports(location: LocationState) -> Iterator[dict[str, Any]]:
 
 def commands(url: str, s: Summary) -> dict[str, str]:
     """Return the commands that a person may want for a location, by their names."""
-    where = f"{s.run}/{s.location}"
+    target = f"{s.run}/{s.location}"
     words = {
-        "pull": ["pull", where, "DIR"],
-        "verify": ["verify", where],
-        "repair": ["repair", where],
-        "keep": ["keep", where],
-        "ls": ["ls", where],
+        "pull": ["pull", target, "DIR"],
+        "verify": ["verify", target],
+        "repair": ["repair", target],
+        "keep": ["keep", target],
+        "ls": ["ls", target],
     }
     if s.consolidated:
-        words["pull_model"] = ["pull", where, "DIR", "--consolidated"]
+        words["pull_model"] = ["pull", target, "DIR", "--consolidated"]
     return {
         name: shlex.join(["ckptsync", *arguments, "--store", url])
         for name, arguments in words.items()

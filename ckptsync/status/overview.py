@@ -271,7 +271,7 @@ def _find_missing_head(overview: Overview, patience: Patience) -> Iterator[Alarm
         yield Alarm("no-head", "store", "critical", last.beat, text, todo)
 
 
-def _find_full_disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
+def _find_full_disk(disk: Disk, title: str, save: int) -> Iterator[Alarm]:
     """Yield the alarms of an output directory's file system.
 
     One if it has no room for one save (``save`` bytes), or is 98 % full; one if the spool uses 90 %
@@ -279,20 +279,20 @@ def _find_full_disk(disk: Disk, where: str, save: int) -> Iterator[Alarm]:
     """
     if disk.free < max(save, disk.total // 50):
         takes = f"; a save needs {show_size(save)}" if save else ""
-        text = f"{where}: {_free_of(disk.free, disk.total)}{takes}"
+        text = f"{title}: {_free_of(disk.free, disk.total)}{takes}"
         todo = "the next save will fail: make room there"
-        yield Alarm("disk-full", where, "critical", None, text, todo)
+        yield Alarm("disk-full", title, "critical", None, text, todo)
     if disk.budget and disk.spool >= 0.9 * disk.budget:
         severity: Severity = "critical" if disk.spool >= disk.budget else "warning"
         text = (
-            f"{where}: the spool uses {show_size(disk.spool)} of its budget of"
+            f"{title}: the spool uses {show_size(disk.spool)} of its budget of"
             f" {show_size(disk.budget)} for files that the trainer has deleted"
         )
         todo = (
             "worker.spool_full decides which checkpoints are lost: find out why uploads are slow,"
             " or raise worker.spool_budget"
         )
-        yield Alarm("spool-full", where, severity, None, text, todo)
+        yield Alarm("spool-full", title, severity, None, text, todo)
 
 
 def _find_node_problems(node: Node, patience: Patience) -> Iterator[Alarm]:
@@ -339,7 +339,7 @@ def _find_damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
     A conflict is left out once it is older than ``patience.over``.
     """
     for s in overview.catalogue.summaries:
-        where = f"{s.run}/{s.location}"
+        target = f"{s.run}/{s.location}"
         if s.status == "DAMAGED":
             yield _damaged(s, overview)
         elif s.status == "CONFLICT" and overview.at - s.arrived < patience.over:
@@ -347,8 +347,8 @@ def _find_damage(overview: Overview, patience: Patience) -> Iterator[Alarm]:
                 "ckptsync does not merge it: give each job its own output directory, or use the"
                 " hook"
             )
-            text = f"{where}: {_first(s.evidence)}"
-            yield Alarm("conflict", where, "warning", s.arrived, text, todo)
+            text = f"{target}: {_first(s.evidence)}"
+            yield Alarm("conflict", target, "warning", s.arrived, text, todo)
     yield from _find_unnamed_files(overview)
     for fault in overview.catalogue.faults:
         text = fault.text
@@ -362,35 +362,35 @@ def _damaged(s: Summary, overview: Overview) -> Alarm:
 
     It is a warning once all damaged files were written again, and await verification.
     """
-    where, nodes = f"{s.run}/{s.location}", overview.nodes
-    text, since = f"{where}: {_first(s.evidence)}", s.proof.damaged_at
+    target, nodes = f"{s.run}/{s.location}", overview.nodes
+    text, since = f"{target}: {_first(s.evidence)}", s.proof.damaged_at
     files = s.damaged or (DamagedFile("", "file", s.nodes),)
     waiting = [file for file in files if not file.is_rewritten]
     if not waiting:
         has_verifier = any("verifier" in node.roles for node in overview.alive)
-        command = shlex.join(["ckptsync", "verify", where, "--store", overview.store])
+        command = shlex.join(["ckptsync", "verify", target, "--store", overview.store])
         todo = f"{'wait for the verifier, or ' if has_verifier else ''}run `{command}`"
-        return Alarm("damaged", where, "warning", since, text, todo)
+        return Alarm("damaged", target, "warning", since, text, todo)
     if lost := [file for file in waiting if _is_lost(file, s, nodes)]:
         owners = sorted({node for file in lost for node in file.nodes})
         verb = "has" if len(owners) == 1 else "have"
         text += f"; {_names(owners)} no longer {verb} its bytes" if owners else ""
         todo = (
-            f"{_repair_command(overview, where)} copies what other checkpoints of the run hold, and"
-            " shows what is lost; else use an earlier checkpoint"
+            f"{_repair_command(overview, target)} copies what other checkpoints of the run hold,"
+            " and shows what is lost; else use an earlier checkpoint"
         )
-        return Alarm("damaged", where, "critical", since, text, todo)
-    repair = _repair_command(overview, where)
+        return Alarm("damaged", target, "critical", since, text, todo)
+    repair = _repair_command(overview, target)
     steps = [
-        _owners_sentence(owners, does, overview)
-        for of, does in _NODE_DOES.items()
-        if (owners := sorted({n for f in waiting if f.of == of for n in _owners(f, s, nodes)}))
+        _owners_sentence(owners, action, overview)
+        for part, action in _NODE_DOES.items()
+        if (owners := sorted({n for f in waiting if f.of == part for n in _owners(f, s, nodes)}))
     ]
     if any(file.of == "model" for file in waiting):
         steps.append(_merge_sentence(overview, repair))
     todo = "; ".join(steps)
     todo += "" if repair in todo else f"; {repair} shows the details"
-    return Alarm("damaged", where, "critical", since, text, todo)
+    return Alarm("damaged", target, "critical", since, text, todo)
 
 
 _NODE_DOES = {"file": "uploads again what it still has", "record": "writes its record again"}
@@ -430,9 +430,9 @@ def _merge_sentence(overview: Overview, repair: str) -> str:
     return f"{repair}, or a head that you start, {makes}"
 
 
-def _repair_command(overview: Overview, where: str) -> str:
+def _repair_command(overview: Overview, target: str) -> str:
     """Return the command, in backquotes, that repairs a location."""
-    return f"`{shlex.join(['ckptsync', 'repair', where, '--store', overview.store])}`"
+    return f"`{shlex.join(['ckptsync', 'repair', target, '--store', overview.store])}`"
 
 
 def _record_sentence(fault: Fault, overview: Overview) -> str:
@@ -533,25 +533,25 @@ def _find_incomplete(overview: Overview, patience: Patience) -> Iterator[Alarm]:
             if not patience.slow < waited < patience.over:
                 continue
             s = summaries[run.run, save.location]
-            where = f"{run.run}/{save.location}"
+            target = f"{run.run}/{save.location}"
             late = f"still incomplete {show_duration(waited)} after its last part arrived: "
-            text = f"{where}: {'' if s.unknown else late}{_first(save.lost)}"
+            text = f"{target}: {'' if s.unknown else late}{_first(save.lost)}"
             todo = _completion_sentence(s, overview)
             alive = {n.node for n in overview.alive}
             if dead := [n for n in save.awaited if n not in alive]:
                 text += f"; not running: {_names(dead)}"
-            yield Alarm("incomplete", where, "warning", save.since, text, todo)
+            yield Alarm("incomplete", target, "warning", save.since, text, todo)
 
 
 def _completion_sentence(s: Summary, overview: Overview) -> str:
     """Return a sentence: who can upload the missing parts of an incomplete location."""
-    where = f"{s.run}/{s.location}"
+    target = f"{s.run}/{s.location}"
     if s.status == "WAITING":
         entries = [e for e in overview.running if (e.run, e.location) == (s.run, s.location)]
         waits = "; ".join(describe(e, overview.at) for e in entries)
         return f"see the notes and errors in `ckptsync status`: {waits}"
     if s.unknown:
-        pull = shlex.join(["ckptsync", "pull", where, "DIR", "--store", overview.store])
+        pull = shlex.join(["ckptsync", "pull", target, "DIR", "--store", overview.store])
         return f"nothing is missing that ckptsync knows of: `{pull}` gives it back as it is"
     if s.siblings:
         joins = "; ".join(
@@ -559,7 +559,7 @@ def _completion_sentence(s: Summary, overview: Overview) -> str:
         )
         return f"if they are one save: {joins}"
     if any(gap.node for gap in s.gaps):
-        return f"{_repair_command(overview, where)} has it uploaded again, and shows what is lost"
+        return f"{_repair_command(overview, target)} has it uploaded again, and shows what is lost"
     if s.awaited_nodes:
         alive = {n.node for n in overview.alive}
         stopped = [name for name in s.awaited_nodes if name not in alive]
@@ -656,7 +656,7 @@ def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
     """
     for run, locations in _by_run(s for s in recent if s.weights is not None).items():
         newest, *older = reversed(by_age(locations))
-        where, lines = f"{run}/{newest.location}", dict[str, list[str]]()
+        target, lines = f"{run}/{newest.location}", dict[str, list[str]]()
         for finding in newest.weights_findings:
             code = "nonfinite" if finding.kind == "nonfinite" else "weights"
             lines.setdefault(code, []).append(finding.line)
@@ -669,7 +669,7 @@ def _find_odd_weights(recent: Sequence[Summary]) -> Iterator[Alarm]:
             + (f"; the newest checkpoint without findings is {sound}" if sound else ""),
         }
         for code, finding_lines in lines.items():
-            text = f"{where}: {'; '.join(finding_lines)}"
+            text = f"{target}: {'; '.join(finding_lines)}"
             yield Alarm(code, run, "warning", newest.arrived, text, todo[code])
 
 
@@ -694,8 +694,8 @@ def _find_wrong_dates(overview: Overview, patience: Patience) -> Iterator[Alarm]
                 f"set the clock of {_names(s.nodes)}, or of its file server, by NTP; until then"
                 " steps, and not times, say which checkpoint is newer"
             )
-            where = f"{s.run}/{s.location}"
-            yield Alarm("clock", where, "warning", s.first_arrival, f"{where}: {text}", todo)
+            target = f"{s.run}/{s.location}"
+            yield Alarm("clock", target, "warning", s.first_arrival, f"{target}: {text}", todo)
 
 
 def _recent(overview: Overview, patience: Patience) -> list[Summary]:

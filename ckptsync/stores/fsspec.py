@@ -492,10 +492,10 @@ _DENIED = (
 )
 
 
-def error_for(where: str, e: Exception) -> StoreError:
+def error_for(title: str, e: Exception) -> StoreError:
     """Return the StoreError for an exception of fsspec or a client library.
 
-    ``where`` is the store and a name, for the message. Transient if the same call may succeed
+    ``title`` is the store and a name, for the message. Transient if the same call may succeed
     later: the server is busy or fails, the connection broke, or the system's error passes.
     """
     names = {cls.__name__ for cls in type(e).__mro__}
@@ -512,28 +512,28 @@ def error_for(where: str, e: Exception) -> StoreError:
         or status == 404
         or "ResourceNotFoundError" in names  # Azure's
     ):
-        return NotFound(f"{where}: not found")
+        return NotFound(f"{title}: not found")
     if isinstance(e, FileExistsError):
         return StoreError(
-            f"{where}: a file stands where a directory should be, or a directory where a file"
+            f"{title}: a file stands where a directory should be, or a directory where a file"
             " should be"
         )
     if isinstance(e, PermissionError) or status in (401, 403):
-        return StoreError(f"{where}: permission denied", hint=_DENIED)
+        return StoreError(f"{title}: permission denied", hint=_DENIED)
     if status == 507:
-        return StoreError(f"{where}: no room", hint=HINTS[errno.ENOSPC])
+        return StoreError(f"{title}: no room", hint=HINTS[errno.ENOSPC])
     if isinstance(e, NotImplementedError):
         return StoreError(
-            f"{where}: this kind of store cannot do that",
+            f"{title}: this kind of store cannot do that",
             hint="some of fsspec's file systems can only be read",
         )
     if status is not None and (status in (408, 423, 425, 429) or status >= 500):
-        return Transient(f"{where}: the server answered {status}")
+        return Transient(f"{title}: the server answered {status}")
     if isinstance(e, OSError) and e.errno in _FINAL:
-        return StoreError(f"{where}: {(e.strerror or '').lower()}", hint=HINTS.get(e.errno, ""))
+        return StoreError(f"{title}: {(e.strerror or '').lower()}", hint=HINTS.get(e.errno, ""))
     if isinstance(e, (OSError, TimeoutError, EOFError)) or names & _PASSING:
-        return Transient(f"{where}: {reason}")
-    return StoreError(f"{where}: {reason}" + (f" (HTTP {status})" if status else ""))
+        return Transient(f"{title}: {reason}")
+    return StoreError(f"{title}: {reason}" + (f" (HTTP {status})" if status else ""))
 
 
 _KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")

@@ -307,8 +307,8 @@ def _describe(ranges: Ranges, tensors: Collection[str]) -> str:
         range_texts.append(f"{len(ranges) - len(range_texts)} more ranges")
     if len(tensors) > len(names):
         names.append(f"{len(tensors) - len(names)} more")
-    where = f"checksum mismatch in bytes {', '.join(range_texts)}"
-    return f"{where} ({', '.join(names)})" if names else where
+    mismatch = f"checksum mismatch in bytes {', '.join(range_texts)}"
+    return f"{mismatch} ({', '.join(names)})" if names else mismatch
 
 
 def find_differing(recorded: FileDigest, digests: FileDigest) -> Ranges:
@@ -430,9 +430,9 @@ def check_crc32s(files: TrackedFiles, kind: FindingKind) -> Compared:
     return findings, count, total
 
 
-def _compare_crc32s(files: Files, where: Extent) -> int:
+def _compare_crc32s(files: Files, extent: Extent) -> int:
     """Return how many bytes of an archive were compared; raise Corrupt if one differs."""
-    archive = torch_zip.open_archive(files, where)
+    archive = torch_zip.open_archive(files, extent)
     torch_zip.check_version(files, archive)
     compared = 0
     for name in archive.records:  # one by one: each is read behind its header

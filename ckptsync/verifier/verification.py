@@ -122,27 +122,29 @@ def resolve_target(url: str, access: Access | None = None) -> InStore | PlainDir
     return InStore(store, *parts[:2])
 
 
-def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[Verified]:
+def verify(target: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[Verified]:
     """Verify each location; yield its report as soon as it is done, unwritten (`write_report`).
 
     Raise ConfigError if nothing has that name, and Unsupported, after all the others, for a
     location with records that a newer program wrote.
     """
-    if isinstance(where, PlainDirectory):
-        files = path_or_url.list_tree(where.source, where.access)
+    if isinstance(target, PlainDirectory):
+        files = path_or_url.list_tree(target.source, target.access)
         options.expect(_bytes_to_read(files.sizes().values(), options))
-        yield Verified(verify_directory(files, path_or_url.pure_path(where.source).name, options))
+        yield Verified(verify_directory(files, path_or_url.pure_path(target.source).name, options))
         return
-    run, location = where.run, where.location
-    state = read_location(where.store, run, location) if location else read_state(where.store, run)
+    run, location = target.run, target.location
+    state = (
+        read_location(target.store, run, location) if location else read_state(target.store, run)
+    )
     known_locations = {(s.run, s.location) for s in state.locations}
     known_locations |= {(f.run, f.location) for f in state.faults}
     if run and not known_locations:
-        raise not_found(where.store, run, location)
+        raise not_found(target.store, run, location)
     errors = {location_key: state.newer(*location_key) for location_key in sorted(known_locations)}
     options.expect(sum(_bytes_to_read(s.sizes.values(), options) for s in state.locations))
     for location_key in (location_key for location_key, error in errors.items() if error is None):
-        report, is_judged = _verify_readable(where.store, state, *location_key, options)
+        report, is_judged = _verify_readable(target.store, state, *location_key, options)
         location_state = state.of(*location_key)
         news = report
         if location_state and options.sample and report.verdict == "damaged":
@@ -152,7 +154,7 @@ def verify(where: InStore | PlainDirectory, options: VerifyOptions) -> Iterator[
         reports = (
             location_state.records.reports
             if location_state
-            else _read_reports(where.store, state, *location_key)
+            else _read_reports(target.store, state, *location_key)
         )
         must_write = options.always_report or is_news(news, reports, state.mtimes)
         yield Verified(report, news if is_judged and must_write else None)

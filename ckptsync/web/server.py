@@ -44,7 +44,7 @@ class HttpServer:
     """An HTTP server on one address, which listens from its construction until `close`.
 
     Args:
-        where: ``host:port``, with an IPv6 address in brackets, port 0 for any; or ``unix:/path``.
+        address: ``host:port``, with an IPv6 address in brackets, port 0 for any; or ``unix:/path``.
         app: the ASGI application.
         key: the option that names the address, for errors.
 
@@ -52,15 +52,15 @@ class HttpServer:
 
     """
 
-    def __init__(self, where: str, app: App, key: str) -> None:
+    def __init__(self, address: str, app: App, key: str) -> None:
         """Listen on the address, and start the thread that serves it."""
-        self._path = Path(where.removeprefix(UNIX)) if where.startswith(UNIX) else None
+        self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
         try:
-            self._socket = _bound_path(self._path) if self._path else _bound(where)
+            self._socket = _bound_path(self._path) if self._path else _bound(address)
         except (OSError, OverflowError) as e:
             reason = e.strerror if isinstance(e, OSError) else "no such port"
             hint = f"give each service of this machine a port of its own: see {key}"
-            raise ConfigError(f"{key}: {where}: {reason}", hint=hint) from e
+            raise ConfigError(f"{key}: {address}: {reason}", hint=hint) from e
         self.port: int = 0 if self._path else self._socket.getsockname()[1]
         logging.getLogger("uvicorn.error").addFilter(_is_bug)
         config = uvicorn.Config(
@@ -145,9 +145,9 @@ def _is_bug(record: logging.LogRecord) -> bool:
     return error is not None and not isinstance(error, asyncio.CancelledError)
 
 
-def _bound(where: str) -> socket.socket:
+def _bound(address: str) -> socket.socket:
     """Return a socket that listens on ``host:port``. Raises OSError or OverflowError."""
-    host, _, port = where.rpartition(":")
+    host, _, port = address.rpartition(":")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -410,8 +410,8 @@ def offered_saves(offer: Offer, *nodes: str) -> list[LocalSave]:
         )
         if is_gone and (pin.is_committed or pin.notes.stable):
             family = checkpoint_dirs.family_of(name)
-            where = CheckpointDir(name, family, offer.root / name)
-            saves.append(build_local_save(offer.run, where, None, pin))
+            pinned_dir = CheckpointDir(name, family, offer.root / name)
+            saves.append(build_local_save(offer.run, pinned_dir, None, pin))
     return saves
 
 

@@ -137,15 +137,15 @@ def parse_address(
     )
 
 
-def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
+def _config_words(title: str, options: Mapping[str, object]) -> list[str]:
     """Return the words of ssh's command line for the only storage_option, ``config``.
 
     Raise ConfigError for other options, whose values are not shown (they may be passwords), and for
-    a file that does not exist. ``where``: the store, for messages.
+    a file that does not exist. ``title``: the store, for messages.
     """
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise ConfigError(
-            f"{where}: unknown storage_options: {', '.join(unknown)}",
+            f"{title}: unknown storage_options: {', '.join(unknown)}",
             hint="known: config; users, ports, keys and known hosts belong into ~/.ssh/config, or"
             " into the file that config names; passwords are not accepted and host keys are always"
             " checked",
@@ -155,7 +155,7 @@ def _config_words(where: str, options: Mapping[str, object]) -> list[str]:
         return ["-F", "none"] if config else []
     if not isinstance(config, str | Path) or not (file := Path(config).expanduser()).is_file():
         raise ConfigError(
-            f"{where}: config: the path of a file of ssh_config(5), or none, is needed"
+            f"{title}: config: the path of a file of ssh_config(5), or none, is needed"
         )
     return ["-F", str(file.absolute())]
 
