@@ -165,8 +165,7 @@ def _load_legacy(
     """Return the value of a legacy file, and where its storages and views lie.
 
     Raise Corrupt unless the storages have their recorded sizes and end where the container does,
-    or if
-    a view reaches out of its storage; else as `_LegacyPickles`.
+    or if a view reaches out of its storage; else as `_LegacyPickles`.
     """
     pickles = _legacy_pickles(files, span, allowed)
     storages, position = {}, pickles.end
