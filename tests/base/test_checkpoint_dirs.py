@@ -74,6 +74,7 @@ FOUND: dict[str, dict[str, tuple[str, list[str]]]] = {
     },
     """config.json training_args.bin optimizer.bin model/model.safetensors
     checkpoints/global_step7/mp_rank_00_model_states.pt""": {},
+    "checkpoint/mp_rank_00_model_states.pt": {},
     "": {},
 }
 STEPS = {"iter_0000002": 2, "epoch-0-step-5.ckpt": 5, "epoch-1-step-10-loss-0.12.ckpt": 10}
@@ -112,7 +113,7 @@ def test_each_file_alone_says_whose_the_directory_is(
         assert names(root) == {where or "final": (family, listed)}
 
 
-TAGS = ["my tag", "a\nb", "consolidated", "final", "x~y", "-", "ü" * 50]
+TAGS = ["Logs", "my tag", "a\nb", "consolidated", "final", "x~y", "-", "ü" * 50]
 OF_LIGHTNING = [["a b.ckpt"], ["\n.ckpt"], ["é=1.ckpt"], ["x" * 120 + ".ckpt"]]
 OF_LIGHTNING.append(["step=1.ckpt", "step-1.ckpt", "checkpoints/step=1.ckpt"])
 
@@ -133,14 +134,15 @@ def test_any_name_becomes_one_plain_component_and_no_two_become_the_same(
     for name in plain:
         assert checked_path(name) == name
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name)
-        assert name not in ("consolidated", "final")
+        assert name.casefold() not in ("consolidated", "final", "logs")
         assert family_of(name) == ("lightning" if files in OF_LIGHTNING else "deepspeed")
 
 
 def test_links_to_checkpoints_are_not_followed(tmp_path: Path) -> None:
-    lay(tmp_path, "elsewhere/real/trainer_state.json")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "checkpoint-1").symlink_to(tmp_path / "elsewhere" / "real")
+    lay(tmp_path, "real/trainer_state.json", "real/a.ckpt", "out/lightning_logs/version_0/hparams")
+    for name in ("checkpoint-1", "lightning_logs/version_0/checkpoints"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "real")
+    (tmp_path / "out" / "a.ckpt").symlink_to(tmp_path / "real" / "a.ckpt")
     assert find_checkpoint_dirs(tmp_path / "out") == ()
 
 
@@ -154,6 +156,7 @@ def test_a_checkpoint_is_known_by_itself(tmp_path: Path) -> None:
         4,
     )
     assert checkpoint_dir_at(tmp_path / "out") is None
+    assert uncovered(checkpoint_dir.path, [checkpoint_dir]) == ()
 
 
 def test_what_vanishes_during_the_scan_was_not_there(tmp_path: Path) -> None:
@@ -175,6 +178,8 @@ def test_the_model_in_the_root_is_found_without_checkpoints_logs_and_spool(tmp_p
     lay(tmp_path, *model, *others)
     assert list(names(tmp_path)) == ["checkpoint-4", "final"]
     assert names(tmp_path)["final"] == ("final", model)
+    rest = ("nohup.out", "running_log.txt", "runs/", "trainer_log.jsonl", "x.pt")
+    assert uncovered(tmp_path, find_checkpoint_dirs(tmp_path)) == rest
 
 
 def test_adapters_in_directories_of_their_names_are_a_final_model(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_cuts_between_chunks_do_not_matter(cuts: list[int], size: int) -> None:
 def test_a_stream_of_another_length_than_was_said_tells_the_length_it_had() -> None:
     assert digest_stream([b"xxx"], 2).size == 3
     assert digest_stream([b"xxx"], 1 << 30).size == 3
+    assert digest_stream([memoryview(bytearray(8)).cast("I")], 8).size == 8
 
 
 def test_sums_are_zlibs_whoever_makes_them() -> None:
@@ -139,6 +140,7 @@ def test_the_right_bytes_pass_in_whatever_pieces_and_one_wrong_bit_does_not(
 
 
 def test_bytes_without_a_digest_pass_and_a_range_that_did_not_come_whole_does_not() -> None:
+    assert [r[:2] for r in digested_ranges(DIGEST, 8192, 12550)] == [(8192, 12288), (12288, 12550)]
     check(b"whatever", 0, 8, 3, None)
     check(b"", 0, 0, 3, digest_stream([], 0))
     for digests, start in ((DIGEST, 4096), (RANGES, 101), (DIGEST, 0)):

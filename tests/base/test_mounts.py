@@ -20,6 +20,7 @@ LINES = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
 49 40 8:2 / /mnt/nfs/local rw - xfs /dev/sdb rw
 50 22 0:50 / /mnt/over rw - ext4 /dev/sdc rw
 51 22 0:51 / /mnt/over rw - nfs4 head:/srv rw
+52 22 0:52 / /mnt/slow rw - nfs head:/srv rw,vers=3,acregmax=90
 """.splitlines(keepends=True)
 
 
@@ -35,6 +36,7 @@ LINES = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
         ("/mnt/quick/x", Mount("nfs", is_remote=True, late=5)),
         # directories are remembered for the usual time
         ("/mnt/files", Mount("nfs", is_remote=True, late=60)),
+        ("/mnt/slow", Mount("nfs", is_remote=True, late=90)),
         ("/mnt/none", Mount("nfs", is_remote=True, late=0)),
         ("/mnt/with space/a", Mount("cifs", is_remote=True, late=7)),
         ("/mnt/win", Mount("cifs", is_remote=True, late=1)),

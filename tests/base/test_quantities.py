@@ -14,6 +14,13 @@ def test_a_shown_duration_reads_back_to_within_its_second_unit(seconds: int) -> 
     assert seconds - back < max(3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1, 1)
 
 
+SHOWN = {0.25: "0.2s", 59.0: "59s", 60.6: "1m1s", 3600.0: "1h", 90_061.0: "1d1h", -90.0: "-1m30s"}
+
+
+def test_a_shown_duration_has_its_two_largest_units() -> None:
+    assert {seconds: show_duration(seconds) for seconds in SHOWN} == SHOWN
+
+
 @pytest.mark.parametrize(
     ("size", "shown"),
     [(0, "0 B"), (999, "999 B"), (5_000_000_000, "5 GB"), (262_144, "262 KB"), (999_999, "1 MB")],

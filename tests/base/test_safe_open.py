@@ -150,6 +150,18 @@ def test_what_is_no_regular_file_is_an_absence_and_leaks_no_descriptor(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_a_named_file_is_replaced_whole_for_everybody_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.symlink_to("elsewhere")
+    safe_open.replace_named(path, b"x")
+    assert not path.is_symlink()
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"x", 0o644)
+    (tmp_path / "dir" / "x").mkdir(parents=True)
+    with pytest.raises(OSError, match="dir"):
+        safe_open.replace_named(tmp_path / "dir", b"x")
+    assert {left.name for left in tmp_path.iterdir()} == {"a", "dir"}
+
+
 class Opener:
     """Files that are kept open, at most two; and the names of those that were opened."""
 

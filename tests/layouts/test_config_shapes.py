@@ -81,9 +81,17 @@ def test_a_text_model_inside_of_another_implies_what_there_is_and_not_all() -> N
     assert shapes(config) == {}
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "vocab_size", "mlp_bias", "architectures"])
-def test_a_default_that_is_left_out_is_not_filled_in(key: str) -> None:
-    assert shapes({name: value for name, value in LLAMA.items() if name != key}) == {}
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        *(("llama", k) for k in ("num_key_value_heads", "vocab_size", "mlp_bias", "architectures")),
+        ("deepseek_v3", "q_lora_rank"),
+    ],
+)
+def test_a_default_that_is_left_out_is_not_filled_in(kind: str, key: str) -> None:
+    of = next(model for model in MODELS if model["config"]["model_type"] == kind)
+    config = {name: value for name, value in of["config"].items() if name != key}
+    assert shapes(config, of.get("stored", of["shapes"])) == {}
 
 
 def test_ties_are_what_the_configuration_says_and_both_names_are_known() -> None:

@@ -243,6 +243,12 @@ def test_ranks_that_wrote_other_files_and_no_shard_are_missed() -> None:
         checked(files)
 
 
+def test_a_rank_without_a_shard_is_not_missed_where_a_configuration_names_every_tensor() -> None:
+    files, root = real("tf5-fsdp2")
+    files.content["rng_state_3.pth"] = b""
+    assert checked(files, ExpectedModel(), root)
+
+
 def test_several_files_a_rank_are_joined_and_with_a_base_only_needed_ones_are_demanded() -> None:
     files = MemoryFiles({name(rank, 1, 2): shard(rows) for rank, rows in enumerate(SPLIT)})
     assert checked(files).keys() == {*SHAPES, "n"}

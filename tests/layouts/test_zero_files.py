@@ -19,6 +19,7 @@ from ckptsync.layouts.zero_files import (
     ZeroSetup,
     expert_counts,
     load,
+    param_shapes,
     trained_dtype,
 )
 from ckptsync.tensors import Files
@@ -190,3 +191,9 @@ def test_only_a_models_file_has_a_client_state() -> None:
 def test_numbers_of_experts_that_are_none_are_corrupt(junk: object) -> None:
     with pytest.raises(Corrupt, match="num_experts"):
         expert_counts(load(MemoryFiles({"m": saved({"num_experts": junk})}), "m"))
+
+
+@pytest.mark.parametrize("groups", [[{"w": (2,)}, {"w": (2,)}], [{"w": (1,) * 33}], [{"w": [2]}]])
+def test_shapes_that_no_parameters_have_are_corrupt(groups: object) -> None:
+    with pytest.raises(Corrupt, match=r"two parameter groups|are not shapes by name"):
+        param_shapes(load(MemoryFiles({"m": saved({"param_shapes": groups})}), "m"))

@@ -84,7 +84,7 @@ def test_a_master_of_another_shape_is_corrupt_and_so_is_none() -> None:
         {},
         [1],
         5,
-        {"param": torch.ones(3, 4), "vocab_tensor": True},
+        {"param": WEIGHT["w"], "vocab_tensor": True},
     ):
         with pytest.raises(Corrupt):
             merged(converted(of, w=junk), "keep")
@@ -157,8 +157,9 @@ def test_masters_that_the_conversion_mixes_up_are_not_taken_though_asked_for() -
     assert masters == []
 
 
-def test_masters_that_one_rank_had_alone_are_not_mixed_up() -> None:
-    of = converted(Zero(2, 1, [WEIGHT]))
-    [name] = [name for name in of.content if "model_states" in name]
-    found = zero_universal.tensors(changed(of, name, dealt), "global_step2")
+@pytest.mark.parametrize("of", [Zero(2, 1, [WEIGHT]), Zero(3, 2, [WEIGHT])])
+def test_masters_that_one_rank_had_alone_or_of_stage_three_are_not_mixed_up(of: Zero) -> None:
+    held = converted(of)
+    name = min(name for name in held.content if "model_states" in name)
+    found = zero_universal.tensors(changed(held, name, dealt), "global_step2")
     assert [tensor.remark for tensor in found] == ["" for _ in found]

@@ -131,7 +131,7 @@ def test_an_embedding_that_is_adapted_is_saved_with_its_base_as_peft_does() -> N
     listed: dict[str, object] = {"target_modules": ["embed_tokens"]}
     for config, count in (
         (listed, 2),
-        ({"target_modules": ".*embed_tokens"}, 2),
+        (listed | {"target_modules": ".*embed_tokens"}, 2),
         (listed | {"trainable_token_indices": [1]}, 1),
         (listed | {"peft_type": "TRAINABLE_TOKENS"}, 1),
     ):

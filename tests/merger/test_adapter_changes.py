@@ -339,7 +339,7 @@ def test_factors_of_other_ranks_or_scales_are_never_the_same_change() -> None:
     longer = {**WORDS, f"{P}lm_head.lora_A.weight": (4, 4), f"{P}lm_head.lora_B.weight": (12, 4)}
     magnitudes = {f"{P}model.embed_tokens.lora_magnitude_vector": (4,)}
     magnitudes |= {f"{P}lm_head.lora_magnitude_vector": (12,)}
-    ranks = {"rank_pattern": {"lm_head": 4}, "alpha_pattern": {"lm_head": 8}}
+    ranks: dict[str, Any] = {"rank_pattern": {"lm_head": 4}, "alpha_pattern": {"lm_head": 8}}
     assert plan(TIED_SHAPES, longer, TIED, is_equal=True, **ranks).added
     assert plan(TIED_SHAPES, WORDS, TIED, alpha_pattern={"lm_head": 8}, is_equal=True).added
     assert plan(TIED_SHAPES, {**WORDS, **magnitudes}, TIED, use_dora=True, is_equal=True).added

@@ -258,7 +258,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw_safetensors(header, b""))
     os.truncate(path, path.stat().st_size + size)
-    command = [sys.executable, "-c", MEASURED, tmp_path]
+    command = [sys.executable, "-c", MEASURED, str(tmp_path)]
     out = subprocess.run(command, capture_output=True, cwd=ROOT.parent.parent, check=True).stdout
     written, peak = map(int, out.split())
     assert size == 360_000_000

@@ -58,7 +58,7 @@ def test_progress_ends_at_the_whole() -> None:
     counts: list[tuple[int, int]] = []
     files, written = MemoryFiles(FILES), Destination(Written().write)
     job = prepare(files, MergeOptions())
-    write_model(job, files, written, lambda *count: counts.append(count))
+    write_model(job, files, written, lambda done, total: counts.append((done, total)))
     assert counts == sorted(counts)
     assert {total for _, total in counts} == {job.size}
     assert counts[-1][0] == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_without_a_cluster_it_is_said_what_to_do() -> None:
     assert install_extra("ray") in e.value.hint or "ray start" in e.value.hint
 
 
-def handed(tmp_path: Path, target: Path, access: Access, **models: Path) -> TaskAccess:
+def handed(tmp_path: Path, target: Path, access: Access, **models: Any) -> TaskAccess:
     """Return what a task gets in another process."""
     source = write_files(tmp_path / "source", FILES)
     request = MergeRequest([source], tmp_path / "out", MergeOptions(), **models)

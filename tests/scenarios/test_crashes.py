@@ -17,7 +17,6 @@ from tests.scenarios.world import (
     files_below,
     reference,
 )
-from tests.support.exhaustive import in_exhaustive
 
 SLOW = "8MB/s"
 BALLAST = 12_000_000
@@ -94,32 +93,5 @@ def test_a_command_that_is_told_to_stop_says_so_by_its_exit_code_and_is_gone_on_
     assert "Traceback" not in done.err
     before = identities(world.store, "sft")
     world.push(saved)
-    assert is_kept(before, identities(world.store, "sft"))
-    assert world.stored("sft", "checkpoint-4") == files_below(saved)
-
-
-@pytest.mark.parametrize(
-    ("store", "number"),
-    [
-        ("path", signal.SIGTERM),
-        pytest.param("s3", signal.SIGTERM, marks=in_exhaustive),
-        pytest.param("sftp", signal.SIGTERM, marks=in_exhaustive),
-        ("path", signal.SIGINT),
-    ],
-    ids=["path-SIGTERM", "s3-SIGTERM", "sftp-SIGTERM", "path-SIGINT"],
-    indirect=["store"],
-)
-def test_a_worker_that_is_told_to_stop_does_so_soon_and_goes_on_later(
-    world: World, number: int
-) -> None:
-    worker = world.worker(limits={"bandwidth": "1MB/s"})
-    saved = world.save("sft", ballast=30_000_000)
-    worker.wait(phase="sending")
-    worker.signal(number)
-    assert worker.ended() == 0
-    before = identities(world.store, "sft")
-    worker.configure({key: value for key, value in worker.configuration.items() if key != "limits"})
-    worker.start()
-    world.wait("sft/checkpoint-4", "COMPLETE")
     assert is_kept(before, identities(world.store, "sft"))
     assert world.stored("sft", "checkpoint-4") == files_below(saved)

@@ -162,13 +162,6 @@ def test_training_goes_on_where_the_hook_cannot_work(world: World) -> None:
 
 
 @pytest.mark.stores("path")
-def test_push_sends_what_the_hook_kept(world: World) -> None:
-    train(world, MARKED, world.output("sft"), VECTORS / "hf-ddp/out/checkpoint-4")
-    world.push(world.output("sft"))
-    assert world.statuses() == {f"sft/checkpoint-{step}": "COMPLETE" for step in range(1, 5)}
-
-
-@pytest.mark.stores("path")
 def test_nothing_is_written_into_a_checkpoint(world: World, tmp_path: Path) -> None:
     saved = world.save("sft")
     before, times = files_below(saved), {p: p.stat().st_mtime_ns for p in saved.rglob("*")}

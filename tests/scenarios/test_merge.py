@@ -92,13 +92,6 @@ def test_inspect_and_a_dry_run_change_nothing(tmp_path: Path) -> None:
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["hf-fsdp2-2node", "hf-zero3-2node"])
-def test_a_missing_node_is_named(name: str, tmp_path: Path) -> None:
-    done = run("merge", sources(name)[0], tmp_path / "out", "--json", code=3)
-    assert json.loads(done.err.splitlines()[-1])["exit_code"] == 3
-    assert not (tmp_path / "out").exists()
-
-
 def test_shards_of_two_trainings_are_not_one_model_even_where_their_times_are_equal(
     tmp_path: Path,
 ) -> None:

@@ -144,26 +144,6 @@ def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> N
 
 
 @pytest.mark.stores("path")
-def test_status_names_nodes_runs_and_alarms(world: World) -> None:
-    world.worker()
-    world.head()
-    world.save("sft")
-    world.wait("sft/checkpoint-4", "VERIFIED")
-    world.until(
-        lambda: len(world.at_store("status", "--json").json["nodes"]) == 2,
-        "two heartbeats",
-    )
-    told = world.at_store("status", "--json").json
-    assert {node["node"]: node["state"] for node in told["nodes"]} == {
-        "node0": "alive",
-        "head": "alive",
-    }
-    assert [run["run"] for run in told["runs"]] == ["sft"]
-    assert told["alarms"] == []
-    world.at_store("status", "--check")
-
-
-@pytest.mark.stores("path")
 def test_damage_is_told_by_apprise_and_to_a_command(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 4))
     world.store.write(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.scenarios.stores import Directory
 from tests.scenarios.world import World, files_below
-from tests.support.sshd import another_sshd, sshd
+from tests.support.sshd import sshd
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
 
@@ -50,31 +50,6 @@ def test_a_store_that_is_away_is_waited_for(world: World, tmp_path: Path) -> Non
     world.wait("second/checkpoint-4", "COMPLETE")
     assert world.stored("second", "checkpoint-4") == written
     assert worker.is_running()
-
-
-@pytest.mark.stores("path")
-def test_a_server_that_is_away_is_waited_for(world: World, tmp_path: Path) -> None:
-    with another_sshd() as server:
-        remote = tmp_path / "remote"
-        remote.mkdir()
-        store = Directory(remote, server.url(remote), {})
-        worker = world.worker(store={"url": store.url, "options": dict(server.options)})
-        world.save("first")
-        world.until(
-            lambda: any("/manifest-" in name for name in store.names()),
-            "the first checkpoint's manifest",
-        )
-        server.cut()
-        saved = world.save("second")
-        server.start()
-        world.until(
-            lambda: any(
-                n.startswith("second/.ckptsync/checkpoint-4/manifest-") for n in store.names()
-            ),
-            "the second's",
-        )
-        assert files_below(remote / "second/checkpoint-4") == files_below(saved)
-        assert worker.is_running()
 
 
 @root_only

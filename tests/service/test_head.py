@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptsync
-from ckptsync.catalogue.cached import read_catalogue
+from ckptsync.catalogue.cached import Cache, read_catalogue
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli.main import main
 from ckptsync.config.loading import load
@@ -182,13 +182,18 @@ def test_an_event_that_is_given_up_is_an_error_and_says_how_to_repeat_it(
     assert error.endswith(": given up: no GPU")
 
 
-def test_what_one_task_has_read_another_need_not_read_again(tmp_path: Path) -> None:
+def test_what_one_task_has_read_another_need_not_read_again_and_is_seldom_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved: list[object] = []
+    monkeypatch.setattr(Cache, "save", lambda *url: saved.append(url))
     store = MemoryStore()
     catalogues = Catalogues(store)
     before = catalogues.read()
     two_nodes(store)
     assert catalogues.read(60.0) is before
     assert [s.location for s in catalogues.read().summaries] == ["checkpoint-4"]
+    assert len(saved) == 1
 
 
 def test_apscheduler_asks_for_each_task_again_and_again_until_the_block_ends() -> None:

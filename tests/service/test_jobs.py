@@ -180,7 +180,8 @@ def test_what_waits_says_for_what() -> None:
     with running(HANGS) as (jobs, _):
         jobs.begin("verify", [job("a", size=7), job("b")])
         [runs], [waits] = jobs.running(), jobs.waiting()
-        assert (runs.subject, runs.state, runs.total) == ("run/a", "running", 0)  # not known yet
+        assert (runs.subject, runs.state, runs.name) == ("run/a", "running", "")
+        assert (runs.done, runs.total) == (0, 0), "not known yet"
         assert (waits.subject, waits.state) == ("run/b", "queued")
         assert waits.reason == "other jobs go first"
         jobs.begin("verify", [job("a")])

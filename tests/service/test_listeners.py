@@ -37,7 +37,7 @@ class Head:
             job("verify", "a/b", done=3, total=9),
             job("verify", "a/c", state="failed"),
             *waiting("a/d", since=now - 1000, state="failed"),
-            *waiting("a/e", since=now - 10),
+            *waiting("a/e", since=now - 7),
         )
         self.jobs = SimpleNamespace(running=lambda: entries, waiting=lambda: ())
         self.running = self.jobs.running

@@ -208,7 +208,7 @@ def test_a_connection_cut_anywhere_in_a_create_is_made_again(
     with closing(TcpProxy(("127.0.0.1", sshd().port))) as tcp:
         check_created("run/first")
         total = tcp.bytes[side] // tcp.requests["connection"]
-        for n in sampled(range(12), 4, 0 if side == UP else 2):
+        for n in sampled(range(12), 6, 0 if side == UP else 2):
             fault = Break(side, CUT, total * n // 12 + 300)
             tcp.plan = once("connection", fault, 1 if size == 3 else 1 + n // 4 % 2)
             check_created(f"run/{n}")

@@ -373,6 +373,7 @@ def test_a_change_is_an_event_and_what_stays_is_none(
                 first = next(changes)
                 path = "/runs/fsdp2/checkpoint-4"
                 files = document(server, path)["files_total"]
+                assert document(server, "/")["strips"]["fsdp2"][0]["status"] == "INCOMPLETE"
                 count = reader.count
                 while reader.count < count + 3:  # refreshes that find nothing new
                     assert stream.readline()

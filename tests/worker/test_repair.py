@@ -350,7 +350,9 @@ def test_without_a_copy_only_a_lost_manifest_is_replaced(tmp_path: Path, spoil: 
     store, name, _, w = stored(out)
     anothers = name.replace("manifest-n0-", "manifest-n1-")
     witnessed(store, name, anothers)
+    store.write(anothers, [b"x"])
     tick(w, 900.0)
+    store.delete(anothers)
     (copy,) = (out / "_ckptsync/manifests/checkpoint-4").iterdir()
     if spoil == b"damaged":
         copy.write_bytes(b"torn")
