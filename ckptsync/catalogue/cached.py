@@ -237,10 +237,10 @@ def cache_path(url: str) -> Path:
     It is below ``CACHE_DIRECTORY`` (as systemd sets it), ``XDG_CACHE_HOME``, or ``~/.cache``. Raise
     RuntimeError for a user whom the system does not know and who has no ``HOME``.
     """
-    own = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    systemd_dir = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     base = (
-        Path(own)
-        if own
+        Path(systemd_dir)
+        if systemd_dir
         else Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ckptsync"
     )
     return base / f"catalogue-{digest(url.encode())[:16]}"

@@ -148,8 +148,8 @@ def _uninstall(args: argparse.Namespace, python: str, path: Path) -> int:
 def _refusal(path: Path, error: OSError) -> CkptsyncError:
     """Return a failed change of a Python's packages as an error with a hint."""
     if isinstance(error, PermissionError) or not path.parent.is_dir():
-        own = "or name the Python of an environment of your own with --python"
-        hint = f"run this as the owner of that directory, {own}"
+        alternative = "or name the Python of an environment of your own with --python"
+        hint = f"run this as the owner of that directory, {alternative}"
         return ConfigError(f"{path.parent}: cannot be written: {error.strerror}", hint=hint)
     return StoreError(f"{path}: {error.strerror}", hint="check that disk or path, then try again")
 

@@ -292,9 +292,9 @@ def _list_edits(config: Config, unit: str, writable: list[str]) -> list[str]:
 
 def _program_path() -> str:
     """Return the path of the running program.  Raises ConfigError if no unit can name it."""
-    own = Path(shutil.which(sys.argv[0]) or sys.argv[0])
+    program = Path(shutil.which(sys.argv[0]) or sys.argv[0])
     beside = Path(sys.executable).with_name("ckptsync")
-    path = str((own if own.name == "ckptsync" else beside).absolute())
+    path = str((program if program.name == "ckptsync" else beside).absolute())
     if not os.access(path, os.X_OK) or not re.fullmatch(r"[\w@+=:,./-]+", path):
         hint = "install it elsewhere: python3 -m venv /opt/ckptsync"
         raise ConfigError(f"{path}: no program that a unit can name", hint=hint)

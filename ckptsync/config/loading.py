@@ -291,8 +291,8 @@ def _shown_value(key: str, value: object) -> str:
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section's keys, without the section in their names."""
     prefix = f"{section}."
-    own = {key: value for key, value in values.items() if key.startswith(prefix)}
-    return {key.removeprefix(prefix): value for key, value in own.items()}
+    own_values = {key: value for key, value in values.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in own_values.items()}
 
 
 def _position(name: str, document: Document, key: str) -> str:

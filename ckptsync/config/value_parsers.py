@@ -285,12 +285,12 @@ def by_run(value: object) -> dict[str, dict[str, Any]]:
     """Return for each run, or glob of run names, its own retention rules.  Raises ValueError."""
     rules_of: dict[str, dict[str, Any]] = {}
     for name, rules in mapping(value).items():
-        own = rules_of[run_name(name)] = {}
+        run_rules = rules_of[run_name(name)] = {}
         for key, item in mapping(rules).items():
             if key not in RULES:
                 raise ValueError(f"{name}: {key!r} is not one of {', '.join(RULES)}")
             try:
-                own[key] = RULES[key](item)
+                run_rules[key] = RULES[key](item)
             except ValueError as e:
                 raise ValueError(f"{name}: {key}: {e}") from e
     return rules_of

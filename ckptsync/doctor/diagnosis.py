@@ -106,8 +106,10 @@ def examine(
             target, request.node, request.output_dirs, creates=request.publishes
         )
     facts, unknown = _facts(request, checked.clock)
-    own = [finding.on(request.node) for finding in (*local_findings, *checked.findings, *unknown)]
-    findings = in_order([*own, *check_node(facts)])
+    own_findings = [
+        finding.on(request.node) for finding in (*local_findings, *checked.findings, *unknown)
+    ]
+    findings = in_order([*own_findings, *check_node(facts)])
     url = target.url if target else ""
     skipped = {finding.subject for finding in local_findings if finding.kind == "asked-as-root"}
     checked_here, unchecked = _coverage(request, facts, skipped)
@@ -115,7 +117,7 @@ def examine(
         url, (request.node,), findings, facts=facts, checked=checked_here, unchecked=unchecked
     )
     if request.publishes and checked.store:
-        own_facts = {**facts, "findings": [asdict(finding) for finding in in_order(own)]}
+        own_facts = {**facts, "findings": [asdict(finding) for finding in in_order(own_findings)]}
         return _publish(request, diagnosis, checked.store, own_facts, progress)
     return diagnosis
 

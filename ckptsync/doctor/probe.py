@@ -413,9 +413,11 @@ def _digest(model: str) -> str:
 
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of NCCL's own files: the system's, then the user's."""
-    own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", ""), ".nccl.conf"))
+    user_file = environment.get("NCCL_CONF_FILE") or str(
+        Path(environment.get("HOME", ""), ".nccl.conf")
+    )
     variables = {}
-    for line in [*_text("/etc/nccl.conf").splitlines(), *_text(own).splitlines()]:
+    for line in [*_text("/etc/nccl.conf").splitlines(), *_text(user_file).splitlines()]:
         name, has_value, value = line.partition("=")
         if has_value and not line.lstrip().startswith("#"):
             variables[name.strip()] = value.strip()

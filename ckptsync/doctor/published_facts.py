@@ -157,15 +157,15 @@ def meet(
 
     Raises StoreError, and ConfigError if another machine publishes under this node's id.
     """
-    own = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
-    publish(store, own)
-    deadline, arrived = time.monotonic() + seconds, Arrived([own], expected)
+    own_facts = {**facts, "call": {"id": secrets.token_hex(8), "nnodes": expected, "read": []}}
+    publish(store, own_facts)
+    deadline, arrived = time.monotonic() + seconds, Arrived([own_facts], expected)
     progress(arrived)
     for attempt in itertools.count():
-        began, before, count = time.monotonic(), own, len(arrived.nodes)
+        began, before, count = time.monotonic(), own_facts, len(arrived.nodes)
         try:
-            own, other_nodes = _read_others(store, own)
-            arrived = _arrived(own, other_nodes)
+            own_facts, other_nodes = _read_others(store, own_facts)
+            arrived = _arrived(own_facts, other_nodes)
         except Transient:  # the next reading may succeed
             if began > deadline:
                 raise
@@ -173,7 +173,7 @@ def meet(
             break
         if count != len(arrived.nodes):
             progress(arrived)
-        if attempt and own is not before:  # a node has just come, and answers in a moment
+        if attempt and own_facts is not before:  # a node has just come, and answers in a moment
             deadline = max(deadline, began + _SETTLE)
         time.sleep(max(_POLL, time.monotonic() - began))
     return arrived

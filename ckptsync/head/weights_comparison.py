@@ -63,7 +63,7 @@ def record_weights(
     """
     run, location = record.run, record.location
     step = _series_and_step(location)[1]
-    own = with_values(location, inf if step is None else step, record.tensors, plain.values)
+    own_model = with_values(location, inf if step is None else step, record.tensors, plain.values)
     places_before, places_after = _list_neighbours(store, run, location)
     earlier = [r.model for r in _read_models(store, run, reversed(places_before), EARLIER)]
 
@@ -73,13 +73,15 @@ def record_weights(
         return next((r.model for r in _read_models(store, run, places_before, 1)), None)
 
     smaller = [WeightsFinding(SMALLER, doubt) for doubt in doubts]
-    findings = (*find_weights(own, earlier, read_first, norm_jump), *smaller)
+    findings = (*find_weights(own_model, earlier, read_first, norm_jump), *smaller)
     compared = tuple(model.location for model in earlier)
     create_record(store, replace(plain, findings=findings, compared=compared))
-    models = [own, *earlier]
+    models = [own_model, *earlier]
     for later in [*_read_models(store, run, places_after, EARLIER)]:
         models_before = models[:EARLIER]
-        findings = find_weights(later.model, models_before, lambda: read_first() or own, norm_jump)
+        findings = find_weights(
+            later.model, models_before, lambda: read_first() or own_model, norm_jump
+        )
         compared = tuple(model.location for model in models_before)
         _record_findings(store, later, findings, compared)
         models.insert(0, later.model)

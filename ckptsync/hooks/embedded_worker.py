@@ -331,8 +331,8 @@ def main(arguments: list[str]) -> None:
     if not await_turn(Path(spool), int(pid)):
         return
     settings = json.loads(safe_files.read(Path(config)) or b"")
-    own = os.environ.get("CKPTSYNC_NODE") or settings.get("node") or node_id()
-    node = claim_node(own, settings["store"]["url"], Path(spool))
+    requested_node = os.environ.get("CKPTSYNC_NODE") or settings.get("node") or node_id()
+    node = claim_node(requested_node, settings["store"]["url"], Path(spool))
     # another process may have its number by now
     is_alive = markers.start_time(int(pid)) == began != ""
     run = [sys.executable, "-m", "ckptsync", "run", "-c", config]

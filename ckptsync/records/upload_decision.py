@@ -176,13 +176,13 @@ def find_holder(
     need not read everything again.
     """
     keys = [(s.path, s.size, s.mtime) for s in stats]
-    own = [m for m in manifests if m.node == node]
-    holder = _find_covering(keys, node, own, known_digests) or _find_covering(
+    own_manifests = [m for m in manifests if m.node == node]
+    holder = _find_covering(keys, node, own_manifests, known_digests) or _find_covering(
         keys, node, manifests, known_digests
     )
     return holder or (
-        _find_covering(_files_written_by(keys, node, manifests), node, own, known_digests)
-        if own
+        _find_covering(_files_written_by(keys, node, manifests), node, own_manifests, known_digests)
+        if own_manifests
         else None
     )
 
@@ -220,11 +220,11 @@ def find_recorded(
     # where a hook said that they are two saves, the same bytes (random states, a part that did not
     # change) belong to both
     of_this_save = [m for m in live if not (m.save and draft.save) or m.save == draft.save]
-    own = [m for m in of_this_save if m.node == draft.node and _may_be_of_save(m, draft)]
-    has_own = not draft.save or any(m.save == draft.save for m in own)
-    recorded = find_stored(draft.files, draft.node, of_this_save if has_own else own)
+    own_manifests = [m for m in of_this_save if m.node == draft.node and _may_be_of_save(m, draft)]
+    has_own = not draft.save or any(m.save == draft.save for m in own_manifests)
+    recorded = find_stored(draft.files, draft.node, of_this_save if has_own else own_manifests)
     if recorded is None:  # the rest are copies of other nodes' files
-        recorded = find_stored(own_part.files, draft.node, own)
+        recorded = find_stored(own_part.files, draft.node, own_manifests)
     return own_part, recorded
 
 

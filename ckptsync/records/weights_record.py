@@ -146,8 +146,8 @@ def records_of(
     tensors: Sequence[ModelTensor], records: Mapping[str, WeightsRecord]
 ) -> tuple[WeightsRecord, ...]:
     """Return the records that are of a model with these tensors, sorted by name."""
-    own = tensors_digest(tensors) if records else ""
-    return tuple(record for _, record in sorted(records.items()) if record.of == own)
+    own_digest = tensors_digest(tensors) if records else ""
+    return tuple(record for _, record in sorted(records.items()) if record.of == own_digest)
 
 
 def first_values(

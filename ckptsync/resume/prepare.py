@@ -264,13 +264,13 @@ class _Preparation:
         """
         store, run = self._options.store, self._options.run
         summaries = read_catalogue(store, run=run).summaries if store is not None else ()
-        own = [summary for summary in summaries if summary.run == run]
+        run_summaries = [summary for summary in summaries if summary.run == run]
         local = [checkpoint.save for checkpoint in self._checkpoints if checkpoint.is_whole]
         is_verified = self._options.trust == "verified"
-        candidates = list_candidates(own, local, is_verified=is_verified)
-        unverified = find_unverified(own, local, candidates)
+        candidates = list_candidates(run_summaries, local, is_verified=is_verified)
+        unverified = find_unverified(run_summaries, local, candidates)
         recorded_unverified = "" if candidates else unverified
-        self._unresumable = find_unresumable(own)
+        self._unresumable = find_unresumable(run_summaries)
         return NodeRecord(
             self._attempt.node, self._attempt.nnodes, candidates, recorded_unverified
         ), unverified

@@ -52,8 +52,8 @@ def directories_to_check(output_dir: Path) -> tuple[str, ...]:
 
     These are itself, its spool's pins, and the containers and newest directories at every depth.
     """
-    own = (str(output_dir), str(output_dir / SPOOL / "pins"))
-    return (*own, *islice(_below(output_dir, 1), _MOST_CHECKED - len(own)))
+    fixed_dirs = (str(output_dir), str(output_dir / SPOOL / "pins"))
+    return (*fixed_dirs, *islice(_below(output_dir, 1), _MOST_CHECKED - len(fixed_dirs)))
 
 
 def _below(folder: Path, depth: int) -> Iterator[str]:

@@ -280,12 +280,12 @@ def _read_location_files(
     prefix = consolidated_prefix(state.run, state.location)
     model_title = prefix.removeprefix(f"{state.run}/").rstrip("/")
     present = [f for f in files if state.sizes.get(f.name) == f.size]
-    own = [f for f in present if f.is_own]
+    own_files = [f for f in present if f.is_own]
     model = [f for f in present if f.is_consolidated]
     source = CountedSource(store, options.progress)
     with ExitStack() as stack:
         trees = []
-        for title, tree_files in ((state.location, own), (model_title, model)):
+        for title, tree_files in ((state.location, own_files), (model_title, model)):
             stored_files = StoreFiles(store, {f.path: (f.name, f.size) for f in tree_files})
             tracked = source.track(stored_files, title, {f.path: f.shown for f in tree_files})
             trees.append(stack.enter_context(closing(tracked)))

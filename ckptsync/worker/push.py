@@ -93,9 +93,11 @@ def find_offer(
     resolved, absolute = _resolve(directory, url)
     around_here = [r for r in runs if r.path in (resolved, *resolved.parents, *absolute.parents)]
     configured = max(around_here, key=lambda r: len(r.path.parts), default=None)
-    own = None if configured else checkpoint_dirs.checkpoint_dir_at(resolved)
-    run = configured or (RunDir(resolved.name, resolved) if own is None else _run_by_path(resolved))
-    found_dirs = (own,) if own else _find_below(resolved, run)
+    single_dir = None if configured else checkpoint_dirs.checkpoint_dir_at(resolved)
+    run = configured or (
+        RunDir(resolved.name, resolved) if single_dir is None else _run_by_path(resolved)
+    )
+    found_dirs = (single_dir,) if single_dir else _find_below(resolved, run)
     is_watched = configured is not None and configured.path == resolved and bool(found_dirs)
     checkpoint_dir = (
         None
@@ -103,7 +105,7 @@ def find_offer(
         else _find_named(resolved, absolute.name, found_dirs, name, url)
     )
     if checkpoint_dir:  # no worker knows it under this name, so that no pin and no mark is of it
-        run_name = (configured or _run_by_path(resolved if own else absolute)).name
+        run_name = (configured or _run_by_path(resolved if single_dir else absolute)).name
         offer = Offer(run_name, resolved, (checkpoint_dir,))
     elif found_dirs:
         offer = _offer_with_pins(resolved, run, found_dirs)
