@@ -52,38 +52,22 @@ def save(
 
 
 @pytest.mark.parametrize(
-    ("saves", "newest"),
+    ("saves", "newest", "is_stored"),
     [
-        ((), -1),
-        ((save("stored", 4), save("stored", 2)), 4),
-        ((save("stored", 4), save("unsent", 6)), 6),  # whole, and the store is away
-        ((save("stored", 4), save("waiting", 6)), 4),
-        ((save("refused", 6),), -1),  # torn
-        ((DrainedSave("final", None, "stored"),), -1),
+        ((), -1, True),
+        ((save("stored", 4), save("stored", 2)), 4, True),
+        ((save("stored", 4), save("unsent", 6)), 6, False),  # whole, and the store is away
+        ((save("stored", 4), save("waiting", 6)), 4, False),
+        ((save("refused", 6),), -1, False),  # torn
+        ((DrainedSave("final", None, "stored"),), -1, True),
     ],
 )
-def test_the_newest_step_is_that_of_a_whole_save(
-    saves: tuple[DrainedSave, ...], newest: int
+def test_the_newest_whole_save_counts_and_the_store_must_have_all(
+    saves: tuple[DrainedSave, ...], newest: int, *, is_stored: bool
 ) -> None:
-    assert DrainResult(saves).newest_step == newest
-    assert DrainResult(saves, "no route").newest_step == newest
-
-
-@pytest.mark.parametrize(
-    ("saves", "error", "is_stored"),
-    [
-        ((), "", True),
-        ((save("stored"),), "", True),
-        ((save("stored"),), "no route", False),
-        ((save("stored"), save("unsent")), "", False),
-        ((save("stored"), save("waiting")), "", False),
-        ((save("stored"), save("refused")), "", False),
-    ],
-)
-def test_a_machine_may_be_shut_down_if_the_store_has_every_save(
-    saves: tuple[DrainedSave, ...], error: str, *, is_stored: bool
-) -> None:
-    assert DrainResult(saves, error).is_stored is is_stored
+    result, unread = DrainResult(saves), DrainResult(saves, "no route")
+    assert (result.newest_step, result.is_stored) == (newest, is_stored)
+    assert (unread.newest_step, unread.is_stored) == (newest, False)
 
 
 @pytest.mark.parametrize(
@@ -245,15 +229,21 @@ def test_our_worker_is_stopped_when_it_has_nothing_left_to_send(
     error: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     *,
     is_stopped: bool,
 ) -> None:
     stopped = list[Path]()
     monkeypatch.setattr(embedded_worker, "stop", stopped.append)
+    monkeypatch.setattr(embedded_worker, "who_uploads", lambda _: "another goes on")
     unread = cast("OutputDirSaves", None)
-    upload = Upload(RunDir("run", tmp_path), "n0", "/s", MemoryStore(), unread, None)
+    upload = Upload(
+        RunDir("run", tmp_path), "n0", "/s", MemoryStore(), unread, None, problem="no disk"
+    )
     upload.finish(DrainResult(saves, error))
     assert stopped == [tmp_path] * is_stopped
+    said = "" if is_stopped else "ckptsync: no disk\nckptsync: another goes on\n"
+    assert capsys.readouterr().err == said
 
 
 class Script:

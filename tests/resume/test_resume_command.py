@@ -249,11 +249,15 @@ def test_a_training_whose_resume_was_killed_gets_sigterm(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("restarts", "is_stopped"),
-    [("0", [False, False, True]), ("3", [False, True, True, False, True, True])],
+    ("options", "is_stopped"),
+    [
+        (["--restarts", "0"], [False, False, True]),
+        (["--restarts", "3"], [False, True, True, False, True, True]),
+        (["--drain", "0s"], [True, True, True]),
+    ],
 )
-def test_a_signal_ends_the_wait_before_a_restart_and_a_second_one_the_last_wait(
-    place: Place, monkeypatch: pytest.MonkeyPatch, restarts: str, is_stopped: list[bool]
+def test_one_signal_ends_the_wait_before_a_restart_a_second_one_the_last_wait(
+    place: Place, monkeypatch: pytest.MonkeyPatch, options: list[str], is_stopped: list[bool]
 ) -> None:
     """Each may also have ended our worker, which then starts again at once."""
     stops, ended_workers = list[bool](), list[Path]()
@@ -271,7 +275,7 @@ def test_a_signal_ends_the_wait_before_a_restart_and_a_second_one_the_last_wait(
 
     monkeypatch.setattr(resume, "drain", wait)
     monkeypatch.setattr(embedded_worker, "expect_end", ended_workers.append)
-    words = ["-c", str(place.config), "--no-worker", "--restarts", restarts, "--", "false"]
+    words = ["-c", str(place.config), "--no-worker", *options, "--", "false"]
     assert main(["resume", str(place.out), *words]) == 1
     assert stops == is_stopped
     assert len(ended_workers) == len(stops) - 1
@@ -281,22 +285,6 @@ def test_drain_sends_by_a_worker_of_its_own_what_is_left(place: Place) -> None:
     save(place.out, 1, 9)
     code, document = place.drain()
     assert (code, statuses(document)) == (0, {"checkpoint-1": "stored"})
-
-
-def test_the_worker_goes_on_where_the_store_is_away_for_long(place: Place) -> None:
-    away = place.store.with_name("away")
-    with started(place.resume(2, "signals:1", "--drain", "2s")) as process:
-        log = place.out / "_ckptsync" / "embedded.log"
-        assert until(lambda: log.exists() and '"started"' in log.read_text()), process.poll()
-        place.store.rename(away)
-        place.store.touch()  # nobody makes another one
-        process.terminate()
-        text = process.communicate(timeout=600)[1]
-    assert "the store cannot be read" in text
-    assert "the embedded worker goes on with them" in text
-    place.store.unlink()
-    away.rename(place.store)
-    assert until(lambda: place.stored() == {"checkpoint-1", "checkpoint-2"})
 
 
 def test_the_exit_code_is_known_where_who_started_it_ignores_children(place: Place) -> None:
