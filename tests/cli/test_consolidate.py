@@ -60,16 +60,19 @@ def test_what_is_not_complete_or_not_there_is_an_error(named: Path, cli: Cli) ->
     push_now(DATA / "fsdp2" / "node0", create_store(str(named)), "node0", "fsdp2")
     said = cli("consolidate", "fsdp2/checkpoint-4", code=3).err
     assert "not consolidated, it is INCOMPLETE" in said
-    cli("consolidate", "fsdp2")  # nothing is due
-    assert "not found" in cli("consolidate", "fsdp3/checkpoint-4", code=2).err
+    for words in ([], ["--only-configuration"]):
+        cli("consolidate", "fsdp2", *words)  # nothing is due
+    for missing in ("fsdp3/checkpoint-4", "fsdp3"):
+        assert "not found" in cli("consolidate", missing, code=2).err
     said = cli("consolidate", "a/b", "--only-configuration", code=2).err
     assert "is for a whole run" in said
 
 
 def test_damage_to_the_shards_stops_one_checkpoint_and_no_other(store: Store, cli: Cli) -> None:
     flip(Path(store.url) / "fsdp2" / SHARD)
-    printed = cli("consolidate", code=10)
-    assert "fsdp2/checkpoint-4" in printed.out + printed.err
+    for words in ([], ["fsdp2/checkpoint-4"]):
+        printed = cli("consolidate", *words, code=10)
+        assert "fsdp2/checkpoint-4" in printed.out + printed.err
     assert word(store) == ["COMPLETE", "CONSOLIDATED"]
 
 

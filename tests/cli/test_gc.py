@@ -53,9 +53,10 @@ def test_what_is_marked_is_removed_after_its_grace(store: Path, tmp_path: Path, 
         ("run", "checkpoint-2", "marked"),
         ("run", "checkpoint-1", "marked"),
     ]
+    assert len(told["locations"]) == 4
     age(store / "run/.ckptsync/checkpoint-1", 3601)
     out = cli("gc", "-c", config).out
-    assert "removed: run/checkpoint-1" in out
+    assert "removed: run/checkpoint-1, " in out
     assert "drop (in " in out, "the other has most of its hour before it"
     assert not (store / "run/checkpoint-1").exists()
     assert (store / "run/checkpoint-2").exists()

@@ -264,6 +264,7 @@ def test_watch_shows_alarms_activities_rows(tmp_path: Path, width: int, *, is_of
     table = [line.split() for line in lines[heading + 1 :] if not line.startswith("  ")]
     assert all("CONSOLIDATED" in row or "INCOMPLETE" in row for row in table[:-1])
     if is_of_run:
+        assert any("www" in line for line in lines)
         assert (table[0][0], table[2][0], table[3][0]) == ("3", "39", "38")
     else:
         assert [row[1] for row in table[:3]] == [names[2], names[38], names[37]]
@@ -280,12 +281,21 @@ def test_what_is_missing_is_said_while_another_node_uploads() -> None:
         kind="upload", state="uploading", run="r", checkpoint="checkpoint-4", node="n1",
         done=1, total=4, left=None, at=9.0,
     )  # fmt: skip
-    for awaited, told in ((("n2",), s.missing_lines), ((), s.missing_lines), (("n1",), ())):
-        lines = [*reasons("/s", replace(s, awaited_nodes=awaited), [sends], "", now=10.0)]
+    on_its_way = replace(s, awaited_nodes=("n1",))
+    for row, told in (
+        (replace(s, awaited_nodes=("n2",)), s.missing_lines),
+        (s, s.missing_lines),
+        (on_its_way, ()),
+        (replace(on_its_way, uploading=()), s.missing_lines),
+        (replace(s, manifests=()), ()),
+        (replace(s, status="VERIFIED"), s.missing_lines),
+        (replace(s, consolidated=True), s.missing_lines),
+    ):
+        lines = [*reasons("/s", row, [sends], "", now=10.0)]
         assert lines == ["n1 uploads, 25 % of 4 B", *told]
     for uploading, document in ((("n1",), {"nodes": ["n1"], "percent": None}), ((), None)):
-        [row] = describe_locations("/s", [replace(s, uploading=uploading)])
-        assert row["uploading"] == document
+        [described] = describe_locations("/s", [replace(s, uploading=uploading)])
+        assert described["uploading"] == document
 
 
 def test_a_damaged_model_does_not_open() -> None:

@@ -12,8 +12,11 @@ import pytest
 
 from ckptsync.catalogue.uncached import read_state
 from ckptsync.cli import repair
+from ckptsync.cli.repair import RepairOutcome
+from ckptsync.errors import StoreError
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.gc import RetentionRequest, apply_retention
+from ckptsync.head.repair import How, Repair, RepairPlan
 from ckptsync.head.retention_rules import Rules
 from ckptsync.status import heartbeat
 from ckptsync.status.heartbeat import Heartbeat
@@ -198,6 +201,27 @@ def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(
     cli("repair", "--wait")
     assert (store / MODEL).read_bytes() == model, "what depends on it was made again, too"
     assert word(store) == "VERIFIED"
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "remaining", "code", "is_waiting"),
+    [
+        ("ask", None, (), 3, True),
+        ("ask", StoreError("no route"), (), 4, False),
+        ("copy", None, ("copy",), 3, False),
+        ("copy", None, ("ask",), 3, True),
+        ("ask", None, ("copy", "lost"), 10, False),
+    ],
+)
+def test_what_failed_or_is_left_decides_the_exit_code_and_whether_to_wait(
+    how: How, error: StoreError | None, remaining: tuple[How, ...], code: int, *, is_waiting: bool
+) -> None:
+    plan, left = (
+        RepairPlan("r", "c", tuple(Repair(how, how, "") for how in hows))
+        for hows in ((how,), remaining)
+    )
+    outcome = RepairOutcome(plan, (), error, left if remaining else None)
+    assert (outcome.exit_code, outcome.is_waiting) == (code, is_waiting)
 
 
 def test_a_damaged_manifest_is_for_its_own_node(store: Path, cli: Cli) -> None:

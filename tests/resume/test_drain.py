@@ -18,6 +18,7 @@ from ckptsync.cli.drain import Upload, upload_of
 from ckptsync.errors import StoreError
 from ckptsync.head.due_jobs import VerifyPolicy
 from ckptsync.hooks import embedded_worker
+from ckptsync.records.save_decisions import Tombstone
 from ckptsync.resume.drain import (
     DrainedSave,
     DrainResult,
@@ -27,6 +28,7 @@ from ckptsync.resume.drain import (
     drain,
     is_over,
 )
+from ckptsync.spool.pins import create_pin, link_files, list_pins, mark_stored
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.file_selection import EVERYTHING
 from ckptsync.worker.finished import Rule
@@ -34,8 +36,9 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.worker import DOUBTFUL
 from tests.resume import trainer
+from tests.support.filled_stores import put
 from tests.support.head_in_process import verify_next
-from tests.support.worker_in_process import push_now
+from tests.support.worker_in_process import lay, manifests, push_now
 
 RULE = Rule(10.0, 60.0, 600.0)
 
@@ -49,38 +52,22 @@ def save(
 
 
 @pytest.mark.parametrize(
-    ("saves", "newest"),
+    ("saves", "newest", "is_stored"),
     [
-        ((), -1),
-        ((save("stored", 4), save("stored", 2)), 4),
-        ((save("stored", 4), save("unsent", 6)), 6),  # whole, and the store is away
-        ((save("stored", 4), save("waiting", 6)), 4),
-        ((save("refused", 6),), -1),  # torn
-        ((DrainedSave("final", None, "stored"),), -1),
+        ((), -1, True),
+        ((save("stored", 4), save("stored", 2)), 4, True),
+        ((save("stored", 4), save("unsent", 6)), 6, False),  # whole, and the store is away
+        ((save("stored", 4), save("waiting", 6)), 4, False),
+        ((save("refused", 6),), -1, False),  # torn
+        ((DrainedSave("final", None, "stored"),), -1, True),
     ],
 )
-def test_the_newest_step_is_that_of_a_whole_save(
-    saves: tuple[DrainedSave, ...], newest: int
+def test_the_newest_whole_save_counts_and_the_store_must_have_all(
+    saves: tuple[DrainedSave, ...], newest: int, *, is_stored: bool
 ) -> None:
-    assert DrainResult(saves).newest_step == newest
-    assert DrainResult(saves, "no route").newest_step == newest
-
-
-@pytest.mark.parametrize(
-    ("saves", "error", "is_stored"),
-    [
-        ((), "", True),
-        ((save("stored"),), "", True),
-        ((save("stored"),), "no route", False),
-        ((save("stored"), save("unsent")), "", False),
-        ((save("stored"), save("waiting")), "", False),
-        ((save("stored"), save("refused")), "", False),
-    ],
-)
-def test_a_machine_may_be_shut_down_if_the_store_has_every_save(
-    saves: tuple[DrainedSave, ...], error: str, *, is_stored: bool
-) -> None:
-    assert DrainResult(saves, error).is_stored is is_stored
+    result, unread = DrainResult(saves), DrainResult(saves, "no route")
+    assert (result.newest_step, result.is_stored) == (newest, is_stored)
+    assert (unread.newest_step, unread.is_stored) == (newest, False)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +118,36 @@ def test_a_save_waits_until_it_has_not_changed_then_is_unsent_then_stored(node: 
     assert (first.wait_left - later.wait_left, later.unchanged_for) == (5.0, 5.0)
     unsent = node.read(110.0)["checkpoint-1"]
     assert (unsent.status, unsent.unchanged_for, unsent.step) == ("unsent", 10.0, 1)
+    assert unsent.reason == "not uploaded yet"
     (node.out / "checkpoint-1/trainer_state.json").touch()
     assert node.read(111.0)["checkpoint-1"].status == "waiting"
     node.push()
     stored = node.read(112.0)["checkpoint-1"]
     assert (stored.status, stored.location, stored.reason) == ("stored", "checkpoint-1", "")
+    names = tuple(stored.name for stored in manifests(node.store))
+    ended = {"n0": time.time_ns()}
+    put(node.store, Tombstone("run", *["checkpoint-1"] * 2, 0, names, "old", ended=ended))
+    node.store.delete(names[0])
+    given_up = node.read(113.0)["checkpoint-1"]
+    assert (given_up.status, given_up.reason) == ("stored", "given up in the store")
+
+
+def test_what_a_worker_has_read_in_the_store_as_another_nodes_is_stored(node: Node) -> None:
+    pin = create_pin(node.out, "checkpoint-1", 0, "n0")
+    assert pin is not None
+    link_files(pin, node.out / "checkpoint-1", [f.name for f in trainer.source().iterdir()])
+    (pin,) = list_pins(node.out)
+    assert node.read(1.0)["checkpoint-1"].status == "waiting"
+    mark_stored(pin)
+    assert node.read(2.0)["checkpoint-1"].status == "stored"
+
+
+def test_a_save_is_whole_once_another_node_has_stored_its_part(node: Node, tmp_path: Path) -> None:
+    lay(node.out, {"m/__0_0.distcp": b"shard"})
+    lay(tmp_path / "n1" / "run", {"m/__1_0.distcp": b"shard"})
+    push_now(tmp_path / "n1" / "run", node.store, "n1", "run")
+    node.read(0.0)
+    assert node.read(10.0)["checkpoint-4"].status == "unsent"
 
 
 def test_a_save_that_is_damaged_in_the_store_is_refused(node: Node) -> None:
@@ -151,7 +163,7 @@ def test_what_is_perhaps_not_the_final_model_is_refused(node: Node) -> None:
         shutil.copyfile(trainer.source() / name, node.out / name)
     node.read(0.0)
     final = node.read(1000.0)["final"]
-    assert (final.status, final.path) == ("refused", node.out)
+    assert (final.status, final.path, final.unchanged_for) == ("refused", node.out, 1000.0)
     assert final.reason.startswith("perhaps not the final model")
 
 
@@ -217,15 +229,21 @@ def test_our_worker_is_stopped_when_it_has_nothing_left_to_send(
     error: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     *,
     is_stopped: bool,
 ) -> None:
     stopped = list[Path]()
     monkeypatch.setattr(embedded_worker, "stop", stopped.append)
+    monkeypatch.setattr(embedded_worker, "who_uploads", lambda _: "another goes on")
     unread = cast("OutputDirSaves", None)
-    upload = Upload(RunDir("run", tmp_path), "n0", "/s", MemoryStore(), unread, None)
+    upload = Upload(
+        RunDir("run", tmp_path), "n0", "/s", MemoryStore(), unread, None, problem="no disk"
+    )
     upload.finish(DrainResult(saves, error))
     assert stopped == [tmp_path] * is_stopped
+    said = "" if is_stopped else "ckptsync: no disk\nckptsync: another goes on\n"
+    assert capsys.readouterr().err == said
 
 
 class Script:
@@ -275,6 +293,8 @@ def test_whether_the_machine_may_be_shut_down_is_said_last(
     lines = describe(DrainResult(saves, error), RunDir("run", Path("/no/such/out")), "/store")
     assert advice in lines[-1]
     assert (f"the store cannot be read: {error}" in lines) == bool(error)
-    assert sum(line.startswith("not stored: ") for line in lines) == sum(
-        each.status != "stored" for each in saves
-    )
+    statuses = [each.status for each in saves]
+    starts = [line.partition(":")[0].strip() for line in lines]
+    assert starts.count("not stored") == len(saves) - statuses.count("stored")
+    assert starts.count("if it is whole all the same") == statuses.count("refused")
+    assert starts.count("stored") == ("stored" in statuses or not error)

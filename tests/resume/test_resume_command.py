@@ -8,15 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckptsync.cli import resume
 from ckptsync.cli.main import main
 from ckptsync.hooks import embedded_worker
+from ckptsync.resume.drain import DrainResult, OutputDirSaves
 from ckptsync.spool import markers
 from ckptsync.spool.markers import read_log
 from ckptsync.stores.opening import create_store
@@ -246,42 +248,43 @@ def test_a_training_whose_resume_was_killed_gets_sigterm(place: Place) -> None:
     assert until(lambda: not markers.start_time(place.starts()[0]["pid"]))
 
 
-def test_a_second_signal_ends_the_wait_for_a_store_that_is_away(place: Place) -> None:
-    away = place.store.with_name("away")
-    with started(place.resume(2, "signals:1")) as process:
-        assert until(place.starts), process.poll()
-        assert until(place.store.is_dir)
-        place.store.rename(away)
-        place.store.touch()  # nobody makes another one
-        process.terminate()
-        assert process.stderr
-        lines = iter(process.stderr.readline, "")
-        assert any("waiting until the store has" in line for line in lines)
-        process.terminate()
-        rest = "".join(lines)
-        assert process.wait(60) == 7, rest
-    assert "do not shut this machine down" in rest
-    place.store.unlink()
-    away.rename(place.store)
+@pytest.mark.parametrize(
+    ("options", "is_stopped"),
+    [
+        (["--restarts", "0"], [False, False, True]),
+        (["--restarts", "3"], [False, True, True, False, True, True]),
+        (["--drain", "0s"], [True, True, True]),
+    ],
+)
+def test_one_signal_ends_the_wait_before_a_restart_a_second_one_the_last_wait(
+    place: Place, monkeypatch: pytest.MonkeyPatch, options: list[str], is_stopped: list[bool]
+) -> None:
+    """Each may also have ended our worker, which then starts again at once."""
+    stops, ended_workers = list[bool](), list[Path]()
+
+    def wait(
+        _: OutputDirSaves, is_stopped: Callable[[], bool], ensure_worker: Callable[[], None],
+        *_rest: object,
+    ) -> DrainResult:  # fmt: skip
+        for _read in range(3):
+            ensure_worker()
+            ensure_worker()
+            stops.append(is_stopped())
+            signal.raise_signal(signal.SIGTERM)
+        return DrainResult()
+
+    monkeypatch.setattr(resume, "drain", wait)
+    monkeypatch.setattr(embedded_worker, "expect_end", ended_workers.append)
+    words = ["-c", str(place.config), "--no-worker", *options, "--", "false"]
+    assert main(["resume", str(place.out), *words]) == 1
+    assert stops == is_stopped
+    assert len(ended_workers) == len(stops) - 1
+
+
+def test_drain_sends_by_a_worker_of_its_own_what_is_left(place: Place) -> None:
+    save(place.out, 1, 9)
     code, document = place.drain()
-    assert (code, statuses(document)) == (0, {"checkpoint-1": "stored", "checkpoint-2": "stored"})
-    assert place.stored() == {"checkpoint-1", "checkpoint-2"}
-
-
-def test_the_worker_goes_on_where_the_store_is_away_for_long(place: Place) -> None:
-    away = place.store.with_name("away")
-    with started(place.resume(2, "signals:1", "--drain", "2s")) as process:
-        log = place.out / "_ckptsync" / "embedded.log"
-        assert until(lambda: log.exists() and '"started"' in log.read_text()), process.poll()
-        place.store.rename(away)
-        place.store.touch()  # nobody makes another one
-        process.terminate()
-        text = process.communicate(timeout=600)[1]
-    assert "the store cannot be read" in text
-    assert "the embedded worker goes on with them" in text
-    place.store.unlink()
-    away.rename(place.store)
-    assert until(lambda: place.stored() == {"checkpoint-1", "checkpoint-2"})
+    assert (code, statuses(document)) == (0, {"checkpoint-1": "stored"})
 
 
 def test_the_exit_code_is_known_where_who_started_it_ignores_children(place: Place) -> None:
