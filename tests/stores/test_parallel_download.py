@@ -9,17 +9,18 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
+from ckptsync.stores import parallel_download
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import open_any
 from ckptsync.stores.parallel_download import RANGE, StoredFile, download
+from ckptsync.stores.posix.draft import Draft
 from ckptsync.stores.posix.store import PosixStore
-from tests.support.seaweedfs import weed
 
 CONTENTS = {f"d{n % 3}/f{n}": os.urandom(n * 1000) for n in range(20)} | {
     "large": os.urandom(RANGE + 12345)
@@ -43,13 +44,9 @@ def no_thread_is_left() -> bool:
     return not [t for t in threading.enumerate() if t.name.startswith("ckptsync-download")]
 
 
-@pytest.mark.parametrize("kind", ["memory", "s3"])
 @pytest.mark.parametrize("threads", [1, 5])
-def test_all_files_arrive(tmp_path: Path, kind: str, threads: int) -> None:
-    store: Store = (
-        MemoryStore() if kind == "memory" else open_any(f"s3://{weed().bucket()}", weed().options())
-    )
-    target, told = PosixStore(str(tmp_path)), list[int]()
+def test_all_files_arrive(tmp_path: Path, threads: int) -> None:
+    store, target, told = MemoryStore(), PosixStore(str(tmp_path)), list[int]()
     download(store, target, sent(store), threads, told.append)
     assert files_in(target) == CONTENTS
     assert sum(told) == sum(map(len, CONTENTS.values()))
@@ -159,6 +156,34 @@ def test_a_file_without_a_digest_arrives_too(tmp_path: Path) -> None:
     target = PosixStore(str(tmp_path))
     assert download(Source(), target, [StoredFile("run/a", "a", len(CONTENT), None)]) == {}
     assert read_all(target, "a") == CONTENT
+
+
+class SharedLock:
+    """A lock of two threads; whoever releases it waits until the other one has released it too."""
+
+    _both = threading.Barrier(2, timeout=60)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._both.wait()
+
+
+def test_of_threads_that_end_at_once_one_publishes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_download, "threading", SimpleNamespace(Lock=SharedLock))
+    monkeypatch.setattr(parallel_download, "RANGE", 2)
+    commits: list[str] = []
+    monkeypatch.setattr(Draft, "commit", lambda draft: commits.append(draft.name))
+    file = StoredFile("run/a", "a", 4, None)
+    assert download(Source(b"abcd"), PosixStore(str(tmp_path)), [file], 2) == {}
+    assert commits == ["a"]
 
 
 @pytest.mark.parametrize("killed", [Transient("cut"), KeyboardInterrupt()])

@@ -48,16 +48,17 @@ def unfinished(path: Path) -> list[str]:
 
 def test_a_later_writer_goes_on_with_what_is_there_and_believes_none_of_it(tmp_path: Path) -> None:
     begun(tmp_path).put(part(1, 0, b"good"))
-    left = unfinished(tmp_path)
+    (left,) = unfinished(tmp_path)
+    (tmp_path / "run" / left.replace("_", "_z")).touch()  # a shorter one
     later = begun(tmp_path)
-    assert unfinished(tmp_path) == left == [Path(later.part).name]
+    assert later.part == f"run/{left}"
     assert later.reuse_part(part(1, 0, b"good"))
     assert not later.reuse_part(part(1, 0, b"bad!"))
     assert not later.reuse_part(part(2, 4, b"more"))
     later.put(part(2, 4, b"more"))
     later.commit(8)
     assert (tmp_path / "run/a").read_bytes() == b"goodmore"
-    assert unfinished(tmp_path) == []
+    assert len(unfinished(tmp_path)) == 1, "the shorter one"
 
 
 def test_a_hole_is_not_there_and_large_parts_are_compared_to_their_end(tmp_path: Path) -> None:

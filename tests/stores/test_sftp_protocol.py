@@ -7,11 +7,10 @@ from __future__ import annotations
 import random
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.limits import Limits
@@ -19,6 +18,7 @@ from ckptsync.stores.sftp.connection import Connection
 from ckptsync.stores.sftp.protocol import (
     FSYNC_PATIENCE,
     PIECE,
+    Attributes,
     Fields,
     Flag,
     Malformed,
@@ -34,22 +34,44 @@ from tests.support.sftp_stores import AT_ONCE, SOON, address_of
 
 
 @pytest.mark.parametrize(
-    "body", [struct.pack(">IQ", 1, 5), struct.pack(">II", 4, stat.S_IFREG), struct.pack(">I", 0)]
+    ("body", "error"),
+    [
+        (struct.pack(">IQ", 1, 5), "neither type nor size"),
+        (struct.pack(">II", 4, stat.S_IFREG), "neither type nor size"),
+        (struct.pack(">IQI", 5, 1 << 63, stat.S_IFREG), "a file of 9223372036854775808 bytes"),
+    ],
 )
-def test_what_tells_no_file_from_a_link_is_refused(body: bytes) -> None:
-    with pytest.raises(Malformed, match="neither type nor size"):
+def test_what_tells_no_file_from_a_link_is_refused(body: bytes, error: str) -> None:
+    with pytest.raises(Malformed, match=error):
         Fields(body).attributes()
 
 
-@given(st.binary(max_size=60))
-def test_a_lying_packet_is_malformed_and_nothing_else(body: bytes) -> None:
-    for parse in (Fields.text, Fields.u32, Fields.u64, Fields.attributes):
-        fields = Fields(body)
-        try:
-            while not fields.is_over:
-                parse(fields)
-        except Malformed:
-            pass  # the only error there may be
+ATTRIBUTES = struct.pack(">IQIIIIII", 0x8000000F, 5, 1, 1, stat.S_IFREG, 1, 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "value"),
+    [
+        (Fields.u32, bytes([0, 0, 1, 2]), 258),
+        (Fields.u64, bytes([0, 0, 0, 0, 0, 0, 1, 2]), 258),
+        (Fields.text, text(b"abcde"), b"abcde"),
+        (
+            Fields.attributes,
+            ATTRIBUTES + text(b"name") + text(b"value"),
+            Attributes(5, stat.S_IFREG, 7),
+        ),
+    ],
+)
+def test_a_packet_is_read_to_its_end_and_no_further(
+    parse: Callable[[Fields], object], body: bytes, value: object
+) -> None:
+    fields = Fields(body)
+    assert not fields.is_over
+    assert parse(fields) == value
+    assert fields.is_over
+    for end in range(len(body)):
+        with pytest.raises(Malformed):
+            parse(Fields(body[:end]))
 
 
 CONTENT = random.Random(1).randbytes(3_000_001)
@@ -124,17 +146,35 @@ def test_the_server_has_longer_to_bring_a_file_to_its_disk(
     session.close()
 
 
-@pytest.mark.parametrize("fault", ["huge", "vast", "more", "empty", "strange", "modeless"])
-def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fault: str) -> None:
-    (tmp_path / "a").write_bytes(b"x" * 100_000)
-    sessions, out = Sessions(address_of(tmp_path, fault), AT_ONCE), memoryview(bytearray(50_000))
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("size=4", "a packet of 4 bytes"),
+        ("size=263169", "a packet of 263169 bytes"),
+        ("strange", "which was not asked"),
+        ("modeless", "neither type nor size"),
+        ("answer=3=105=", "a packet of type 105 came, 102 was expected"),
+        ("answer=3=102=00000000", "a handle of 0 bytes"),
+        (f"answer=3=102={text(bytes(257)).hex()}", "a handle of 257 bytes"),
+        ("answer=5=103=", "0 bytes in a packet of 0 came"),
+        ("answer=5=103=00000000", "0 bytes in a packet of 4 came"),
+        ("answer=5=103=00000001", "1 bytes in a packet of 4 came"),
+        ("answer=5=103=000000017878", "1 bytes in a packet of 6 came"),
+        ("answer=5=103=000000027878", "2 bytes in a packet of 6 came where up to 1"),
+    ],
+)
+def test_a_lying_server_is_believed_nothing_and_asked_no_more(
+    tmp_path: Path, fault: str, error: str
+) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    sessions = Sessions(address_of(tmp_path, fault), AT_ONCE)
 
     def step(session: Session) -> None:
         handle = opened(session, tmp_path / "a")
         session.stat_paths([bytes(tmp_path / "a")])
-        session.read_into(handle, 0, out)
+        session.read_into(handle, 0, memoryview(bytearray(1)))
 
-    with pytest.raises(StoreError, match="the answer is no SFTP") as caught:
+    with pytest.raises(StoreError, match=f"the answer is no SFTP: .*{error}") as caught:
         sessions.on(step)
     assert not isinstance(caught.value, Transient)
     assert sessions._idle == []

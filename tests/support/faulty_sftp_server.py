@@ -7,7 +7,7 @@ unsynced (no fsync of directories), limits=N (READ and WRITE may have so many by
 full (no WRITE succeeds), denied (no file is opened to be written), unreadable (no directory but the
 first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and
 the connection ends; the file MARKER tells that it was). log=FILE tells what changes something, or
-makes it durable. Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless,
+makes it durable. Lying: size=N (of each answer), strange, names, modeless, endless, bottomless,
 branching, noisy, chatty, old, answer=KIND=TYPE=HEX (requests of that kind are answered so).
 """
 
@@ -66,7 +66,7 @@ def opened(body: bytes) -> tuple[int, bytes]:
     flags |= (
         os.O_CREAT * bool(asked & 8) | os.O_TRUNC * bool(asked & 16) | os.O_EXCL * bool(asked & 32)
     )
-    handle = b"%d" % next(HANDLES)
+    handle = b"%0256d" % next(HANDLES)  # the longest permitted
     FILES[handle] = os.open(path, flags, 0o666)
     return HANDLE, text(handle)
 
@@ -83,12 +83,6 @@ def read(body: bytes) -> tuple[int, bytes]:
     handle, rest = take(body)
     start, size = struct.unpack(">QI", rest)
     found = os.pread(FILES[handle], min(size, 20_000) if "short" in FAULTS else size, start)
-    if "huge" in FAULTS:
-        return DATA, struct.pack(">I", 1 << 31) + found
-    if "more" in FAULTS:
-        return DATA, text(found + b"!" * (size - len(found) + 1))
-    if "empty" in FAULTS:
-        return DATA, text(b"")
     return (DATA, text(found)) if found else status(1)
 
 
@@ -278,8 +272,8 @@ def main() -> None:
         for number, asked, (kind, body) in reversed(answers):
             if is_lost(asked):
                 return
-            if "vast" in FAULTS:
-                send(struct.pack(">I", 1 << 30))
+            if "size" in VALUES:
+                send(struct.pack(">I", int(VALUES["size"])))
             say(bytes([kind]) + struct.pack(">I", number + ("strange" in FAULTS)) + body)
 
 

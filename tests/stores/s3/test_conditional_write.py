@@ -32,7 +32,7 @@ def test_a_server_that_does_not_know_crc32_gets_md5s_from_then_on() -> None:
         assert [a.headers.get("content-md5") for a in script.asked] == [None, wanted]
 
 
-GOOD, SUM = md5_of(DATA).hex(), sum_of(DATA)
+GOOD, X, SUM = md5_of(DATA).hex(), md5_of(b"x").hex(), sum_of(DATA)
 PARTS = sum_parts([sum_of(memoryview(part)) for part in (b"abc", b"de")])
 
 
@@ -75,7 +75,7 @@ def put(asked: Asked) -> Say:
 def test_a_server_that_ignores_conditions_is_found_out_and_looked_at_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    there = Say(200, b"x", {"ETag": f'"{md5_of(b"x").hex()}"'})
+    there = Say(200, b"x", {"ETag": f'"{X}"'})
     with scripted(*ABSENT, put, put, there) as script:
         store = script.store()
         store.create("a", [b"x"])
@@ -84,10 +84,8 @@ def test_a_server_that_ignores_conditions_is_found_out_and_looked_at_first(
         with pytest.raises(Exists) as caught:
             store.create("a", [b"x"])
         assert caught.value.is_same
-        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"] == [
-            "*",
-            "*",
-        ]
+        conditions = [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"]
+        assert conditions == ["*", "*"]
 
 
 BEGUN = Say(
@@ -140,8 +138,14 @@ def test_of_a_taken_name_whose_sums_say_nothing_nothing_is_claimed(headers: dict
 
 
 def test_a_small_file_is_not_asked_for_once_the_server_is_known_to_keep_conditions() -> None:
-    with scripted(*ABSENT, put, error(412, "PreconditionFailed"), put) as script:
+    taken, theirs = error(412, "PreconditionFailed"), Say(200, b"x", {"ETag": f'"{X}"'})
+    lost = error(500, "InternalError")
+    with scripted(*ABSENT, put, taken, put, lost, taken, theirs, taken, theirs) as script:
         store = script.store()
-        store.create("a", [b"x"])
-        store.create("b", [b"x"])
-        assert [a.method for a in script.asked] == ["HEAD", "GET", "PUT", "PUT", "PUT"]
+        for name in "abc":
+            store.create(name, [b"x"])
+        with pytest.raises(Exists) as caught:
+            store.create("d", [b"x"])
+        assert caught.value.is_same
+        methods = " ".join(asked.method for asked in script.asked)
+        assert methods == "HEAD GET PUT PUT PUT PUT PUT HEAD PUT HEAD"
