@@ -270,13 +270,11 @@ class _OutputUnit:
 
     @property
     def lead(self) -> int:
-        """Return the bytes between the last multiple of `ALIGN` in the file and the unit."""
-        """Bytes of ``buffer`` before the unit: those after the last multiple of `ALIGN`."""
+        """The number of bytes between the last multiple of `ALIGN` in the file and the unit."""
         return self.start % ALIGN
 
     @property
     def data(self) -> memoryview:
-        """Return the unit's bytes in its buffer."""
         """The unit's bytes, a view of ``buffer``."""
         return self.buffer.data[self.lead : self.lead + self.size]
 
@@ -494,8 +492,7 @@ def describe_tensor(plan: FilePlan, tensor: PlannedTensor, digest: str = "") -> 
 
 
 def _written_size(share: Share, tensor: PlannedTensor) -> int:
-    """Return the bytes of a share of a tensor in the output, after the cast."""
-    """Return the bytes that a tensor's share of a unit has after the cast."""
+    """Return how many bytes a tensor's share of a unit has after the cast."""
     return share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
 
 

@@ -143,8 +143,7 @@ def open_base(request: MergeRequest, access: Access, *, use_times: bool = True) 
     Raises Unsupported if it is an adapter, and what `open_sources` raises.
     """
     assert request.into is not None
-    size = request.options.max_shard_size or _ONE_FILE
-    options = replace(request.options, source=None, max_shard_size=size)
+    options = replace(request.options, source=None)
     base = open_sources(
         replace(request, sources=[request.into], options=options, into=None),
         access,

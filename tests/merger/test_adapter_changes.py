@@ -75,7 +75,7 @@ def plan(
 def test_a_sum_is_pefts_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = SUMS[name]
     monkeypatch.setattr(read_units, "WINDOW", 200)
-    monkeypatch.setattr(adapter_sums, "BLOCK", 30)
+    monkeypatch.setattr(adapter_sums, "BLOCK", 7)
     monkeypatch.setattr(adapter_sums, "_WHOLE", 0)
     monkeypatch.setattr(adapter_sums, "_STEPPED", 0)
     ours = sum_into_base(of["base"], of["config"], of["adapter"], of["adapter_config"])
@@ -229,11 +229,36 @@ def test_before_0_19_peft_took_all_experts_as_in_by_out(version: str | None) -> 
 def test_of_square_experts_only_peft_and_class_tell_how(
     version: str, kind: str, *, is_transposed: bool
 ) -> None:
-    square = {f"{LAYER}mlp.experts.gate_up_proj": (2, 4, 4)}
-    factors = pair(f"{LAYER}mlp.experts", (4, 4), (4, 4))
-    result = plan(square, factors, {"model_type": kind}, peft_version=version)
-    (own,) = result.of.values()
-    assert {c.is_transposed for c in own if isinstance(c, LowRank)} == {is_transposed}
+    # a single matrix is added as it is
+    for count, shape, expected in ((2, (2, 4, 4), is_transposed), (1, (4, 4), False)):
+        square = {f"{LAYER}mlp.experts.gate_up_proj": shape}
+        factors = pair(f"{LAYER}mlp.experts", (2 * count, 4), (4, 2 * count))
+        result = plan(square, factors, {"model_type": kind}, peft_version=version)
+        (own,) = result.of.values()
+        assert {c.is_transposed for c in own if isinstance(c, LowRank)} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("kind", "siblings", "is_transposed"),
+    [
+        ("gpt2", {}, True),
+        ("llama", {}, False),
+        ("gpt2", {"c_fc": (6, 4)}, False),
+        ("llama", {"c_fc": (4, 6)}, True),
+        ("gpt2", {"c_fc": (6, 4), "c_attn": (4, 6)}, True),  # siblings of both kinds
+        ("llama", {"c_fc": (6, 4), "c_attn": (4, 6)}, False),
+    ],
+)
+def test_a_square_layer_is_stored_as_its_siblings_or_as_its_class_has_it(
+    kind: str, siblings: dict[str, tuple[int, ...]], *, is_transposed: bool
+) -> None:
+    factors = pair("h.0.c_proj", (2, 4), (4, 2))
+    for name in siblings:
+        factors |= pair(f"h.0.{name}", (2, 4), (6, 2))
+    base = {f"h.0.{n}.weight": s for n, s in {"c_proj": (4, 4), **siblings}.items()}
+    (change,) = plan(base, factors, {"model_type": kind}).of["h.0.c_proj.weight"]
+    assert isinstance(change, LowRank)
+    assert change.is_transposed == is_transposed
 
 
 def test_a_parameter_that_nothing_names_is_known_by_its_shape_or_refused() -> None:
@@ -350,6 +375,25 @@ def test_all_names_of_a_tied_tensor_are_changed() -> None:
     saved = {f"{P}shared.weight": (15, 4)}
     result = plan(dict.fromkeys(names, (12, 4)), saved, {**TIED, "architectures": ["T5Model"]})
     assert result.of.keys() == result.shapes.keys() == {*names}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_one"),
+    [
+        ({"model.types.embeddings.weight": (2, 4)}, True),  # fewer rows
+        ({"model.patches.embeddings.weight": (20, 4, 3)}, True),
+        ({"model.types.embeddings.weight": (20, 4), "lm_head.weight": (12, 4)}, True),
+        ({"other.lm_head.weight": (12, 4), "lm_head.weight": (12, 4)}, False),
+    ],
+)
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_tie_among_several_embeddings_or_heads(
+    more: dict[str, tuple[int, ...]], step: int, *, is_one: bool
+) -> None:
+    base = dict([*TIED_SHAPES.items(), *more.items()][::step])
+    result = plan(base, WORDS, TIED, is_equal=True)
+    noted = [n for n in result.notes if n.startswith("model.embed_tokens.weight is the head, too")]
+    assert (len(noted), result.added) == (is_one, ())
 
 
 def test_what_was_trained_apart_is_untied() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ckptsync.cli.main import main
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.layouts import zero
 from ckptsync.merger.file_times import check_times
 from ckptsync.merger.plan import MergeOptions
 from ckptsync.walk import SAME_MOMENT, SLOW
@@ -124,6 +125,15 @@ def test_a_whole_model_of_another_run_than_the_shards_below_it_is_refused(
     assert ": values of" in told
     assert all(name in told for name in ("model.safetensors", "optim_states.pt"))
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("source", [None, "zero"])
+def test_a_model_whose_weights_are_not_the_masters_rounded_is_not_compared(
+    trained: Path, source: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_values(trained / "model.safetensors", of=400)
+    monkeypatch.setattr(zero, "why_unlike", lambda _: "trained with zenflow")
+    merge_local([trained], tmp_path / "out", MergeOptions("keep", source=source))
 
 
 def test_an_adapter_of_another_run_than_the_shards_below_it_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
+from ckptsync.merger.destination import merge
 from ckptsync.merger.inputs import MergeRequest, open_sources
 from ckptsync.merger.plan import MergeOptions, MergeResources
 from ckptsync.stores.checkpoint_files import MERGING as RECORD
@@ -35,6 +37,7 @@ HANDFUL = [
 TWO_NODES = vector("hf-fsdp2-2node")
 WEIGHTS = [f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)]
 IN, ELSEWHERE = Remote("mem", "in"), Remote("mem", "elsewhere")
+SHARD = "pytorch_model_fsdp_0/__0_0.distcp"
 INDEX = "model.safetensors.index.json"
 
 
@@ -154,14 +157,19 @@ def test_beside_an_unfinished_merge_nothing_else_may_be() -> None:
     assert content(store) == before
 
 
-@pytest.mark.parametrize("options", [MergeOptions("bf16", 20_000), MergeOptions("keep", 20_000)])
+@pytest.mark.parametrize(
+    "options", [MergeOptions("bf16", 11_000), MergeOptions("keep", 20_000), KEEP]
+)
 def test_another_merge_does_not_go_on_with_it(options: MergeOptions) -> None:
-    store = unfinished()
+    store, sources = unfinished(), far(TWO_NODES.sources)
     before = content(store)
+    if options is KEEP:  # of a shard that was saved again, with the same shapes
+        node = sources[Remote("mem", "node0")]
+        node.write(SHARD, [read_all(node, SHARD)])
     with pytest.raises(
         ConfigError, match="an unfinished merge of other sources, or with other options"
     ):
-        merge_into(store, far(TWO_NODES.sources), options=options)
+        merge_into(store, sources, options=options)
     assert content(store) == before
 
 
@@ -185,6 +193,30 @@ def test_a_source_that_changes_during_the_merge_leaves_nothing_that_opens(size: 
     assert (
         not {"model.safetensors", "config.json", "model.safetensors.index.json", WEIGHTS[-1]} & left
     )
+
+
+def test_the_model_that_a_merge_is_filled_from_stays_as_it_is(tmp_path: Path) -> None:
+    given, source, out = tmp_path / "given", MemoryStore("mem://in"), MemoryStore("mem://out")
+    tensor = ("U8", (8,), b"8 bytes.")
+    given.mkdir()
+    weights = given / "model.safetensors"
+    weights.write_bytes(safetensors_file({"model.a": tensor, "model.b": tensor}))
+    (given / "config.json").write_text("{}")
+    source.write("model.safetensors", [safetensors_file({"model.a": tensor})])
+    stores = reaching({IN: source, OUT: out})
+    requests = [
+        MergeRequest([IN], place, MergeOptions("keep", 8), fill_from=given)
+        for place in (OUT, tmp_path / "out")
+    ]
+    prepared = [open_sources(request, stores) for request in requests]
+    with pytest.raises(Crash):  # after the first file
+        merge(prepared[0], reaching({IN: source, OUT: Dying(out, 8)}))
+    os.utime(weights, (1, 1))
+    for merge_of_earlier_files in prepared:
+        with pytest.raises(Incomplete, match="changed while it was read"):
+            merge(merge_of_earlier_files, stores)
+    with pytest.raises(ConfigError, match="an unfinished merge of other sources"):
+        merge(open_sources(requests[0], stores), stores)
 
 
 class Keeping(Counting):
