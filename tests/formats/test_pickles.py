@@ -32,6 +32,7 @@ from ckptsync.formats.pickles import (
     brief,
     loads,
     made,
+    ordered,
     with_unknown,
 )
 from tests.hostile import expensive_pickles
@@ -240,6 +241,8 @@ REFUSED: dict[bytes, str] = {
     THING + b")\x81}K\x01b}K\x01b.": "",
     THING + b")\x81}b}b.": "",
     THING + b"K\x01\x85R.": "",
+    b"\x80\x02c" + f"{__name__}\nOther\n".encode() + b")R}b}b.": "state for something",
+    b"\x80\x02]}b.": "state for something",
 }
 
 
@@ -309,8 +312,11 @@ def test_a_name_that_is_known_becomes_its_arguments_and_is_never_anybodys() -> N
         loads(b"\x80\x02ca\nC\n)RK\x01a.", AnyClass({Name("a", "C"): made}))
 
 
-def test_memo_indices_begin_at_one_in_python_2() -> None:
+def test_memo_indices_begin_at_one_and_ordered_dictionaries_are_pairs_in_python_2() -> None:
     assert loads(b"\x80\x02]q\x01(K\x05h\x01e.", {})[0][0] == 5
+    data = torch_pickle(Call(Global("collections", "OrderedDict"), [["b", 1], ["a", 2]]))
+    pairs, _ = loads(data, {Name("collections", "OrderedDict"): ordered})
+    assert list(pairs.items()) == [("b", 1), ("a", 2)]
 
 
 def test_a_value_is_shown_without_walking_into_it() -> None:
@@ -318,7 +324,8 @@ def test_a_value_is_shown_without_walking_into_it() -> None:
     for _ in range(200):
         endless = (endless, endless)
     assert brief(endless) == "a tuple"
-    assert brief((1, "x", None)) == "(1, 'x', None)"
+    assert brief((1, "x", None, 2.5)) == "(1, 'x', None, 2.5)"
+    assert brief((1, 2, 3, 4, 5)) == "a tuple"
     assert brief(10**5000) == "a int"
     assert len(brief("x" * 10**6)) < 100
 

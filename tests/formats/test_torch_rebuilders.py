@@ -315,6 +315,7 @@ def _called(function: str, *args: Any) -> MemoryFiles:
 
 F32, F16 = Global("torch", "float32"), Global("torch", "float16")
 DATA = tensor_call(StorageId("FloatStorage", "0", 4), 0, (4,), (1,))
+BYTES = tensor_call(StorageId("ByteStorage", "0", 16), 0, (5,), (1,))
 BIN = WeightsSource("bin", "pytorch_model")
 
 
@@ -339,6 +340,8 @@ def test_a_tensor_of_another_device_is_the_cpus_copy_unless_it_is_cast() -> None
         ("_rebuild_parameter_with_state", (DATA, True, {}, {str(n): n for n in range(101)})),
         ("_rebuild_tensor", (3, 0, (1,), (1,))),
         ("_rebuild_tensor_v3", (3, 0, (1,), (1,), False, {}, F32, {}, {})),
+        ("_rebuild_tensor_v3", (*DATA.args, F32, [1])),
+        ("_rebuild_tensor_v3", (*BYTES.args, F32)),  # five floats in 16 bytes
     ],
 )
 def test_arguments_that_torch_does_not_write_are_corrupt(function: str, args: Any) -> None:

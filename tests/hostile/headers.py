@@ -42,10 +42,9 @@ HEADERS: dict[str, tuple[object, bytes]] = {
     "entry-is-null": ({"a": None}, b"\0" * 8),
     "header-is-a-list": ([], b"\0" * 8),
     "duplicate-keys": (b'{"a":%s,"a":%s}' % (GOOD, GOOD), b"\0" * 8),
-    "duplicate-fields": (
-        b'{"a":{"dtype":"U8","dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
-        b"\0" * 8,
-    ),
+    "dtype-twice": (b'{"a":' + GOOD[:-1] + b',"dtype":"U8"}}', b"\0" * 8),
+    "shape-twice": (b'{"a":' + GOOD[:-1] + b',"shape":[8]}}', b"\0" * 8),
+    "offsets-twice": (b'{"a":' + GOOD[:-1] + b',"data_offsets":[0,8]}}', b"\0" * 8),
     "not-json": (b"\x80\x02cposix\nsystem\n.", b""),
     "not-utf8": (b'{"\xff\xfe":1}', b""),
     "json-nan": (b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,Infinity]}}', b""),

@@ -6,9 +6,12 @@ That of every rank for itself.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import re
 
 import pytest
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import dcp, registry
@@ -104,6 +107,13 @@ def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() ->
         dcp.tensors(held, "")
 
 
+def test_two_chunks_in_one_item_are_corrupt() -> None:
+    where = _StorageInfo("__0_0.distcp", 0, 9)
+    whole = Metadata({}, None, {MetadataIndex(name): where for name in "ab"})
+    with pytest.raises(Corrupt, match="two chunks in one item"):
+        found(MemoryFiles({".metadata": pickle.dumps(whole, 4)}))
+
+
 @pytest.mark.parametrize(
     "module", ["distributed._shard.sharded_tensor.metadata", "distributed.checkpoint.metadata"]
 )
@@ -197,6 +207,14 @@ def test_metadata_of_all_beside_that_of_one_are_two_saves() -> None:
     one = metadata({"b": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, 9),))})
     with pytest.raises(Unsupported, match="two saves in one directory"):
         dcp.demands(MemoryFiles({**rank(0), **states(1), ".metadata": one}), "")
+
+
+def test_ranks_that_disagree_on_a_path_are_corrupt() -> None:
+    whole = {"a.b": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, 9),))}
+    told = [metadata(whole, {"a.b": path}) for path in [("a", "b"), ("a.b",)]]
+    files = {f"__{n}.metadata": data for n, data in enumerate(told)}
+    with pytest.raises(Corrupt, match=r"'a\.b': ranks disagree on its path"):
+        found(MemoryFiles({**files, **states(2)}))
 
 
 @pytest.mark.parametrize(

@@ -132,17 +132,23 @@ def test_a_file_cut_short_anywhere_demands_nothing_and_is_not_closed(container: 
     assert registry.closed(NAME, MemoryFiles({NAME: data}))
 
 
-def test_a_changed_pickle_is_corrupt_and_an_odd_one_is_not() -> None:
+def test_a_changed_pickle_is_corrupt_and_an_odd_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     files = one(of())
     data = bytearray(files.content[NAME])
     data[data.index(b"global_step")] ^= 1
     files.content[NAME] = bytes(data)
     with pytest.raises(Corrupt, match="CRC32"):
         read(files)
-    odd = one(of(hyper_parameters={((1, (2,)),): 3}))
+    keys = {((1, (2,)),): 3}
+    odd = one(of(hyper_parameters=keys))
     with pytest.raises(Unsupported, match="pickle"):
         read(odd)
     assert registry.demands(odd).model
+    monkeypatch.setattr("torch.serialization.get_crc32_options", lambda: False)
+    with pytest.raises(Corrupt, match="pickle"):  # nothing shows that it is intact
+        read(one(of(hyper_parameters=keys)))
 
 
 def test_what_torch_never_wrote_is_of_no_layout_that_demands_anything() -> None:

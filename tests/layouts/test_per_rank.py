@@ -298,6 +298,27 @@ def test_groups_that_are_not_made_of_all_ranks_are_corrupt(
         read(files, "model")
 
 
+def test_parts_that_are_on_more_ranks_than_others_are_corrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    files = slices(1, 1, 2, 2)
+    of_slice, ranks = DeviceMesh.__getstate__, (0, 3, 2, 1)
+
+    def other(mesh: Any) -> Any:
+        """Where rank 3's part is, rank 1 is too."""
+        if mesh.ndim == 1:
+            return of_slice(mesh)
+        rows = torch.tensor(ranks).reshape(2, 2)
+        return {"mesh": rows, "_flatten_mesh_list": ranks, "_coordinate_on_dim": [1, 1]}
+
+    monkeypatch.setattr(DeviceMesh, "__getstate__", other)
+    files.content["model_world_size_4_rank_1.pt"] = of_a_slice(1, torch.ones(2, 3))
+    with pytest.raises(Corrupt, match="some parts of on both are on more ranks"):
+        read(files, "model")
+
+
 def test_replicas_are_compared_in_full_while_they_are_read() -> None:
     whole = torch.arange(400_000, dtype=torch.float32)
     odd = whole.clone()
