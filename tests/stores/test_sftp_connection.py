@@ -116,11 +116,9 @@ def test_the_configuration_of_ssh_is_a_file_or_none(value: object) -> None:
 
 
 def test_an_option_that_is_not_known_is_told_with_the_one_that_is() -> None:
-    for option in ("keyfile", "host_key_policy", "port", "username", "key_filename"):
-        with pytest.raises(ConfigError, match=f"unknown storage_options: {option}") as caught:
-            parse_address(remote("sftp://head/srv"), {option: "auto_add"})
-        assert "known: config" in caught.value.hint
-        assert "host keys are always checked" in caught.value.hint
+    with pytest.raises(ConfigError, match="unknown storage_options: keyfile, port") as caught:
+        parse_address(remote("sftp://head/srv"), {"port": 22, "keyfile": "a"})
+    assert "known: config" in caught.value.hint
 
 
 def running(tmp_path: Path, script: str, stall: float = 10.0) -> Connection:

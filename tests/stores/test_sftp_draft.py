@@ -16,9 +16,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import FilePart
 from ckptsync.stores.sftp.draft import PART, SftpTarget, SftpUpload
 from ckptsync.stores.sftp.server_files import ServerFiles
-from ckptsync.stores.sftp.store import SftpStore
 from tests.support.exhaustive import sampled
-from tests.support.files_in_memory import contents
 from tests.support.rate_limits import Counted
 from tests.support.sftp_stores import files_of, served
 from tests.support.waiting import until
@@ -127,6 +125,15 @@ def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
         assert not begun(tmp_path, about).reuse_part(part(1, 0, b"good"))
     assert not begun(tmp_path, name="run/b").reuse_part(part(1, 0, b"good"))
     assert len(unfinished(tmp_path)) == 4
+
+
+def test_what_somebody_else_finished_first_leaves_nothing_behind(tmp_path: Path) -> None:
+    about = About(PART + 1, "node:/a")
+    begun(tmp_path, about).put(part(1, 0, b"half"))
+    (tmp_path / "run/a").write_bytes(b"from another node")
+    with pytest.raises(Exists):
+        served(tmp_path).create("run/a", [b"x"], about)
+    assert unfinished(tmp_path) == []
 
 
 def test_a_link_in_the_place_of_a_temporary_file_is_not_written_through(tmp_path: Path) -> None:
@@ -331,7 +338,7 @@ def test_the_disk_is_waited_for_while_later_parts_are_sent(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-@pytest.mark.parametrize("faults", [(), ("plain",), ("replaces",), ("lose",)])
+@pytest.mark.parametrize("faults", [(), ("plain",), ("replaces",), ("unsynced",), ("lose",)])
 def test_a_name_that_is_free_is_given(
     tmp_path: Path, faults: tuple[str, ...], *, replaces: bool
 ) -> None:
@@ -364,32 +371,3 @@ def test_replacing_is_atomic_or_refused(tmp_path: Path) -> None:
     ):
         target(files_of(tmp_path, "plain"), name="a", replaces=True).publish("part", 3)
     assert (tmp_path / "a").read_bytes() == b"old"
-    losing = files_of(tmp_path, f"lose=200={tmp_path / 'marker'}")
-    target(losing, name="a", replaces=True).publish("part", 3)
-    assert (tmp_path / "a").read_bytes() == b"xyz"
-
-
-FILES = {f"run/d{n % 3}/f{n}": bytes([n]) * (n * 777) for n in range(40)}
-
-
-def created(store: SftpStore) -> list[BaseException | None]:
-    """What came of creating all of them at once."""
-    with ThreadPoolExecutor(16) as pool:
-        futures = [
-            pool.submit(store.create, name, [data], About(len(data)))
-            for name, data in FILES.items()
-        ]
-    return [future.exception() for future in futures]
-
-
-@pytest.mark.parametrize(
-    "faults", [(), ("plain", "replaces"), ("reorder",), ("unsynced", "limits=1")]
-)
-def test_many_are_there_whole_whatever_the_server_is_like(
-    tmp_path: Path, faults: tuple[str, ...]
-) -> None:
-    store = served(tmp_path, *faults)
-    assert {*created(store)} == {None}
-    assert contents(tmp_path) == FILES
-    assert {type(e) for e in created(store)} == {Exists}
-    assert contents(tmp_path) == FILES

@@ -47,6 +47,7 @@ def test_what_tells_no_file_from_a_link_is_refused(body: bytes, error: str) -> N
 
 
 ATTRIBUTES = struct.pack(">IQIIIIII", 0x8000000F, 5, 1, 1, stat.S_IFREG, 1, 7, 1)
+ATTRIBUTES += text(b"name") + text(b"value")
 
 
 @pytest.mark.parametrize(
@@ -55,11 +56,7 @@ ATTRIBUTES = struct.pack(">IQIIIIII", 0x8000000F, 5, 1, 1, stat.S_IFREG, 1, 7, 1
         (Fields.u32, bytes([0, 0, 1, 2]), 258),
         (Fields.u64, bytes([0, 0, 0, 0, 0, 0, 1, 2]), 258),
         (Fields.text, text(b"abcde"), b"abcde"),
-        (
-            Fields.attributes,
-            ATTRIBUTES + text(b"name") + text(b"value"),
-            Attributes(5, stat.S_IFREG, 7),
-        ),
+        (Fields.attributes, ATTRIBUTES, Attributes(5, stat.S_IFREG, 7)),
     ],
 )
 def test_a_packet_is_read_to_its_end_and_no_further(
@@ -149,6 +146,8 @@ def test_the_server_has_longer_to_bring_a_file_to_its_disk(
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
+        ("chatty", "it begins with b'Welco'"),
+        ("old", "the server offers version 2"),
         ("size=4", "a packet of 4 bytes"),
         ("size=263169", "a packet of 263169 bytes"),
         ("strange", "which was not asked"),
@@ -178,17 +177,6 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(
         sessions.on(step)
     assert not isinstance(caught.value, Transient)
     assert sessions._idle == []
-
-
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [("chatty", "it begins with b'Welco'"), ("old", "the server offers version 2")],
-)
-def test_what_is_no_sftp_of_version_3_is_said_to_be_none(
-    tmp_path: Path, fault: str, text: str
-) -> None:
-    with pytest.raises(StoreError, match=text):
-        Sessions(address_of(tmp_path, fault), AT_ONCE).on(lambda _: None)
 
 
 def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:

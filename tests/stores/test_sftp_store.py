@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import (
-    ConfigError,
-    Corrupt,
-    Exists,
-    NotFound,
-    StoreError,
-    Transient,
-)
+from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.safe_names import STORE_FILE
 from ckptsync.stores import path_or_url
-from ckptsync.stores.contract import About, Store
+from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import Access, NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
@@ -131,17 +124,6 @@ def test_where_the_user_may_not_write_the_path_and_the_remedy_are_told(tmp_path:
     assert caught.value.exit_code == 4
 
 
-def test_what_somebody_else_finished_first_leaves_nothing_behind(tmp_path: Path) -> None:
-    store, about = over_ssh(tmp_path), About(40 << 20, "origin")
-    with pytest.raises(KeyboardInterrupt):
-        store.create("a", (_interrupted(n) for n in range(40)), about)
-    assert [p.name.startswith(".ckptsync-") for p in tmp_path.iterdir()] == [True]
-    (tmp_path / "a").write_bytes(b"from another node")
-    with pytest.raises(Exists):
-        store.create("a", [b"x"], about)
-    assert inside(tmp_path) == ["a"]
-
-
 def test_a_name_that_a_killed_writer_left_is_durable_before_it_is_said_to_be_there(
     tmp_path: Path,
 ) -> None:
@@ -155,12 +137,6 @@ def test_a_name_that_a_killed_writer_left_is_durable_before_it_is_said_to_be_the
     steps = [step for step in log.read_text().splitlines() if step.startswith("fsync")]
     # the first one tests whether directories can be synced
     assert steps == ["fsync store"] * 2 + ["fsync run", "fsync deep", "fsync deep"]
-
-
-def _interrupted(n: int) -> bytes:
-    if n == 30:
-        raise KeyboardInterrupt
-    return bytes(1 << 20)
 
 
 def test_connections_end_with_the_store(tmp_path: Path) -> None:

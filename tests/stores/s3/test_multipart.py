@@ -19,6 +19,7 @@ from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.part_upload import FilePart
 from ckptsync.stores.s3.multipart_upload import (
+    KeyTarget,
     SentPart,
     Unfinished,
     list_unfinished,
@@ -361,6 +362,17 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
         assert len(script.asked) == len(pages), "nothing is asked of pre/k2"
         assert script.asked[1].query["upload-id-marker"] == "m"
         assert script.asked[3].query["part-number-marker"] == "1"
+
+
+def test_of_two_uploads_that_may_be_ours_the_one_with_more_parts_is_continued() -> None:
+    parts = (SentPart(1, 3, TAG, 0, ""),)
+    uploads = [Unfinished("k", "fewer", 0.0), Unfinished("k", "more", 0.0, parts=parts)]
+    with scripted(stored) as script:
+        target = KeyTarget(script.store().bucket, "k", 9, lambda: uploads, is_new=False)
+        upload = target.begin()
+        assert not upload.reuse_part(SECOND)
+        upload.put(SECOND)
+        assert script.asked[0].query["uploadId"] == "more"
 
 
 def test_an_upload_with_other_checksums_is_not_continued() -> None:

@@ -62,41 +62,21 @@ def test_no_other_host_is_asked_whatever_location_says(status: int, location: st
         assert not there.asked
 
 
-class Credentials:
-    """The file of credentials that stores here read; `replaced` is an answer that comes when
-    another key was written there.
-    """
-
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._path = path
-        self._write("OLD")
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
-
-    def _write(self, key: str) -> None:
-        more = "aws_secret_access_key = s\naws_session_token = t\n"
-        self._path.write_text(f"[default]\naws_access_key_id = {key}\n{more}")
-
-    def replaced(self, answer: Say, key: str = "NEW") -> Callable[[Asked], Say]:
-        def say(_: Asked) -> Say:
-            self._write(key)
-            return answer
-
-        return say
-
-
-@pytest.fixture
-def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
-    return Credentials(tmp_path / "credentials", monkeypatch)
-
-
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_credentials_that_ended_are_read_again_and_not_at_each_refusal(
-    credentials: Credentials, monkeypatch: pytest.MonkeyPatch, status: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr("ckptsync.stores.s3.client.SEARCH_EVERY", 3600.0)
-    expired = error(status, "ExpiredToken")
-    again = credentials.replaced(expired, "NEWER")
-    with scripted(credentials.replaced(expired), STORED, again) as script:
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+    def expired(key: str) -> Say:
+        """The answer to an old key; ``key`` is the new one."""
+        more = "aws_secret_access_key = s\naws_session_token = t\n"
+        (tmp_path / "credentials").write_text(f"[default]\naws_access_key_id = {key}\n{more}")
+        return error(status, "ExpiredToken")
+
+    expired("OLD")
+    with scripted(lambda _: expired("NEW"), STORED, lambda _: expired("NEWER")) as script:
         store = script.store(key=None, secret=None)
         store.write("a", [b"x"])
         assert ["NEW" in a.headers["authorization"] for a in script.asked] == [False, True]
