@@ -236,20 +236,6 @@ def test_files_are_cut_as_the_base_is_and_hold_the_adapters_tokenizer(tmp_path: 
     assert "adapter_config.json" not in out
 
 
-def test_a_resized_vocabulary_is_in_weights_and_configuration(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base")
-    embed, head = whole_numbers(5, (56, 24)), whole_numbers(6, (56, 24))
-    saved = {f"{LIVE}{EMBED}": embed, f"{LIVE}{HEAD}": head}
-    config = {"modules_to_save": ["embed_tokens", "lm_head"]}
-    adapter = write_adapter(tmp_path / "adapter", {**pair(Q_PROJ, 1), **saved}, **config)
-    merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
-    found = read_model(tmp_path / "out")
-    assert np.array_equal(found[EMBED], embed)
-    assert np.array_equal(found[HEAD], head)
-    assert np.array_equal(found[DOWN], base[DOWN])
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 56
-
-
 def left_behind(adapter: Path, base: Path) -> list[Store]:
     """What merges have left that died, each at another moment."""
     found: list[Store] = []

@@ -101,15 +101,3 @@ def test_the_inner_directory_of_shards_will_do(of: Vector, tmp_path: Path) -> No
     found = merge_local(inner(of), tmp_path / "out", MergeOptions("keep"))
     assert found.source in ("dcp:.", "zero:.")
     assert written(tmp_path / "out") == reference(of, "keep")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*TIED_ZERO, "acc-fsdp2-bf16-tied"])
-def test_tied_weights_are_written_once_where_the_configuration_ties_them(
-    name: str, dtype: DType, tmp_path: Path
-) -> None:
-    of = vector(name)
-    found = merge_local(of.sources, tmp_path / "out", MergeOptions(dtype), ROOT / "base-tied")
-    wanted = bits(of.keep if dtype == "keep" else of.auto)
-    assert written(tmp_path / "out") == {n: v for n, v in wanted.items() if n != HEAD}
-    assert f"{HEAD} is tied to {EMBEDDING}: one copy is kept" in found.notes
