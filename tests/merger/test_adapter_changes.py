@@ -243,8 +243,6 @@ def test_of_square_experts_only_peft_and_class_tell_how(
     [
         ("gpt2", {}, True),
         ("llama", {}, False),
-        ("gpt2", {"c_fc": (6, 4)}, False),
-        ("llama", {"c_fc": (4, 6)}, True),
         ("gpt2", {"c_fc": (6, 4), "c_attn": (4, 6)}, True),  # siblings of both kinds
         ("llama", {"c_fc": (6, 4), "c_attn": (4, 6)}, False),
     ],

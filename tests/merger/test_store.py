@@ -131,8 +131,12 @@ def test_of_a_damaged_file_that_an_earlier_merge_left_the_right_one_is_made(
 ) -> None:
     store = unfinished()
     store.write(WEIGHTS[1], [here[WEIGHTS[1]][:-1] + b"!"])
+    record = json.loads(read_all(store, RECORD))
+    record["files"][WEIGHTS[0]]["notes"] = ["2 values became infinite"]
+    store.write(RECORD, [json.dumps(record).encode()])
     found = merge_into(store, far(TWO_NODES.sources))
     assert content(store) == here
+    assert "2 values became infinite" in found.notes
     assert (
         f"{WEIGHTS[1]}: does not match the checksum that an earlier merge recorded;"
         " ckptsync writes it again" in found.notes
