@@ -50,12 +50,6 @@ def files(data: bytes = DATA, own: bytes = DATA) -> tuple[CheckedFiles, Counted]
     return CheckedFiles(counted, {"x": ENTRIES[own]}), counted
 
 
-@given(st.integers(0, len(DATA)), st.integers(0, len(DATA)))
-def test_what_is_read_is_what_is_there(a: int, b: int) -> None:
-    start, end = sorted((a, b))
-    assert read(files()[0], Extent("x", start, end - start)) == DATA[start:end]
-
-
 @given(st.integers(0, len(DATA)), st.integers(0, len(DATA)), st.integers(0, len(DATA) - 1))
 def test_a_changed_byte_in_a_block_that_is_touched_is_noticed(a: int, b: int, at: int) -> None:
     start, end = sorted((a, b))

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +71,7 @@ def test_an_empty_directory_is_filled_and_missing_parents_are_made(
     for place in (out, out.parent / "a" / "b" / "out", out.parent / "a" / "out"):
         assert bits(place / "model.safetensors") == bits(TWO_NODES.keep)
     assert sorted(p.name for p in out.parent.iterdir()) == ["a", "link", "out"]
+    assert out.stat().st_mode == out.parent.stat().st_mode
 
 
 @pytest.mark.parametrize("below", ["", "out", "pytorch_model_fsdp_0/out"])
@@ -177,23 +177,6 @@ def test_a_destination_that_appears_meanwhile_is_left_alone(
     with pytest.raises(StoreError):
         merge_prepared(prepared)
     assert [p.name for p in out.parent.rglob("*")] == ["out", "mine"]
-
-
-@pytest.fixture
-def umask() -> Iterator[None]:
-    was = os.umask(0o022)
-    yield
-    os.umask(was)
-
-
-@pytest.mark.usefixtures("umask")
-def test_modes_follow_the_umask(nodes: tuple[Path, ...], out: Path) -> None:
-    for mask in (0o022, 0o027, 0o077):
-        os.umask(mask)
-        model = out.with_name(str(mask))
-        merge_local(nodes, model, MergeOptions("keep", 20_000), ROOT / "base")
-        assert model.stat().st_mode & 0o777 == 0o777 & ~mask
-        assert {p.stat().st_mode & 0o777 for p in model.iterdir()} == {0o666 & ~mask}
 
 
 def test_configuration_comes_from_what_was_given_then_the_checkpoint_then_around_it(

@@ -205,8 +205,7 @@ def test_statistics_are_of_the_values_that_were_written_and_types_without_any_ar
         "z": Statistics(3, 0.0, 0.0, 0.0, zeros=3),
     }
     assert "z: all 3 values are zero" in merged.notes
-    assert (
-        "1 tensors of C64 have no statistics: ckptsync does not support this type"
-        " there" in merged.notes
-    )
+    assert [note for note in merged.notes if "have no statistics" in note] == [
+        "1 tensors of C64 have no statistics: ckptsync does not support this type there"
+    ]
     assert run(files)[1].statistics is None

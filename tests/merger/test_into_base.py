@@ -236,20 +236,6 @@ def test_files_are_cut_as_the_base_is_and_hold_the_adapters_tokenizer(tmp_path: 
     assert "adapter_config.json" not in out
 
 
-def test_a_resized_vocabulary_is_in_weights_and_configuration(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base")
-    embed, head = whole_numbers(5, (56, 24)), whole_numbers(6, (56, 24))
-    saved = {f"{LIVE}{EMBED}": embed, f"{LIVE}{HEAD}": head}
-    config = {"modules_to_save": ["embed_tokens", "lm_head"]}
-    adapter = write_adapter(tmp_path / "adapter", {**pair(Q_PROJ, 1), **saved}, **config)
-    merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
-    found = read_model(tmp_path / "out")
-    assert np.array_equal(found[EMBED], embed)
-    assert np.array_equal(found[HEAD], head)
-    assert np.array_equal(found[DOWN], base[DOWN])
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 56
-
-
 def left_behind(adapter: Path, base: Path) -> list[Store]:
     """What merges have left that died, each at another moment."""
     found: list[Store] = []
@@ -316,7 +302,7 @@ def test_what_is_wrong_with_values_is_said(tmp_path: Path) -> None:
     assert "warning" not in notes("right", norms, use_dora=True)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, 1e5])
 def test_a_sum_that_is_no_finite_number_is_refused_by_name(value: float, tmp_path: Path) -> None:
     write_base(tmp_path / "base", "<f2")
     own = pair(Q_PROJ, 1)
@@ -348,13 +334,3 @@ def test_a_flipped_bit_in_any_tensor_of_an_adapter_is_found(tmp_path: Path) -> N
     (adapter / "adapter_model.bin").write_bytes(data)
     merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
     assert read_model(tmp_path / "out").keys() == base.keys()
-
-
-def test_values_too_large_for_the_written_type_are_refused(tmp_path: Path) -> None:
-    write_base(tmp_path / "base", "<f2")
-    own = {name: t * 300 for name, t in pair(Q_PROJ, 1).items()}
-    adapter = write_adapter(tmp_path / "adapter", own)
-    with pytest.raises(Corrupt, match="too large for F16") as e:
-        merge_into_base([adapter], tmp_path / "base", tmp_path / "out")
-    assert "--dtype" in e.value.hint
-    merge_into_base([adapter], tmp_path / "base", tmp_path / "out", dtype="bf16")

@@ -370,8 +370,10 @@ def test_a_parameter_that_the_module_does_not_have_gets_the_dtype_of_the_trainin
     files = zero_files(of)
     change = {"module": {}, "ds_config": {"bf16": {"enabled": True}}}
     files = changed(files, f"{TAG}/mp_rank_00_model_states.pt", lambda c: c.update(change))
-    (plan,) = prepare(files, MergeOptions()).plans
+    files.content["value_head.safetensors"] = save(head())  # beside the directory of the shards
+    plan, value_head = prepare(files, MergeOptions()).plans
     assert {t.dtype for t in plan.tensors} == {"BF16"}
+    assert value_head.name == "value_head.safetensors"
 
 
 @pytest.mark.parametrize("name", ["value_head.safetensors", "value_head.bin", "pytorch_model.bin"])

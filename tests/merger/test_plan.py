@@ -50,14 +50,6 @@ def test_a_file_ends_where_the_next_tensor_would_not_fit_as_huggingface_hub_does
     assert split(sizes, 10) == [["a", "b"], ["c"], ["d"], ["e", "f"], ["g"]]
 
 
-def test_files_are_numbered_only_if_there_are_several() -> None:
-    many = [tensor(str(n), shape=(3,)) for n in range(3)]
-    assert [p.name for p in plan(many, MergeOptions())] == ["model.safetensors"]
-    assert [p.name for p in plan(many, MergeOptions(max_shard_size=12), "adapter_model")] == [
-        f"adapter_model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
-    ]
-
-
 @pytest.mark.parametrize("names", [["a", "a"], [""], ["__metadata__"], ["a\ud800"]])
 def test_names_that_a_file_cannot_hold_are_corrupt(names: list[str]) -> None:
     with pytest.raises(Corrupt, match="name"):

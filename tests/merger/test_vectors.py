@@ -41,12 +41,6 @@ def written(out: Path) -> Bits:
     return bits(*sorted(out.glob("*.safetensors")))
 
 
-def inner(of: Vector) -> tuple[Path, ...]:
-    folder = told(of).get("model_folder") or told(of).get("tag")
-    assert isinstance(folder, str)
-    return tuple(source / folder for source in of.sources)
-
-
 @pytest.mark.parametrize("of", ALL, ids=lambda v: v.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_merge_equals_what_the_framework_gathered_bit_for_bit(
@@ -90,26 +84,3 @@ def test_the_base_model_in_the_shards_of_a_peft_model_is_the_one_that_was_adapte
     assert written(tmp_path / "out") == bits(ROOT / base / "model.safetensors")
     assert found.source.endswith("@base")
     assert not (tmp_path / "out" / "adapter_config.json").exists()
-
-
-@pytest.mark.parametrize(
-    "of",
-    [v for v in ALL if told(v).get("model_folder") or told(v).get("tag")],
-    ids=lambda v: v.name,
-)
-def test_the_inner_directory_of_shards_will_do(of: Vector, tmp_path: Path) -> None:
-    found = merge_local(inner(of), tmp_path / "out", MergeOptions("keep"))
-    assert found.source in ("dcp:.", "zero:.")
-    assert written(tmp_path / "out") == reference(of, "keep")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*TIED_ZERO, "acc-fsdp2-bf16-tied"])
-def test_tied_weights_are_written_once_where_the_configuration_ties_them(
-    name: str, dtype: DType, tmp_path: Path
-) -> None:
-    of = vector(name)
-    found = merge_local(of.sources, tmp_path / "out", MergeOptions(dtype), ROOT / "base-tied")
-    wanted = bits(of.keep if dtype == "keep" else of.auto)
-    assert written(tmp_path / "out") == {n: v for n, v in wanted.items() if n != HEAD}
-    assert f"{HEAD} is tied to {EMBEDDING}: one copy is kept" in found.notes
