@@ -57,7 +57,8 @@ def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, cli: Cli) -> Non
     (tmp_path / ".checkpoint-4.pull-0123456789abcdef").mkdir()
     again = told(cli, made / "fsdp2", tmp_path, "--dry-run")
     assert again["there"]["files"] == said["files"]
-    assert "left by another pull" in again["notes"][-1]
+    assert (again["part"], again["notes"][-1].count("left by another pull")) == ("whole", 1)
+    assert told(cli, made / "fsdp2", tmp_path / "n0", "--node", "node0")["part"] == "node0"
     cli("pull", made / "fsdp2", made / "out", code=2)  # into the store
 
 
@@ -183,4 +184,5 @@ def test_another_number_of_nodes_is_told_to_convert_shards(tmp_path: Path, cli: 
     assert [len(notes("zero3", n)) for n in (1, 2, 3)] == [1, 0, 1]
     assert not [note for n in (1, 2, 3) for note in notes("fsdp2", n)]
     assert "saved it: 2, nodes that will resume: 3" in notes("zero3", 3)[0]
-    cli("pull", "zero3", tmp_path / "out", "--nnodes", "0", code=2)
+    words = ("pull", "zero3", tmp_path / "out", "--store", store.url, "--nnodes", "0")
+    assert "--nnodes: expected at least 1" in cli(*words, code=2).err

@@ -65,8 +65,8 @@ def test_a_name_that_is_not_there_asks_what_was_meant(store: Path, cli: Cli) -> 
     for words, meant in (
         (["run/checkpoint-11"], "checkpoint-1"),
         (["rnu/checkpoint-1"], "run"),
-        (["run"], "ckptsync ls"),
-        ([], "ckptsync ls"),
+        (["run"], "run: expected RUN/CHECKPOINT"),
+        ([], "no RUN/CHECKPOINT is named"),
     ):
         assert meant in cli("rm", *words, "--yes", code=2).err
 

@@ -125,8 +125,8 @@ def test_a_save_waits_until_it_has_not_changed_then_is_unsent_then_stored(node: 
     stored = node.read(112.0)["checkpoint-1"]
     assert (stored.status, stored.location, stored.reason) == ("stored", "checkpoint-1", "")
     names = tuple(stored.name for stored in manifests(node.store))
-    ended = {"n0": time.time_ns()}
-    put(node.store, Tombstone("run", *["checkpoint-1"] * 2, 0, names, "old", ended=ended))
+    where, ended = stored.location, {"n0": time.time_ns()}
+    put(node.store, Tombstone("run", where, where, 0, names, "old", ended=ended))
     node.store.delete(names[0])
     given_up = node.read(113.0)["checkpoint-1"]
     assert (given_up.status, given_up.reason) == ("stored", "given up in the store")

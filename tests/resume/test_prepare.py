@@ -279,6 +279,8 @@ def test_a_scripts_checkpoints_are_not_torn_beside_similar_ones(tmp_path: Path) 
         (pin / "owner.json").write_text(json.dumps({"node": "n"}))
         (pin / "notes.json").write_text(json.dumps(asdict(notes)))
     assert [one.torn for one in judge_output_dir(out, "n")] == ["", ""]
+    shutil.rmtree(out / "checkpoint-2")
+    assert len(judge_output_dir(out, "n")) == 1  # a pin alone cannot be resumed from
 
 
 @pytest.mark.parametrize(("killed", "step"), [(True, 10), (False, 20)])

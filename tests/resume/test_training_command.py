@@ -48,16 +48,6 @@ def test_placeholders_are_replaced_or_left_out(command: str, resumed: str, fresh
     assert command_for(words, None) == ["train.py", *fresh.split()]
 
 
-def test_a_name_without_a_step_leaves_out_only_the_step() -> None:
-    words = ["train.py", "--load", "{checkpoint}", "--load-step", "{step}"]
-    assert command_for(words, Resumed("/out/final", None)) == ["train.py", "--load", "/out/final"]
-
-
-def test_a_path_is_put_in_as_it_is() -> None:
-    path = "/my out/{step}/checkpoint-1"
-    assert command_for(["x", "{checkpoint}"], Resumed(path, 1)) == ["x", path]
-
-
 LF, VERL = "resume_from_checkpoint", "trainer.resume_mode=resume_path"
 TRAINERS = [
     ("llamafactory", "llamafactory-cli train x.yaml lr=1", [f"{LF}={PATH}"], []),
@@ -83,13 +73,21 @@ def test_each_trainer_gets_what_it_reads(
     assert command_for(words, None, trainer) == [*words, *fresh]
 
 
-def test_hydra_gets_an_unusual_path_quoted() -> None:
-    command = command_for(["x"], Resumed("/my out/it's=1/global_step_4", 4), "verl")
-    assert command[-1] == r"trainer.resume_from_path='/my out/it\'s=1/global_step_4'"
+QUOTED = r"trainer.resume_from_path='/my out/it\'s=1/global_step_4'"
+ODD_PATHS = [
+    (["--load", "{checkpoint}", "--step", "{step}"], "", "/out/final", None,
+     ["--load", "/out/final"]),
+    (["{checkpoint}"], "", "/my out/{step}/checkpoint-1", 1, ["/my out/{step}/checkpoint-1"]),
+    ([], "verl", "/my out/it's=1/global_step_4", 4, [VERL, QUOTED]),
+    ([], "torchtitan", "/out/final", None, []),  # it takes a step
+]  # fmt: skip
 
 
-def test_a_trainer_that_takes_a_step_gets_none_where_the_name_has_none() -> None:
-    assert command_for(["x"], Resumed("/out/final", None), "torchtitan") == ["x"]
+@pytest.mark.parametrize(("words", "trainer", "path", "step", "expected"), ODD_PATHS)
+def test_a_path_without_a_step_or_with_unusual_characters(
+    words: list[str], trainer: str, path: str, step: int | None, expected: list[str]
+) -> None:
+    assert command_for(["x", *words], Resumed(path, step), trainer) == ["x", *expected]
 
 
 @pytest.mark.parametrize(
