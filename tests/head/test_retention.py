@@ -219,6 +219,8 @@ def test_shards_of_the_newest_that_can_be_resumed_from_stay_unless_none_are_want
 def test_what_is_being_deleted_counts_for_no_rule() -> None:
     gone = replace(seen(3, "RETIRED"), begun=True)
     assert kept([seen(1), seen(2), gone], Rules(keep_last=2)) == [1, 2]
+    marked = seen(3, "RETIRED")
+    assert kept([seen(1), seen(2), marked], Rules(max_age=DAY)) == [2, 3], "nothing else is sure"
     model = replace(seen(5), size=1000, resume=False, shards_retired="old", shards_deleted=True)
     assert kept([*FIVE[:4], model], Rules(max_size=45)) == [3, 4, 5], "only its model takes room"
 

@@ -223,7 +223,11 @@ def test_a_training_without_a_worker_is_told_so_once(tmp_path: Path, *, is_serve
     lock = "import fcntl; lock = (out / '_ckptsync' / 'worker-n0.lock').open('w')"
     lines = [
         OWN,
-        "from ckptsync.hooks import hf; hf.WORKER_DUE = 0.0",
+        "from ckptsync.hooks import hf",
+        "class Own(CkptSyncCallback):",
+        "    def on_save(self, args, state, *more, **kwargs):",
+        "        hf.WORKER_DUE = 0.0 if state.global_step > 1 else 600.0  # not due at first",
+        "        super().on_save(args, state, *more, **kwargs)",
         "(out / '_ckptsync').mkdir(0o700)",
         f"{lock}; fcntl.flock(lock, fcntl.LOCK_EX)" if is_served else "",
         "one = Trainer(str(out), callbacks=[Own(run='mine-{dir}')])",

@@ -105,9 +105,11 @@ def fragment(file: str, count: int) -> Part:
     return Part((0,), (count,), Extent(file, 0, 2 * count))
 
 
-def test_a_fragment_that_is_too_short_is_corrupt() -> None:
-    with pytest.raises(Corrupt, match="fragments of \\[2, 3\\] elements, 3 expected"):
-        from_fragments("f", (7,), "BF16", [fragment("0", 3), fragment("1", 2), fragment("2", 3)])
+@pytest.mark.parametrize(("count", "counts"), [(2, "2, 3"), (4, "3, 4")])
+def test_a_fragment_of_another_length_is_corrupt(count: int, counts: str) -> None:
+    fragments = [fragment("0", 3), fragment("1", count), fragment("2", 3)]
+    with pytest.raises(Corrupt, match=f"fragments of \\[{counts}\\] elements, 3 expected"):
+        from_fragments("f", (7,), "BF16", fragments)
 
 
 def test_a_piece_of_a_run_keeps_the_checksum_of_all_of_it() -> None:

@@ -230,12 +230,21 @@ def test_a_failure_is_an_error_until_nobody_asks_for_that_job_and_lets_others_be
         assert jobs.errors("verify") == ()
 
 
-def test_what_a_job_found_is_an_error_until_it_runs_again() -> None:
-    with running(FINDS) as (jobs, ended):
+def test_what_a_job_found_is_an_error_until_it_runs_again(tmp_path: Path) -> None:
+    well = tmp_path / "well"
+    with running(f"import os\nif os.path.exists({str(well)!r}): {SAYS_DONE}\nelse: {FINDS}") as (
+        jobs,
+        ended,
+    ):
         jobs.begin("verify", [job("a")])
         assert ended.wait(60)
         jobs.begin("verify", [])
         assert jobs.errors("verify") == ("a: damaged",)
+        well.touch()
+        ended.clear()
+        jobs.begin("verify", [job("a")])
+        assert ended.wait(60)
+        assert jobs.errors("verify") == ()
 
 
 PARENT = """

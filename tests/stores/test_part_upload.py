@@ -11,6 +11,7 @@ from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.stores import progress_signs
 from ckptsync.stores.contract import UNKNOWN, About
 from ckptsync.stores.part_upload import MIB, FilePart, UploadPool, part_size
+from tests.support.waiting import until
 
 
 class Shelf:
@@ -105,14 +106,30 @@ def test_what_an_earlier_try_has_left_is_not_sent_again() -> None:
 def test_a_source_that_fails_leaves_what_may_be_continued_and_no_more(
     error: type[BaseException], origin: str, abandoned: int
 ) -> None:
+    class Slow(Shelf):
+        here = 0
+        released = threading.Event()
+
+        def put(self, part: FilePart) -> None:
+            self.here += 1
+            assert self.released.wait(60)
+            super().put(part)
+            self.here -= 1
+
+        def abandon(self) -> None:
+            assert self.here == 0
+            super().abandon()
+
     def dying() -> Iterator[bytes]:
         yield b"x" * 250
+        assert until(lambda: shelf.here, 60)
+        threading.Timer(0.05, shelf.released.set).start()
         raise error("gone")
 
-    shelf = Shelf()
+    shelf = Slow()
     with pytest.raises(error, match="gone"):
-        UploadPool(2, 300).send(shelf, dying(), About(1000, origin), 100)
-    assert shelf.file is None
+        UploadPool(1, 300).send(shelf, dying(), About(1000, origin), 100)
+    assert (shelf.here, shelf.file) == (0, None), "no part is being sent any more"
     assert shelf.abandoned == abandoned
 
 

@@ -24,7 +24,9 @@ from ckptsync.tensors import Extent
 from ckptsync.verifier.level_digest import Sample, find_archives
 from ckptsync.verifier.verification import (
     NO_DIGESTS,
+    InStore,
     VerifyOptions,
+    verify,
     verify_directory,
     verify_location,
 )
@@ -188,6 +190,10 @@ def test_what_is_not_seen_yet_is_waited_for_and_not_called_missing() -> None:
         ).verdict
         == "ok"
     )
+    store.hidden = Late.hidden
+    options = VerifyOptions("digest", wait=store.wait, always_report=True)
+    [found] = verify(InStore(store, RUN, LOCATION), options)
+    assert (found.report.verdict, found.news) == ("incomplete", None), "it is not judged"
 
 
 def test_what_is_not_there_after_that_is_missing() -> None:

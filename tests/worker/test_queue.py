@@ -264,12 +264,13 @@ def test_a_queue_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
     queues.ended = lambda: ended.append(1)
 
     def bug(_: QueueCapacity) -> None:
+        queues.queues[0].wake = lambda: ended.append(0)
         raise ZeroDivisionError
 
     queues.post("a", [UploadJob(1, ("r", "1"), 1, bug)])
     with pytest.raises(ZeroDivisionError):
         queues.queues[1].run_next()
-    assert (queues.withdraw("a"), ended) == ((), [1])
+    assert (queues.withdraw("a"), ended) == ((), [0, 1]), "what waited for its name is begun"
 
 
 def turn(
