@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+from typing import Any
 
 import pytest
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -105,6 +106,17 @@ def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() ->
     held = MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))})
     with pytest.raises(Corrupt, match="no planner_data"):
         dcp.tensors(held, "")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("properties", 5), ("chunks", 5), ("chunks", [5])]
+)
+def test_a_tensor_that_is_not_described_is_corrupt(attribute: str, value: object) -> None:
+    fields: dict[str, Any] = fields_of("w", (4,))
+    fields["state_dict_metadata"]["w"].state[attribute] = value
+    data = torch_pickle(Built("metadata", "Metadata", fields))
+    with pytest.raises(Corrupt, match="without properties, size and chunks"):
+        found(MemoryFiles({".metadata": data}))
 
 
 def test_two_chunks_in_one_item_are_corrupt() -> None:
