@@ -100,12 +100,14 @@ def test_a_name_that_its_own_path_does_not_spell_is_corrupt(
         found(one("model.w", paths=paths))
 
 
-def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() -> None:
+@pytest.mark.parametrize("field", ["planner_data", "state_dict_metadata", "storage_data"])
+def test_metadata_without_one_of_its_fields_is_corrupt(field: str) -> None:
     fields = fields_of("w", (0,))
-    del fields["planner_data"]
-    held = MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))})
-    with pytest.raises(Corrupt, match="no planner_data"):
-        dcp.tensors(held, "")
+    del fields[field]
+    for value in (Built("metadata", "Metadata", fields), fields, 5):
+        held = MemoryFiles({".metadata": torch_pickle(value)})
+        with pytest.raises(Corrupt, match=r"no planner_data|without its fields"):
+            dcp.tensors(held, "")
 
 
 @pytest.mark.parametrize(
